@@ -1,0 +1,73 @@
+# Two commands set everything up on a fresh machine: `make train` trains, `make test` passes the tests.
+# Both make .venv from nothing when it is missing or stale.
+
+.DEFAULT_GOAL := help
+.PHONY: help train test test-slow check format docs constraints clean
+
+VENV    := .venv
+PYTHON  := $(VENV)/bin/python
+EXTRAS  := dev,atari,metta,minatar,pettingzoo,wandb
+
+# The interpreter: the first that runs, can make a virtual environment, and has wheels for everything we use.
+SUPPORTED := import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
+INTERPRETER = $(shell for name in python3.11 python3.12 python3; do \
+	if $$name -c '$(SUPPORTED)' >/dev/null 2>&1; then echo $$name; break; fi; done)
+
+# What an installation depends on. A change of any of these, or of the folder, makes .venv stale.
+STAMP = $$( { $(INTERPRETER) --version; pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+train: base  ## train the default recipe on the built-in world
+	$(VENV)/bin/millpond plan grid
+
+test: full check  ## the checks and all quick tests
+	$(PYTHON) -m pytest
+
+test-slow: full check  ## all tests, the long ones too
+	$(PYTHON) -m pytest -m 'slow or not slow'
+
+check: full  ## linter, formatter, type checker, import directions
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	$(PYTHON) -m pytest tests/test_imports.py
+
+format: full  ## rewrite the code as the formatter likes it
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+docs: full  ## write the generated pages of docs/ again
+	$(PYTHON) -m millpond.config.reference > docs/configuration.md
+
+constraints: full  ## pin what is installed now, after a change of dependencies
+	$(PYTHON) -m pip freeze --exclude-editable --exclude millpond | sed 's/+cpu$$//' | LC_ALL=C sort -f > constraints.txt
+
+clean:  ## remove the virtual environment and all caches
+	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: interpreter base full
+interpreter:
+	@if [ -z "$(INTERPRETER)" ]; then \
+		echo "millpond needs Python 3.11 or 3.12 with its venv module (there are MettaGrid wheels for these two only)."; \
+		for name in python3.11 python3.12 python3; do \
+			if ! command -v $$name >/dev/null 2>&1; then echo "  $$name: not found"; \
+			elif ! $$name --version >/dev/null 2>&1; then echo "  $$name: found, but it does not run"; \
+			elif ! $$name -c 'import venv, ensurepip' 2>/dev/null; then echo "  $$name: $$($$name --version), without venv (Debian: apt install $$name-venv)"; \
+			else echo "  $$name: $$($$name --version), not supported"; fi; \
+		done; exit 1; fi
+
+base: interpreter
+	@if [ "$$(cat $(VENV)/installed-base 2>/dev/null)" != "$(STAMP)" ] || ! $(PYTHON) -c '' 2>/dev/null; then \
+		set -e; echo "Making $(VENV) with $$($(INTERPRETER) --version); this takes a minute or two."; \
+		rm -rf $(VENV); $(INTERPRETER) -m venv $(VENV); \
+		$(PYTHON) -m pip install --quiet --no-warn-script-location -c constraints.txt -e .; \
+		echo "$(STAMP)" > $(VENV)/installed-base; fi
+
+full: base
+	@if [ "$$(cat $(VENV)/installed-full 2>/dev/null)" != "$(STAMP)" ]; then \
+		set -e; echo "Adding what the tests need to $(VENV)."; \
+		$(PYTHON) -m pip install --quiet --no-warn-script-location -c constraints.txt -e '.[$(EXTRAS)]'; \
+		echo "$(STAMP)" > $(VENV)/installed-full; fi
