@@ -1,0 +1,17 @@
+"""Typed recipes: read, merged, checked. `load("metta", ["trainer.batch_size=262_144"])` is the way in."""
+
+from millpond.config.load import Loaded, load, recipe_names
+from millpond.config.recipe import MixtureRecipe, PPORecipe, Recipe, RewardRecipe
+from millpond.config.violations import ConfigError, Violation
+
+__all__ = [
+    "ConfigError",
+    "Loaded",
+    "MixtureRecipe",
+    "PPORecipe",
+    "Recipe",
+    "RewardRecipe",
+    "Violation",
+    "load",
+    "recipe_names",
+]

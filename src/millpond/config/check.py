@@ -1,0 +1,162 @@
+"""From plain values to a typed recipe, or to a list of everything that is wrong with them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from millpond.config import rules
+from millpond.config.keys import keys, kinds_of, nearest_key, sections
+from millpond.config.recipe import KINDS, Recipe
+from millpond.config.violations import ConfigError, Overrides, Violation, show
+
+ROUNDS = 20  # of mending; each mends one rule, and there are fewer rules than this
+
+
+def flatten(model: BaseModel, prefix: str = "") -> dict[str, Any]:
+    """Every key of a validated recipe with its value, by dotted name."""
+    flat: dict[str, Any] = {}
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def written(model: BaseModel, prefix: str = "") -> set[str]:
+    """The keys that were set, rather than left at their default."""
+    found: set[str] = set()
+    for name in model.model_fields_set:
+        value = getattr(model, name)
+        found |= written(value, f"{prefix}{name}.") if isinstance(value, BaseModel) else {f"{prefix}{name}"}
+    return found
+
+
+def check(values: Mapping[str, Any], source: str = "") -> Recipe:
+    """The recipe that these values describe. Raises ConfigError with every violation, not only the first."""
+    kind = values.get("kind")
+    if kind not in KINDS:
+        raise ConfigError([_wrong_kind(kind)], source=source)
+    model = KINDS[kind]
+    try:
+        recipe = model.model_validate(dict(values))
+    except ValidationError as error:
+        violations, bad_keys = _field_violations(error, kind)
+        rest = _without(values, bad_keys)
+        try:  # the other keys are judged as they stand; those that depend on a bad one cannot be
+            recipe = model.model_validate(rest)
+        except ValidationError:
+            raise ConfigError(violations, source=source) from None
+        found = rules.violations(flatten(recipe), written(recipe))
+        judged = [v for v in found if not any(_touches(key, bad) for key in v.keys for bad in bad_keys)]
+        raise ConfigError(violations + judged, source=source) from None
+    flat, set_keys = flatten(recipe), written(recipe)
+    found = rules.violations(flat, set_keys)
+    if found:
+        raise ConfigError(_with_valid_fixes(found, flat, set_keys), mend(flat, set_keys), source=source)
+    return recipe
+
+
+def mend(flat: Mapping[str, Any], set_keys: set[str], first: Overrides | None = None) -> dict[str, Any] | None:
+    """Overrides after which no rule is broken: `first`, and then the best fix of whatever is still wrong."""
+    fix: dict[str, Any] = dict(first or {})
+    for _ in range(ROUNDS):
+        broken = rules.violations({**flat, **fix}, set_keys - {k for k, v in fix.items() if v is None})
+        if not broken:
+            return fix
+        if not broken[0].fixes:
+            return None
+        fix.update(broken[0].fixes[0])
+    return None
+
+
+def _with_valid_fixes(found: list[Violation], flat: Mapping[str, Any], set_keys: set[str]) -> list[Violation]:
+    """A single violation's proposals, each completed so that taking it alone is enough."""
+    if len(found) > 1:
+        return found
+    completed: list[Overrides] = []
+    for fix in found[0].fixes:
+        whole = mend(flat, set_keys, fix)
+        if whole is not None and whole not in completed:
+            completed.append(whole)
+    return [Violation(found[0].keys, found[0].message, tuple(completed))]
+
+
+def _touches(key: str, bad_key: str) -> bool:
+    return key == bad_key or key.startswith(f"{bad_key}.")
+
+
+def _wrong_kind(kind: Any) -> Violation:
+    if kind is None:
+        return Violation(("kind",), f"kind is missing; it is one of {', '.join(KINDS)} (or inherit it with `extends`)")
+    nearest = difflib.get_close_matches(str(kind), KINDS, n=1)
+    fixes = ({"kind": nearest[0]},) if nearest else ()
+    return Violation(("kind",), f"kind={show(kind)} is not one of {', '.join(KINDS)}", fixes)
+
+
+def _without(values: Mapping[str, Any], bad_keys: set[str], prefix: str = "") -> dict[str, Any]:
+    kept = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if key in bad_keys:
+            continue
+        kept[name] = _without(value, bad_keys, f"{key}.") if isinstance(value, Mapping) else value
+    return kept
+
+
+def _field_violations(error: ValidationError, kind: str) -> tuple[list[Violation], set[str]]:
+    """pydantic's findings in our words, one a key."""
+    known = keys(kind).keys() | sections(kind).keys()
+    by_key: dict[str, Violation] = {}
+    for entry in error.errors():
+        key, path = "", [str(part) for part in entry["loc"]]
+        for length in range(len(path), 0, -1):  # behind the key, pydantic names the branch of a union
+            key = ".".join(path[:length])
+            if key in known or entry["type"] == "extra_forbidden":
+                break
+        violation = _violation(key, kind, dict(entry))
+        if violation and (key not in by_key or len(violation.message) < len(by_key[key].message)):
+            by_key[key] = violation
+    return list(by_key.values()), set(by_key)
+
+
+def _violation(key: str, kind: str, entry: dict[str, Any]) -> Violation | None:
+    value, context = entry["input"], entry.get("ctx", {})
+    if entry["type"] == "extra_forbidden":
+        others = [other for other in kinds_of(key) if other != kind]
+        if others:
+            return Violation((key,), f"{key} is a key of kind {others[0]}; this recipe is of kind {kind}")
+        nearest = nearest_key(key, kind)
+        hint = (
+            f"; did you mean {nearest}?" if nearest else f"; `millpond plan --explain {key.split('.')[0]}` lists keys"
+        )
+        return Violation((key,), f"{key} is not a known key{hint}")
+    if entry["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return Violation((key,), f"{key}={show(value)} must be a section with keys of its own")
+    for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+        if name in context:
+            bound = context[name]
+            fixes = ({key: bound},) if name in ("ge", "le") else ()
+            return Violation((key,), f"{key}={show(value)} must be {sign} {show(bound)}", fixes)
+    if entry["type"] == "literal_error":
+        key_type = keys(kind)[key].type
+        choices = [choice for part in key_type.split(" or ") for choice in part.split(", ")]
+        close = difflib.get_close_matches(str(value), choices, n=1)
+        one_of = "one of " if len(choices) > 2 else ""
+        return Violation(
+            (key,), f"{key}={show(value)} is not {one_of}{key_type}", tuple({key: choice} for choice in close)
+        )
+    if entry["type"] == "value_error":
+        return Violation((key,), f"{key}={show(value)} {context['error']}")
+    if entry["type"] == "string_pattern_mismatch":
+        form = keys(kind)[key].description.rstrip(".")
+        return Violation((key,), f"{key}={show(value)} is not {form[0].lower()}{form[1:]}")
+    if entry["type"] == "none_required":  # the other branch of `X or null` says it better
+        return None
+    message = entry["msg"][0].lower() + entry["msg"][1:]
+    return Violation((key,), f"{key}={show(value)}: {message}")

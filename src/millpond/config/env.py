@@ -1,0 +1,103 @@
+"""The `env` section: which world, how many agents, and each world's own settings. Nothing is changed in silence."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from millpond.config.base import Count, Fraction, Natural, Positive, Real, Section
+
+
+class GridWorld(Section):
+    """The built-in foraging world: mines give ore, generators turn ore into batteries, altars batteries into hearts."""
+
+    width: Count = Field(24, ge=5, description="Width of the map in cells, border walls included.")
+    height: Count = Field(24, ge=5, description="Height of the map in cells, border walls included.")
+    walls: Natural = Field(24, description="Single wall cells strewn over the map.")
+    mines: Natural = Field(6, description="Mines: moving into one takes one ore.")
+    generators: Natural = Field(4, description="Generators: moving into one turns one ore into one battery.")
+    altars: Natural = Field(4, description="Altars: moving into one turns one battery into one heart.")
+    cooldown: Natural = Field(8, description="Steps for which an altar rests after it has given a heart.")
+    max_inventory: Count = Field(5, le=255, description="Ores, and batteries, that an agent can hold at a time.")
+    reward_ore: Real = Field(0.05, description="Reward for taking one ore.")
+    reward_battery: Real = Field(0.2, description="Reward for making one battery.")
+    reward_heart: Real = Field(1.0, description="Reward for making one heart.")
+
+
+class AtariWorld(Section):
+    """Preprocessing of the Atari emulator; every choice is explicit and none is on by surprise."""
+
+    screen_size: Count = Field(84, description="Side of the square grey image, in pixels.")
+    frame_skip: Count = Field(4, description="Emulator frames for one env step; `frames` = env steps x this.")
+    max_pool: bool = Field(True, description="Take the maximum of the last two frames, against flicker.")
+    noop_max: Natural = Field(30, description="At most this many no-ops, drawn at random, begin an episode.")
+    sticky_actions: Fraction = Field(0.25, description="Probability that the emulator repeats the action before.")
+    episodic_life: bool = Field(False, description="A lost life ends the episode for the learner.")
+    fire_reset: bool = Field(False, description="Press FIRE after a reset, in games that wait for it.")
+    full_actions: bool = Field(False, description="All 18 actions instead of the game's own set.")
+
+
+class MettaWorld(Section):
+    """The real MettaGrid (extra `metta`), driven through its C++ core."""
+
+    config: str | None = Field(
+        None, description="A MettaGridConfig as YAML file or dotted path `package.module:name`; null is the forage map."
+    )
+    num_tokens: Count = Field(200, description="Tokens in an observation, three bytes each; unused ones are padding.")
+    map_size: Count = Field(15, ge=5, description="Side of the forage map in cells.")
+
+
+class MinAtarWorld(Section):
+    """MinAtar: ten by ten cells, one channel for each kind of object."""
+
+    sticky_actions: Fraction = Field(0.1, description="Probability that the action before is repeated.")
+    difficulty_ramping: bool = Field(True, description="Games that grow harder with time do so.")
+
+
+class EnvConfig(Section):
+    """The world that experience comes from."""
+
+    id: str = Field(
+        "grid",
+        min_length=1,
+        description="grid, recall, truncation, mettagrid, gymnasium:ID, pettingzoo:MODULE, atari:GAME, minatar:GAME, "
+        "or your own as `package.module:make_env`.",
+    )
+    num_agents: Count = Field(1, description="Agents in one env. They act together, each with its own observation.")
+    obs_size: Count = Field(11, description="Side of the square that an agent sees around itself; odd.")
+    max_steps: Count | None = Field(
+        None, description="Env steps after which an episode is truncated; null leaves it to the world."
+    )
+    stagger: bool = Field(
+        False, description="Spread the starting points of the first episodes, so that not all envs end at once."
+    )
+    episodic: bool = Field(
+        False,
+        description="Give the whole return at the end of an episode and nothing before: the hard case for credit.",
+    )
+    frame_stack: Count = Field(1, description="Frames that make one observation; stored once, stacked when sampled.")
+    reward_scale: Real = Field(1.0, description="Every reward is multiplied by this.")
+    reward_clip: Positive | None = Field(
+        None, description="Rewards are clipped to this size on both sides; null: never."
+    )
+    grid: GridWorld = Field(default_factory=GridWorld, description="Settings of the world `grid`.")
+    atari: AtariWorld = Field(default_factory=AtariWorld, description="Settings of `atari:GAME`.")
+    mettagrid: MettaWorld = Field(default_factory=MettaWorld, description="Settings of `mettagrid`.")
+    minatar: MinAtarWorld = Field(default_factory=MinAtarWorld, description="Settings of `minatar:GAME`.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments for gymnasium, pettingzoo and worlds of your own."
+    )
+
+
+class VectorConfig(Section):
+    """How envs are stepped side by side."""
+
+    backend: Literal["auto", "inline", "threads", "processes", "native"] = Field(
+        "auto", description="auto picks by world and machine and says why; the others are taken as they are."
+    )
+    threads: Count | None = Field(None, description="Threads of the backend `threads`; null is one a core.")
+    timeout: Positive = Field(60.0, description="Seconds after which a worker that does not answer counts as hanging.")
+    on_crash: Literal["stop", "restart"] = Field(
+        "stop", description="stop ends the run with the worker's traceback; restart begins its envs afresh and counts."
+    )

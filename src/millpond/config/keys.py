@@ -1,0 +1,137 @@
+"""The keys of each kind of recipe: dotted names, descriptions, defaults, and the nearest to a mistyped one."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from millpond.config.recipe import KINDS
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting of a recipe."""
+
+    name: str  # dotted
+    kinds: tuple[str, ...]
+    description: str
+    type: str
+    default: Any
+    limits: str
+
+
+def _type_name(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _type_name(get_args(annotation)[0])
+    if origin is Literal:
+        return ", ".join(str(choice) for choice in get_args(annotation))
+    if origin in (Union, types.UnionType):
+        return " or ".join("null" if part is type(None) else _type_name(part) for part in get_args(annotation))
+    if origin in (dict, tuple):
+        return {dict: "mapping", tuple: "list"}[origin]
+    return {int: "whole number", float: "number", str: "text", bool: "true or false"}.get(annotation, str(annotation))
+
+
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def _limits(annotation: Any, info: FieldInfo | None = None) -> list[str]:
+    """The bounds of a number, also those inside `X | None`; the narrowest of each sign."""
+    found: dict[str, float] = {}
+
+    def note(constraint: Any) -> None:
+        for name, sign in _SIGNS.items():
+            bound = getattr(constraint, name, None)
+            if bound is not None:
+                narrower = max if sign[0] == ">" else min
+                found[sign] = narrower(found[sign], bound) if sign in found else bound
+
+    def walk(part: Any) -> None:
+        if get_origin(part) is Annotated:
+            for constraint in get_args(part)[1:]:
+                note(constraint)
+                for inner in getattr(constraint, "metadata", ()):
+                    note(inner)
+            walk(get_args(part)[0])
+        elif get_origin(part) in (Union, types.UnionType):
+            for choice in get_args(part):
+                walk(choice)
+
+    walk(annotation)
+    for constraint in info.metadata if info else ():
+        note(constraint)
+    return [f"{sign} {bound:g}" if isinstance(bound, float) else f"{sign} {bound:,}" for sign, bound in found.items()]
+
+
+def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from _walk(info.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", info
+
+
+def _default(info: FieldInfo) -> Any:
+    value = info.get_default(call_default_factory=True, validated_data={})
+    return None if value is PydanticUndefined else value
+
+
+@cache
+def keys(kind: str) -> dict[str, Key]:
+    """Every key of a kind, in the order in which the sections declare them."""
+    return {
+        name: Key(
+            name=name,
+            kinds=tuple(k for k, model in KINDS.items() if any(name == other for other, _ in _walk(model))),
+            description=info.description or "",
+            type=_type_name(info.annotation),
+            default=_default(info),
+            limits=", ".join(_limits(info.annotation, info)),
+        )
+        for name, info in _walk(KINDS[kind])
+    }
+
+
+@cache
+def sections(kind: str) -> dict[str, str]:
+    """Every section of a kind, nested ones too, with its description."""
+
+    def walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+        for name, info in model.model_fields.items():
+            if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+                yield f"{prefix}{name}", info.description or ""
+                yield from walk(info.annotation, f"{prefix}{name}.")
+
+    return dict(walk(KINDS[kind], ""))
+
+
+def nearest_key(name: str, kind: str) -> str | None:
+    """The known key that a mistyped one probably means: one of its own section first, then any."""
+    known = list(keys(kind)) + list(sections(kind))
+    section, _, last = name.rpartition(".")
+    by_last: dict[str, list[str]] = {}
+    for other in known:
+        by_last.setdefault(other.rpartition(".")[2], []).append(other)
+    if last in by_last:  # right name, wrong section
+        return difflib.get_close_matches(name, by_last[last], n=1, cutoff=0.0)[0]
+    siblings = [other for other in known if other.rpartition(".")[0] == section]
+    for choices, cutoff in ((siblings, 0.6), (known, 0.6)):
+        found = difflib.get_close_matches(name, choices, n=1, cutoff=cutoff)
+        if found:
+            return found[0]
+    found = difflib.get_close_matches(last, list(by_last), n=1, cutoff=0.6)
+    return by_last[found[0]][0] if found else None
+
+
+def kinds_of(name: str) -> tuple[str, ...]:
+    """The kinds that have a key or section of this name."""
+    return tuple(kind for kind in KINDS if name in keys(kind) or name in sections(kind))

@@ -1,0 +1,136 @@
+"""Where a config comes from: packaged recipes, files, `extends`, presets, overrides."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from millpond.config import puffer
+from millpond.config.check import check
+from millpond.config.recipe import Recipe
+from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
+from millpond.errors import MillpondError
+
+SUFFIXES = (".yaml", ".yml", ".ini")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A typed recipe, and what a reader should know of how it came about."""
+
+    name: str
+    recipe: Recipe
+    values: dict[str, Any]  # as merged from files, preset and overrides; keys that nobody set are not in it
+    defaulted: dict[str, Any] = field(default_factory=dict)  # a PufferLib file's keys that took PufferLib's defaults
+    ignored: tuple[str, ...] = ()  # a PufferLib file's keys without a meaning here
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Source:
+    values: dict[str, Any]
+    defaulted: dict[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def recipe_names() -> list[str]:
+    """The recipes in the package."""
+    folder = resources.files("millpond.recipes")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load(
+    recipe: str | Path,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    preset: str | None = None,
+) -> Loaded:
+    """A recipe's name or a file, overlaid first with a preset, then with overrides (`section.key=value`)."""
+    source = _read(str(recipe), ())
+    values = source.values
+    if preset is not None:
+        values = _overlay(values, _preset(values, preset, str(recipe)))
+    if isinstance(overrides, Mapping):
+        dotted = dict(overrides)
+    else:
+        dotted = dict(parse_override(text) for text in overrides)
+    values = _overlay(values, dotted)
+    return Loaded(str(recipe), check(values, str(recipe)), values, source.defaulted, source.ignored, source.notes)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`trainer.batch_size=262_144` as key and value."""
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key or any(not part for part in key.split(".")):
+        raise MillpondError(f"{text!r} is not an override; write section.key=value, such as trainer.batch_size=262_144")
+    return key, parse(value, f"the value of {key}")
+
+
+def _read(name: str, chain: tuple[str, ...]) -> _Source:
+    """The plain values of a recipe or file, with what it extends below it."""
+    path = _locate(name, Path(chain[-1]).parent if chain else Path())
+    if str(path) in chain:
+        raise RecipeFileError(f"{' extends '.join([*chain, str(path)])}: a recipe cannot extend itself")
+    if path.suffix == ".ini":
+        read = puffer.read(read_text(path), str(path))
+        return _Source(read.values, read.defaulted, read.ignored, read.notes)
+    values = read_mapping(path)
+    parent = values.pop("extends", None)
+    if parent is None:
+        return _Source(values)
+    if not isinstance(parent, str):
+        raise RecipeFileError(f"{path}: extends={parent!r} must be a recipe's name or a file")
+    below = _read(parent, (*chain, str(path)))
+    return _Source(_merge(below.values, values), below.defaulted, below.ignored, below.notes)
+
+
+def _locate(name: str, relative_to: Path) -> Path:
+    """The file behind a recipe's name or a path; a path wins where it looks like one."""
+    path = Path(name)
+    if path.suffix in SUFFIXES or len(path.parts) > 1 or name in (".", "..", ""):
+        beside = relative_to / path
+        return beside.resolve() if beside.exists() else path
+    names = recipe_names()
+    if name in names:
+        return Path(str(resources.files("millpond.recipes") / f"{name}.yaml"))
+    if path.exists():
+        return path
+    nearest = difflib.get_close_matches(name, names, n=1)
+    hint = (
+        f"did you mean {nearest[0]}?" if nearest else f"recipes are {', '.join(names)}; or give a path to a YAML file"
+    )
+    raise MillpondError(f"there is no recipe {name!r}; {hint}")
+
+
+def _preset(values: Mapping[str, Any], preset: str, source: str) -> dict[str, Any]:
+    presets = values.get("presets")
+    presets = presets if isinstance(presets, Mapping) else {}
+    if preset not in presets or not isinstance(presets[preset], Mapping):
+        raise MillpondError(f"{source} has no preset {preset!r}; it has {', '.join(presets) or 'none'}")
+    return dict(presets[preset])
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections are merged key by key; anything else above replaces what is below."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _overlay(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """Set dotted keys, making sections as needed."""
+    result = dict(values)
+    for key, value in dotted.items():
+        nested: Any = value
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        result = _merge(result, nested)
+    return result

@@ -1,0 +1,124 @@
+"""Rules of kind `mixture`: what the modes need, and sizes that fit into one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from millpond.config.violations import Violation
+from millpond.sizes import nearest_divisors
+
+Values = Mapping[str, Any]
+
+SINGLE = ("single", "single-resets")
+
+
+def frame_skip(values: Values) -> int:
+    """Frames of one env step."""
+    return int(values["env.atari.frame_skip"]) if values["env.id"].startswith("atari:") else 1
+
+
+def own_envs(values: Values) -> float:
+    """Envs of the BigAgent's own, so that its share of all env steps is own_fraction."""
+    fraction = values["mixture.own_fraction"]
+    return float(round(values["mixture.agents"] * values["pqn.num_envs"] * fraction / (1 - fraction), 9))
+
+
+def _modes(values: Values) -> Iterator[Violation]:
+    mode, agents, own = values["mixture.mode"], values["mixture.agents"], values["mixture.own_fraction"]
+    if mode in SINGLE and agents != 1:
+        yield Violation(
+            ("mixture.mode", "mixture.agents"),
+            f"mixture.mode={mode} trains one agent, but mixture.agents={agents}",
+            ({"mixture.agents": 1},),
+        )
+    if mode not in SINGLE and agents == 1:
+        yield Violation(
+            ("mixture.mode", "mixture.agents"),
+            f"mixture.mode={mode} mixes several agents, but mixture.agents=1",
+            ({"mixture.agents": 4}, {"mixture.mode": "single-resets"}),
+        )
+    if mode != "live" and own:
+        yield Violation(
+            ("mixture.mode", "mixture.own_fraction"),
+            f"mixture.own_fraction={own} has no effect with mixture.mode={mode}: the BigAgent acts only in mode live",
+            ({"mixture.own_fraction": 0}, {"mixture.mode": "live"}),
+        )
+    if mode == "live" and own_envs(values) % 1:
+        total = agents * values["pqn.num_envs"]
+        below = max(1, int(own_envs(values)))
+        fixes = tuple({"mixture.own_fraction": count / (total + count)} for count in (below, below + 1))
+        yield Violation(
+            ("mixture.own_fraction", "mixture.agents", "pqn.num_envs"),
+            f"mixture.own_fraction={own} beside {total} envs of the agents would be {own_envs(values):g} envs, "
+            f"not a whole number",
+            fixes,
+        )
+
+
+def _ladder(values: Values) -> Iterator[Violation]:
+    ladder, agents = values["mixture.epsilon_ladder"], values["mixture.agents"]
+    if ladder is not None and len(ladder) != agents:
+        filled = (*ladder, *([ladder[-1] if ladder else 0.1] * agents))[:agents]
+        yield Violation(
+            ("mixture.epsilon_ladder", "mixture.agents"),
+            f"mixture.epsilon_ladder has {len(ladder)} values for mixture.agents={agents}",
+            ({"mixture.epsilon_ladder": filled}, {"mixture.epsilon_ladder": None}),
+        )
+
+
+def _minibatches(values: Values) -> Iterator[Violation]:
+    envs, steps, minibatches = values["pqn.num_envs"], values["pqn.num_steps"], values["pqn.num_minibatches"]
+    if envs * steps % minibatches:
+        yield Violation(
+            ("pqn.num_minibatches", "pqn.num_envs", "pqn.num_steps"),
+            f"pqn.num_minibatches={minibatches:,} does not divide a collection of {envs} envs x {steps} steps "
+            f"= {envs * steps:,}",
+            tuple({"pqn.num_minibatches": count} for count in nearest_divisors(minibatches, envs * steps)),
+        )
+
+
+def _ponds(values: Values) -> Iterator[Violation]:
+    collection = values["pqn.num_envs"] * values["pqn.num_steps"]
+    if values["mixture.pond_transitions"] < collection:
+        yield Violation(
+            ("mixture.pond_transitions", "pqn.num_envs", "pqn.num_steps"),
+            f"mixture.pond_transitions={values['mixture.pond_transitions']:,} does not hold one collection of "
+            f"{collection:,} transitions",
+            ({"mixture.pond_transitions": collection},),
+        )
+    batch, n_step = values["dqn.batch_size"], values["dqn.n_step"]
+    if values["mixture.big_pond_transitions"] < batch + n_step:
+        yield Violation(
+            ("mixture.big_pond_transitions", "dqn.batch_size", "dqn.n_step"),
+            f"mixture.big_pond_transitions={values['mixture.big_pond_transitions']:,} does not hold one batch of "
+            f"dqn.batch_size={batch:,} with dqn.n_step={n_step}",
+            ({"mixture.big_pond_transitions": batch + n_step},),
+        )
+
+
+def _budget(values: Values) -> Iterator[Violation]:
+    own = own_envs(values) if values["mixture.mode"] == "live" else 0.0
+    if own % 1:
+        return
+    envs = values["mixture.agents"] * values["pqn.num_envs"] + int(own)
+    frames = envs * values["pqn.num_steps"] * frame_skip(values)
+    if values["mixture.total_frames"] < frames:
+        yield Violation(
+            ("mixture.total_frames", "mixture.agents", "pqn.num_envs", "pqn.num_steps", "env.atari.frame_skip"),
+            f"mixture.total_frames={values['mixture.total_frames']:,} is less than one collection of every agent, "
+            f"{frames:,} frames",
+            ({"mixture.total_frames": frames},),
+        )
+
+
+def _one_agent_worlds(values: Values) -> Iterator[Violation]:
+    if values["env.num_agents"] != 1:
+        yield Violation(
+            ("env.num_agents",),
+            f"env.num_agents={values['env.num_agents']:,}: PQN and DQN act for one agent an env",
+            ({"env.num_agents": 1},),
+        )
+
+
+RULES = [_modes, _ladder, _minibatches, _ponds, _budget, _one_agent_worlds]

@@ -1,0 +1,232 @@
+"""PufferLib's `.ini` files, read as they are.
+
+What PufferLib 3.0 would do with a file is said in our keys: its defaults fill what the file leaves out, `auto` becomes
+what PufferLib makes of it, and whatever has no meaning here is listed.
+"""
+
+from __future__ import annotations
+
+import ast
+import configparser
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millpond.config.base import whole_number
+from millpond.config.yaml import RecipeFileError
+
+# PufferLib 3.0, config/default.ini: facts about a peer, under its own names.
+DEFAULTS: dict[str, Any] = {
+    "base.rnn_name": None,
+    "vec.backend": "Multiprocessing",
+    "vec.num_envs": 2,
+    "vec.num_workers": "auto",
+    "vec.batch_size": "auto",
+    "train.seed": 42,
+    "train.device": "cuda",
+    "train.optimizer": "muon",
+    "train.anneal_lr": True,
+    "train.precision": "float32",
+    "train.total_timesteps": 100_000_000,
+    "train.learning_rate": 0.015,
+    "train.gamma": 0.995,
+    "train.gae_lambda": 0.90,
+    "train.update_epochs": 1,
+    "train.clip_coef": 0.2,
+    "train.vf_coef": 2.0,
+    "train.vf_clip_coef": 0.2,
+    "train.max_grad_norm": 1.5,
+    "train.ent_coef": 0.001,
+    "train.adam_beta1": 0.95,
+    "train.adam_beta2": 0.999,
+    "train.adam_eps": 1e-8,
+    "train.checkpoint_interval": 200,
+    "train.batch_size": "auto",
+    "train.minibatch_size": 16_384,
+    "train.max_minibatch_size": 32_768,
+    "train.bptt_horizon": 64,
+    "train.compile": False,
+    "train.cpu_offload": False,
+    "train.vtrace_rho_clip": 1.0,
+    "train.vtrace_c_clip": 1.0,
+    "train.prio_alpha": 0.8,
+    "train.prio_beta0": 0.2,
+}
+
+# Keys that carry over as they are, and where to.
+SAME = {
+    "train.seed": "seed",
+    "train.device": "device",
+    "train.precision": "trainer.precision",
+    "train.compile": "trainer.compile",
+    "train.cpu_offload": "trainer.cpu_offload",
+    "train.total_timesteps": "trainer.total_timesteps",
+    "train.update_epochs": "trainer.update_epochs",
+    "train.minibatch_size": "trainer.minibatch_size",
+    "train.max_minibatch_size": "trainer.max_minibatch_size",
+    "train.checkpoint_interval": "checkpoint.interval",
+    "train.optimizer": "ppo.optimizer",
+    "train.learning_rate": "ppo.learning_rate",
+    "train.gamma": "ppo.gamma",
+    "train.gae_lambda": "ppo.gae_lambda",
+    "train.clip_coef": "ppo.clip_coef",
+    "train.vf_coef": "ppo.vf_coef",
+    "train.vf_clip_coef": "ppo.vf_clip_coef",
+    "train.max_grad_norm": "ppo.max_grad_norm",
+    "train.ent_coef": "ppo.ent_coef",
+    "train.adam_beta1": "ppo.adam_beta1",
+    "train.adam_beta2": "ppo.adam_beta2",
+    "train.adam_eps": "ppo.adam_eps",
+    "train.vtrace_rho_clip": "ppo.rho_clip",
+    "train.vtrace_c_clip": "ppo.c_clip",
+    "train.prio_alpha": "ppo.prio_alpha",
+    "train.prio_beta0": "ppo.prio_beta0",
+    "train.target_kl": "ppo.target_kl",
+    "policy.hidden_size": "policy.hidden_size",
+    "rnn.hidden_size": "policy.hidden_size",
+}
+
+# Keys that are worked out below, together.
+WORKED_OUT = {
+    *("base.package", "base.env_name", "base.rnn_name"),
+    *("vec.backend", "vec.num_envs", "vec.num_workers", "vec.batch_size"),
+    *("train.batch_size", "train.bptt_horizon", "train.anneal_lr", "env.num_agents", "env.num_envs"),
+}
+
+
+@dataclass(frozen=True)
+class Read:
+    """A PufferLib file in our keys."""
+
+    values: dict[str, Any]
+    defaulted: dict[str, Any]
+    ignored: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read(text: str, source: str) -> Read:
+    """What PufferLib 3.0 would do with this file."""
+    file = _parse(text, source)
+    settings = {**DEFAULTS, **file}
+    defaulted = {key: value for key, value in DEFAULTS.items() if key not in file}
+    ignored = [key for key in file if key not in SAME and key not in WORKED_OUT]
+
+    flat: dict[str, Any] = {SAME[key]: value for key, value in settings.items() if key in SAME}
+    vec, notes = _vector(settings, source)
+    flat.update(vec)
+    flat.update(_sizes(settings, flat, source))
+    flat["env.id"] = _world(settings)
+    flat["policy.core"] = "none" if settings["base.rnn_name"] is None else "lstm"
+    flat["ppo.lr_schedule"] = "cosine" if settings["train.anneal_lr"] else "constant"
+    flat["ppo.advantage"] = "vtrace"  # PufferLib's own advantage: GAE with V-trace's clipped importance weights
+    flat["ppo.sampling"] = "prioritized" if settings["train.prio_alpha"] else "uniform"
+    if "env.num_agents" not in file:
+        notes.append(
+            "the file does not say how many agents an env has (PufferLib asks the env); 1 is assumed: "
+            "say env.num_agents=N or --agents-from ENV"
+        )
+    return Read(_nest(flat), defaulted, tuple(ignored), tuple(notes))
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(text, source)
+    except configparser.Error as error:
+        raise RecipeFileError(f"{source} is not a PufferLib .ini file: {str(error).splitlines()[0]}") from None
+    if not any(parser.has_section(name) for name in ("base", "vec", "train", "env", "policy")):
+        raise RecipeFileError(
+            f"{source} is not a PufferLib .ini file: it has none of [base] [env] [vec] [train] [policy]"
+        )
+    return {
+        f"{section}.{key}": _literal(value) for section in parser.sections() for key, value in parser[section].items()
+    }
+
+
+def _literal(text: str) -> Any:
+    """As PufferLib reads a value: a Python literal where it is one, else text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text.strip()
+
+
+def _whole(settings: Mapping[str, Any], key: str, source: str) -> int:
+    try:
+        number = whole_number(settings[key])
+    except ValueError as error:
+        raise RecipeFileError(f"{source}: {key}={settings[key]} {error}") from None
+    if number < 1:
+        raise RecipeFileError(f"{source}: {key}={number} must be >= 1")
+    return number
+
+
+def _vector(settings: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[str]]:
+    """Envs, workers and groups. A vec env may hold several envs of its own ([env] num_envs)."""
+    notes = []
+    outer = _whole(settings, "vec.num_envs", source)
+    inner = _whole(settings, "env.num_envs", source) if "env.num_envs" in settings else 1
+    agents = _whole(settings, "env.num_agents", source) if "env.num_agents" in settings else 1
+    workers = outer if settings["vec.num_workers"] == "auto" else _whole(settings, "vec.num_workers", source)
+    if settings["vec.batch_size"] is None:
+        batch = outer
+    elif settings["vec.batch_size"] == "auto":
+        batch = max(1, outer // 2)
+        notes.append(f"vec.batch_size=auto is {batch} of {outer} envs: PufferLib double-buffers")
+    else:
+        batch = _whole(settings, "vec.batch_size", source)
+    backend = settings["vec.backend"]
+    if backend == "Serial":
+        if batch != outer:
+            notes.append(f"vec.backend=Serial makes only vec.batch_size={batch} of vec.num_envs={outer} envs")
+        outer, workers = batch, 1
+    elif backend == "PufferEnv":
+        outer, batch, workers = 1, 1, 1
+    if outer % batch:
+        raise RecipeFileError(f"{source}: vec.num_envs={outer} is not a multiple of vec.batch_size={batch}")
+    return {
+        "trainer.num_envs": outer * inner,
+        "trainer.num_workers": workers,
+        "trainer.async_factor": outer // batch,
+        "vector.backend": {"Multiprocessing": "processes", "Serial": "inline", "PufferEnv": "native"}.get(
+            backend, "auto"
+        ),
+        "env.num_agents": agents,
+    }, notes
+
+
+def _sizes(settings: Mapping[str, Any], flat: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Batch and horizon; either may be `auto`, and then follows from the other and the number of agents."""
+    batch, horizon = settings["train.batch_size"], settings["train.bptt_horizon"]
+    if batch == "auto" and horizon == "auto":
+        raise RecipeFileError(f"{source}: one of train.batch_size and train.bptt_horizon must be a number")
+    if horizon == "auto":
+        agents = flat["trainer.num_envs"] * flat["env.num_agents"]
+        horizon = _whole(settings, "train.batch_size", source) // agents
+        if horizon == 0:
+            raise RecipeFileError(
+                f"{source}: train.batch_size={batch} is less than one step of each of {agents} agents"
+            )
+    return {"trainer.batch_unit": "agent_steps", "trainer.batch_size": batch, "trainer.bptt_horizon": horizon}
+
+
+def _world(settings: Mapping[str, Any]) -> str:
+    """The world's id here, where there is one; else its PufferLib name in the form of a world of one's own."""
+    package = str(settings.get("base.package") or "").strip()
+    name = str(settings.get("base.env_name") or "").split()
+    first = name[0] if name else "env"
+    if package == "metta":
+        return "mettagrid"
+    if package == "atari":
+        return f"atari:{first}"
+    if package in ("classic_control", "minigrid", "box2d", "mujoco"):
+        return f"gymnasium:{first}"
+    return f"pufferlib.{package or 'environments'}:{first.replace('-', '_')}"
+
+
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {"kind": "ppo"}
+    for key, value in flat.items():
+        section, _, name = key.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[name] = value
+    return nested

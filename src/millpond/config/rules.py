@@ -1,0 +1,98 @@
+"""Rules between keys, each stated once, with the nearest values that keep it.
+
+A rule reads a flat mapping of values and the set of keys that were written, and yields what is broken. A rule whose
+premises are broken by an earlier one stays silent: that one is mended first.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from millpond.config import mixture_rules, ppo_rules, reward_rules
+from millpond.config.violations import Violation
+from millpond.envs.families import FAMILIES, MINATAR_CHANNELS, family_of
+
+Values = Mapping[str, Any]
+Rule = Callable[[Values], Iterator[Violation]]
+
+KIND_RULES: dict[str, list[Rule]] = {
+    "ppo": [*ppo_rules.RULES],
+    "mixture": [*mixture_rules.RULES],
+    "reward": [*reward_rules.RULES],
+}
+
+
+def violations(values: Values, written: set[str]) -> list[Violation]:
+    """Every rule that these values break."""
+    found = list(_world_settings(values, written))
+    for rule in (_world, _agents, _grid, *KIND_RULES[values["kind"]]):
+        found.extend(rule(values))
+    return found
+
+
+def _world(values: Values) -> Iterator[Violation]:
+    env_id = values["env.id"]
+    family = family_of(env_id)
+    if family is None:
+        forms = [f.form for f in FAMILIES.values()]
+        plain = [form for form in forms if ":" not in form]
+        nearest = difflib.get_close_matches(env_id, plain, n=1)
+        yield Violation(
+            ("env.id",), f"env.id={env_id} is none of {', '.join(forms)}", tuple({"env.id": name} for name in nearest)
+        )
+    elif family.name == "minatar":
+        game = env_id.partition(":")[2]
+        if game not in MINATAR_CHANNELS:
+            nearest = difflib.get_close_matches(game, MINATAR_CHANNELS, n=1, cutoff=0.0)
+            yield Violation(
+                ("env.id",),
+                f"env.id={env_id}: MinAtar's games are {', '.join(MINATAR_CHANNELS)}",
+                ({"env.id": f"minatar:{nearest[0]}"},),
+            )
+
+
+def _agents(values: Values) -> Iterator[Violation]:
+    family = family_of(values["env.id"])
+    if family and family.single_agent and values["env.num_agents"] != 1:
+        yield Violation(
+            ("env.num_agents", "env.id"),
+            f"env.num_agents={values['env.num_agents']:,}, but env.id={values['env.id']} has one agent",
+            ({"env.num_agents": 1},),
+        )
+
+
+def _grid(values: Values) -> Iterator[Violation]:
+    family = family_of(values["env.id"])
+    if family is None or family.name not in ("grid", "mettagrid"):
+        return
+    if values["env.obs_size"] % 2 == 0:
+        size = values["env.obs_size"]
+        yield Violation(
+            ("env.obs_size", "env.id"),
+            f"env.obs_size={size} is even, but an agent stands in the middle of what it sees",
+            ({"env.obs_size": size - 1}, {"env.obs_size": size + 1}),
+        )
+    if family.name != "grid":
+        return
+    width, height = values["env.grid.width"], values["env.grid.height"]
+    things = {name: values[f"env.grid.{name}"] for name in ("walls", "mines", "generators", "altars")}
+    wanted, inside = sum(things.values()) + values["env.num_agents"], (width - 2) * (height - 2)
+    if wanted > inside // 2:  # beyond half, objects soon wall each other off
+        side = next(s for s in range(5, 10**6) if (s - 2) ** 2 // 2 >= wanted)
+        yield Violation(
+            ("env.grid.width", "env.grid.height", "env.num_agents", *(f"env.grid.{name}" for name in things)),
+            f"{wanted:,} objects and agents are more than half of the {inside:,} cells inside "
+            f"env.grid.width={width}, env.grid.height={height}",
+            ({"env.grid.width": side, "env.grid.height": side},),
+        )
+
+
+def _world_settings(values: Values, written: set[str]) -> Iterator[Violation]:
+    """Settings of a world that is not the one in use would do nothing, so they are refused."""
+    family = family_of(values["env.id"])
+    for key in sorted(written):
+        parts = key.split(".")
+        if parts[0] == "env" and len(parts) == 3 and parts[1] in FAMILIES and family and parts[1] != family.name:
+            yield Violation((key, "env.id"), f"{key} has no effect in env.id={values['env.id']}; leave it out")

@@ -1,0 +1,44 @@
+"""The arithmetic of batches: pure functions on whole numbers, stated once and used by rules, plans and trainers."""
+
+from __future__ import annotations
+
+from math import isqrt
+
+
+def envs_per_group(target: int, num_agents: int, num_workers: int) -> int:
+    """Envs whose agents fill one forward pass: `target // agents`, floored to a multiple of the workers.
+
+    4,096 agents // 3 an env = 1,365 envs, floored to a multiple of 16 workers = 1,360.
+    """
+    return target // num_agents // num_workers * num_workers
+
+
+def rows_per_round(num_envs: int, num_agents: int, batch_unit: str) -> int:
+    """Rows that one round of `bptt_horizon` steps of every env fills: one an env, or one an agent."""
+    return num_envs if batch_unit == "env_steps" else num_envs * num_agents
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors in ascending order."""
+    low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return low + [number // d for d in reversed(low) if d * d != number]
+
+
+def nearest_multiples(value: int, unit: int) -> list[int]:
+    """The positive multiples of `unit` on both sides of `value`, the nearer first; `value` alone if it is one."""
+    if value > 0 and value % unit == 0:
+        return [value]
+    low = max(value, 0) // unit * unit
+    around = [m for m in (low, low + unit) if m > 0]
+    return sorted(around, key=lambda m: abs(m - value))
+
+
+def nearest_divisors(value: int, of: int, unit: int = 1) -> list[int]:
+    """The divisors of `of` that are multiples of `unit`, on both sides of `value`, the nearer first.
+
+    `of` must itself be a multiple of `unit`, so there is always at least one: `unit`.
+    """
+    choices = [unit * d for d in divisors(of // unit)]
+    below = [c for c in choices if c <= value][-1:]
+    above = [c for c in choices if c >= value][:1]
+    return sorted(set(below + above), key=lambda c: abs(c - value))
