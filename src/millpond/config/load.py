@@ -28,6 +28,7 @@ class Loaded:
     defaulted: dict[str, Any] = field(default_factory=dict)  # a PufferLib file's keys that took PufferLib's defaults
     ignored: tuple[str, ...] = ()  # a PufferLib file's keys without a meaning here
     notes: tuple[str, ...] = ()
+    agents_open: bool = False  # nobody said how many agents an env has
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class _Source:
     defaulted: dict[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    agents_open: bool = False
 
 
 def recipe_names() -> list[str]:
@@ -59,7 +61,10 @@ def load(
     else:
         dotted = dict(parse_override(text) for text in overrides)
     values = _overlay(values, dotted)
-    return Loaded(str(recipe), check(values, str(recipe)), values, source.defaulted, source.ignored, source.notes)
+    agents_open = source.agents_open and "env.num_agents" not in dotted
+    notes = (*source.notes, *([puffer.AGENTS_OPEN] if agents_open else []))
+    typed = check(values, str(recipe))
+    return Loaded(str(recipe), typed, values, source.defaulted, source.ignored, notes, agents_open)
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -78,7 +83,7 @@ def _read(name: str, chain: tuple[str, ...]) -> _Source:
         raise RecipeFileError(f"{' extends '.join([*chain, str(path)])}: a recipe cannot extend itself")
     if path.suffix == ".ini":
         read = puffer.read(read_text(path), str(path))
-        return _Source(read.values, read.defaulted, read.ignored, read.notes)
+        return _Source(read.values, read.defaulted, read.ignored, read.notes, read.agents_open)
     values = read_mapping(path)
     parent = values.pop("extends", None)
     if parent is None:
@@ -86,7 +91,9 @@ def _read(name: str, chain: tuple[str, ...]) -> _Source:
     if not isinstance(parent, str):
         raise RecipeFileError(f"{path}: extends={parent!r} must be a recipe's name or a file")
     below = _read(parent, (*chain, str(path)))
-    return _Source(_merge(below.values, values), below.defaulted, below.ignored, below.notes)
+    env = values.get("env")
+    agents_open = below.agents_open and not (isinstance(env, Mapping) and "num_agents" in env)
+    return _Source(_merge(below.values, values), below.defaulted, below.ignored, below.notes, agents_open)
 
 
 def _locate(name: str, relative_to: Path) -> Path:

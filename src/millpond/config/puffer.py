@@ -94,6 +94,12 @@ WORKED_OUT = {
 }
 
 
+AGENTS_OPEN = (
+    "the file does not say how many agents an env has (PufferLib asks the env); 1 is assumed: "
+    "say env.num_agents=N or --agents-from ENV"
+)
+
+
 @dataclass(frozen=True)
 class Read:
     """A PufferLib file in our keys."""
@@ -102,6 +108,7 @@ class Read:
     defaulted: dict[str, Any]
     ignored: tuple[str, ...]
     notes: tuple[str, ...]
+    agents_open: bool  # the file leaves the number of agents to the env
 
 
 def read(text: str, source: str) -> Read:
@@ -120,12 +127,7 @@ def read(text: str, source: str) -> Read:
     flat["ppo.lr_schedule"] = "cosine" if settings["train.anneal_lr"] else "constant"
     flat["ppo.advantage"] = "vtrace"  # PufferLib's own advantage: GAE with V-trace's clipped importance weights
     flat["ppo.sampling"] = "prioritized" if settings["train.prio_alpha"] else "uniform"
-    if "env.num_agents" not in file:
-        notes.append(
-            "the file does not say how many agents an env has (PufferLib asks the env); 1 is assumed: "
-            "say env.num_agents=N or --agents-from ENV"
-        )
-    return Read(_nest(flat), defaulted, tuple(ignored), tuple(notes))
+    return Read(_nest(flat), defaulted, tuple(ignored), tuple(notes), "env.num_agents" not in file)
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:

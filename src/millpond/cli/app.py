@@ -1,0 +1,133 @@
+"""The verbs. Heavy modules are imported inside them, so that `millpond plan` starts at once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millpond import __version__
+
+app = typer.Typer(
+    name="millpond",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="""Train reinforcement-learning agents, and know beforehand what a run will do.
+
+    \b
+      millpond recipes                  what there is to run
+      millpond plan metta               what its numbers will do
+      millpond compare puffer-metta metta
+      millpond doctor                   what this machine has
+
+    A RECIPE is a name from `millpond recipes`, a path to a YAML file, or a PufferLib .ini file. Settings are overridden
+    behind it as section.key=value, such as trainer.batch_size=262_144.""",
+)
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe's name, a YAML file, or a PufferLib .ini.")
+]
+OverridesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as trainer.batch_size=262_144.")
+]
+PresetOption = Annotated[
+    str | None, typer.Option("--preset", metavar="NAME", help="Overlay one of the recipe's presets first.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"millpond {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def plan(
+    recipe: RecipeArgument = "grid",
+    overrides: OverridesArgument = None,
+    json: JsonOption = False,
+    scale: Annotated[
+        str | None,
+        typer.Option("--scale", metavar="KEY=a,b,c", help="A table of what other values of one key would do."),
+    ] = None,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="KEY", help="What a key means, its limits, and its value here.")
+    ] = None,
+    agents_from: Annotated[
+        str | None,
+        typer.Option("--agents-from", metavar="ENV", help="Ask a world, or a YAML file, how many agents an env has."),
+    ] = None,
+    preset: PresetOption = None,
+    debug: Annotated[bool, typer.Option("--debug", help="The preset `debug`: one of every level.")] = False,
+) -> None:
+    """Say exactly what a config will do, before it runs.
+
+    Environments and groups, rows, minibatches, gradient updates, steps in both units, memory by field, and advice with
+    the override that follows it. Nothing is trained and nothing heavy is imported.
+
+    \b
+      millpond plan metta
+      millpond plan metta trainer.minibatch_size=8192
+      millpond plan metta --scale env.num_agents=3,4,8,24
+      millpond plan metta --explain trainer.batch_unit
+      millpond plan path/to/puffer.ini --agents-from metta.yaml
+    """
+    from millpond.cli.planning import print_explanation, print_plan, print_scale
+
+    preset = _one_preset(preset, debug)
+    if explain is not None:
+        print_explanation(recipe, overrides or [], preset, explain)
+    elif scale is not None:
+        print_scale(recipe, overrides or [], preset, scale, json)
+    else:
+        print_plan(recipe, overrides or [], preset, agents_from, json)
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A recipe or file.")] = "puffer-metta",
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")] = "metta",
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides for both.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Put two configs side by side: a table, what differs and why it matters, and what each is better for.
+
+    Without arguments: PufferLib's settings for Metta against Metta's own.
+    """
+    from millpond.cli.planning import print_comparison
+
+    print_comparison(first, second, overrides or [], json)
+
+
+@app.command()
+def recipes(json: JsonOption = False) -> None:
+    """List the recipes, with their kinds and presets."""
+    from millpond.cli.planning import print_recipes
+
+    print_recipes(json)
+
+
+@app.command()
+def doctor(json: JsonOption = False) -> None:
+    """Say what this machine has: versions, cores, devices, memory, disk, extras, and what to install for the rest."""
+    from millpond.cli.doctor import print_doctor
+
+    print_doctor(json)
+
+
+def _one_preset(preset: str | None, debug: bool) -> str | None:
+    if debug and preset not in (None, "debug"):
+        raise typer.BadParameter(f"--debug is --preset debug; it cannot be joined with --preset {preset}")
+    return "debug" if debug else preset

@@ -1,0 +1,99 @@
+"""What `plan`, `compare` and `recipes` print."""
+
+from __future__ import annotations
+
+from millpond.cli.output import print_json, print_text
+from millpond.config import load, recipe_names
+from millpond.config.check import flatten
+from millpond.config.keys import keys, kinds_of, nearest_key, sections
+from millpond.config.violations import show as show_value
+from millpond.errors import MillpondError
+from millpond.plan import Host, plan
+from millpond.plan.compare import compare
+from millpond.plan.lines import figures, sentence
+from millpond.plan.scale import scale, show_scale
+from millpond.plan.show import show
+from millpond.plan.show_compare import show_compare
+
+
+def print_plan(recipe: str, overrides: list[str], preset: str | None, agents_from: str | None, as_json: bool) -> None:
+    """The plan, as text or JSON."""
+    planned = plan(recipe, overrides, preset=preset, agents_source=agents_from, host=Host.here())
+    if as_json:
+        print_json(planned.to_json())
+    else:
+        print_text(show(planned))
+
+
+def print_scale(recipe: str, overrides: list[str], preset: str | None, text: str, as_json: bool) -> None:
+    """The table of several values of one key."""
+    scaled = scale(recipe, overrides, text, preset, Host.here())
+    if as_json:
+        print_json(scaled.to_json())
+    else:
+        print_text(show_scale(scaled))
+
+
+def print_comparison(first: str, second: str, overrides: list[str], as_json: bool) -> None:
+    """Two configs side by side."""
+    for name in (first, second):
+        if "=" in name:
+            raise MillpondError(f"{name!r} is an override; name two recipes first, such as puffer-metta metta")
+    comparison = compare(plan(first, overrides), plan(second, overrides))
+    if as_json:
+        print_json(comparison.to_json())
+    else:
+        print_text(show_compare(comparison))
+
+
+def print_recipes(as_json: bool) -> None:
+    """Every packaged recipe."""
+    loaded = [(name, load(name).recipe) for name in recipe_names()]
+    if as_json:
+        print_json(
+            [
+                {"name": name, "kind": recipe.kind, "description": recipe.description, "presets": list(recipe.presets)}
+                for name, recipe in loaded
+            ]
+        )
+        return
+    lines = []
+    for name, recipe in loaded:
+        lines += [f"{name} ({recipe.kind}; presets: {', '.join(recipe.presets)})", *sentence(recipe.description)]
+    print_text("\n".join([*lines, "", *sentence("`millpond plan NAME` says what one of them will do.", 0)]))
+
+
+def print_explanation(recipe: str, overrides: list[str], preset: str | None, name: str) -> None:
+    """What a key means, or which keys a section has."""
+    typed = load(recipe, overrides, preset).recipe
+    known, values = keys(typed.kind), flatten(typed)
+    if name in known:
+        key = known[name]
+        rows = [
+            ("value here", show_value(values[name]), recipe),
+            ("default", show_value(key.default), ""),
+            ("type", key.type, key.limits),
+            ("recipes of kind", ", ".join(key.kinds), ""),
+        ]
+        lines = [name, *sentence(key.description), "", *figures(rows)]
+    elif name in sections(typed.kind):
+        below = [(key, show_value(values[key]), known[key].description) for key in known if key.startswith(f"{name}.")]
+        lines = [name, *sentence(sections(typed.kind)[name]), ""]
+        for key_name, value, description in below:
+            lines += [f"  {key_name} = {value}", *sentence(description, 6)]
+    else:
+        raise MillpondError(_unknown(name, typed.kind))
+    print_text("\n".join(lines))
+
+
+def _unknown(name: str, kind: str) -> str:
+    others = kinds_of(name)
+    if others:
+        return f"{name} is a key of kind {others[0]}; this recipe is of kind {kind}"
+    nearest = nearest_key(name, kind)
+    hint = (
+        f"did you mean {nearest}?"
+        if nearest
+        else f"sections are {', '.join(s for s in sections(kind) if '.' not in s)}"
+    )
+    return f"{name} is not a known key; {hint}"

@@ -1,0 +1,110 @@
+"""From a recipe to its plan: derive, describe the world, compare what the config and the world say, advise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from millpond.config import Loaded, MixtureRecipe, PPORecipe, load
+from millpond.config.check import flatten
+from millpond.envs.ask import AgentCount, agents_from, agents_of_world
+from millpond.envs.catalog import describe
+from millpond.plan.advice import Advice
+from millpond.plan.advice_mixture import advise_mixture
+from millpond.plan.advice_ppo import advise_ppo
+from millpond.plan.advice_reward import advise_reward
+from millpond.plan.host import Host
+from millpond.plan.mixture import MixturePlan, plan_mixture
+from millpond.plan.ppo import PPOPlan, plan_ppo
+from millpond.plan.reward import RewardPlan, plan_reward
+
+Plan = PPOPlan | MixturePlan | RewardPlan
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A recipe, its plan, and what there is to say about the two."""
+
+    loaded: Loaded
+    plan: Plan
+    advice: tuple[Advice, ...]
+    alerts: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat object."""
+        flat = {key: value for key, value in asdict(self.plan).items() if key not in ("field_bytes", "training")}
+        if isinstance(self.plan, PPOPlan):
+            flat |= {f"{name}_bytes": count for name, _, count in self.plan.field_bytes if name != "observation"}
+            if self.plan.training is not None:
+                flat |= {f"training_{name}_bytes": count for name, count in asdict(self.plan.training).items()}
+                flat["training_bytes"] = self.plan.training.total
+        return {
+            "recipe": self.loaded.name,
+            "kind": self.loaded.recipe.kind,
+            **flat,
+            "alerts": list(self.alerts),
+            "advice": [str(advice) for advice in self.advice],
+        }
+
+
+def plan(
+    recipe: str | Path,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    preset: str | None = None,
+    agents_source: str | None = None,
+    host: Host | None = None,
+) -> Planned:
+    """What a recipe (its name, or a file) will do with these overrides, before anything runs.
+
+    `agents_source` is a world or a file that is asked how many agents an env has; where the config says otherwise,
+    the alert says so. Where the config leaves it open (a PufferLib file), the answer is taken.
+    """
+    loaded = load(recipe, overrides, preset)
+    asked: AgentCount | None = None
+    if agents_source is not None:
+        asked = agents_from(agents_source)
+        if loaded.agents_open:
+            loaded = load(recipe, _with_agents(overrides, asked.agents), preset)
+    return plan_loaded(loaded, asked, host)
+
+
+def plan_loaded(loaded: Loaded, asked: AgentCount | None = None, host: Host | None = None) -> Planned:
+    """The plan of a config that has been loaded."""
+    recipe = loaded.recipe
+    env = {key.removeprefix("env."): value for key, value in flatten(recipe).items() if key.startswith("env.")}
+    spec = describe(env)
+    plan: Plan
+    if isinstance(recipe, PPORecipe):
+        plan = plan_ppo(recipe, spec)
+        advice = advise_ppo(recipe, plan, host)
+    elif isinstance(recipe, MixtureRecipe):
+        plan = plan_mixture(recipe, spec)
+        advice = advise_mixture(recipe, plan, host)
+    else:
+        plan = plan_reward(recipe)
+        advice = advise_reward(recipe, plan)
+    alerts = [
+        _mismatch(plan, recipe.env.num_agents, count)
+        for count in (asked, agents_of_world(env))
+        if count is not None and count.agents != recipe.env.num_agents
+    ]
+    return Planned(loaded, plan, tuple(advice), tuple(alerts))
+
+
+def _with_agents(overrides: Iterable[str] | Mapping[str, Any], agents: int) -> Iterable[str] | Mapping[str, Any]:
+    if isinstance(overrides, Mapping):
+        return {"env.num_agents": agents, **overrides}
+    return [f"env.num_agents={agents}", *overrides]
+
+
+def _mismatch(plan: Plan, configured: int, asked: AgentCount) -> str:
+    text = f"the config says {configured:,} agents an env, {asked.source} has {asked.agents:,}"
+    if isinstance(plan, PPOPlan):
+        text += (
+            f". With {asked.agents:,}, {plan.num_envs:,} envs hold {plan.num_envs * asked.agents:,} agents, not "
+            f"{plan.total_agents:,}: every count below is off. Settle which is right"
+        )
+    return f"{text}; env.num_agents={asked.agents} follows {asked.source}"

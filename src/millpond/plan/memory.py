@@ -1,0 +1,131 @@
+"""Bytes: of the experience rows field by field, and of a training step.
+
+The rows are allocated from this very list of fields, so what the plan says of them is what a run takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from millpond.envs.spec import EnvSpec, Part
+
+FLOAT = 4  # bytes of a float32
+STATES = {"lstm": 2, "gru": 1, "none": 0}  # vectors of a core's recurrent state
+GATES = {"lstm": 4, "gru": 3, "none": 0}
+MOMENTS = {"adam": 2, "adamw": 2, "radam": 2, "muon": 1}  # numbers that an optimiser keeps a parameter
+
+
+@dataclass(frozen=True)
+class RowField:
+    """One array of the rows. `per_step`: [rows, horizon, agents, *shape], else [rows, agents, *shape]."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    per_step: bool
+    trained: bool  # gathered into minibatches
+
+    @property
+    def bytes_each(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+
+def row_fields(spec: EnvSpec | None, core: str, hidden_size: int) -> list[RowField]:
+    """Every array that the rows hold; without a spec, all but observations and actions."""
+    fields = []
+    if spec is not None:
+        observation, action = spec.observation, spec.action
+        fields.append(
+            RowField(
+                "observation",
+                observation.shape,
+                observation.dtype,
+                observation.nbytes // prod(observation.shape),
+                per_step=True,
+                trained=True,
+            )
+        )
+        fields.append(RowField("action", action.shape, action.dtype, 4, per_step=True, trained=True))
+        if spec.action_masks:
+            fields.append(RowField("action_mask", (sum(action.sizes),), "bool", 1, per_step=True, trained=True))
+    for name, dtype, trained in (
+        ("reward", "float32", False),
+        ("terminated", "bool", True),
+        ("truncated", "bool", True),
+        ("alive", "bool", True),
+        ("log_prob", "float32", True),
+        ("value", "float32", True),
+        ("final_value", "float32", False),
+        ("advantage", "float32", True),
+    ):
+        size = 1 if dtype == "bool" else FLOAT
+        fields.append(RowField(name, (), dtype, size, per_step=True, trained=trained))
+    fields.append(RowField("next_value", (), "float32", FLOAT, per_step=False, trained=False))
+    if STATES[core]:
+        shape = (STATES[core], hidden_size)
+        fields.append(RowField("initial_state", shape, "float32", FLOAT, per_step=False, trained=True))
+    return fields
+
+
+def field_bytes(field: RowField, rows: int, horizon: int, agents_per_row: int) -> int:
+    """Bytes of one array."""
+    return rows * agents_per_row * (horizon if field.per_step else 1) * field.bytes_each
+
+
+def parameters(spec: EnvSpec | None, core: str, hidden_size: int) -> int | None:
+    """About how many parameters the policy has: encoder, core, heads."""
+    if spec is None:
+        return None
+    encoder = sum(_encoder(part, hidden_size) for part in spec.observation.parts)
+    recurrent = GATES[core] * (2 * hidden_size * hidden_size + 2 * hidden_size)
+    outputs = 2 * spec.action.shape[0] if spec.action.kind == "continuous" else sum(spec.action.sizes)
+    return encoder + recurrent + (outputs + 1) * (hidden_size + 1)
+
+
+def _encoder(part: Part, hidden_size: int) -> int:
+    if part.kind == "pixels" and min(part.shape[-2:]) >= 36:  # the usual three convolutions
+        channels = part.shape[0] if len(part.shape) == 3 else 1
+        height, width = ((((side - 8) // 4 + 1 - 4) // 2 + 1) - 3 + 1 for side in part.shape[-2:])
+        convolutions = 32 * (channels * 64 + 1) + 64 * (32 * 16 + 1) + 64 * (64 * 9 + 1)
+        return convolutions + (64 * height * width + 1) * hidden_size
+    return (prod(part.shape) + 1) * hidden_size
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """About how many bytes one training step takes on its device, beside the rows."""
+
+    minibatch: int
+    activations: int
+    parameters: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.minibatch + self.activations + self.parameters + self.gradients + self.optimizer
+
+
+def training_memory(
+    spec: EnvSpec | None,
+    core: str,
+    hidden_size: int,
+    optimizer: str,
+    precision: str,
+    rows: int,
+    horizon: int,
+    agents_per_row: int,
+) -> TrainingMemory | None:
+    """One gradient over `rows` rows: what is gathered, what the backward pass keeps, and the model three times over."""
+    count = parameters(spec, core, hidden_size)
+    if spec is None or count is None:
+        return None
+    fields = row_fields(spec, core, hidden_size)
+    minibatch = sum(field_bytes(field, rows, horizon, agents_per_row) for field in fields if field.trained)
+    width = 2 if precision == "bfloat16" else FLOAT
+    kept = 2 + GATES[core] + STATES[core]  # vectors of hidden_size a step: encoder in and out, gates, states
+    inputs = sum(prod(part.shape) for part in spec.observation.parts)
+    activations = rows * horizon * agents_per_row * (kept * hidden_size + inputs + sum(spec.action.sizes)) * width
+    return TrainingMemory(minibatch, activations, count * FLOAT, count * FLOAT, count * FLOAT * MOMENTS[optimizer])

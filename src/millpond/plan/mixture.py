@@ -1,0 +1,146 @@
+"""The plan of a mixture: rounds of collections and gradient steps, ponds, the lake, and how often data is replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from millpond.config.check import flatten
+from millpond.config.mixture_rules import SINGLE, frame_skip, own_envs
+from millpond.config.recipe import MixtureRecipe
+from millpond.envs.spec import EnvSpec
+
+# Stored bytes of an 84 x 84 frame, lz4 frame by frame, as measured on recordings of each game.
+MEASURED_FRAME_BYTES = {"gravitar": 640, "montezuma_revenge": 1_021, "pong": 265}
+MEASURED_SIDE = 84
+# A step record of the lake: action, reward, flags, episode, agent, round, epsilon, policy version, checksum.
+RECORD_BYTES = 64
+
+
+@dataclass(frozen=True)
+class MixturePlan:
+    """What a mixture will do. `collection`: every env of an agent takes `pqn.num_steps` steps, once."""
+
+    mode: str
+    agents: int
+    envs_per_agent: int
+    own_envs: int
+    frame_skip: int
+    transitions_per_collection: int
+    minibatch_transitions: int
+    env_steps_per_collection: int
+    frames_per_collection: int
+    collections_per_round: int
+    env_steps_per_round: int
+    frames_per_round: int
+    total_frames: int
+    frames: int
+    unused_frames: int
+    frames_per_agent: int
+    rounds: int
+    whole_rounds: int
+    last_round_collections: int
+    collections: int
+    pqn_updates_per_collection: int
+    pqn_updates_per_round: int
+    pqn_replay_ratio: int
+    big_updates: int
+    big_batch_size: int
+    big_replay_ratio: float
+    big_pond_replay_ratio: float
+    big_updates_in_all: int
+    resets: int
+    pond_transitions: int
+    pours_per_round: float
+    big_pond_transitions: int
+    observation_bytes: int | None
+    frame_bytes: int | None
+    transition_bytes_twice: int | None
+    transition_bytes_once: int | None
+    pond_bytes: int | None
+    big_pond_bytes: int | None
+    lake_frame_bytes: float | None
+    lake_frame_measured: bool
+    lake_transitions: int
+    lake_bytes: int | None
+
+
+def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
+    """Derive everything. The budget is floored to whole collections; a last round may be shorter."""
+    mixture, pqn, dqn, flat = recipe.mixture, recipe.pqn, recipe.dqn, flatten(recipe)
+    own = int(own_envs(flat)) if mixture.mode == "live" else 0
+    skip = frame_skip(flat)
+    collection = pqn.num_envs * pqn.num_steps
+    steps = collection * mixture.agents + own * pqn.num_steps
+    collections = mixture.total_frames // (steps * skip)
+    if recipe.trainer.total_iterations is not None:
+        collections = min(collections, recipe.trainer.total_iterations * mixture.collections_per_round)
+    whole_rounds, rest = divmod(collections, mixture.collections_per_round)
+    rounds = whole_rounds + (rest > 0)
+    uses_lake = mixture.mode != "single"
+    replayed = mixture.big_updates * dqn.batch_size if uses_lake else 0
+    per_round = steps * mixture.collections_per_round
+    lake_transitions = collections * steps if uses_lake else 0
+
+    frame = observation = once = lake_frame = None
+    measured = False
+    if spec is not None:
+        observation = spec.observation.nbytes
+        frame = observation // recipe.env.frame_stack
+        once = frame + RECORD_BYTES
+        lake_frame, measured = _stored_frame(recipe, spec, frame)
+    return MixturePlan(
+        mode=mixture.mode,
+        agents=mixture.agents,
+        envs_per_agent=pqn.num_envs,
+        own_envs=own,
+        frame_skip=skip,
+        transitions_per_collection=collection,
+        minibatch_transitions=collection // pqn.num_minibatches,
+        env_steps_per_collection=steps,
+        frames_per_collection=steps * skip,
+        collections_per_round=mixture.collections_per_round,
+        env_steps_per_round=per_round,
+        frames_per_round=per_round * skip,
+        total_frames=mixture.total_frames,
+        frames=collections * steps * skip,
+        unused_frames=max(0, mixture.total_frames - collections * steps * skip),
+        frames_per_agent=collections * collection * skip,
+        rounds=rounds,
+        whole_rounds=whole_rounds,
+        last_round_collections=rest,
+        collections=collections,
+        pqn_updates_per_collection=pqn.num_minibatches * pqn.update_epochs,
+        pqn_updates_per_round=pqn.num_minibatches * pqn.update_epochs * mixture.collections_per_round,
+        pqn_replay_ratio=pqn.update_epochs,
+        big_updates=mixture.big_updates if uses_lake else 0,
+        big_batch_size=dqn.batch_size,
+        big_replay_ratio=replayed / per_round,
+        big_pond_replay_ratio=replayed / mixture.big_pond_transitions,
+        big_updates_in_all=rounds * mixture.big_updates if uses_lake else 0,
+        resets=rounds if mixture.mode in ("rounds", "live", SINGLE[1]) else 0,
+        pond_transitions=mixture.pond_transitions,
+        pours_per_round=collection * mixture.collections_per_round / mixture.pond_transitions,
+        big_pond_transitions=mixture.big_pond_transitions,
+        observation_bytes=observation,
+        frame_bytes=frame,
+        transition_bytes_twice=None if observation is None else 2 * observation,
+        transition_bytes_once=frame,
+        pond_bytes=None if once is None else once * mixture.pond_transitions,
+        big_pond_bytes=None if once is None else once * mixture.big_pond_transitions,
+        lake_frame_bytes=lake_frame,
+        lake_frame_measured=measured,
+        lake_transitions=lake_transitions,
+        lake_bytes=None if lake_frame is None else round(lake_transitions * (lake_frame + RECORD_BYTES)),
+    )
+
+
+def _stored_frame(recipe: MixtureRecipe, spec: EnvSpec, frame: int) -> tuple[float, bool]:
+    """Bytes of a frame on disk: as the config says, as measured for the game, or raw."""
+    if recipe.lake.expected_frame_bytes is not None:
+        return recipe.lake.expected_frame_bytes, False
+    game = recipe.env.id.partition(":")[2]
+    if recipe.env.id.startswith("atari:") and game in MEASURED_FRAME_BYTES:
+        side = prod(spec.observation.shape[-2:])
+        return MEASURED_FRAME_BYTES[game] * side / MEASURED_SIDE**2, side == MEASURED_SIDE**2
+    return float(frame), False

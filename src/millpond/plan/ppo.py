@@ -1,0 +1,138 @@
+"""The plan of a PPO run: all its arithmetic, once.
+
+config -> envs in groups -> rounds of rows -> minibatches -> gradient updates, times iterations
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond.config.check import flatten
+from millpond.config.ppo_rules import batch_size, num_envs
+from millpond.config.recipe import PPORecipe
+from millpond.envs.spec import EnvSpec
+from millpond.plan.memory import TrainingMemory, field_bytes, row_fields, training_memory
+from millpond.sizes import rows_per_round
+
+
+@dataclass(frozen=True)
+class PPOPlan:
+    """What a PPO run will do. Counts are of one iteration unless the name says otherwise."""
+
+    num_envs: int
+    envs_per_group: int
+    groups: int
+    num_workers: int
+    envs_per_worker: int
+    num_agents: int
+    total_agents: int
+    batch_unit: str
+    batch_size: int
+    segments: int
+    bptt_horizon: int
+    minibatch_size: int
+    minibatch_segments: int
+    num_minibatches: int
+    update_epochs: int
+    gradient_updates: int
+    accumulated_parts: int
+    env_steps: int
+    agent_steps: int
+    agent_steps_per_gradient: int
+    steps_per_env: float
+    rows_per_round: int
+    whole_rounds: int
+    top_up_rows: int
+    top_up_envs: int
+    surplus_rows: int
+    iterations: int
+    total_env_steps: int
+    total_agent_steps: int
+    total_gradient_updates: int
+    unused_timesteps: int
+    passes_over_data: int
+    buffer_bytes: int
+    observation_bytes: int | None
+    field_bytes: tuple[tuple[str, str, int], ...]  # name, shape and dtype, bytes
+    training: TrainingMemory | None
+
+
+def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None) -> PPOPlan:
+    """Derive everything. The recipe has been checked, so every division here comes out even where it must."""
+    trainer, flat = recipe.trainer, flatten(recipe)
+    agents, horizon, unit = recipe.env.num_agents, trainer.bptt_horizon, trainer.batch_unit
+    envs, batch = num_envs(flat), batch_size(flat)
+    assert envs is not None
+    assert batch is not None  # the rules saw to both
+
+    rows = batch // horizon
+    agents_per_row = agents if unit == "env_steps" else 1
+    per_round = rows_per_round(envs, agents, unit)
+    whole_rounds, top_up_rows = divmod(rows, per_round)
+    top_up_envs = -(-top_up_rows * agents_per_row // agents)  # whole envs step; their surplus rows wait
+    surplus_rows = top_up_envs * agents // agents_per_row - top_up_rows
+    env_steps = (whole_rounds * envs + top_up_envs) * horizon
+    minibatches = batch // trainer.minibatch_size
+    iterations = trainer.total_timesteps // batch
+    if trainer.total_iterations is not None:
+        iterations = min(iterations, trainer.total_iterations)
+    # Surplus rows are trained in the next iteration: over the run, envs are rounded up once, not once an iteration.
+    run_envs = -(-rows * iterations * agents_per_row // agents)
+
+    fields = row_fields(spec, recipe.policy.core, recipe.policy.hidden_size)
+    sizes = [field_bytes(field, rows, horizon, agents_per_row) for field in fields]
+    shapes = [
+        " x ".join(map(str, (rows, *([horizon] if f.per_step else []), *([agents] * (agents_per_row > 1)), *f.shape)))
+        for f in fields
+    ]
+    largest = trainer.max_minibatch_size or trainer.minibatch_size
+    part_rows = min(largest, trainer.minibatch_size) // horizon
+    return PPOPlan(
+        num_envs=envs,
+        envs_per_group=envs // trainer.async_factor,
+        groups=trainer.async_factor,
+        num_workers=trainer.num_workers,
+        envs_per_worker=envs // trainer.num_workers,
+        num_agents=agents,
+        total_agents=envs * agents,
+        batch_unit=unit,
+        batch_size=batch,
+        segments=rows,
+        bptt_horizon=horizon,
+        minibatch_size=trainer.minibatch_size,
+        minibatch_segments=trainer.minibatch_size // horizon,
+        num_minibatches=minibatches,
+        update_epochs=trainer.update_epochs,
+        gradient_updates=minibatches * trainer.update_epochs,
+        accumulated_parts=trainer.minibatch_size // horizon // part_rows,
+        env_steps=env_steps,
+        agent_steps=batch * agents_per_row,
+        agent_steps_per_gradient=trainer.minibatch_size * agents_per_row,
+        steps_per_env=round(env_steps / envs, 4),
+        rows_per_round=per_round,
+        whole_rounds=whole_rounds,
+        top_up_rows=top_up_rows,
+        top_up_envs=top_up_envs,
+        surplus_rows=surplus_rows,
+        iterations=iterations,
+        total_env_steps=run_envs * horizon,
+        total_agent_steps=batch * agents_per_row * iterations,
+        total_gradient_updates=minibatches * trainer.update_epochs * iterations,
+        unused_timesteps=max(0, trainer.total_timesteps - iterations * batch),
+        passes_over_data=trainer.update_epochs,
+        buffer_bytes=sum(sizes),
+        observation_bytes=sizes[0] if spec is not None else None,
+        field_bytes=tuple(
+            (f.name, f"{shape} {f.dtype}", size) for f, shape, size in zip(fields, shapes, sizes, strict=True)
+        ),
+        training=training_memory(
+            spec,
+            recipe.policy.core,
+            recipe.policy.hidden_size,
+            recipe.ppo.optimizer,
+            trainer.precision,
+            part_rows,
+            horizon,
+            agents_per_row,
+        ),
+    )

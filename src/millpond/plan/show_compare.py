@@ -1,0 +1,52 @@
+"""A comparison as text."""
+
+from __future__ import annotations
+
+from millpond.config.violations import show as show_value
+from millpond.plan.compare import Comparison, cell
+from millpond.plan.lines import WIDTH, sentence
+from millpond.plan.show import show_alerts
+
+NOTE_WIDTH = 16
+LABEL_WIDTH = 27
+
+
+def show_compare(comparison: Comparison) -> str:
+    """Alert, table, other settings, differences, what each is better for."""
+    a, b = comparison.a.loaded.name, comparison.b.loaded.name
+    lines = [*sentence(f"{a} against {b}", 0), *show_alerts(comparison.alerts), ""]
+    lines += _table(comparison, a, b)
+    if comparison.settings:
+        lines += ["", "Other settings that differ"]
+        for key, first, second in comparison.settings:
+            lines += sentence(f"{key}: {show_value(first)} against {show_value(second)}")
+    for title, points in (
+        ("Differences that matter", comparison.words.differences),
+        (f"{a} is better for", comparison.words.a_is_better_for),
+        (f"{b} is better for", comparison.words.b_is_better_for),
+    ):
+        if points:
+            lines += ["", title, *(line for point in points for line in sentence(point, 2, "- "))]
+    if not comparison.words.differences:
+        lines += ["", "They do the same."]
+    return "\n".join(lines)
+
+
+def _table(comparison: Comparison, a: str, b: str) -> list[str]:
+    values = [(cell(row.a, row.label), cell(row.b, row.label)) for row in comparison.rows if not row.heading]
+    room = (WIDTH - 2 - LABEL_WIDTH - NOTE_WIDTH - 6) // 2
+    first = min(max(len(a), *(len(v) for v, _ in values)), room)
+    second = min(max(len(b), *(len(v) for _, v in values)), room)
+    lines = [f"  {'':<{LABEL_WIDTH}}  {_end(a, first):>{first}}  {_end(b, second):>{second}}"]
+    for row in comparison.rows:
+        if row.heading:
+            lines.append(row.label)
+            continue
+        left, right = cell(row.a, row.label), cell(row.b, row.label)
+        lines.append(f"  {row.label:<{LABEL_WIDTH}}  {left:>{first}}  {right:>{second}}  {row.note}".rstrip())
+    return lines
+
+
+def _end(name: str, width: int) -> str:
+    """A long path by its end."""
+    return name if len(name) <= width else f"...{name[-(width - 3) :]}"

@@ -1,0 +1,134 @@
+"""A mixture's plan in words and a picture."""
+
+from __future__ import annotations
+
+from millpond.config.recipe import MixtureRecipe
+from millpond.plan.lines import box, exact_size, figures, number, plural, sentence, size
+from millpond.plan.mixture import MixturePlan
+
+MODES = {
+    "rounds": "the agents learn, the BigAgent learns from the lake, the agents are cloned from it",
+    "live": "transitions of the agents reach an acting BigAgent as they come",
+    "single": "control: one agent, the same frames, no lake",
+    "single-resets": "control: one agent with the same resets and gradient steps",
+    "no-resets": "control: the agents go on uncloned beside the BigAgent",
+}
+
+
+def show_mixture(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
+    """Summary, a round as a picture, the run, replay, memory."""
+    return [
+        *sentence(f"Mode {plan.mode}: {MODES[plan.mode]}."),
+        *_round(recipe, plan),
+        *_run(plan),
+        *_replay(recipe, plan),
+        *_memory(recipe, plan),
+    ]
+
+
+def _round(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
+    agents = plural(plan.agents, "PQN agent")
+    collect = [
+        f"{agents}, each {plan.envs_per_agent:,} envs x {recipe.pqn.num_steps} steps = "
+        f"{plan.transitions_per_collection:,} transitions",
+        f"x {plural(plan.collections_per_round, 'collection')}, each {plural(plan.pqn_updates_per_collection, 'update')} "
+        f"of {plan.minibatch_transitions:,}",
+    ]
+    if plan.own_envs:
+        collect.append(f"and the BigAgent's own {plan.own_envs:,} envs")
+    lines = [
+        "",
+        "One round",
+        *box(collect, f"{plan.env_steps_per_round:,} env steps = {plan.frames_per_round:,} frames"),
+    ]
+    if plan.mode == "single":
+        return lines
+    pond = f"a pond of {plan.pond_transitions:,} transitions is poured out {number(plan.pours_per_round)} times"
+    lines += [f"    ↓ {pond}", *box([f"+ {plan.env_steps_per_round:,} transitions"], "the lake, on disk")]
+    lines += [
+        "    ↓ uniformly",
+        *box(
+            [
+                f"BigPond of {plan.big_pond_transitions:,} transitions",
+                f"{plural(plan.big_updates, 'gradient step')} of {plan.big_batch_size:,} with DQN, "
+                f"epsilon from {recipe.mixture.big_epsilon_reset_to:g}",
+            ],
+            "the BigAgent",
+        ),
+    ]
+    if plan.resets:
+        ladder = recipe.mixture.epsilon_ladder
+        reset = f"[{', '.join(f'{e:g}' for e in ladder)}]" if ladder else f"{recipe.mixture.epsilon_reset_to:g}"
+        lines.append(f"    ↓ {plural(plan.agents, 'clone')}, epsilon from {reset}")
+    return lines
+
+
+def _run(plan: MixturePlan) -> list[str]:
+    last = f"{plan.whole_rounds:,} whole, and a last one of {plural(plan.last_round_collections, 'collection')}"
+    rows = [
+        (
+            "frames wanted",
+            number(plan.total_frames),
+            f"{plan.frame_skip} an env step",
+        ),
+        ("frames in whole collections", number(plan.frames), f"{plan.unused_frames:,} left over"),
+        ("frames each agent sees", number(plan.frames_per_agent), ""),
+        ("rounds", number(plan.rounds), last if plan.last_round_collections else "all whole"),
+        (
+            "collections of each agent",
+            number(plan.collections),
+            f"{plan.frames_per_collection:,} frames of all",
+        ),
+        ("resets", number(plan.resets), "one at the end of each round" if plan.resets else ""),
+        ("BigAgent's gradient steps", number(plan.big_updates_in_all), ""),
+    ]
+    return ["", "The run", *figures(rows)]
+
+
+def _replay(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
+    rows = [("PQN, in its own collection", number(plan.pqn_replay_ratio), "update_epochs; nothing is replayed later")]
+    if plan.mode != "single":
+        trained = plan.big_updates * plan.big_batch_size
+        rows += [
+            (
+                "BigAgent, of a round's transitions",
+                f"{plan.big_replay_ratio:.2g}",
+                f"{trained:,} / {plan.env_steps_per_round:,}",
+            ),
+            (
+                "BigAgent, of the BigPond",
+                f"{plan.big_pond_replay_ratio:.2g}",
+                f"{trained:,} / {plan.big_pond_transitions:,}",
+            ),
+        ]
+    return ["", "How often a transition is trained on", *figures(rows)]
+
+
+def _memory(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
+    if plan.frame_bytes is None or plan.transition_bytes_twice is None or plan.pond_bytes is None:
+        return ["", *sentence(f"Memory: only {recipe.env.id} itself knows how large its observations are.")]
+    stack = recipe.env.frame_stack
+    twice = plan.transition_bytes_twice
+    rows = [
+        ("both observations in full", number(twice), f"two stacks of {stack}" if stack > 1 else "stored twice"),
+        ("each frame once", number(plan.frame_bytes), f"{twice / plan.frame_bytes:g} times less"),
+    ]
+    lines = ["", "Bytes a transition", *figures(rows)]
+    lines += sentence(f"A million of them: {size(twice * 1e6)} in full, {size(plan.frame_bytes * 1e6)} stored once.")
+    stores = [
+        (f"{plural(plan.agents, 'pond')}, each", size(plan.pond_bytes), f"on {recipe.device}"),
+        ("the BigPond", size(plan.big_pond_bytes or 0), f"on {recipe.device}"),
+    ]
+    if plan.lake_transitions and plan.lake_bytes is not None and plan.lake_frame_bytes is not None:
+        frame = f"{plan.lake_frame_bytes:,.0f} bytes a frame"
+        known = "as measured with lz4" if plan.lake_frame_measured else "an upper bound: raw, before compression"
+        if recipe.lake.expected_frame_bytes is not None:
+            known = "as lake.expected_frame_bytes says"
+        stores.append(
+            ("the lake at the end", size(plan.lake_bytes), f"{plan.lake_transitions:,} transitions; {frame}, {known}")
+        )
+    lines += ["", "Stores", *figures(stores)]
+    if plan.lake_bytes is not None and plan.lake_transitions:
+        whole = twice * plan.lake_transitions
+        lines += sentence(f"In full, the lake's transitions would take {exact_size(whole)}.")
+    return lines

@@ -1,0 +1,214 @@
+"""A PPO plan in words and pictures, drawn from its numbers."""
+
+from __future__ import annotations
+
+from millpond.config.recipe import PPORecipe
+from millpond.plan.lines import bar, box, exact_size, figures, number, plural, sentence, size
+from millpond.plan.ppo import PPOPlan
+
+FLOAT32 = 4
+
+
+def show_ppo(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
+    """Summary, collection, rows, minibatches, one minibatch, the run, memory."""
+    return [
+        *_summary(plan),
+        *_environments(recipe, plan),
+        *_collection(plan),
+        *_training(recipe, plan),
+        *_run(recipe, plan),
+        *_rows_memory(recipe, plan),
+        *_training_memory(recipe, plan),
+    ]
+
+
+def _summary(plan: PPOPlan) -> list[str]:
+    return sentence(
+        f"{plural(plan.num_envs, 'env')} of {plural(plan.num_agents, 'agent')} fill "
+        f"{plan.segments:,} rows of {plural(plan.bptt_horizon, 'step')}; "
+        f"{plural(plan.num_minibatches, 'minibatch')} give {plural(plan.gradient_updates, 'gradient update')} "
+        f"an iteration, each on "
+        f"{plan.agent_steps_per_gradient:,} agent steps; {plural(plan.iterations, 'iteration')} in the run."
+    )
+
+
+def _environments(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
+    trainer = recipe.trainer
+    target = trainer.forward_pass_minibatch_target_size
+    rows: list[tuple[str, str, str]] = []
+    if target is not None:
+        wanted = target // plan.num_agents
+        rows.append(("forward target // agents an env", number(wanted), f"{target:,} // {plan.num_agents}"))
+        rows.append(("floored to whole workers", number(plan.envs_per_group), "envs a group"))
+    else:
+        rows.append(("envs a group", number(plan.envs_per_group), f"{plan.num_envs:,} envs in {plan.groups}"))
+    overlap = "one steps while another is with the policy" if plan.groups > 1 else "envs and policy take turns"
+    rows += [
+        ("groups", number(plan.groups), overlap),
+        ("envs", number(plan.num_envs), f"{plan.envs_per_worker:,} in each of {plural(plan.num_workers, 'worker')}"),
+        ("agents", number(plan.total_agents), f"{plan.num_agents:,} an env"),
+    ]
+    return ["", "Environments", *figures(rows)]
+
+
+def _collection(plan: PPOPlan) -> list[str]:
+    per_row = plural(plan.num_agents, "agent") if plan.batch_unit == "env_steps" else "one agent"
+    lines = [
+        "",
+        "Collection",
+        *figures(
+            [
+                ("rows", number(plan.segments), f"{plan.bptt_horizon} steps of one env with {per_row}")
+                if plan.batch_unit == "env_steps"
+                else ("rows", number(plan.segments), f"{plan.bptt_horizon} steps of one agent"),
+                ("env steps", number(plan.env_steps), _counted(plan, "env_steps")),
+                ("agent steps", number(plan.agent_steps), _counted(plan, "agent_steps")),
+                ("steps an env, on average", number(plan.steps_per_env)),
+            ]
+        ),
+    ]
+    width = 24
+    for group in range(min(plan.groups, 4)):
+        first, last = group * plan.envs_per_group, (group + 1) * plan.envs_per_group
+        lines.append(
+            f"  group {_letter(group)} {bar(first, last, plan.num_envs, width)} envs {first:,} to {last - 1:,}"
+        )
+    if plan.groups > 4:
+        lines.append(f"  ... {plan.groups - 4:,} more groups")
+    if plan.whole_rounds:
+        rounds = plural(plan.whole_rounds, "whole round")
+        lines.append(f"  {rounds}: every env steps {plan.bptt_horizon} times and fills {_rows_an_env(plan)}")
+    if plan.top_up_rows:
+        waits = (
+            f"; {plural(plan.surplus_rows, 'surplus row')} waits for the next iteration" if plan.surplus_rows else ""
+        )
+        lines += sentence(
+            f"1 top-up round: {plural(plan.top_up_envs, 'env')} (in rotation) "
+            f"fill the last {plural(plan.top_up_rows, 'row')}, so every row is of the current policy{waits}"
+        )
+    return lines
+
+
+def _rows_an_env(plan: PPOPlan) -> str:
+    return "one row" if plan.batch_unit == "env_steps" else plural(plan.num_agents, "row")
+
+
+def _counted(plan: PPOPlan, unit: str) -> str:
+    return "what batch_size counts" if plan.batch_unit == unit else ""
+
+
+def _letter(group: int) -> str:
+    return "ABCD"[group]
+
+
+def _training(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
+    agents = f" x {plan.num_agents} agents" if plan.batch_unit == "env_steps" and plan.num_agents > 1 else ""
+    last = plan.segments - 1
+    steps = f"[t0 t1 t2 ... t{plan.bptt_horizon - 1}]" if plan.bptt_horizon > 3 else f"[{plan.bptt_horizon} steps]"
+    shown = [0, 1, last] if plan.segments > 2 else list(range(plan.segments))
+    label_width = len(f"row {last:,}")
+    buffer = [f"{f'row {row:,}':<{label_width}}  {steps}{agents}" for row in shown]
+    if plan.segments > 3:
+        buffer.insert(2, "...")
+    order = {
+        "uniform": "a fresh permutation each epoch: every row exactly once",
+        "sequential": "in order: every row exactly once",
+        "prioritized": "drawn by priority for each minibatch, with importance weights",
+    }[recipe.ppo.sampling]
+    unit = plan.batch_unit.replace("_", " ")
+    title = f"{plan.segments:,} rows x {plan.bptt_horizon} steps = {plan.batch_size:,} {unit}"
+    return [
+        "",
+        "Training",
+        *box(buffer, title),
+        f"    ↓ {order}",
+        *box(
+            _minibatch_bars(plan), f"{plural(plan.num_minibatches, 'minibatch')}, {plural(plan.update_epochs, 'epoch')}"
+        ),
+        "    ↓ each of them",
+        *box(_one_minibatch(recipe, plan, agents), "one minibatch"),
+    ]
+
+
+def _one_minibatch(recipe: PPORecipe, plan: PPOPlan, agents: str) -> list[str]:
+    lines = [
+        f"{plan.minibatch_segments:,} rows x {plan.bptt_horizon} steps{agents} "
+        f"= {plan.agent_steps_per_gradient:,} agent steps"
+    ]
+    if plan.accumulated_parts > 1:
+        part = plan.minibatch_segments // plan.accumulated_parts
+        lines.append(f"in {plan.accumulated_parts} parts of {part:,} rows, their gradients added up")
+    return [*lines, _unrolled(recipe, plan), "forward, losses, backward, one gradient update"]
+
+
+def _unrolled(recipe: PPORecipe, plan: PPOPlan) -> str:
+    sequences = plan.minibatch_segments * (plan.num_agents if plan.batch_unit == "env_steps" else 1)
+    if recipe.policy.core == "none":
+        return f"{sequences:,} sequences, no memory"
+    return f"{recipe.policy.core.upper()} unrolled over {plan.bptt_horizon} steps of {sequences:,} sequences, in order"
+
+
+def _minibatch_bars(plan: PPOPlan) -> list[str]:
+    width, rows = 32, plan.minibatch_segments
+    count = plan.num_minibatches
+    shown = list(range(count)) if count <= 5 else [0, 1, 2, count - 1]
+    label_width = len(f"{count - 1:,}")
+    lines = [
+        f"{number:>{label_width},} {bar(number * rows, (number + 1) * rows, plan.segments, width)} {rows:,} rows"
+        for number in shown
+    ]
+    if count > 5:
+        lines.insert(3, "...")
+    return lines
+
+
+def _run(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
+    trainer = recipe.trainer
+    unit = plan.batch_unit.replace("_", " ")
+    capped = trainer.total_iterations is not None and plan.iterations == trainer.total_iterations
+    why = (
+        "capped by trainer.total_iterations"
+        if capped
+        else f"{trainer.total_timesteps:,} // {plan.batch_size:,} {unit}, floored"
+    )
+    at_most = "at most; ppo.target_kl may end an iteration early" if recipe.ppo.target_kl else ""
+    passes = "on average" if recipe.ppo.sampling == "prioritized" else "update_epochs"
+    rows = [
+        ("iterations", number(plan.iterations), why),
+        ("env steps", number(plan.total_env_steps), ""),
+        ("agent steps", number(plan.total_agent_steps), ""),
+        ("gradient updates", number(plan.total_gradient_updates), at_most),
+        ("passes over each row", number(plan.passes_over_data), passes),
+    ]
+    return ["", "The run", *figures(rows)]
+
+
+def _rows_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
+    rows = [(name, f"{count:,}", shape) for name, shape, count in plan.field_bytes]
+    rows.append(("all fields", f"{plan.buffer_bytes:,}", size(plan.buffer_bytes)))
+    lines = ["", "Memory of the rows, in bytes", *figures(rows)]
+    if plan.observation_bytes is None:
+        lines += sentence(f"Observations of {recipe.env.id} are not in this sum: only the world itself knows them.")
+    elif recipe.env.id == "grid":
+        check = plan.segments * plan.bptt_horizon * recipe.env.obs_size**2 * FLOAT32
+        lines += sentence(
+            f"(As float32, one {recipe.env.obs_size}x{recipe.env.obs_size} view a row and step would take "
+            f"{exact_size(check)}; cells are single bytes here, and every agent's view is kept.)"
+        )
+    return lines
+
+
+def _training_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
+    training = plan.training
+    if training is None:
+        return []
+    parts = " (one part)" if plan.accumulated_parts > 1 else ""
+    rows = [
+        (f"minibatch{parts}", size(training.minibatch), ""),
+        ("activations", size(training.activations), f"kept for the backward pass, {recipe.trainer.precision}"),
+        ("parameters", size(training.parameters), f"about {training.parameters // FLOAT32:,} numbers"),
+        ("gradients", size(training.gradients), ""),
+        ("optimiser state", size(training.optimizer), recipe.ppo.optimizer),
+        ("in all", size(training.total), f"on {recipe.device}, beside the rows"),
+    ]
+    return ["", "Memory of one training step, estimated", *figures(rows)]

@@ -1,0 +1,78 @@
+"""A reward run's plan in words and a picture."""
+
+from __future__ import annotations
+
+from millpond.config.recipe import RewardRecipe
+from millpond.plan.lines import figures, number, plural, sentence
+from millpond.plan.reward import RewardPlan
+
+
+def show_reward(recipe: RewardRecipe, plan: RewardPlan) -> list[str]:
+    """The hierarchy, what each level writes, the data."""
+    lines = sentence(
+        f"{plan.epochs:,} epochs x {plan.cycles:,} cycles x {plan.iterations:,} iterations x "
+        f"{plan.train_batches:,} batches = {plural(plan.batches, 'batch')}, one gradient update each."
+        if plan.batches > 1
+        else "1 epoch x 1 cycle x 1 iteration x 1 batch: one gradient update in all."
+    )
+    lines += ["", "The hierarchy", *_tree(plan)]
+    lines += ["", "What is written", *figures(_written(recipe, plan))]
+    lines += ["", "Data", *figures(_data(recipe, plan))]
+    if not plan.reward_only:
+        rows = [
+            ("env steps of the agent", number(plan.env_steps), f"{recipe.agent.warmup_steps:,} of them at random"),
+            ("test episodes", number(plan.test_episodes), f"{recipe.agent.test_episodes} a cycle"),
+        ]
+        lines += ["", "Agent", *figures(rows)]
+    return lines
+
+
+def _tree(plan: RewardPlan) -> list[str]:
+    levels = [
+        ("epoch", plan.epochs, plan.batches_per_epoch, "summary; perhaps a checkpoint"),
+        ("cycle", plan.cycles, plan.batches_per_cycle, "table; one TensorBoard point"),
+        ("iteration", plan.iterations, plan.batches_per_iteration, "normaliser; average R_loss"),
+        ("batch", plan.train_batches, 1, "gradient; R_loss recorded"),
+    ]
+    lines = []
+    for depth, (name, count, batches, does) in enumerate(levels):
+        branch = "  " * depth + ("└ " if depth else "")
+        each = f"{batches:,} batches each" if batches > 1 else "1 batch each" if name != "batch" else ""
+        lines.append(f"  {f'{branch}{name} 0..{count - 1:,}':<22}{each:<23}{does}".rstrip())
+    return lines
+
+
+def _written(recipe: RewardRecipe, plan: RewardPlan) -> list[tuple[str, str, str]]:
+    return [
+        ("R_loss recorded, a cycle", number(plan.records_per_cycle), "once a batch"),
+        ("R_loss lines, a cycle", number(plan.lines_per_cycle), f"every {recipe.reward.log_batches:,} batches"),
+        ("averages printed, a cycle", number(plan.iteration_lines_per_cycle), "once an iteration"),
+        ("TensorBoard points", number(plan.tensorboard_points), "one a cycle, x = updates"),
+        ("checkpoints", number(plan.checkpoints), f"every {plural(plan.save_freq, 'epoch')}, and at the end"),
+        ("target network updates", number(plan.target_updates), f"every {recipe.reward.train_target:,} updates"),
+    ]
+
+
+def _data(recipe: RewardRecipe, plan: RewardPlan) -> list[tuple[str, str, str]]:
+    rows = [
+        ("objective", plan.objective, ""),
+        (
+            "steps a batch",
+            number(plan.steps_per_batch),
+            f"{plan.steps_per_episode:,} steps of {plural(plan.episodes_per_batch, 'episode')}",
+        ),
+        ("steps in all", number(plan.steps_in_all), ""),
+    ]
+    if plan.dataset_episodes is not None and plan.training_episodes is not None:
+        rows.append(
+            (
+                "episodes",
+                number(plan.dataset_episodes),
+                f"{plan.training_episodes:,} to train on, {plan.dataset_episodes - plan.training_episodes:,} held out",
+            )
+        )
+    if plan.dataset_steps is not None:
+        rows.append(("steps in the data", number(plan.dataset_steps), ""))
+    if plan.passes_over_data is not None:
+        rows.append(("passes over the training data", number(plan.passes_over_data), ""))
+    return rows
