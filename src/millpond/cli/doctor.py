@@ -48,22 +48,14 @@ def _devices() -> Devices:
         import torch
     except (ImportError, OSError) as error:
         return Devices((), 0, f"torch cannot be imported: {error}")
-    names = [f"cpu ({platform.machine()}, bfloat16 {'fast' if _fast_bfloat16() else 'emulated'})"]
+    bfloat16 = "with" if Host.here().bfloat16 else "without"
+    names = [f"cpu ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {bfloat16} bfloat16)"]
     for index in range(torch.cuda.device_count()):
         memory = torch.cuda.get_device_properties(index).total_memory
         names.append(f"cuda:{index} ({torch.cuda.get_device_name(index)}, {size(memory)})")
     if torch.backends.mps.is_available():
         names.append("mps")
     return Devices(tuple(names), torch.get_num_threads())
-
-
-def _fast_bfloat16() -> bool:
-    """Whether the processor has instructions for it."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return any(name in flags for name in ("avx512_bf16", "amx_bf16", " bf16"))
 
 
 def examine() -> dict[str, Any]:

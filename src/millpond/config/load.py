@@ -12,6 +12,7 @@ from typing import Any
 from millpond.config import puffer
 from millpond.config.check import check
 from millpond.config.recipe import Recipe
+from millpond.config.violations import ConfigError
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
 from millpond.errors import MillpondError
 
@@ -29,6 +30,7 @@ class Loaded:
     ignored: tuple[str, ...] = ()  # a PufferLib file's keys without a meaning here
     notes: tuple[str, ...] = ()
     agents_open: bool = False  # nobody said how many agents an env has
+    changes: dict[str, Any] = field(default_factory=dict)  # what preset and overrides set
 
 
 @dataclass(frozen=True)
@@ -50,21 +52,28 @@ def load(
     recipe: str | Path,
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
+    agents_if_open: int | None = None,
 ) -> Loaded:
-    """A recipe's name or a file, overlaid first with a preset, then with overrides (`section.key=value`)."""
+    """A recipe's name or a file, overlaid first with a preset, then with overrides (`section.key=value`).
+
+    A PufferLib file may leave open how many agents an env has; then `agents_if_open` is taken.
+    """
     source = _read(str(recipe), ())
     values = source.values
-    if preset is not None:
-        values = _overlay(values, _preset(values, preset, str(recipe)))
-    if isinstance(overrides, Mapping):
-        dotted = dict(overrides)
-    else:
-        dotted = dict(parse_override(text) for text in overrides)
+    dotted = _preset(values, preset, str(recipe)) if preset is not None else {}
+    dotted |= overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
+    if source.agents_open and "env.num_agents" not in dotted and agents_if_open is not None:
+        dotted["env.num_agents"] = agents_if_open
     values = _overlay(values, dotted)
     agents_open = source.agents_open and "env.num_agents" not in dotted
     notes = (*source.notes, *([puffer.AGENTS_OPEN] if agents_open else []))
-    typed = check(values, str(recipe))
-    return Loaded(str(recipe), typed, values, source.defaulted, source.ignored, notes, agents_open)
+    try:
+        typed = check(values, str(recipe))
+    except ConfigError as error:
+        if not agents_open:
+            raise
+        raise MillpondError(f"{error}\nPerhaps only because {puffer.AGENTS_OPEN}") from None
+    return Loaded(str(recipe), typed, values, source.defaulted, source.ignored, notes, agents_open, dotted)
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -152,14 +152,16 @@ def _minibatches_divide_the_batch(values: Values) -> Iterator[Violation]:
 
 def _parts_divide_a_minibatch(values: Values) -> Iterator[Violation]:
     largest, minibatch, horizon = values[LARGEST], values[MINIBATCH], values[HORIZON]
-    if largest is None or minibatch % horizon:
+    if largest is None:
         return
-    if largest % horizon or (minibatch > largest and minibatch % largest):
+    fits = minibatch % horizon == 0  # else the minibatch itself is mended first
+    if largest % horizon or (fits and minibatch > largest and minibatch % largest):
+        sizes = nearest_divisors(largest, minibatch, horizon) if fits else nearest_multiples(largest, horizon)
         yield Violation(
             (LARGEST, MINIBATCH, HORIZON),
             f"{LARGEST}={largest:,} must be a multiple of {HORIZON}={horizon:,} and, where it is smaller, "
             f"divide {MINIBATCH}={minibatch:,}",
-            tuple({LARGEST: size} for size in nearest_divisors(largest, minibatch, horizon)),
+            tuple({LARGEST: size} for size in sizes),
         )
 
 

@@ -27,7 +27,7 @@ def advise_ppo(recipe: PPORecipe, plan: PPOPlan, host: Host | None) -> list[Advi
         advice += _many_agents(recipe, plan)
     elif plan.num_agents <= FEW_AGENTS:
         advice += _few_agents(recipe, plan)
-    return [*advice, *_speed(recipe, plan)]
+    return [*advice, *_speed(recipe, plan, host)]
 
 
 def _top_up(recipe: PPORecipe, plan: PPOPlan) -> Iterator[Advice]:
@@ -183,7 +183,7 @@ def _few_agents(recipe: PPORecipe, plan: PPOPlan) -> Iterator[Advice]:
         )
 
 
-def _speed(recipe: PPORecipe, plan: PPOPlan) -> Iterator[Advice]:
+def _speed(recipe: PPORecipe, plan: PPOPlan, host: Host | None) -> Iterator[Advice]:
     flat, keys = flatten(recipe), written(recipe)
     if plan.groups == 1 and plan.num_workers > 1:
         yield from advise(
@@ -193,11 +193,11 @@ def _speed(recipe: PPORecipe, plan: PPOPlan) -> Iterator[Advice]:
             keys,
             {"trainer.async_factor": 2},
         )
-    if recipe.trainer.precision == "float32":
+    has_bfloat16 = recipe.device.startswith("cuda") or (recipe.device == "cpu" and host is not None and host.bfloat16)
+    if recipe.trainer.precision == "float32" and has_bfloat16:
         yield from advise(
             "speed",
-            "bfloat16 roughly halves the time of network arithmetic where the hardware has it; compare curves before you "
-            "rely on it",
+            "bfloat16 roughly halves the time of network arithmetic on this hardware; compare curves before you rely on it",
             flat,
             keys,
             {"trainer.precision": "bfloat16"},

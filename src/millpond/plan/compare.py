@@ -73,7 +73,7 @@ def _rows(a: Planned, b: Planned) -> list[Row]:
         fields = _REWARD
     else:
         return [
-            Row("Kind", a.loaded.recipe.kind, b.loaded.recipe.kind, "they do different jobs"),
+            Row("Kind", a.loaded.recipe.kind, b.loaded.recipe.kind, "different jobs"),
             Row("Learns from", _learns_from(a), _learns_from(b)),
             Row("Gradient updates in the run", _updates(a), _updates(b)),
             Row("Env steps in the run", _env_steps(a), _env_steps(b)),

@@ -62,13 +62,8 @@ def plan(
     `agents_source` is a world or a file that is asked how many agents an env has; where the config says otherwise,
     the alert says so. Where the config leaves it open (a PufferLib file), the answer is taken.
     """
-    loaded = load(recipe, overrides, preset)
-    asked: AgentCount | None = None
-    if agents_source is not None:
-        asked = agents_from(agents_source)
-        if loaded.agents_open:
-            loaded = load(recipe, _with_agents(overrides, asked.agents), preset)
-    return plan_loaded(loaded, asked, host)
+    asked = agents_from(agents_source) if agents_source is not None else None
+    return plan_loaded(load(recipe, overrides, preset, asked.agents if asked else None), asked, host)
 
 
 def plan_loaded(loaded: Loaded, asked: AgentCount | None = None, host: Host | None = None) -> Planned:
@@ -92,12 +87,6 @@ def plan_loaded(loaded: Loaded, asked: AgentCount | None = None, host: Host | No
         if count is not None and count.agents != recipe.env.num_agents
     ]
     return Planned(loaded, plan, tuple(advice), tuple(alerts))
-
-
-def _with_agents(overrides: Iterable[str] | Mapping[str, Any], agents: int) -> Iterable[str] | Mapping[str, Any]:
-    if isinstance(overrides, Mapping):
-        return {"env.num_agents": agents, **overrides}
-    return [f"env.num_agents={agents}", *overrides]
 
 
 def _mismatch(plan: Plan, configured: int, asked: AgentCount) -> str:

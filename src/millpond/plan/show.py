@@ -18,6 +18,8 @@ def show(planned: Planned) -> str:
     """Alerts first, then the plan, then advice."""
     recipe, plan = planned.loaded.recipe, planned.plan
     lines = sentence(f"{planned.loaded.name}: {recipe.description}" if recipe.description else planned.loaded.name, 0)
+    if planned.loaded.changes:
+        lines += sentence(f"with {as_overrides(planned.loaded.changes)}")
     lines += show_alerts(planned.alerts)
     lines.append("")
     if isinstance(recipe, PPORecipe) and isinstance(plan, PPOPlan):

@@ -7,7 +7,7 @@ from millpond.plan.compare import Comparison, cell
 from millpond.plan.lines import WIDTH, sentence
 from millpond.plan.show import show_alerts
 
-NOTE_WIDTH = 16
+NOTE_WIDTH = 19
 LABEL_WIDTH = 27
 
 

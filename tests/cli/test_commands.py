@@ -1,0 +1,129 @@
+"""The command itself: what it prints, where, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+def millpond(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "millpond", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_plan_as_json() -> None:
+    run = millpond("plan", "metta", "--json")
+    assert run.returncode == 0
+    assert json.loads(run.stdout)["gradient_updates"] == 32
+
+
+def test_bad_input_exits_with_two_and_no_traceback() -> None:
+    run = millpond("plan", "metta", "trainer.minibatch_size=10000")
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert run.stderr.startswith("millpond: trainer.minibatch_size=10,000 is not a multiple of")
+    assert "try trainer.minibatch_size=8192 or 16384" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "nothing"],
+        ["plan", "metta", "oops"],
+        ["plan", "metta", "--no-such-option"],
+        ["plan", "metta", "--preset", "quick"],
+        ["plan", "metta", "--debug", "--preset", "fast"],
+        ["plan", "metta", "--explain", "trainer.batchsize"],
+        ["plan", "metta", "--scale", "env.num_agents"],
+        ["plan", "metta", "--agents-from", "grid"],
+        ["compare", "metta", "nothing"],
+        ["compare", "trainer.batch_size=5"],
+        ["no-such-verb"],
+    ],
+)
+def test_every_kind_of_bad_input(arguments: list[str]) -> None:
+    run = millpond(*arguments)
+    assert run.returncode == 2, run.stdout
+    assert run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_compare_is_seed_two_by_default() -> None:
+    run = millpond("compare")
+    assert run.returncode == 0
+    assert run.stdout == millpond("compare", "puffer-metta", "metta").stdout
+    assert "ALERT: puffer-metta has 64 agents an env, metta has 3" in run.stdout
+    assert json.loads(millpond("compare", "--json").stdout)["b"]["segments"] == 8192
+
+
+def test_agents_from_a_file() -> None:
+    run = millpond("plan", "metta", "--agents-from", str(DATA / "metta.yaml"))
+    assert run.returncode == 0
+    assert "ALERT: the config says 3 agents an env, metta.yaml has 64" in run.stdout
+
+
+def test_explain() -> None:
+    run = millpond("plan", "metta", "--explain", "trainer.async_factor")
+    assert "double buffering" in run.stdout
+    assert "value here" in run.stdout
+    assert "vector.on_crash = stop" in millpond("plan", "metta", "--explain", "vector").stdout
+
+
+def test_recipes_lists_all() -> None:
+    names = {entry["name"] for entry in json.loads(millpond("recipes", "--json").stdout)}
+    assert {"grid", "metta", "puffer-metta", "mixture-seed", "reward-libero"} <= names
+    assert "puffer-metta (ppo; presets: debug)" in millpond("recipes").stdout
+
+
+def test_plain_text_without_a_terminal() -> None:
+    assert "\x1b[" not in millpond("plan", "metta").stdout
+
+
+def test_a_terminal_that_cannot_draw() -> None:
+    run = millpond("plan", "metta", PYTHONIOENCODING="ascii")
+    assert run.returncode == 0
+    assert run.stdout.isascii()
+    assert "+- 8,192 rows x 64 steps" in run.stdout
+
+
+def test_a_reader_that_goes_away() -> None:
+    run = subprocess.run(
+        f"{sys.executable} -m millpond plan metta | head -1", shell=True, capture_output=True, text=True, check=False
+    )
+    assert run.stdout.startswith("metta:")
+    assert run.stderr == ""
+
+
+def test_doctor() -> None:
+    run = millpond("doctor", "--json")
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["libraries"]["torch"].startswith("2.13.0")
+    assert found["cores"] >= 1
+    assert found["devices"][0].startswith("cpu")
+    assert set(found["extras"]) == {"atari", "metta", "minatar", "pettingzoo", "wandb", "dev"}
+    assert "free disk" in millpond("doctor").stdout
+
+
+@pytest.mark.parametrize("verb", ["plan", "compare", "recipes", "doctor"])
+def test_every_verb_explains_itself(verb: str) -> None:
+    run = millpond(verb, "--help")
+    assert run.returncode == 0
+    assert len(run.stdout.splitlines()) > 5
+
+
+def test_version() -> None:
+    assert millpond("--version").stdout.startswith("millpond 0.")

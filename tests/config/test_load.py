@@ -1,0 +1,125 @@
+"""Recipes, `extends`, presets and overrides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millpond.config import ConfigError, PPORecipe, load, recipe_names
+from millpond.config.check import flatten
+from millpond.errors import MillpondError
+
+NAMED_IN_THE_DESIGN = {
+    *("grid", "metta", "mettagrid", "puffer-metta"),
+    *("mixture", "mixture-minatar", "mixture-gravitar", "mixture-seed"),
+    *("reward", "reward-libero", "reward-online"),
+}
+
+
+def test_all_recipes_are_there() -> None:
+    assert set(recipe_names()) == NAMED_IN_THE_DESIGN
+
+
+@pytest.mark.parametrize("name", sorted(NAMED_IN_THE_DESIGN))
+def test_every_recipe_and_its_presets_are_valid(name: str) -> None:
+    recipe = load(name).recipe
+    assert recipe.description
+    assert "debug" in recipe.presets
+    for preset in recipe.presets:
+        load(name, preset=preset)
+
+
+def test_the_documents_keys_and_values() -> None:
+    recipe = load("metta").recipe
+    assert isinstance(recipe, PPORecipe)
+    flat = flatten(recipe)
+    documents = {
+        "trainer.num_workers": 16,
+        "trainer.batch_size": 524_288,
+        "trainer.forward_pass_minibatch_target_size": 4_096,
+        "trainer.async_factor": 2,
+        "trainer.minibatch_size": 16_384,
+        "trainer.bptt_horizon": 64,
+        "trainer.update_epochs": 1,
+        "trainer.batch_unit": "env_steps",
+        "env.num_agents": 3,
+        "env.obs_size": 11,
+        "env.max_steps": 1_000,
+        "ppo.gamma": 0.977,
+        "ppo.gae_lambda": 0.916,
+        "ppo.clip_coef": 0.1,
+        "ppo.vf_clip_coef": 0.1,
+        "ppo.vf_coef": 0.44,
+        "ppo.ent_coef": 0.0021,
+        "ppo.learning_rate": 4.57e-4,
+        "ppo.max_grad_norm": 0.5,
+    }
+    assert {key: flat[key] for key in documents} == documents
+    assert flat["trainer.compile"] in (True, False)
+
+
+def test_keys_that_every_recipe_has() -> None:
+    shared = {"seed", "device", "run_dir", "trainer.total_iterations", "trainer.max_seconds", "checkpoint.interval",
+              "eval.interval", "log.tensorboard", "log.wandb"}  # fmt: skip
+    for name in recipe_names():
+        assert shared <= set(flatten(load(name).recipe))
+
+
+def test_overrides() -> None:
+    recipe = load(
+        "metta", ["trainer.batch_size=262_144", "trainer.total_timesteps=1e9", "ppo.target_kl=0.02", "log.wandb=false"]
+    ).recipe
+    assert isinstance(recipe, PPORecipe)
+    assert recipe.trainer.batch_size == 262_144
+    assert recipe.trainer.total_timesteps == 10**9
+    assert recipe.ppo.target_kl == 0.02
+    assert recipe.log.wandb == "off"
+
+
+@pytest.mark.parametrize("text", ["trainer.batch_size", "=5", ".a=1", "a..b=2", "trainer.=1"])
+def test_what_is_not_an_override(text: str) -> None:
+    with pytest.raises(MillpondError, match="is not an override"):
+        load("metta", [text])
+
+
+def test_a_recipe_is_frozen() -> None:
+    recipe = load("grid").recipe
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.seed = 3  # type: ignore[misc]
+
+
+def test_extends_merges_sections_and_looks_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "below.yaml").write_text("extends: metta\ntrainer: {update_epochs: 3}\n")
+    (tmp_path / "above.yaml").write_text("extends: below.yaml\ntrainer: {bptt_horizon: 32}\n")
+    recipe = load(tmp_path / "above.yaml").recipe
+    assert isinstance(recipe, PPORecipe)
+    assert (recipe.trainer.update_epochs, recipe.trainer.bptt_horizon, recipe.trainer.num_workers) == (3, 32, 16)
+
+
+def test_extends_in_a_ring(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(MillpondError, match="cannot extend itself"):
+        load(tmp_path / "a.yaml")
+
+
+def test_presets() -> None:
+    flat = flatten(load("reward", ["reward.cycles=7"], preset="full").recipe)
+    levels = [flat[f"reward.{name}"] for name in ("epochs", "cycles", "iterations", "train_batches")]
+    assert levels == [10, 7, 100, 50]  # an override wins over the preset
+    debug = flatten(load("reward", preset="debug").recipe)
+    assert [debug[f"reward.{name}"] for name in ("epochs", "cycles", "iterations", "train_batches")] == [1, 1, 1, 1]
+    with pytest.raises(MillpondError, match="no preset 'quick'; it has fast, full, debug"):
+        load("reward", preset="quick")
+
+
+def test_names_that_are_nearly_right() -> None:
+    with pytest.raises(MillpondError, match=r"did you mean puffer-metta\?"):
+        load("pufer-metta")
+    with pytest.raises(ConfigError, match=r"trainer.batchsize is not a known key; did you mean trainer.batch_size\?"):
+        load("metta", ["trainer.batchsize=3"])
+    with pytest.raises(ConfigError, match=r"batch_size is not a known key; did you mean trainer.batch_size\?"):
+        load("metta", ["batch_size=3"])
+    with pytest.raises(ConfigError, match="mixture is a key of kind mixture; this recipe is of kind ppo"):
+        load("metta", ["mixture.agents=4"])

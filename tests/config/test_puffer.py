@@ -1,0 +1,145 @@
+"""PufferLib's .ini files, read as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millpond.config import PPORecipe, load
+from millpond.config.puffer import read
+from millpond.errors import MillpondError
+from millpond.plan import PPOPlan, plan
+from millpond.plan.show import show
+
+DATA = Path(__file__).parent.parent / "data"
+METTA = DATA / "puffer_metta.ini"
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.ini"
+    path.write_text(text)
+    return path
+
+
+def test_the_config_of_seed_two() -> None:
+    planned = plan(METTA, ["env.num_agents=64"])
+    p = planned.plan
+    assert isinstance(p, PPOPlan)
+    assert (p.total_agents, p.batch_size, p.segments, p.minibatch_segments, p.gradient_updates) == (
+        4_096, 262_144, 4_096, 512, 8,
+    )  # fmt: skip
+    assert p.iterations == 1_144
+    assert (p.groups, p.envs_per_group) == (2, 32)  # vec.batch_size=auto is half of the envs
+    recipe = planned.loaded.recipe
+    assert isinstance(recipe, PPORecipe)
+    assert recipe.trainer.batch_unit == "agent_steps"
+    assert recipe.env.id == "mettagrid"
+    assert recipe.ppo.learning_rate == 3e-4
+    assert recipe.policy.core == "lstm"
+
+
+def test_defaults_are_pufferlibs_and_are_told() -> None:
+    loaded = load(METTA, ["env.num_agents=64"])
+    recipe = loaded.recipe
+    assert isinstance(recipe, PPORecipe)
+    assert loaded.defaulted["train.prio_alpha"] == 0.8
+    assert recipe.ppo.prio_alpha == 0.8
+    assert recipe.ppo.sampling == "prioritized"
+    assert recipe.ppo.lr_schedule == "cosine"
+    assert recipe.trainer.max_minibatch_size == 32_768
+    assert "train.gamma" not in loaded.defaulted
+    text = show(plan(METTA, ["env.num_agents=64"]))
+    assert "Defaulted, as PufferLib 3.0 does" in text
+    assert "train.prio_alpha=0.8" in text
+
+
+def test_what_has_no_meaning_is_listed() -> None:
+    loaded = load(METTA, ["env.num_agents=64"])
+    listed = {"base.policy_name", "env.ore_reward", "train.name", "sweep.metric", "sweep.train.total_timesteps.min"}
+    assert listed <= set(loaded.ignored)
+    assert "sweep.metric" in show(plan(METTA, ["env.num_agents=64"]))
+
+
+def test_agents_that_the_file_leaves_open() -> None:
+    with pytest.raises(MillpondError, match="does not say how many agents an env has"):
+        plan(METTA)  # one agent an env is too few for the minibatch
+    left_open = plan(METTA, ["trainer.minibatch_size=1024"])
+    assert any("1 is assumed" in note for note in left_open.loaded.notes)
+    asked = plan(METTA, agents_source=str(DATA / "metta.yaml"))
+    assert isinstance(asked.plan, PPOPlan)
+    assert asked.plan.num_agents == 64
+    assert not asked.alerts
+    assert not any("is assumed" in note for note in asked.loaded.notes)
+    said = plan(METTA, ["env.num_agents=32"], agents_source=str(DATA / "metta.yaml"))
+    assert "the config says 32 agents an env, metta.yaml has 64" in said.alerts[0]
+
+
+def test_auto_horizon() -> None:
+    text = (
+        METTA.read_text()
+        .replace("batch_size = auto", "batch_size = 8192")
+        .replace("bptt_horizon = 64", "bptt_horizon = auto")
+    )
+    values = read(text.replace("[env]", "[env]\nnum_agents = 4"), "here").values
+    assert values["trainer"]["bptt_horizon"] == 8_192 // (64 * 4)
+
+
+@pytest.mark.parametrize(
+    ("vec", "envs", "workers", "groups"),
+    [
+        ("num_envs = 8\nnum_workers = 4", 8, 4, 2),
+        ("num_envs = 8\nnum_workers = 4\nbatch_size = None", 8, 4, 1),
+        ("num_envs = 8\nnum_workers = 4\nbatch_size = 2", 8, 4, 4),
+        ("num_envs = 8", 8, 8, 2),  # num_workers=auto: one an env
+        ("num_envs = 1", 1, 1, 1),
+        ("num_envs = 8\nbackend = Serial", 4, 1, 1),  # PufferLib makes only vec.batch_size of them
+        ("backend = PufferEnv\nnum_envs = 1", 1, 1, 1),
+    ],
+)
+def test_auto_in_vec(tmp_path: Path, vec: str, envs: int, workers: int, groups: int) -> None:
+    path = write(
+        tmp_path, f"[base]\npackage = metta\n[vec]\n{vec}\n[env]\nnum_agents = 8\n[train]\nminibatch_size = 64\n"
+    )
+    p = plan(path).plan
+    assert isinstance(p, PPOPlan)
+    assert (p.num_envs, p.num_workers, p.groups) == (envs, workers, groups)
+    assert p.batch_size == envs * 8 * 64
+
+
+def test_envs_inside_a_vec_env(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, "[base]\npackage = ocean\nenv_name = puffer_breakout\n[vec]\nnum_envs = 2\n[env]\nnum_envs = 1024\n"
+    )
+    p = plan(path).plan
+    assert isinstance(p, PPOPlan)
+    assert p.num_envs == 2_048
+    assert p.observation_bytes is None  # a world that Millpond does not have
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[other]\na = 1\n", "has none of"),
+        ("no section", "is not a PufferLib .ini file"),
+        ("[vec]\nnum_envs = many\n", "vec.num_envs=many must be a whole number"),
+        ("[vec]\nnum_envs = 0\n", "vec.num_envs=0 must be >= 1"),
+        ("[vec]\nnum_envs = 8\nbatch_size = 3\n", "vec.num_envs=8 is not a multiple of vec.batch_size=3"),
+        ("[train]\nbatch_size = auto\nbptt_horizon = auto\n", "must be a number"),
+        ("[train]\nbatch_size = 1\nbptt_horizon = auto\n", "less than one step"),
+        ("[train]\noptimizer = sgd\n", "ppo.optimizer=sgd is not one of"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(MillpondError) as caught:
+        load(write(tmp_path, text))
+    assert says in str(caught.value)
+
+
+def test_a_recipe_may_extend_an_ini(tmp_path: Path) -> None:
+    (tmp_path / "puffer.ini").write_text(METTA.read_text())
+    (tmp_path / "mine.yaml").write_text("extends: puffer.ini\nenv: {num_agents: 8}\n")
+    loaded = load(tmp_path / "mine.yaml")
+    assert loaded.recipe.env.num_agents == 8
+    assert not loaded.agents_open
+    assert loaded.ignored

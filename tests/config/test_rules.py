@@ -1,0 +1,165 @@
+"""Rules between keys: each refuses, says why, and what it suggests is valid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.config import ConfigError, load
+from millpond.config.load import parse_override
+
+
+def refusal(recipe: str, *overrides: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load(recipe, overrides)
+    return caught.value
+
+
+def test_the_minibatch_of_the_documents_gone_wrong() -> None:
+    error = refusal("metta", "trainer.minibatch_size=10000")
+    assert str(error) == (
+        "trainer.minibatch_size=10,000 is not a multiple of trainer.bptt_horizon=64 (the nearest are 9,984 and 10,048), "
+        "and it must divide trainer.batch_size=524,288; try trainer.minibatch_size=8192 or 16384"
+    )
+    assert error.fix == {"trainer.minibatch_size": 8192}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "says"),
+    [
+        ("metta", ["trainer.num_envs=64"], "both say how many envs"),
+        ("metta", ["trainer.forward_pass_minibatch_target_size=null"], "neither trainer.num_envs nor"),
+        ("metta", ["trainer.forward_pass_minibatch_target_size=20"], "less than one env each; try"),
+        ("grid", ["trainer.num_envs=255"], "is not a multiple of both trainer.num_workers=2 and trainer.async_factor=2"),
+        ("metta", ["trainer.batch_size=500000"], "so rows do not fill it; try trainer.batch_size=507904"),
+        ("metta", ["trainer.minibatch_size=15360"], "does not divide trainer.batch_size=524,288"),
+        ("puffer-metta", ["trainer.minibatch_size=20480"], "trainer.batch_size=auto, which is 262,144"),
+        ("metta", ["trainer.max_minibatch_size=1000"], "try trainer.max_minibatch_size=1024 or 512"),
+        ("metta", ["trainer.total_timesteps=1000"], "less than one iteration"),
+        ("metta", ["ppo.sampling=prioritized"], "draws all rows alike"),
+        ("metta", ["ppo.prio_alpha=0.5"], "has no effect with ppo.sampling=uniform"),
+        ("metta", ["env.obs_size=10"], "try env.obs_size=9 or 11"),
+        ("metta", ["env.grid.walls=400"], "more than half of the 484 cells"),
+        ("metta", ["env.atari.frame_skip=2"], "env.atari.frame_skip has no effect in env.id=grid"),
+        ("metta", ["env.id=gridd"], "env.id=gridd is none of"),
+        ("metta", ["env.id=atari"], "env.id=atari is none of"),
+        ("metta", ["env.id=gymnasium:CartPole-v1"], "has one agent; try env.num_agents=1"),
+        ("mixture", ["env.id=minatar:breakot"], "try env.id=minatar:breakout"),
+        ("mixture", ["mixture.mode=single"], "trains one agent, but mixture.agents=4"),
+        ("mixture", ["mixture.agents=1"], "mixes several agents"),
+        ("mixture", ["mixture.own_fraction=0.2"], "has no effect with mixture.mode=rounds"),
+        ("mixture", ["mixture.mode=live", "mixture.own_fraction=0.21"], "not a whole number"),
+        ("mixture", ["mixture.epsilon_ladder=[0.4,0.1]"], "has 2 values for mixture.agents=4"),
+        ("mixture", ["pqn.num_minibatches=30"], "try pqn.num_minibatches=32 or 16"),
+        ("mixture", ["mixture.pond_transitions=100"], "does not hold one collection of 4,096"),
+        ("mixture", ["mixture.big_pond_transitions=100"], "does not hold one batch"),
+        ("mixture", ["mixture.total_frames=1000"], "less than one collection of every agent, 16,384 frames"),
+        ("reward", ["checkpoint.interval=2"], "both say when to save"),
+        ("reward-online", ["reward.objective=progress"], "which lrd and rrd take apart"),
+        ("reward-online", ["agent.replay_transitions=10"], "does not hold one batch"),
+        ("reward", ["data.expected_steps=3"], "less than one step for each"),
+    ],
+)  # fmt: skip
+def test_a_rule_refuses_and_its_fix_is_valid(recipe: str, overrides: list[str], says: str) -> None:
+    error = refusal(recipe, *overrides)
+    assert says in str(error)
+    for fix in [*error.violations[0].fixes, *([error.fix] if error.fix else [])]:
+        load(recipe, {**dict(parse_override(o) for o in overrides), **fix})
+
+
+def test_worlds_that_step_all_envs_together_need_whole_rounds() -> None:
+    overrides = {"env.id": "atari:pong", "env.num_agents": 1, "trainer.batch_size": 524_288 + 16_384}
+    with pytest.raises(ConfigError, match=r"cannot be stepped in part; try trainer.batch_size=524288") as caught:
+        load("metta", overrides)
+    load("metta", {**overrides, **caught.value.fix})
+
+
+def test_every_violation_is_told_at_once() -> None:
+    error = refusal(
+        "metta",
+        *("trainer.batchsize=3", "trainer.bptt_horizon=0", "ppo.gamma=1.5", "ppo.sampling=prio", "device=gpu"),
+        *("trainer.update_epochs=1.5", "env.obs_size=4", "seed=true"),
+    )
+    told = [violation.keys[0] for violation in error.violations]
+    assert sorted(told) == sorted(
+        ["trainer.batchsize", "trainer.bptt_horizon", "ppo.gamma", "ppo.sampling", "device", "trainer.update_epochs",
+         "env.obs_size", "seed"]
+    )  # fmt: skip
+    assert str(error).startswith("8 settings of metta are wrong:\n- ")
+
+
+def test_several_broken_rules_come_with_one_fix_for_all() -> None:
+    overrides = (
+        "trainer.batch_size=500000",
+        "trainer.minibatch_size=10000",
+        "trainer.max_minibatch_size=77",
+        "env.obs_size=4",
+    )
+    error = refusal("metta", *overrides)
+    assert len(error.violations) == 4
+    assert "All of it mended: " in str(error)
+    load("metta", {**dict(parse_override(o) for o in overrides), **error.fix})
+
+
+def test_a_section_that_is_none() -> None:
+    assert "trainer=3 must be a section with keys of its own" in str(refusal("metta", "trainer=3"))
+
+
+@pytest.mark.parametrize(
+    "overrides", [["trainer.batch_size=auto"], ["trainer.batch_size=many"], ["trainer.batch_size=1.5"]]
+)
+def test_numbers_or_auto(overrides: list[str]) -> None:
+    if overrides == ["trainer.batch_size=auto"]:
+        assert "auto, which is 174,080" in str(refusal("metta", *overrides))  # 16,384 does not divide it
+    else:
+        assert "trainer.batch_size=" in str(refusal("metta", *overrides))
+
+
+sizes = st.integers(1, 5000)
+
+
+@st.composite
+def ppo_settings(draw: st.DrawFn) -> dict[str, Any]:
+    """Sizes of all sorts, mostly such that do not fit together."""
+    horizon = draw(st.integers(1, 128))
+    scaled = draw(st.booleans())  # half of the time at least multiples of the horizon
+    unit = horizon if scaled else 1
+    found: dict[str, Any] = {
+        "env.num_agents": draw(st.integers(1, 70)),
+        "env.grid.width": 60,
+        "env.grid.height": 60,
+        "trainer.num_workers": draw(st.integers(1, 20)),
+        "trainer.async_factor": draw(st.integers(1, 4)),
+        "trainer.batch_unit": draw(st.sampled_from(["env_steps", "agent_steps"])),
+        "trainer.bptt_horizon": horizon,
+        "trainer.batch_size": draw(st.one_of(st.just("auto"), sizes.map(lambda s: s * unit))),
+        "trainer.minibatch_size": draw(sizes) * unit,
+        "trainer.max_minibatch_size": draw(st.one_of(st.none(), sizes.map(lambda s: s * unit))),
+        "trainer.total_timesteps": draw(st.integers(1, 10**9)),
+        "trainer.num_envs": None,
+        "trainer.forward_pass_minibatch_target_size": None,
+    }
+    for key in ("trainer.num_envs", "trainer.forward_pass_minibatch_target_size"):
+        if draw(st.booleans()):
+            found[key] = draw(sizes)
+    return found
+
+
+@given(ppo_settings())
+def test_any_sizes_are_valid_or_refused_with_a_fix_that_is(settings: dict[str, Any]) -> None:
+    error = None
+    try:
+        load("metta", settings)
+    except ConfigError as refused:
+        error = refused
+    if error is None:
+        return
+    assert error.fix, error
+    load("metta", {**settings, **error.fix})
+    if len(error.violations) == 1:
+        assert error.violations[0].fixes
+        for fix in error.violations[0].fixes:
+            load("metta", {**settings, **fix})

@@ -1,0 +1,106 @@
+"""Advice: said where it applies, silent where it does not, and its overrides do what they promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millpond.plan import Host, MixturePlan, PPOPlan, plan
+
+BIG = Host(cores=64, memory=10**12)
+
+
+def topics(recipe: str, overrides: dict[str, Any] | None = None, host: Host = BIG) -> set[str]:
+    return {advice.topic for advice in plan(recipe, overrides or {}, host=host).advice}
+
+
+def overrides_of(recipe: str, topic: str, settings: dict[str, Any] | None = None, host: Host = BIG) -> dict[str, Any]:
+    for advice in plan(recipe, settings or {}, host=host).advice:
+        if advice.topic == topic:
+            return dict(advice.overrides)
+    raise AssertionError(f"nothing on {topic}")
+
+
+def test_rows_that_do_not_divide_the_envs() -> None:
+    assert overrides_of("metta", "top-up round") == {"trainer.batch_size": 522_240, "trainer.minibatch_size": 16_320}
+    found = plan("metta", overrides_of("metta", "top-up round")).plan
+    assert isinstance(found, PPOPlan)
+    assert (found.top_up_rows, found.whole_rounds, found.num_minibatches) == (0, 3, 32)
+    assert "top-up round" not in topics("metta", {"env.num_agents": 4})
+
+
+def test_a_batch_smaller_than_one_round() -> None:
+    settings = {"trainer.batch_size": 65_536}
+    assert "idle envs" in topics("metta", settings)
+    better = plan("metta", {**settings, **overrides_of("metta", "idle envs", settings)}).plan
+    assert isinstance(better, PPOPlan)
+    assert better.whole_rounds == 1
+
+
+def test_workers_over_cores() -> None:
+    assert "workers" in topics("metta", host=Host(cores=2, memory=10**12))
+    assert "workers" not in topics("metta")
+
+
+def test_memory_that_is_not_there() -> None:
+    small = Host(cores=64, memory=450_000_000)
+    assert "memory" in topics("metta", host=small)
+    parts = overrides_of("metta", "memory", host=small)
+    assert "memory" not in topics("metta", parts, host=small)
+    tiny = Host(cores=64, memory=100_000_000)
+    assert "trainer.batch_size" in overrides_of("metta", "memory", host=tiny)
+    assert "memory" not in topics("metta")
+
+
+def test_many_agents_and_few() -> None:
+    assert "many agents" in topics("metta", {"env.num_agents": 24})
+    keys = {
+        key for a in plan("metta", {"env.num_agents": 24}).advice if a.topic == "many agents" for key, _ in a.overrides
+    }
+    assert keys >= {"trainer.batch_size", "trainer.minibatch_size", "trainer.num_workers"}
+    assert "few agents" in topics("metta", {"env.num_agents": 1})
+    keys = {
+        key for a in plan("metta", {"env.num_agents": 1}).advice if a.topic == "few agents" for key, _ in a.overrides
+    }
+    assert keys >= {"trainer.batch_size", "trainer.forward_pass_minibatch_target_size", "trainer.num_workers"}
+    assert not topics("metta") & {"many agents", "few agents"}
+
+
+def test_speed() -> None:
+    speed = [dict(a.overrides) for a in plan("metta", {"trainer.async_factor": 1}).advice if a.topic == "speed"]
+    assert {"trainer.async_factor": 2} in speed
+    assert {"trainer.compile": True} in speed
+    assert not any("trainer.precision" in found for found in speed)
+    fast = Host(2, 10**12, bfloat16=True)
+    assert {"trainer.precision": "bfloat16"} in [dict(a.overrides) for a in plan("metta", host=fast).advice]
+
+
+def test_an_absurd_replay_ratio() -> None:
+    fix = overrides_of("mixture-seed", "replay ratio")
+    found = plan("mixture-seed", fix).plan
+    assert isinstance(found, MixturePlan)
+    assert found.big_replay_ratio == 1.0
+    assert "replay ratio" not in topics("mixture-gravitar")
+    assert "replay ratio" in topics("mixture", {"mixture.big_updates": 10_000_000})
+
+
+def test_agents_with_less_than_a_single_agents_batch() -> None:
+    settings = {"pqn.num_envs": 32}
+    assert overrides_of("mixture", "agents' batch", settings) == {"pqn.num_envs": 128}
+    assert "agents' batch" not in topics("mixture")
+
+
+def test_exploration_thrown_away() -> None:
+    assert "exploration" in topics("mixture-seed")
+    assert "exploration" not in topics("mixture-gravitar")
+
+
+def test_ponds_that_do_not_fit() -> None:
+    assert "memory" in topics("mixture-gravitar", host=Host(2, 4 * 10**9))
+    assert "memory" not in topics("mixture-gravitar")
+
+
+def test_reward_advice() -> None:
+    assert "passes" in topics("reward-libero")
+    assert "steps drawn" in topics("reward", {"reward.steps_per_episode": 500})
+    assert "log" in topics("reward", {"reward.iterations": 1})
+    assert topics("reward") == set()

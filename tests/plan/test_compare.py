@@ -1,0 +1,87 @@
+"""Two configs side by side: the table of seed 002 with its wrong entries right."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from millpond.config import recipe_names
+from millpond.plan import plan
+from millpond.plan.compare import compare
+from millpond.plan.show_compare import show_compare
+
+# Parameter -> PufferLib, Metta, as ruled.
+SEED_TWO = {
+    "Total environments": (64, 2_720),
+    "Environments a group": (32, 1_360),
+    "Workers": (16, 16),
+    "Agents an env": (64, 3),
+    "batch_size, in its unit": (262_144, 524_288),
+    "minibatch_size, in its unit": (32_768, 16_384),
+    "bptt_horizon": (64, 64),
+    "Total agents": (4_096, 8_160),
+    "Rows": (4_096, 8_192),
+    "Rows a minibatch": (512, 256),
+    "Minibatches": (8, 32),
+    "Update epochs": (1, 1),
+    "Gradient updates": (8, 32),
+    "Agent steps a gradient": (32_768, 49_152),
+    "Iterations in the run": (1_144, 19_073),
+}
+
+
+def test_the_table_of_seed_two() -> None:
+    comparison = compare(plan("puffer-metta"), plan("metta"))
+    rows = {row.label: (row.a, row.b) for row in comparison.rows if not row.heading}
+    assert {label: rows[label] for label in SEED_TWO} == SEED_TWO
+    assert rows["Steps an env, an iteration"] == (64, 192.7529)
+
+
+def test_the_alert() -> None:
+    text = show_compare(compare(plan("puffer-metta"), plan("metta")))
+    assert "!! ALERT: puffer-metta has 64 agents an env, metta has 3." in text
+
+
+def test_words_carry_reasons() -> None:
+    comparison = compare(plan("puffer-metta"), plan("metta"))
+    text = " ".join(comparison.words.differences)
+    for topic in ("Units:", "Updates: 8 against 32", "Overlap:", "Diversity:", "Staleness", "Memory:"):
+        assert topic in text
+    for point in (*comparison.words.a_is_better_for, *comparison.words.b_is_better_for):
+        assert ":" in point  # what for, then why
+
+
+def test_a_config_against_itself() -> None:
+    comparison = compare(plan("metta"), plan("metta"))
+    assert not comparison.settings
+    assert not comparison.alerts
+    assert not comparison.words.a_is_better_for
+    assert not comparison.words.b_is_better_for
+
+
+def test_swapping_the_sides_swaps_the_words() -> None:
+    there, back = compare(plan("grid"), plan("metta")), compare(plan("metta"), plan("grid"))
+    assert there.words.a_is_better_for == back.words.b_is_better_for
+
+
+def test_an_ini_against_a_recipe() -> None:
+    ini = Path(__file__).parent.parent / "data" / "puffer_metta.ini"
+    comparison = compare(plan(ini, ["env.num_agents=64"]), plan("metta"))
+    assert any("the worlds differ: mettagrid against grid" in alert for alert in comparison.alerts)
+
+
+@pytest.mark.parametrize(("first", "second"), [pair for pair in product(recipe_names(), repeat=2) if pair[0] < pair[1]])
+def test_any_two_recipes_fit_the_page(first: str, second: str) -> None:
+    text = show_compare(compare(plan(first), plan(second)))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "Differences that matter" in text
+
+
+def test_json_holds_what_the_text_says() -> None:
+    found = compare(plan("puffer-metta"), plan("metta")).to_json()
+    assert found["a"]["gradient_updates"] == 8
+    assert found["b"]["gradient_updates"] == 32
+    assert {"parameter": "Rows", "a": 4_096, "b": 8_192, "note": "x2"} in found["table"]
+    assert found["alerts"]

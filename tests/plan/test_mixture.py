@@ -1,0 +1,106 @@
+"""The mixture's plan: the documents' sums, and frames to the last one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.plan import MixturePlan, plan
+from millpond.plan.show import show
+
+
+def mixture(recipe: str, overrides: dict[str, Any] | None = None) -> MixturePlan:
+    found = plan(recipe, overrides or {}).plan
+    assert isinstance(found, MixturePlan)
+    return found
+
+
+def test_the_documents_numbers() -> None:
+    found = mixture("mixture-seed")
+    assert (found.agents, found.collections_per_round, found.big_updates, found.total_frames) == (
+        4,
+        500,
+        100,
+        100_000_000,
+    )
+    assert found.transitions_per_collection == 4_096
+    assert found.env_steps_per_round == 8_192_000
+    assert round(found.big_replay_ratio, 4) == 0.0004
+    # 100M // (4 agents x 4,096 transitions x 4 frames) = 1,525 collections = 3 whole rounds and 25
+    assert (found.collections, found.whole_rounds, found.last_round_collections, found.rounds) == (1_525, 3, 25, 4)
+    assert found.frames == 1_525 * 65_536
+    assert found.frames + found.unused_frames == 100_000_000
+    assert found.frames_per_agent * 4 == found.frames
+
+
+def test_the_memory_sums() -> None:
+    found = mixture("mixture-seed")
+    assert found.transition_bytes_twice == 2 * 3 * 84 * 84 == 42_336
+    assert found.transition_bytes_once == 7_056
+    assert "A million of them: 42.3 GB in full" in show(plan("mixture-seed"))
+    large = mixture("mixture-seed", {"env.atari.screen_size": 256})
+    assert large.transition_bytes_twice == 2 * 3 * 256 * 256
+    assert 9 < large.transition_bytes_twice / 42_336 < 10  # the documents round it to ten times
+
+
+def test_the_lake_on_disk() -> None:
+    found = mixture("mixture-seed")
+    assert (found.lake_frame_bytes, found.lake_frame_measured) == (640, True)
+    assert found.lake_transitions == found.frames // 4
+    other = mixture("mixture-seed", {"env.id": "atari:breakout"})
+    assert (other.lake_frame_bytes, other.lake_frame_measured) == (7_056, False)
+    told = mixture("mixture-seed", {"lake.expected_frame_bytes": 100})
+    assert told.lake_frame_bytes == 100
+
+
+def test_modes() -> None:
+    single = mixture("mixture", {"mixture.mode": "single", "mixture.agents": 1})
+    assert (single.resets, single.big_updates, single.lake_transitions) == (0, 0, 0)
+    assert single.frames == single.frames_per_agent == 1_048_576
+    assert mixture("mixture", {"mixture.mode": "no-resets"}).resets == 0
+    assert mixture("mixture", {"mixture.mode": "single-resets", "mixture.agents": 1}).resets > 0
+    live = mixture("mixture", {"mixture.mode": "live", "mixture.own_fraction": 0.2})
+    assert live.own_envs == 128
+    assert live.env_steps_per_collection == 5 * 4_096
+    assert live.own_envs * 32 / live.env_steps_per_collection == 0.2
+
+
+def test_rounds_can_be_capped() -> None:
+    found = mixture("mixture-seed", {"trainer.total_iterations": 2})
+    assert (found.rounds, found.collections) == (2, 1_000)
+
+
+@given(
+    agents=st.integers(2, 8),
+    envs=st.integers(1, 64),
+    steps=st.integers(1, 64),
+    collections=st.integers(1, 50),
+    frames=st.integers(10**5, 10**8),
+)
+def test_the_parts_add_up(agents: int, envs: int, steps: int, collections: int, frames: int) -> None:
+    found = mixture(
+        "mixture-gravitar",
+        {
+            "mixture.agents": agents,
+            "pqn.num_envs": envs,
+            "pqn.num_steps": steps,
+            "pqn.num_minibatches": 1,
+            "mixture.collections_per_round": collections,
+            "mixture.total_frames": max(frames, agents * envs * steps * 4),
+        },
+    )
+    assert found.frames + found.unused_frames == found.total_frames
+    assert found.unused_frames < found.frames_per_collection
+    assert found.whole_rounds * collections + found.last_round_collections == found.collections
+    assert found.frames_per_agent * agents == found.frames
+    assert found.rounds == -(-found.collections // collections)
+
+
+@pytest.mark.parametrize("mode", ["rounds", "live", "single", "single-resets", "no-resets"])
+def test_every_mode_fits_the_page(mode: str) -> None:
+    agents = 1 if mode.startswith("single") else 4
+    text = show(plan("mixture-gravitar", {"mixture.mode": mode, "mixture.agents": agents}))
+    assert all(len(line) <= 80 for line in text.splitlines())

@@ -1,0 +1,182 @@
+"""The PPO plan: every number of the documents, and sums that always add up."""
+
+from __future__ import annotations
+
+from math import isclose
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.config import ConfigError, load
+from millpond.plan import Host, PPOPlan, plan, plan_loaded
+from millpond.plan.show import show
+
+CONTRACT = {
+    "num_envs": 2720, "envs_per_group": 1360, "groups": 2, "num_workers": 16, "envs_per_worker": 170, "num_agents": 3,
+    "total_agents": 8160, "batch_unit": "env_steps", "batch_size": 524288, "segments": 8192, "bptt_horizon": 64,
+    "minibatch_size": 16384, "minibatch_segments": 256, "num_minibatches": 32, "update_epochs": 1, "gradient_updates": 32,
+    "env_steps": 524288, "agent_steps": 1572864, "agent_steps_per_gradient": 49152, "whole_rounds": 3, "top_up_rows": 32,
+    "iterations": 19073,
+}  # fmt: skip
+
+
+def ppo(recipe: str, overrides: dict[str, Any] | None = None) -> PPOPlan:
+    found = plan(recipe, overrides or {}).plan
+    assert isinstance(found, PPOPlan)
+    return found
+
+
+def test_the_contract_of_metta() -> None:
+    found = plan("metta").to_json()
+    assert {key: found[key] for key in CONTRACT} == CONTRACT
+    assert isclose(found["steps_per_env"], 192.75, abs_tol=0.01)
+    # 8,192 rows x 64 steps x 3 agents: 11 x 11 cells and 3 of inventory, a byte each
+    assert found["observation_bytes"] == 8192 * 64 * 3 * (11 * 11 + 3)
+    assert found["buffer_bytes"] == found["observation_bytes"] + 8192 * 3 * (64 * (4 * 6 + 3) + 4 + 2 * 128 * 4)
+
+
+def test_the_json_is_flat() -> None:
+    for value in plan("metta", host=Host(2, 10**9)).to_json().values():
+        assert not isinstance(value, dict)
+        assert all(isinstance(item, str) for item in value) if isinstance(value, list) else True
+
+
+@pytest.mark.parametrize(
+    ("agents", "envs", "agent_steps", "per_gradient"),
+    [
+        (3, 2720, 1_572_864, 49_152),
+        (4, 2048, 2_097_152, 65_536),
+        (8, 1024, 4_194_304, 131_072),
+        (24, 320, 12_582_912, 393_216),
+    ],
+)
+def test_slide_ten(agents: int, envs: int, agent_steps: int, per_gradient: int) -> None:
+    found = ppo("metta", {"env.num_agents": agents})
+    assert (found.num_envs, found.agent_steps, found.agent_steps_per_gradient) == (envs, agent_steps, per_gradient)
+
+
+@pytest.mark.parametrize(("minibatches", "rows", "steps"), [(16, 512, 32_768), (32, 256, 16_384), (64, 128, 8_192)])
+def test_sixteen_thirty_two_and_sixty_four_minibatches(minibatches: int, rows: int, steps: int) -> None:
+    found = ppo("metta", {"trainer.minibatch_size": steps})
+    assert (found.num_minibatches, found.minibatch_segments, found.minibatch_size) == (minibatches, rows, steps)
+
+
+def test_the_documents_memory_check_is_told() -> None:
+    assert "253,755,392 bytes" in show(plan("metta"))
+
+
+def test_pufferlib_for_metta() -> None:
+    found = ppo("puffer-metta")
+    assert found.total_agents == 4_096
+    assert found.batch_size == 262_144
+    assert found.segments == 4_096
+    assert found.minibatch_segments == 512
+    assert found.gradient_updates == 8
+    assert found.agent_steps_per_gradient == 32_768  # not 262,144
+    assert found.steps_per_env == 64  # not 4,096
+    assert found.iterations == 1_144  # floored
+    assert (found.whole_rounds, found.top_up_rows) == (1, 0)
+
+
+def test_iterations_are_floored_and_capped() -> None:
+    assert ppo("metta", {"trainer.total_timesteps": 524_288 * 3 - 1}).iterations == 2
+    assert ppo("metta", {"trainer.total_iterations": 1}).iterations == 1
+    assert ppo("metta", {"trainer.total_iterations": 10**9}).iterations == 19_073
+
+
+def test_surplus_rows_of_agents() -> None:
+    """Whole envs step in the top-up round; at most num_agents - 1 rows wait for the next iteration."""
+    found = ppo(
+        "metta", {"trainer.batch_unit": "agent_steps", "trainer.batch_size": 64 * 8_192, "trainer.total_iterations": 3}
+    )
+    # 8,192 rows = 1 round of 8,160 agents + 32 rows, which 11 envs of 3 agents fill, with one row to spare
+    assert (found.whole_rounds, found.top_up_rows, found.top_up_envs, found.surplus_rows) == (1, 32, 11, 1)
+    assert found.env_steps == (2_720 + 11) * 64
+    # 3 x 8,192 = 24,576 rows = 8,192 envs' rows: over the run nothing is left
+    assert found.total_env_steps == 8_192 * 64
+
+
+def test_accumulation() -> None:
+    found = ppo("metta", {"trainer.max_minibatch_size": 4_096})
+    assert (found.accumulated_parts, found.gradient_updates) == (4, 32)
+    whole = ppo("metta")
+    assert found.training is not None
+    assert whole.training is not None
+    assert found.training.minibatch * 4 == whole.training.minibatch
+
+
+def test_a_core_costs_what_its_state_takes() -> None:
+    none, gru, lstm = (ppo("metta", {"policy.core": core}).buffer_bytes for core in ("none", "gru", "lstm"))
+    assert gru - none == lstm - gru == 8_192 * 3 * 128 * 4
+
+
+def test_a_world_that_only_itself_knows() -> None:
+    found = plan("metta", {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1})
+    assert isinstance(found.plan, PPOPlan)
+    assert found.plan.observation_bytes is None
+    assert "only the world itself knows" in " ".join(show(found).split())
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    """Sizes that mostly fit together."""
+    horizon, rows = draw(st.integers(1, 64)), draw(st.integers(1, 40))
+    return {
+        "env.num_agents": draw(st.sampled_from([1, 2, 3, 7, 24])),
+        "env.grid.width": 60,
+        "env.grid.height": 60,
+        "trainer.num_workers": draw(st.integers(1, 5)),
+        "trainer.async_factor": draw(st.integers(1, 3)),
+        "trainer.forward_pass_minibatch_target_size": draw(st.integers(24 * 5, 3_000)),
+        "trainer.batch_unit": draw(st.sampled_from(["env_steps", "agent_steps"])),
+        "trainer.bptt_horizon": horizon,
+        "trainer.minibatch_size": horizon * rows,
+        "trainer.batch_size": horizon * rows * draw(st.integers(1, 50)),
+        "trainer.update_epochs": draw(st.integers(1, 3)),
+        "trainer.total_timesteps": draw(st.integers(10**6, 10**9)),
+        "policy.core": draw(st.sampled_from(["lstm", "gru", "none"])),
+    }
+
+
+@given(configs())
+def test_the_parts_add_up(settings: dict[str, Any]) -> None:
+    loaded = load("metta", settings)
+    planned = plan_loaded(loaded, host=Host(2, 10**9))
+    p = planned.plan
+    assert isinstance(p, PPOPlan)
+    assert p.num_workers * p.envs_per_worker == p.num_envs == p.groups * p.envs_per_group
+    assert p.num_envs * p.num_agents == p.total_agents
+    assert p.segments * p.bptt_horizon == p.batch_size
+    assert p.num_minibatches * p.minibatch_segments == p.segments
+    assert p.minibatch_segments * p.bptt_horizon == p.minibatch_size
+    assert p.gradient_updates == p.num_minibatches * p.update_epochs
+    assert p.agent_steps_per_gradient * p.num_minibatches == p.agent_steps
+    assert p.whole_rounds * p.rows_per_round + p.top_up_rows == p.segments
+    assert 0 <= p.top_up_rows < p.rows_per_round
+    agents_per_row = p.num_agents if p.batch_unit == "env_steps" else 1
+    assert p.env_steps * p.num_agents == (p.segments + p.surplus_rows) * agents_per_row * p.bptt_horizon
+    assert 0 <= p.surplus_rows < p.num_agents
+    assert p.iterations * p.batch_size + p.unused_timesteps == settings["trainer.total_timesteps"]
+    assert p.unused_timesteps < p.batch_size
+    assert 0 <= p.total_env_steps * p.num_agents - p.total_agent_steps < p.num_agents * p.bptt_horizon
+    assert sum(count for _, _, count in p.field_bytes) == p.buffer_bytes
+    for advice in planned.advice:  # whatever is advised is valid
+        load("metta", {**settings, **dict(advice.overrides)})
+    assert all(len(line) <= 80 for line in show(planned).splitlines() if "=" not in line)
+
+
+@given(configs())
+def test_advice_against_a_top_up_round_leaves_none(settings: dict[str, Any]) -> None:
+    planned = plan("metta", settings)
+    for advice in planned.advice:
+        if advice.topic == "top-up round":
+            better = plan("metta", {**settings, **dict(advice.overrides)}).plan
+            assert isinstance(better, PPOPlan)
+            assert better.top_up_rows == 0
+
+
+def test_a_config_that_cannot_be_planned_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        plan("metta", ["trainer.minibatch_size=10000"])

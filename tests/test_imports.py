@@ -1,0 +1,81 @@
+"""Imports point one way: each package may use only those listed for it, and there are no rings."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import millpond
+
+ROOT = Path(millpond.__file__).parent
+
+# Package or top-level module -> what of millpond it may import.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "sizes": set(),
+    "recipes": set(),
+    "envs": {"errors"},
+    "config": {"errors", "sizes", "envs", "recipes"},
+    "plan": {"errors", "sizes", "envs", "config"},
+    "cli": {"errors", "config", "plan"},
+    "__init__": {"config", "plan"},
+    "__main__": {"cli"},
+}
+
+
+def modules() -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        first = path.relative_to(ROOT).parts[0]
+        found.setdefault(first.removesuffix(".py"), []).append(path)
+    return found
+
+
+def imported(path: Path) -> set[str]:
+    """The parts of millpond that a file imports, also inside functions."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names += (
+                [f"{node.module}.{alias.name}" for alias in node.names]
+                if node.module == "millpond"
+                else [node.module or ""]
+            )
+    parts = {name.split(".")[1] for name in names if name.startswith("millpond.")}
+    return {part for part in parts if (ROOT / part).exists() or (ROOT / f"{part}.py").exists()}
+
+
+def test_every_package_has_a_place() -> None:
+    assert set(modules()) == set(ALLOWED)
+
+
+def test_the_order_has_no_rings() -> None:
+    assert list(TopologicalSorter(ALLOWED).static_order())
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
+    for path in modules()[package]:
+        beyond = imported(path) - ALLOWED[package] - {package}
+        assert not beyond, f"{path.relative_to(ROOT)} imports {beyond}; {package} may use {ALLOWED[package]}"
+
+
+@pytest.mark.parametrize("command", [["plan", "metta"], ["compare"], ["recipes"], ["--help"]])
+def test_planning_imports_nothing_heavy(command: list[str]) -> None:
+    code = (
+        "import sys; sys.argv = ['millpond', *sys.argv[1:]]\n"
+        "from millpond.cli import main\n"
+        "try: main()\nexcept SystemExit as stop: assert not stop.code, stop.code\n"
+        "heavy = {'torch', 'numba', 'gymnasium', 'h5py', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    run = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
