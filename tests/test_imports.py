@@ -21,9 +21,9 @@ ALLOWED: dict[str, set[str]] = {
     "recipes": set(),
     "envs": {"errors"},
     "config": {"errors", "sizes", "envs", "recipes"},
-    "plan": {"errors", "sizes", "envs", "config"},
-    "cli": {"errors", "config", "plan"},
-    "__init__": {"config", "plan"},
+    "planner": {"errors", "sizes", "envs", "config"},
+    "cli": {"errors", "config", "planner"},
+    "__init__": {"planner"},
     "__main__": {"cli"},
 }
 

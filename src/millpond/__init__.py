@@ -1,3 +1,37 @@
-"""Millpond: a reinforcement-learning trainer, from configuration to gradients."""
+"""Millpond: a reinforcement-learning trainer, from configuration to gradients.
+
+import millpond
+
+planned = millpond.plan("metta", {"trainer.minibatch_size": 8_192})
+planned.plan.gradient_updates   # 64, before anything runs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from millpond.planner import Planned
 
 __version__ = "0.1.0"
+__all__ = ["plan"]
+
+
+def plan(
+    recipe: str | Path,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    preset: str | None = None,
+    agents_from: str | None = None,
+) -> Planned:
+    """What a recipe (its name, a YAML file or a PufferLib .ini) will do, as `millpond plan` prints it.
+
+    `overrides` are texts such as "trainer.batch_size=262_144", or a mapping of dotted keys. Raises
+    `millpond.config.ConfigError`, with every violation and a fix, where the config cannot run.
+    """
+    from millpond.planner import Host
+    from millpond.planner import plan as make_plan
+
+    return make_plan(recipe, overrides, preset=preset, agents_source=agents_from, host=Host.here())

@@ -9,8 +9,8 @@ import pytest
 from millpond.config import PPORecipe, load
 from millpond.config.puffer import read
 from millpond.errors import MillpondError
-from millpond.plan import PPOPlan, plan
-from millpond.plan.show import show
+from millpond.planner import PPOPlan, plan
+from millpond.planner.show import show
 
 DATA = Path(__file__).parent.parent / "data"
 METTA = DATA / "puffer_metta.ini"

@@ -8,7 +8,7 @@ import pytest
 
 from millpond.envs.ask import agents_from, agents_of_world
 from millpond.errors import MillpondError
-from millpond.plan import plan
+from millpond.planner import plan
 
 DATA = Path(__file__).parent.parent / "data"
 

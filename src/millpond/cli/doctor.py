@@ -13,8 +13,8 @@ from typing import Any
 
 from millpond import __version__
 from millpond.cli.output import print_json, print_text
-from millpond.plan.host import Host
-from millpond.plan.lines import figures, sentence, size
+from millpond.planner.host import Host
+from millpond.planner.lines import figures, sentence, size
 
 LIBRARIES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "safetensors", "lz4", "tensorboard", "rich")
 EXTRAS = {  # extra: the distribution that it brings, and what it is for

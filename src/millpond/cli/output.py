@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from millpond.plan.lines import ascii_only
+from millpond.planner.lines import ascii_only
 
 
 def print_text(text: str) -> None:

@@ -8,12 +8,12 @@ from millpond.config.check import flatten
 from millpond.config.keys import keys, kinds_of, nearest_key, sections
 from millpond.config.violations import show as show_value
 from millpond.errors import MillpondError
-from millpond.plan import Host, plan
-from millpond.plan.compare import compare
-from millpond.plan.lines import figures, sentence
-from millpond.plan.scale import scale, show_scale
-from millpond.plan.show import show
-from millpond.plan.show_compare import show_compare
+from millpond.planner import Host, plan
+from millpond.planner.compare import compare
+from millpond.planner.lines import figures, sentence
+from millpond.planner.scale import scale, show_scale
+from millpond.planner.show import show
+from millpond.planner.show_compare import show_compare
 
 
 def print_plan(recipe: str, overrides: list[str], preset: str | None, agents_from: str | None, as_json: bool) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from millpond.config.violations import show as show_value
-from millpond.plan.compare import Comparison, cell
-from millpond.plan.lines import WIDTH, sentence
-from millpond.plan.show import show_alerts
+from millpond.planner.compare import Comparison, cell
+from millpond.planner.lines import WIDTH, sentence
+from millpond.planner.show import show_alerts
 
 NOTE_WIDTH = 19
 LABEL_WIDTH = 27

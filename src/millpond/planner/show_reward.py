@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millpond.config.recipe import RewardRecipe
-from millpond.plan.lines import figures, number, plural, sentence
-from millpond.plan.reward import RewardPlan
+from millpond.planner.lines import figures, number, plural, sentence
+from millpond.planner.reward import RewardPlan
 
 
 def show_reward(recipe: RewardRecipe, plan: RewardPlan) -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from millpond.config.check import flatten, written
 from millpond.config.recipe import RewardRecipe
-from millpond.plan.advice import Advice, advise
-from millpond.plan.lines import number
-from millpond.plan.reward import RewardPlan
+from millpond.planner.advice import Advice, advise
+from millpond.planner.lines import number
+from millpond.planner.reward import RewardPlan
 
 MOST_PASSES = 1_000
 

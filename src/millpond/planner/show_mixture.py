@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millpond.config.recipe import MixtureRecipe
-from millpond.plan.lines import box, exact_size, figures, number, plural, sentence, size
-from millpond.plan.mixture import MixturePlan
+from millpond.planner.lines import box, exact_size, figures, number, plural, sentence, size
+from millpond.planner.mixture import MixturePlan
 
 MODES = {
     "rounds": "the agents learn, the BigAgent learns from the lake, the agents are cloned from it",

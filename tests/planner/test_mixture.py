@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.plan import MixturePlan, plan
-from millpond.plan.show import show
+from millpond.planner import MixturePlan, plan
+from millpond.planner.show import show
 
 
 def mixture(recipe: str, overrides: dict[str, Any] | None = None) -> MixturePlan:

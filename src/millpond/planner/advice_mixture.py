@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from millpond.config.check import flatten, written
 from millpond.config.recipe import MixtureRecipe
-from millpond.plan.advice import Advice, advise
-from millpond.plan.host import Host
-from millpond.plan.lines import number, size
-from millpond.plan.mixture import MixturePlan
+from millpond.planner.advice import Advice, advise
+from millpond.planner.host import Host
+from millpond.planner.lines import number, size
+from millpond.planner.mixture import MixturePlan
 
 SINGLE_AGENT_COLLECTION = 128 * 32  # what PQN's authors give one agent on Atari and MinAtar
 LEAST_REPLAY, MOST_REPLAY = 0.05, 64.0

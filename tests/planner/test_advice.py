@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.plan import Host, MixturePlan, PPOPlan, plan
+from millpond.planner import Host, MixturePlan, PPOPlan, plan
 
 BIG = Host(cores=64, memory=10**12)
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
-from millpond.plan.lines import number, plural, size
-from millpond.plan.make import Planned
-from millpond.plan.mixture import MixturePlan
-from millpond.plan.ppo import PPOPlan
-from millpond.plan.reward import RewardPlan
+from millpond.planner.lines import number, plural, size
+from millpond.planner.make import Planned
+from millpond.planner.mixture import MixturePlan
+from millpond.planner.ppo import PPOPlan
+from millpond.planner.reward import RewardPlan
 
 
 @dataclass(frozen=True)

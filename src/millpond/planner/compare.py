@@ -9,12 +9,12 @@ from typing import Any
 from millpond.config import RewardRecipe
 from millpond.config.check import flatten
 from millpond.config.violations import show as show_value
-from millpond.plan.lines import number, size
-from millpond.plan.make import Planned
-from millpond.plan.mixture import MixturePlan
-from millpond.plan.ppo import PPOPlan
-from millpond.plan.reward import RewardPlan
-from millpond.plan.words import Words, alerts_between, words_between
+from millpond.planner.lines import number, size
+from millpond.planner.make import Planned
+from millpond.planner.mixture import MixturePlan
+from millpond.planner.ppo import PPOPlan
+from millpond.planner.reward import RewardPlan
+from millpond.planner.words import Words, alerts_between, words_between
 
 
 @dataclass(frozen=True)

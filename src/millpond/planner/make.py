@@ -11,14 +11,14 @@ from millpond.config import Loaded, MixtureRecipe, PPORecipe, load
 from millpond.config.check import flatten
 from millpond.envs.ask import AgentCount, agents_from, agents_of_world
 from millpond.envs.catalog import describe
-from millpond.plan.advice import Advice
-from millpond.plan.advice_mixture import advise_mixture
-from millpond.plan.advice_ppo import advise_ppo
-from millpond.plan.advice_reward import advise_reward
-from millpond.plan.host import Host
-from millpond.plan.mixture import MixturePlan, plan_mixture
-from millpond.plan.ppo import PPOPlan, plan_ppo
-from millpond.plan.reward import RewardPlan, plan_reward
+from millpond.planner.advice import Advice
+from millpond.planner.advice_mixture import advise_mixture
+from millpond.planner.advice_ppo import advise_ppo
+from millpond.planner.advice_reward import advise_reward
+from millpond.planner.host import Host
+from millpond.planner.mixture import MixturePlan, plan_mixture
+from millpond.planner.ppo import PPOPlan, plan_ppo
+from millpond.planner.reward import RewardPlan, plan_reward
 
 Plan = PPOPlan | MixturePlan | RewardPlan
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from millpond.config import load
 from millpond.config.reward import RewardConfig
-from millpond.plan import RewardPlan, plan
-from millpond.plan.show import show
+from millpond.planner import RewardPlan, plan
+from millpond.planner.show import show
 
 
 def reward(recipe: str, overrides: dict[str, Any] | None = None, preset: str | None = None) -> RewardPlan:

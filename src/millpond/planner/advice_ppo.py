@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from millpond.config.check import flatten, written
 from millpond.config.recipe import PPORecipe
-from millpond.plan.advice import Advice, advise
-from millpond.plan.host import Host
-from millpond.plan.lines import number, plural, size
-from millpond.plan.ppo import PPOPlan
+from millpond.planner.advice import Advice, advise
+from millpond.planner.host import Host
+from millpond.planner.lines import number, plural, size
+from millpond.planner.ppo import PPOPlan
 from millpond.sizes import nearest_divisors, nearest_multiples
 
 MANY_AGENTS = 24

@@ -11,7 +11,7 @@ from millpond.config.check import flatten
 from millpond.config.ppo_rules import batch_size, num_envs
 from millpond.config.recipe import PPORecipe
 from millpond.envs.spec import EnvSpec
-from millpond.plan.memory import TrainingMemory, field_bytes, row_fields, training_memory
+from millpond.planner.memory import TrainingMemory, field_bytes, row_fields, training_memory
 from millpond.sizes import rows_per_round
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millpond.errors import MillpondError
-from millpond.plan.scale import scale, show_scale
+from millpond.planner.scale import scale, show_scale
 
 
 def test_slide_ten_as_a_table() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millpond.config.recipe import PPORecipe
-from millpond.plan.lines import bar, box, exact_size, figures, number, plural, sentence, size
-from millpond.plan.ppo import PPOPlan
+from millpond.planner.lines import bar, box, exact_size, figures, number, plural, sentence, size
+from millpond.planner.ppo import PPOPlan
 
 FLOAT32 = 4
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from millpond.config import recipe_names
-from millpond.plan import plan
-from millpond.plan.compare import compare
-from millpond.plan.show_compare import show_compare
+from millpond.planner import plan
+from millpond.planner.compare import compare
+from millpond.planner.show_compare import show_compare
 
 # Parameter -> PufferLib, Metta, as ruled.
 SEED_TWO = {

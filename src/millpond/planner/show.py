@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
 from millpond.config.violations import as_override, as_overrides
-from millpond.plan.lines import sentence
-from millpond.plan.make import Planned
-from millpond.plan.mixture import MixturePlan
-from millpond.plan.ppo import PPOPlan
-from millpond.plan.reward import RewardPlan
-from millpond.plan.show_mixture import show_mixture
-from millpond.plan.show_ppo import show_ppo
-from millpond.plan.show_reward import show_reward
+from millpond.planner.lines import sentence
+from millpond.planner.make import Planned
+from millpond.planner.mixture import MixturePlan
+from millpond.planner.ppo import PPOPlan
+from millpond.planner.reward import RewardPlan
+from millpond.planner.show_mixture import show_mixture
+from millpond.planner.show_ppo import show_ppo
+from millpond.planner.show_reward import show_reward
 
 
 def show(planned: Planned) -> str:

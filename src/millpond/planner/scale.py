@@ -11,12 +11,12 @@ from millpond.config.keys import keys
 from millpond.config.load import parse_override
 from millpond.config.violations import show as show_value
 from millpond.errors import MillpondError
-from millpond.plan.host import Host
-from millpond.plan.lines import number, sentence, size, table
-from millpond.plan.make import Planned, plan
-from millpond.plan.mixture import MixturePlan
-from millpond.plan.ppo import PPOPlan
-from millpond.plan.reward import RewardPlan
+from millpond.planner.host import Host
+from millpond.planner.lines import number, sentence, size, table
+from millpond.planner.make import Planned, plan
+from millpond.planner.mixture import MixturePlan
+from millpond.planner.ppo import PPOPlan
+from millpond.planner.reward import RewardPlan
 
 MOST_VALUES = 32
 LONGEST_NAME = 16  # that leaves room for the columns
