@@ -34,9 +34,10 @@ def show_compare(comparison: Comparison) -> str:
 
 def _table(comparison: Comparison, a: str, b: str) -> list[str]:
     values = [(cell(row.a, row.label), cell(row.b, row.label)) for row in comparison.rows if not row.heading]
-    room = (WIDTH - 2 - LABEL_WIDTH - NOTE_WIDTH - 6) // 2
-    first = min(max(len(a), *(len(v) for v, _ in values)), room)
-    second = min(max(len(b), *(len(v) for _, v in values)), room)
+    first, second = max(len(v) for v, _ in values), max(len(v) for _, v in values)
+    room = WIDTH - 2 - LABEL_WIDTH - NOTE_WIDTH - 6 - first - second  # for names that are longer than any value
+    first += max(0, min(len(a) - first, room // 2))
+    second += max(0, min(len(b) - second, room // 2))
     lines = [f"  {'':<{LABEL_WIDTH}}  {_end(a, first):>{first}}  {_end(b, second):>{second}}"]
     for row in comparison.rows:
         if row.heading:
