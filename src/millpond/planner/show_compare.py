@@ -7,7 +7,6 @@ from millpond.planner.compare import Comparison, cell
 from millpond.planner.lines import WIDTH, sentence
 from millpond.planner.show import show_alerts
 
-NOTE_WIDTH = 19
 LABEL_WIDTH = 27
 
 
@@ -35,7 +34,7 @@ def show_compare(comparison: Comparison) -> str:
 def _table(comparison: Comparison, a: str, b: str) -> list[str]:
     values = [(cell(row.a, row.label), cell(row.b, row.label)) for row in comparison.rows if not row.heading]
     first, second = max(len(v) for v, _ in values), max(len(v) for _, v in values)
-    room = WIDTH - 2 - LABEL_WIDTH - NOTE_WIDTH - 6 - first - second  # for names that are longer than any value
+    room = WIDTH - 2 - LABEL_WIDTH - 4 - first - second  # beyond the values: for longer names, and for remarks
     first += max(0, min(len(a) - first, room // 2))
     second += max(0, min(len(b) - second, room // 2))
     lines = [f"  {'':<{LABEL_WIDTH}}  {_end(a, first):>{first}}  {_end(b, second):>{second}}"]
@@ -44,7 +43,11 @@ def _table(comparison: Comparison, a: str, b: str) -> list[str]:
             lines.append(row.label)
             continue
         left, right = cell(row.a, row.label), cell(row.b, row.label)
-        lines.append(f"  {row.label:<{LABEL_WIDTH}}  {left:>{first}}  {right:>{second}}  {row.note}".rstrip())
+        line = f"  {row.label:<{LABEL_WIDTH}}  {left:>{first}}  {right:>{second}}"
+        if row.note and len(line) + 2 + len(row.note) > WIDTH:
+            lines += [line, f"{row.note:>{len(line)}}"]
+        else:
+            lines.append(f"{line}  {row.note}".rstrip())
     return lines
 
 
