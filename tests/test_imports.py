@@ -18,6 +18,9 @@ ROOT = Path(millpond.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "sizes": set(),
+    "schedules": set(),
+    "losses": set(),
+    "kernels": set(),
     "recipes": set(),
     "envs": {"errors"},
     "config": {"errors", "sizes", "envs", "recipes"},

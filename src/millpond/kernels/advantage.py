@@ -1,0 +1,130 @@
+"""Advantages: GAE and V-trace in one recursion, three ways.
+
+    R rows   T horizon   A agents
+
+    delta_t = rho_t (r_t + gamma V_{t+1} - V_t)
+    A_t     = delta_t + gamma lambda c_t A_{t+1}
+
+with rho_t = min(rho_clip, ratio_t) and c_t = min(c_clip, ratio_t). A ratio of one everywhere is generalised advantage
+estimation (Schulman et al., 2016); with lambda = 1, V_t + A_t is the target v_t of V-trace (Espeholt et al., 2018).
+
+A terminated step has no future. A truncated one has a future that was not seen: it bootstraps from `final_value`, the
+value of the true final observation, and the chain of advantages stops there. The last column looks at `next_value`.
+A step at which the agent was not alive has advantage 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+Floats = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
+
+
+def advantage_reference(
+    reward: Floats,  # [R, T, A]
+    value: Floats,  # [R, T, A]
+    next_value: Floats,  # [R, A]
+    terminated: Flags,  # [R, T, A]
+    truncated: Flags,  # [R, T, A]
+    final_value: Floats,  # [R, T, A]; read only where truncated
+    alive: Flags,  # [R, T, A]
+    ratio: Floats | None = None,  # [R, T, A]; None is one everywhere
+    *,
+    gamma: float,
+    lam: float,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> Floats:
+    """The recursion as it is written above, one agent of one row at a time."""
+    rows, horizon, agents = reward.shape
+    advantage = np.zeros_like(reward)
+    for row in range(rows):
+        for agent in range(agents):
+            following, ahead = float(next_value[row, agent]), 0.0
+            for t in reversed(range(horizon)):
+                at = (row, t, agent)
+                if not alive[at]:
+                    following, ahead = 0.0, 0.0
+                    continue
+                ended = terminated[at] or truncated[at]
+                future = 0.0 if terminated[at] else float(final_value[at]) if truncated[at] else following
+                weight = 1.0 if ratio is None else float(ratio[at])
+                delta = min(rho_clip, weight) * (float(reward[at]) + gamma * future - float(value[at]))
+                ahead = delta + (0.0 if ended else gamma * lam * min(c_clip, weight) * ahead)
+                advantage[at], following = ahead, float(value[at])
+    return advantage
+
+
+def advantage_numba(
+    reward: Floats,
+    value: Floats,
+    next_value: Floats,
+    terminated: Flags,
+    truncated: Flags,
+    final_value: Floats,
+    alive: Flags,
+    ratio: Floats | None = None,
+    *,
+    gamma: float,
+    lam: float,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+    out: Floats | None = None,
+) -> Floats:
+    """The same on the CPU: rows in parallel, in place."""
+    from millpond.kernels.advantage_compiled import run  # numba is heavy, and planning must not wait for it
+
+    advantage = np.empty_like(reward) if out is None else out
+    numbers = (np.float32(number) for number in (gamma, lam, rho_clip, c_clip))
+    weights = reward if ratio is None else ratio  # never read where there is none
+    run(
+        reward, value, next_value, terminated, truncated, final_value, alive, weights, ratio is not None, *numbers,
+        advantage,
+    )  # fmt: skip
+    return advantage
+
+
+def advantage_torch(
+    reward: torch.Tensor,
+    value: torch.Tensor,
+    next_value: torch.Tensor,
+    terminated: torch.Tensor,
+    truncated: torch.Tensor,
+    final_value: torch.Tensor,
+    alive: torch.Tensor,
+    ratio: torch.Tensor | None = None,
+    *,
+    gamma: float,
+    lam: float,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> torch.Tensor:
+    """The same on any device: a loop over time of operations on whole columns, without a sync."""
+    import torch
+
+    # V_{t+1}; a column in which the agent was not alive counts as 0, as in the reference
+    following = torch.cat([torch.where(alive[:, 1:], value[:, 1:], 0.0), next_value.unsqueeze(1)], dim=1)
+    future = torch.where(truncated, final_value, following)
+    future = torch.where(terminated, torch.zeros_like(future), future)
+    delta = reward + gamma * future - value
+    carry = torch.full_like(reward, gamma * lam)
+    if ratio is not None:
+        delta = delta * ratio.clamp(max=rho_clip)
+        carry = carry * ratio.clamp(max=c_clip)
+    else:
+        delta, carry = delta * min(1.0, rho_clip), carry * min(1.0, c_clip)
+    carry = torch.where(terminated | truncated | ~alive, torch.zeros_like(carry), carry)
+    delta = torch.where(alive, delta, torch.zeros_like(delta))
+    advantage = torch.empty_like(reward)
+    ahead = torch.zeros_like(next_value)
+    for t in reversed(range(reward.shape[1])):
+        ahead = torch.addcmul(delta[:, t], carry[:, t], ahead)
+        advantage[:, t] = ahead
+    return advantage

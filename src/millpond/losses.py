@@ -1,0 +1,85 @@
+"""The losses of PPO: pure functions of tensors, every mean over the steps that count.
+
+S steps (any shape)   `weight` [S]: 0 where the agent was not alive, else the row's importance weight
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PPOLoss:
+    """The loss to minimise, and what it is made of; all are scalars on the device."""
+
+    total: Tensor
+    policy: Tensor
+    value: Tensor
+    entropy: Tensor
+    approx_kl: Tensor
+    clip_fraction: Tensor
+
+
+def ppo_loss(
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantage: Tensor,
+    value: Tensor,
+    old_value: Tensor,
+    target: Tensor,
+    entropy: Tensor,
+    weight: Tensor,
+    *,
+    clip_coef: float,
+    vf_clip_coef: float | None,
+    vf_coef: float,
+    ent_coef: float,
+    denominator: Tensor | float | None = None,
+) -> PPOLoss:
+    """Clipped policy loss, clipped value loss with the usual 0.5, entropy as a bonus (Schulman et al., 2017).
+
+        L = policy + vf_coef * value - ent_coef * entropy
+
+    A minibatch in parts passes the whole minibatch's number of living steps as `denominator`, so that the parts'
+    gradients add up to exactly the gradient of the whole.
+    """
+    counted = weight > 0
+    steps = counted.sum() if denominator is None else denominator
+    log_ratio = torch.where(counted, log_prob - old_log_prob, 0.0)
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    policy = -(torch.minimum(ratio * advantage, clipped * advantage) * weight).sum() / steps
+    value_loss = (_value_error(value, old_value, target, vf_clip_coef) * weight).sum() / steps
+    mean_entropy = torch.where(counted, entropy, 0.0).sum() / steps
+    with torch.no_grad():
+        # E[(r - 1) - log r], the low-variance estimate that is never negative (Schulman, 2020)
+        approx_kl = torch.where(counted, ratio - 1 - log_ratio, 0.0).sum() / steps
+        clip_fraction = (((ratio - 1).abs() > clip_coef) & counted).sum() / steps
+    total = policy + vf_coef * value_loss - ent_coef * mean_entropy
+    return PPOLoss(total, policy.detach(), value_loss.detach(), mean_entropy.detach(), approx_kl, clip_fraction)
+
+
+def _value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: float | None) -> Tensor:
+    squared = (value - target).square()
+    if clip is not None:
+        near = old_value + (value - old_value).clamp(-clip, clip)
+        squared = torch.maximum(squared, (near - target).square())
+    return 0.5 * squared
+
+
+def normalise(advantage: Tensor, alive: Tensor) -> Tensor:
+    """To mean 0 and standard deviation 1 over the steps that count; the others stay 0."""
+    count = alive.sum().clamp(min=1)
+    mean = torch.where(alive, advantage, 0.0).sum() / count
+    variance = torch.where(alive, (advantage - mean).square(), 0.0).sum() / count
+    return torch.where(alive, (advantage - mean) / (variance.sqrt() + 1e-8), 0.0)
+
+
+def explained_variance(value: Tensor, target: Tensor, alive: Tensor) -> Tensor:
+    """1 - Var(target - value) / Var(target): 1 is perfect, 0 is as good as the mean, below that worse."""
+    residual, wanted = (target - value)[alive], target[alive]
+    variance = wanted.var(unbiased=False)
+    return torch.where(variance > 0, 1 - residual.var(unbiased=False) / variance.clamp(min=1e-12), 0.0)

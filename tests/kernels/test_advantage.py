@@ -1,0 +1,124 @@
+"""Advantages against a table worked by hand, and the fast kernels against the plain one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.kernels.advantage import advantage_numba, advantage_reference, advantage_torch
+
+
+def with_numpy(kernel: Any, arrays: dict[str, Any], **numbers: float) -> np.ndarray:
+    return np.asarray(kernel(**arrays, **numbers))
+
+
+def with_torch(arrays: dict[str, Any], **numbers: float) -> np.ndarray:
+    tensors = {name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()}
+    return advantage_torch(**tensors, **numbers).numpy()
+
+
+def column(*values: float) -> np.ndarray:
+    """One row of one agent."""
+    return np.array(values, np.float32).reshape(1, -1, 1)
+
+
+def flags(*values: int) -> np.ndarray:
+    return np.array(values, bool).reshape(1, -1, 1)
+
+
+KERNELS = [
+    lambda arrays, **numbers: with_numpy(advantage_reference, arrays, **numbers),
+    lambda arrays, **numbers: with_numpy(advantage_numba, arrays, **numbers),
+    with_torch,
+]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_truncation_bootstraps_and_termination_does_not(kernel: Any) -> None:
+    arrays = {
+        #                      t = 0    1    2
+        "reward": column(1.0, 1.0, 1.0),
+        "value": column(0.5, 0.5, 0.5),
+        "next_value": np.array([[4.0]], np.float32),
+        "terminated": flags(0, 0, 0),
+        "truncated": flags(0, 1, 0),
+        "final_value": column(0.0, 2.0, 0.0),
+        "alive": flags(1, 1, 1),
+    }
+    # t=2: 1 + .5*4 - .5 = 2.5   t=1: 1 + .5*2 - .5 = 1.5 (chain stops)   t=0: 1 + .5*.5 - .5 + .25*1.5 = 1.125
+    assert kernel(arrays, gamma=0.5, lam=0.5).ravel().tolist() == [1.125, 1.5, 2.5]
+    arrays |= {"terminated": flags(0, 1, 0), "truncated": flags(0, 0, 0)}
+    # t=1 has no future: 1 - .5 = .5   t=0: 1 + .5*.5 - .5 + .25*.5 = .875
+    assert kernel(arrays, gamma=0.5, lam=0.5).ravel().tolist() == [0.875, 0.5, 2.5]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_importance_weights_are_clipped(kernel: Any) -> None:
+    arrays = {
+        "reward": column(1.0, 1.0),
+        "value": column(0.0, 0.0),
+        "next_value": np.array([[0.0]], np.float32),
+        "terminated": flags(0, 0),
+        "truncated": flags(0, 0),
+        "final_value": column(0.0, 0.0),
+        "alive": flags(1, 1),
+        "ratio": column(4.0, 0.5),
+    }
+    # t=1: rho = min(2, .5): .5*1 = .5    t=0: rho = min(2, 4) = 2, c = min(1, 4) = 1: 2*1 + .5*1*.5 = 2.25
+    assert kernel(arrays, gamma=0.5, lam=1.0, rho_clip=2.0, c_clip=1.0).ravel().tolist() == [2.25, 0.5]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_an_agent_that_is_not_alive_adds_nothing(kernel: Any) -> None:
+    arrays = {
+        "reward": column(1.0, 9.0, 1.0),
+        "value": column(0.5, 9.0, 0.5),
+        "next_value": np.array([[4.0]], np.float32),
+        "terminated": flags(1, 0, 0),
+        "truncated": flags(0, 0, 0),
+        "final_value": column(0.0, 9.0, 0.0),
+        "alive": flags(1, 0, 1),
+    }
+    assert kernel(arrays, gamma=0.5, lam=0.5).ravel().tolist() == [0.5, 0.0, 2.5]
+
+
+@settings(max_examples=60)
+@given(
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 3)),
+    seed=st.integers(0, 2**32 - 1),
+    weighted=st.booleans(),
+    gamma=st.floats(0, 1),
+    lam=st.floats(0, 1),
+)
+def test_fast_kernels_equal_the_reference(
+    shape: tuple[int, int, int], seed: int, weighted: bool, gamma: float, lam: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    ends = rng.random(shape)
+    arrays: dict[str, Any] = {
+        "reward": rng.normal(size=shape).astype(np.float32),
+        "value": rng.normal(size=shape).astype(np.float32),
+        "next_value": rng.normal(size=(shape[0], shape[2])).astype(np.float32),
+        "terminated": ends < 0.15,
+        "truncated": ends > 0.85,
+        "final_value": rng.normal(size=shape).astype(np.float32),
+        "alive": rng.random(shape) > 0.1,
+        "ratio": rng.lognormal(size=shape).astype(np.float32) if weighted else None,
+    }
+    numbers = {"gamma": gamma, "lam": lam, "rho_clip": 1.2, "c_clip": 0.9}
+    expected = with_numpy(advantage_reference, arrays, **numbers)
+    np.testing.assert_allclose(with_numpy(advantage_numba, arrays, **numbers), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(with_torch(arrays, **numbers), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_numba_writes_in_place() -> None:
+    ones, no = np.ones((2, 3, 1), np.float32), np.zeros((2, 3, 1), bool)
+    out = np.full_like(ones, np.nan)
+    result = advantage_numba(ones, ones, ones[:, 0], no, no, ones, ~no, gamma=0.9, lam=0.9, out=out)
+    assert result is out
+    assert np.isfinite(out).all()

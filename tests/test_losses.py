@@ -1,0 +1,120 @@
+"""PPO's losses against tables worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from millpond.losses import PPOLoss, explained_variance, normalise, ppo_loss
+
+
+def loss(**changes: Tensor | float | None) -> PPOLoss:
+    one = torch.ones(1)
+    settings: dict[str, Tensor | float | None] = {
+        "log_prob": one * 0,
+        "old_log_prob": one * 0,
+        "advantage": one,
+        "value": one * 0,
+        "old_value": one * 0,
+        "target": one * 0,
+        "entropy": one * 0,
+        "weight": one,
+        "clip_coef": 0.1,
+        "vf_clip_coef": 0.1,
+        "vf_coef": 0.44,
+        "ent_coef": 0.0021,
+    }
+    return ppo_loss(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected"),
+    [
+        (1.0, 2.0, -2.0),
+        (1.5, 2.0, -2.2),  # clipped at 1.1: no more is gained
+        (0.5, 2.0, -1.0),  # a loss in probability is not clipped
+        (1.5, -2.0, 3.0),  # nor is a gain in probability of a bad action
+        (0.5, -2.0, 1.8),  # clipped at 0.9
+    ],
+)
+def test_policy_loss(ratio: float, advantage: float, expected: float) -> None:
+    found = loss(log_prob=torch.tensor([math.log(ratio)]), advantage=torch.tensor([advantage]))
+    assert found.policy.item() == pytest.approx(expected, rel=1e-5)
+    assert found.clip_fraction.item() == float(abs(ratio - 1) > 0.1)
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "target", "expected"),
+    [
+        (0.05, 0.0, 1.0, 0.5 * 0.95**2),  # within the clip
+        (0.9, 0.0, 1.0, 0.5 * 0.9**2),  # moved further than 0.1: the clipped error is the larger
+        (2.0, 0.0, 0.0, 0.5 * 2.0**2),  # the unclipped error is the larger
+    ],
+)
+def test_value_loss(value: float, old: float, target: float, expected: float) -> None:
+    found = loss(value=torch.tensor([value]), old_value=torch.tensor([old]), target=torch.tensor([target]))
+    assert found.value.item() == pytest.approx(expected, rel=1e-5)
+    plain = loss(value=torch.tensor([value]), target=torch.tensor([target]), vf_clip_coef=None)
+    assert plain.value.item() == pytest.approx(0.5 * (value - target) ** 2, rel=1e-5)
+
+
+def test_entropy_is_a_bonus() -> None:
+    calm, lively = loss(), loss(entropy=torch.tensor([1.0]))
+    assert (calm.total - lively.total).item() == pytest.approx(0.0021, rel=1e-3)
+    total = loss(entropy=torch.tensor([1.0]), target=torch.tensor([1.0]))
+    assert total.total.item() == pytest.approx(-1.0 + 0.44 * 0.5 - 0.0021, rel=1e-4)
+
+
+def test_kl_is_never_negative() -> None:
+    steps = random_steps(100)
+    found = loss(**{**steps, "weight": torch.ones(100)})
+    assert found.approx_kl.item() >= 0
+    assert loss().approx_kl.item() == 0
+
+
+def random_steps(count: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    names = ("log_prob", "old_log_prob", "advantage", "value", "old_value", "target", "entropy")
+    steps = {name: torch.randn(count, generator=generator) * 0.3 for name in names}
+    steps["weight"] = (torch.rand(count, generator=generator) > 0.2).float() * torch.rand(count, generator=generator)
+    return steps
+
+
+def test_dead_steps_do_not_count() -> None:
+    steps = random_steps(50)
+    living = {name: tensor[steps["weight"] > 0] for name, tensor in steps.items()}
+    poisoned = {
+        name: torch.where(steps["weight"] > 0, tensor, 1e6) for name, tensor in steps.items() if name != "weight"
+    }
+    poisoned["advantage"] = torch.where(steps["weight"] > 0, steps["advantage"], 0.0)  # as `normalise` leaves them
+    whole, few = loss(**poisoned, weight=steps["weight"]), loss(**living)
+    for name in ("total", "policy", "value", "entropy", "approx_kl", "clip_fraction"):
+        assert getattr(whole, name).item() == pytest.approx(getattr(few, name).item(), rel=1e-4), name
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    steps = random_steps(60)
+    leaf = steps["log_prob"].clone().requires_grad_()
+    loss(**{**steps, "log_prob": leaf}).total.backward()  # type: ignore[no-untyped-call]
+    whole, leaf.grad = leaf.grad, None
+    living = (steps["weight"] > 0).sum()
+    for part in (slice(0, 25), slice(25, 60)):
+        found = loss(**{name: t[part] for name, t in {**steps, "log_prob": leaf}.items()}, denominator=living)
+        found.total.backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(leaf.grad, whole)
+
+
+def test_normalise() -> None:
+    advantage, alive = torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False])
+    assert normalise(advantage, alive).tolist() == pytest.approx([-1.0, 1.0, 0.0], abs=1e-5)
+
+
+def test_explained_variance() -> None:
+    target, alive = torch.tensor([1.0, 2.0, 3.0, 50.0]), torch.tensor([True, True, True, False])
+    assert explained_variance(target, target, alive).item() == 1.0
+    assert explained_variance(torch.full((4,), 2.0), target, alive).item() == pytest.approx(0.0)
+    assert explained_variance(-target, target, alive).item() == pytest.approx(-3.0)
+    assert explained_variance(target, torch.ones(4), alive).item() == 0.0  # nothing to explain
