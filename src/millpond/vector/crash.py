@@ -1,0 +1,74 @@
+"""What is told of a worker that raised, died or hung."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+from typing import Literal
+
+from millpond.errors import MillpondError
+
+CrashKind = Literal["raised", "died", "hung"]
+
+
+class VectorError(MillpondError):
+    """A vector was asked for something that it cannot do."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a command ended, where it did not end well."""
+
+    kind: CrashKind
+    doing: str  # "step", "reset", ...
+    what: str  # one line: the exception, the signal, how long nothing was heard
+    traceback: str = ""  # of the worker
+    pid: int | None = None
+    cause: BaseException | None = field(default=None, compare=False)  # where the worker shares our memory
+
+    @staticmethod
+    def of(error: BaseException, doing: str) -> Failure:
+        what = "".join(traceback.format_exception_only(error)).strip()
+        return Failure("raised", doing, what, "".join(traceback.format_exception(error)))
+
+
+class WorkerError(MillpondError):
+    """A worker raised, died or hung. Everything that helps to find the reason is in the message and as attributes.
+
+    `env` is the index of the env, or None where the world does not tell (see `Watched`); it is then one of
+    first_env..last_env-1. `seed` and `env_steps` are those of `env`, or of `first_env`: the seed from which the env
+    was started, and the steps which it had taken since.
+    """
+
+    def __init__(
+        self,
+        failure: Failure,
+        *,
+        worker: int,
+        env: int | None,
+        first_env: int,
+        last_env: int,
+        seed: int,
+        env_steps: int,
+        advice: str,
+    ) -> None:
+        self.kind = failure.kind
+        self.doing = failure.doing
+        self.traceback = failure.traceback
+        self.worker = worker
+        self.pid = failure.pid
+        self.env = env
+        self.first_env = first_env
+        self.last_env = last_env
+        self.seed = seed
+        self.env_steps = env_steps
+        process = f" (pid {failure.pid})" if failure.pid else ""
+        where = f"env {env}" if env is not None else f"one of the envs {first_env} to {last_env - 1}; env {first_env}"
+        lines = [
+            f"worker {worker}{process} {failure.kind} during {failure.doing}: {failure.what}",
+            f"  {where}: seed {seed}, after {env_steps:,} env steps",
+            f"  {advice}",
+        ]
+        if failure.traceback:
+            lines += ["the worker's traceback:", failure.traceback.rstrip()]
+        super().__init__("\n".join(lines))

@@ -1,0 +1,138 @@
+"""What a worker does, wherever it runs: it holds the worlds of its shards and obeys commands."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.spec import EnvSpec
+from millpond.envs.world import Buffers, Episode, World
+from millpond.vector.crash import VectorError
+from millpond.vector.layout import Layout
+from millpond.vector.memory import Arena
+
+WorldFactory = Callable[[int, Buffers, int], World]
+"""make_world(num_envs, buffers, first_env): the envs first_env.. of the vector, writing into `buffers`."""
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """A world that tells which env it is busy with, so that a crash can name the env.
+
+    It keeps the array that it is given and writes the env's index in the world to `progress[0]` before it steps or
+    resets that env. The array is in shared memory, so it is readable even after the worker was killed.
+    """
+
+    def watch(self, progress: npt.NDArray[np.int64]) -> None: ...
+
+
+class Op(IntEnum):
+    BUILD = 0  # make the world of a shard, in place of the one there was
+    RESET = 1  # start its envs from `Arena.seeds`
+    STEP = 2
+    SAVE = 3
+    LOAD = 4
+    CLOSE = 5
+
+
+class Command(NamedTuple):
+    op: Op
+    shard: int
+    first: int  # envs first..last-1, counted within the world
+    last: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker has to know; it is pickled where workers are processes."""
+
+    spec: EnvSpec
+    layout: Layout
+    make_world: WorldFactory
+
+
+class Crew:
+    """The worlds of one worker."""
+
+    def __init__(self, job: Job, arena: Arena) -> None:
+        self._job = job
+        self._arena = arena
+        self._worlds: dict[int, World] = {}
+
+    def run(self, command: Command, payload: Any = None) -> Any:
+        """Obey, and return what has to be told: episodes that ended, a state, or None."""
+        op, shard, first, last = command
+        progress = self._arena.progress
+        progress[shard] = -1
+        result: Any = None
+        if op == Op.STEP:
+            world = self._worlds[shard]
+            world.step(first, last)
+            result = self._episodes(world, shard)
+        elif op == Op.BUILD:
+            self._build(shard)
+        elif op == Op.RESET:
+            self._reset(shard)
+        elif op == Op.SAVE:
+            result = self._worlds[shard].save_state()
+        elif op == Op.LOAD:
+            self._worlds[shard].load_state(payload)
+            self._worlds[shard].episodes()  # those of another time
+        else:
+            self.close()
+        progress[shard] = -1
+        return result
+
+    def close(self) -> None:
+        while self._worlds:
+            self._worlds.popitem()[1].close()
+
+    def _episodes(self, world: World, shard: int) -> list[Episode] | None:
+        ended = world.episodes()
+        if not ended:
+            return None
+        first = self._job.layout.shards[shard].first
+        return [replace(episode, env=first + episode.env) for episode in ended]
+
+    def _build(self, index: int) -> None:
+        broken = self._worlds.pop(index, None)
+        if broken is not None:
+            try:
+                broken.close()
+            except Exception as error:
+                # The world is being replaced because it failed; that it cannot close either must not stop that.
+                warnings.warn(f"a failed world could not be closed: {error!r}", stacklevel=1)
+        shard = self._job.layout.shards[index]
+        num_envs = shard.last - shard.first
+        buffers = self._arena.buffers.envs(shard.first, shard.last)
+        world = self._job.make_world(num_envs, buffers, shard.first)
+        _require_in_place(world, num_envs, buffers)
+        if isinstance(world, Watched):
+            world.watch(self._arena.progress[index : index + 1])
+        self._worlds[index] = world
+
+    def _reset(self, index: int) -> None:
+        shard = self._job.layout.shards[index]
+        world = self._worlds[index]
+        world.reset(self._arena.seeds[shard.first : shard.last].copy())
+        world.episodes()  # episodes that a reset cut off have not ended
+
+
+def _require_in_place(world: World, num_envs: int, buffers: Buffers) -> None:
+    """A world that writes elsewhere would look alive and show nothing."""
+    if world.num_envs != num_envs:
+        raise VectorError(f"make_world was asked for {num_envs} envs and made a world of {world.num_envs}")
+    for field in fields(Buffers):
+        given, used = getattr(buffers, field.name), getattr(world.buffers, field.name)
+        same = given.ctypes.data == used.ctypes.data and given.shape == used.shape and given.dtype == used.dtype
+        if given.size and not same:
+            raise VectorError(
+                f"{world.spec.id}: the world's buffers.{field.name} is not the array that make_world was given; "
+                f"a world must write into the buffers it gets"
+            )

@@ -1,0 +1,119 @@
+"""Which envs belong to which group, and which worker steps them.
+
+    group 0 = A          group 1 = B                  8 envs, 2 groups, 2 workers
+    0  1 | 2  3          4  5 | 6  7
+    w0     w1            w0     w1
+
+Groups are contiguous and of equal size. Every worker has a share of every group, so that all workers step whichever
+group is in the air. A share is a `Shard`: the envs of one world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from millpond.envs.spec import EnvSpec
+from millpond.vector.crash import VectorError
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The envs first..last-1, in one world, on one worker."""
+
+    index: int
+    worker: int
+    group: int
+    first: int
+    last: int
+
+
+class Task(NamedTuple):
+    """What one world does of a step: its envs first..last-1, counted within the world."""
+
+    shard: Shard
+    first: int
+    last: int
+
+    @property
+    def first_env(self) -> int:
+        return self.shard.first + self.first
+
+    @property
+    def last_env(self) -> int:
+        return self.shard.first + self.last
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All shards, in the order of their envs."""
+
+    num_envs: int
+    groups: int
+    num_workers: int
+    shards: tuple[Shard, ...]
+
+    @staticmethod
+    def of(num_envs: int, groups: int, num_workers: int) -> Layout:
+        for key, value in (("num_envs", num_envs), ("groups", groups), ("num_workers", num_workers)):
+            if value < 1:
+                raise VectorError(f"{key}={value} must be at least 1")
+        if num_envs % groups:
+            low, high = num_envs // groups * groups, -(-num_envs // groups) * groups
+            near = f"{low:,} or {high:,}" if low else f"{high:,}"
+            raise VectorError(f"num_envs={num_envs:,} is not a multiple of groups={groups}; try {near}")
+        size = num_envs // groups
+        if num_workers > size:
+            raise VectorError(
+                f"num_workers={num_workers} is more than the {size:,} envs of a group "
+                f"(num_envs={num_envs:,}, groups={groups}); use at most {size:,} workers"
+            )
+        shards: list[Shard] = []
+        for group in range(groups):
+            for worker in range(num_workers):
+                first, last = size * worker // num_workers, size * (worker + 1) // num_workers
+                shards.append(Shard(len(shards), worker, group, group * size + first, group * size + last))
+        return Layout(num_envs, groups, num_workers, tuple(shards))
+
+    def group(self, index: int) -> tuple[int, int]:
+        size = self.num_envs // self.groups
+        return index * size, (index + 1) * size
+
+    def pieces(self, first: int, count: int) -> list[tuple[int, int]]:
+        """The `count` envs from `first` on, as contiguous ranges: two where they wrap around the end."""
+        if not 0 <= first < self.num_envs or not 1 <= count <= self.num_envs:
+            raise VectorError(
+                f"part(first={first}, count={count}): first must be in 0..{self.num_envs - 1:,} "
+                f"and count in 1..{self.num_envs:,}"
+            )
+        last = first + count
+        if last <= self.num_envs:
+            return [(first, last)]
+        return [(first, self.num_envs), (0, last - self.num_envs)]
+
+    def tasks(self, first: int, last: int) -> tuple[Task, ...]:
+        """What each world does when the envs first..last-1 step."""
+        return tuple(
+            Task(shard, max(first, shard.first) - shard.first, min(last, shard.last) - shard.first)
+            for shard in self.shards
+            if shard.first < last and first < shard.last
+        )
+
+    def require_whole_worlds(self, spec: EnvSpec, first: int, count: int) -> None:
+        """Refuse a part that cuts through a world which cannot step a part of its envs."""
+        if spec.partial_step:
+            return
+        for piece in self.pieces(first, count):
+            for task in self.tasks(*piece):
+                shard = task.shard
+                if task.first_env != shard.first or task.last_env != shard.last:
+                    starts = [shard.first for shard in self.shards]
+                    sizes = sorted({shard.last - shard.first for shard in self.shards})
+                    shown = ", ".join(f"{start:,}" for start in starts[:6]) + (", ..." if len(starts) > 6 else "")
+                    multiples = " or ".join(f"{size:,}" for size in sizes)
+                    raise VectorError(
+                        f"{spec.id} cannot step a part of a world (spec.partial_step is false), and "
+                        f"part(first={first:,}, count={count:,}) cuts through the world of the envs "
+                        f"{shard.first:,} to {shard.last - 1:,}; whole worlds begin at env {shown} "
+                        f"and have {multiples} envs, so counts that are made of these work"
+                    )

@@ -1,0 +1,85 @@
+"""From sizes and a world to a vector that is ready for `reset`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from millpond.envs.spec import EnvSpec
+from millpond.vector.choose import choose, usable_cores
+from millpond.vector.crash import VectorError
+from millpond.vector.crew import Job, WorldFactory
+from millpond.vector.fleet import Fleet, OnCrash
+from millpond.vector.inline import InlinePool
+from millpond.vector.layout import Layout
+from millpond.vector.memory import Arena
+from millpond.vector.pool import Pool
+from millpond.vector.processes import ProcessPool, pickle_job
+from millpond.vector.threads import ThreadPool
+from millpond.vector.vector import Vector
+
+
+def make_vector(
+    spec: EnvSpec,
+    make_world: WorldFactory,
+    *,
+    num_envs: int,
+    groups: int = 2,
+    num_workers: int = 1,
+    backend: Literal["auto", "inline", "threads", "processes", "native"] = "auto",
+    timeout: float = 60.0,
+    on_crash: OnCrash = "stop",
+    threads: int | None = None,
+    start_seconds: float = 180.0,
+) -> Vector:
+    """Start the workers and make the worlds.
+
+    `num_workers`    processes of the backend `processes`
+    `threads`        threads of the backend `threads`; None is one a core
+    `timeout`        seconds that a step may take, past which a worker counts as hung
+    `start_seconds`  seconds that loading, making and resetting worlds may take
+    `on_crash`       "stop" raises `WorkerError`; "restart" starts the lost envs anew and says so in the batch
+    """
+    if timeout <= 0:
+        raise VectorError(f"vector.timeout={timeout:g} must be more than 0 seconds")
+    if on_crash not in ("stop", "restart"):
+        raise VectorError(f"vector.on_crash={on_crash!r} is not one of stop, restart")
+    whole = Layout.of(num_envs, groups, 1)
+    choice = choose(
+        spec,
+        backend=backend,
+        envs_per_group=num_envs // groups,
+        num_workers=num_workers,
+        threads=threads,
+        cores=usable_cores(),
+        why_not_processes=_why_not_processes(Job(spec, whole, make_world)) if backend == "auto" else "",
+    )
+    layout = Layout.of(num_envs, groups, choice.num_workers)
+    job = Job(spec, layout, make_world)
+    start_seconds = max(start_seconds, timeout)
+    arena = Arena.shared(spec, layout) if choice.backend == "processes" else Arena.local(spec, layout)
+    pool: Pool
+    if choice.backend == "processes":
+        try:
+            pool = ProcessPool(job, arena, timeout=timeout, start_seconds=start_seconds)
+        except BaseException:
+            arena.close()
+            raise
+    elif choice.backend == "threads" or (choice.backend == "native" and spec.releases_gil):
+        pool = ThreadPool(job, arena)
+    else:
+        pool = InlinePool(job, arena)
+    try:
+        fleet = Fleet(spec, layout, arena, pool, timeout=timeout, start_seconds=start_seconds, on_crash=on_crash)
+    except BaseException:
+        arena.close()
+        pool.close()
+        raise
+    return Vector(fleet, choice.backend, choice.reason)
+
+
+def _why_not_processes(job: Job) -> str:
+    try:
+        pickle_job(job)
+    except VectorError as error:
+        return str(error)
+    return ""

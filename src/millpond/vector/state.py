@@ -1,0 +1,93 @@
+"""A vector's whole state as named arrays, so that it can lie in a checkpoint and be loaded without trust."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.world import Buffers, Episode
+from millpond.vector.crash import VectorError
+from millpond.vector.crew import Op
+from millpond.vector.fleet import Fleet
+from millpond.vector.stretch import Status
+from millpond.vector.turns import Turns
+
+State = dict[str, npt.NDArray[Any]]
+
+
+def save_state(fleet: Fleet, turns: Turns) -> State:
+    """Arrays of the vector itself, and `world/SHARD/NAME` for those of each world."""
+    _require_savable(fleet)
+    if fleet.seed is None:
+        raise VectorError("there is nothing to save before reset(seed)")
+    if fleet.mover not in (None, turns) and not fleet.mover.resting:
+        raise VectorError("a part is in the middle of its round: receive what it sent and call its rest() first")
+    worlds = fleet.command_all(Op.SAVE)
+    waiting = [[asdict(episode) for episode in stretch.ended] for stretch in turns.stretches]
+    state: State = {
+        "layout": _layout(fleet),
+        "seed": np.array(fleet.seed, np.int64),
+        "position": np.array(turns.position, np.int64),
+        "status": np.array([stretch.status for stretch in turns.stretches], np.int64),
+        "episodes": np.frombuffer(json.dumps(waiting).encode(), np.uint8).copy(),
+        "seeds": fleet.arena.seeds.copy(),
+        "env_steps": fleet.env_steps.copy(),
+        "restarts": fleet.restarts.copy(),
+        "unreported": fleet.unreported.copy(),
+    }
+    state |= {f"buffers/{name}": array.copy() for name, array in _buffers(fleet).items()}
+    for index, world in enumerate(worlds):
+        state |= {f"world/{index}/{name}": array for name, array in world.items()}
+    return state
+
+
+def load_state(fleet: Fleet, turns: Turns, state: State) -> None:
+    _require_savable(fleet)
+    saved, here = state["layout"], _layout(fleet)
+    if not np.array_equal(saved, here):
+        raise VectorError(
+            f"the state is of {saved[0]:,} envs in {saved[1]} groups and {saved[2]} workers, and this vector has "
+            f"{here[0]:,}, {here[1]} and {here[2]}: a state goes back only into the same sizes"
+        )
+    worlds: list[State] = [{} for _ in fleet.layout.shards]
+    for name, array in state.items():
+        if name.startswith("world/"):
+            _, index, own_name = name.split("/", 2)
+            worlds[int(index)][own_name] = array
+    fleet.command_all(Op.LOAD, worlds)
+    for name, array in _buffers(fleet).items():
+        array[...] = state[f"buffers/{name}"]
+    fleet.seed = int(state["seed"])
+    fleet.arena.seeds[:] = state["seeds"]
+    fleet.env_steps[:] = state["env_steps"]
+    fleet.restarts[:] = state["restarts"]
+    fleet.unreported[:] = state["unreported"]
+    fleet.mark_restarts()
+    if fleet.mover is not None:
+        fleet.mover.begin()
+    fleet.mover = turns
+    turns.position = (int(state["position"][0]), int(state["position"][1]))
+    waiting = json.loads(state["episodes"].tobytes())
+    for stretch, status, episodes in zip(turns.stretches, state["status"], waiting, strict=True):
+        stretch.status = Status(int(status))
+        stretch.ended = [Episode(**(episode | {"returns": tuple(episode["returns"])})) for episode in episodes]
+
+
+def _layout(fleet: Fleet) -> npt.NDArray[np.int64]:
+    layout = fleet.layout
+    return np.array([layout.num_envs, layout.groups, layout.num_workers], np.int64)
+
+
+def _buffers(fleet: Fleet) -> State:
+    return {field.name: getattr(fleet.arena.buffers, field.name) for field in fields(Buffers)}
+
+
+def _require_savable(fleet: Fleet) -> None:
+    if not fleet.spec.savable:
+        raise VectorError(
+            f"{fleet.spec.id} cannot save its state (spec.savable is false): its episodes start afresh after a resume"
+        )

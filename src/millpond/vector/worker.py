@@ -1,0 +1,67 @@
+"""The life of a worker process: sleep in `read` until a command comes, obey, tell, sleep."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import socket
+import struct
+
+from millpond.vector.crash import Failure
+from millpond.vector.crew import Command, Crew, Job, Op
+from millpond.vector.memory import Arena
+
+COMMAND = struct.Struct("=6q")  # op, shard, first, last, ticket, bytes of payload that follow on the data socket
+REPLY = struct.Struct("=2q")  # ticket, bytes of payload that follow on the data socket
+PR_SET_PDEATHSIG = 1
+
+
+def work(job: Job, memory: int, nursery: int, fds: list[int]) -> None:
+    """Obey until the trainer closes the pipe of commands.
+
+    `fds`: the pipe of commands, the pipe of replies (all workers write to one, in packets below PIPE_BUF and so never
+    torn), the socket for what does not fit in these, and the pipe for last words.
+    """
+    command_pipe, reply_pipe, data_socket, last_words = fds
+    _end_with(nursery)
+    # Written by the C handler even where Python is stuck: on a fatal signal, and when the trainer asks a silent worker.
+    faulthandler.enable(last_words)
+    faulthandler.register(signal.SIGUSR1, last_words)
+    data = socket.socket(fileno=data_socket)
+    arena = Arena.attach(memory, job.spec, job.layout)
+    crew = Crew(job, arena)
+    while order := os.read(command_pipe, COMMAND.size):
+        op, shard, first, last, ticket, nbytes = COMMAND.unpack(order)
+        payload = pickle.loads(receive(data, nbytes)) if nbytes else None
+        command = Command(Op(op), shard, first, last)
+        try:
+            result = crew.run(command, payload)
+            blob = b"" if result is None else pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
+        except BaseException as error:  # SystemExit of an env, too: whatever it is, the trainer is waiting to hear it
+            blob = pickle.dumps(Failure.of(error, command.op.name.lower()))
+        os.write(reply_pipe, REPLY.pack(ticket, len(blob)))
+        if blob:
+            data.sendall(blob)
+
+
+def receive(data: socket.socket, nbytes: int) -> bytearray:
+    """Exactly `nbytes`; EOFError where the other side goes away, TimeoutError where it falls silent."""
+    blob = bytearray(nbytes)
+    view = memoryview(blob)
+    while view:
+        count = data.recv_into(view)
+        if not count:
+            raise EOFError(f"the other side ended with {len(view):,} of {nbytes:,} bytes to come")
+        view = view[count:]
+    return blob
+
+
+def _end_with(nursery: int) -> None:
+    """Be killed by the kernel when the nursery ends, however it ends."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != nursery:  # it ended before the kernel was told
+        raise SystemExit(1)

@@ -1,0 +1,207 @@
+"""Small worlds for the tests. Workers import this module, so it must not import torch, nor pytest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
+from millpond.envs.world import Buffers, Episode
+
+IDENTITY, AGENT, ENV_STEPS, SEED, EPISODE, LAST_ACTION, DRAW, TORCH = range(8)
+
+
+def counting_spec(**changes: Any) -> EnvSpec:
+    fields = dict(
+        id="counting",
+        observation=ObservationSpec.single((8,), "int64", "vector"),
+        action=ActionSpec.discrete(1_000_000),
+        num_agents=2,
+        savable=True,
+    )
+    return EnvSpec(**(fields | changes))
+
+
+class CountingWorld:
+    """Says in its observation which env and agent it is of, how often it was stepped, and what it was told.
+
+    Episodes end after a random number of steps, by termination or truncation, drawn from the env's own generator.
+    """
+
+    def __init__(self, num_envs: int, buffers: Buffers, first_env: int, spec: EnvSpec | None = None) -> None:
+        self.spec = spec or counting_spec()
+        self.num_envs = num_envs
+        self.buffers = buffers
+        self.first_env = first_env
+        self.env_steps = np.zeros(num_envs, np.int64)
+        self.seeds = np.zeros(num_envs, np.uint64)
+        self.episode = np.zeros(num_envs, np.int64)
+        self.length = np.zeros(num_envs, np.int64)
+        self.returns = np.zeros((num_envs, self.spec.num_agents))
+        self.generators: list[np.random.Generator] = []
+        self.ended: list[Episode] = []
+        self.progress: npt.NDArray[np.int64] | None = None
+
+    def watch(self, progress: npt.NDArray[np.int64]) -> None:
+        self.progress = progress
+
+    def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
+        self.seeds[:] = seeds
+        self.generators = [np.random.default_rng(int(seed)) for seed in seeds]
+        for array in (self.env_steps, self.episode, self.length, self.returns):
+            array[...] = 0
+        self.buffers.alive[...] = True
+        for env in range(self.num_envs):
+            self.show(self.buffers.observation, env, 0)
+
+    def step(self, first: int, last: int) -> None:
+        for env in range(first, last):
+            if self.progress is not None:
+                self.progress[0] = env
+            self.step_env(env)
+
+    def step_env(self, env: int) -> None:
+        buffers = self.buffers
+        self.env_steps[env] += 1
+        self.length[env] += 1
+        reward = self.generators[env].random(self.spec.num_agents, np.float32) + buffers.action[env]
+        self.returns[env] += reward
+        end = self.generators[env].integers(8)
+        buffers.reward[env] = reward
+        buffers.terminated[env] = end == 0
+        buffers.truncated[env] = end == 1
+        if end < 2:
+            self.show(buffers.final_observation, env, 1)
+            info = {"last": float(self.env_steps[env])}
+            self.ended.append(Episode(env, tuple(map(float, self.returns[env])), int(self.length[env]), info))
+            self.episode[env] += 1
+            self.length[env] = 0
+            self.returns[env] = 0
+        self.show(buffers.observation, env, 0)
+
+    def show(self, place: npt.NDArray[Any], env: int, final: int) -> None:
+        row = place[env]
+        row[:, IDENTITY] = self.first_env + env
+        row[:, AGENT] = np.arange(self.spec.num_agents)
+        row[:, ENV_STEPS] = self.env_steps[env]
+        row[:, SEED] = self.seeds[env].astype(np.int64)
+        row[:, EPISODE] = self.episode[env]
+        row[:, LAST_ACTION] = self.buffers.action[env]
+        row[:, DRAW] = -1 if final else self.generators[env].integers(1 << 40)
+        row[:, TORCH] = "torch" in sys.modules
+
+    def episodes(self) -> list[Episode]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def save_state(self) -> dict[str, npt.NDArray[Any]]:
+        words = []
+        for generator in self.generators:
+            state: Any = generator.bit_generator.state
+            for number in (state["state"]["state"], state["state"]["inc"]):
+                words += [number & (2**64 - 1), number >> 64]
+            words += [state["has_uint32"], state["uinteger"]]
+        return {
+            "generators": np.array(words, np.uint64).reshape(self.num_envs, 6),
+            "env_steps": self.env_steps.copy(),
+            "seeds": self.seeds.copy(),
+            "episode": self.episode.copy(),
+            "length": self.length.copy(),
+            "returns": self.returns.copy(),
+            "observation": self.buffers.observation.copy(),
+        }
+
+    def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        self.generators = []
+        for low, high, inc_low, inc_high, has, value in state["generators"].tolist():
+            generator = np.random.default_rng(0)
+            generator.bit_generator.state = {
+                "bit_generator": "PCG64",
+                "state": {"state": low + (high << 64), "inc": inc_low + (inc_high << 64)},
+                "has_uint32": has,
+                "uinteger": value,
+            }
+            self.generators.append(generator)
+        for name in ("env_steps", "seeds", "episode", "length", "returns"):
+            getattr(self, name)[...] = state[name]
+        self.buffers.observation[...] = state["observation"]
+
+    def close(self) -> None:
+        pass
+
+
+def counting(num_envs: int, buffers: Buffers, first_env: int) -> CountingWorld:
+    return CountingWorld(num_envs, buffers, first_env)
+
+
+class WholeWorld(CountingWorld):
+    """Cannot step a part of its envs."""
+
+    def step(self, first: int, last: int) -> None:
+        assert (first, last) == (0, self.num_envs)
+        super().step(first, last)
+
+
+def whole(num_envs: int, buffers: Buffers, first_env: int) -> WholeWorld:
+    return WholeWorld(num_envs, buffers, first_env, counting_spec(partial_step=False))
+
+
+class FaultyWorld(CountingWorld):
+    """Does something bad when an env is told to: the action says what."""
+
+    FINE, RAISE, KILL, HANG, EXIT, SEGFAULT = range(6)
+
+    def step_env(self, env: int) -> None:
+        action = int(self.buffers.action[env, 0])
+        if action == self.RAISE:
+            self.buffers.reward[env] = 77.0
+            raise ValueError(f"env {self.first_env + env} does not like this")
+        elif action == self.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif action == self.HANG:
+            sleep_for_a_long_time()
+        elif action == self.EXIT:
+            os._exit(3)
+        elif action == self.SEGFAULT:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        super().step_env(env)
+
+
+def sleep_for_a_long_time() -> None:
+    time.sleep(600)
+
+
+def faulty(num_envs: int, buffers: Buffers, first_env: int) -> FaultyWorld:
+    return FaultyWorld(num_envs, buffers, first_env)
+
+
+class UnwatchedWorld(FaultyWorld):
+    """Does not tell which env it is busy with."""
+
+    watch = None  # type: ignore[assignment]
+
+
+def unwatched(num_envs: int, buffers: Buffers, first_env: int) -> UnwatchedWorld:
+    return UnwatchedWorld(num_envs, buffers, first_env)
+
+
+class SleepingWorld(CountingWorld):
+    """A step takes 5 ms, however many envs."""
+
+    def step(self, first: int, last: int) -> None:
+        time.sleep(0.005)
+        super().step(first, last)
+
+
+def sleeping(num_envs: int, buffers: Buffers, first_env: int) -> SleepingWorld:
+    return SleepingWorld(num_envs, buffers, first_env)
+
+
+def unbuildable(num_envs: int, buffers: Buffers, first_env: int) -> CountingWorld:
+    raise RuntimeError(f"no map for env {first_env}")
