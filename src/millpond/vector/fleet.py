@@ -79,6 +79,7 @@ class Fleet:
         self.restarts[:] = 0
         self.unreported[:] = False
         self._crashes.clear()
+        self.arena.buffers.action[...] = 0  # nothing of the time before shows through
         self.command_all(Op.RESET)
 
     def launch(self, stretch: Stretch) -> None:
@@ -223,7 +224,7 @@ class Fleet:
             if not self.pool.revive(shard.worker):
                 self.fail(shard, failure, "its envs cannot be restarted, because this worker cannot be ended")
         for other in lost:
-            self._draw_seeds(other)
+            self._prepare_restart(other)
         tickets = [(other, self._submit(other, op)) for other in lost for op in (Op.BUILD, Op.RESET)]
         for other, ticket in tickets:
             reply = self.pool.wait(ticket, time.monotonic() + self.start_seconds)
@@ -236,8 +237,9 @@ class Fleet:
             self.unreported[other.first : other.last] = True
         self._any_restarted = True
 
-    def _draw_seeds(self, shard: Shard) -> None:
+    def _prepare_restart(self, shard: Shard) -> None:
         assert self.seed is not None  # nothing steps before reset or load_state
+        self.arena.buffers.action[shard.first : shard.last] = 0
         for env in range(shard.first, shard.last):
             self.restarts[env] += 1
             self.arena.seeds[env] = env_seed(self.seed, env, int(self.restarts[env]))

@@ -34,6 +34,7 @@ class ProcessPool:
 
     def __init__(self, job: Job, arena: Arena, *, timeout: float, start_seconds: float) -> None:
         self._job_bytes = pickle_job(job)
+        self._owner = os.getpid()
         self._memory = arena.fd
         self._timeout = timeout
         self._start_seconds = start_seconds
@@ -107,7 +108,7 @@ class ProcessPool:
         return True
 
     def close(self) -> None:
-        if self._reply_pipe < 0:
+        if self._reply_pipe < 0 or os.getpid() != self._owner:  # closed, or a forked copy, which owns nothing
             return
         # A worker that still owes an answer may never give it, and is ended without being asked.
         idle = [handle for handle in self._workers if not handle.ended and not handle.open]

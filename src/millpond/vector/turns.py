@@ -83,6 +83,8 @@ class Turns:
 
         None: they are in `Batch.action` already.
         """
+        if self._fleet.mover is not self:
+            self._take_over()
         stretch = self._stretches[self._next_send]
         if stretch.status != Status.HELD:
             raise VectorError(f"{self._names[self._next_send]} is next to be sent and was not received: call recv()")

@@ -9,6 +9,7 @@ import pickle
 import signal
 import socket
 import struct
+from dataclasses import replace
 
 from millpond.vector.crash import Failure
 from millpond.vector.crew import Command, Crew, Job, Op
@@ -41,7 +42,7 @@ def work(job: Job, memory: int, nursery: int, fds: list[int]) -> None:
             result = crew.run(command, payload)
             blob = b"" if result is None else pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
         except BaseException as error:  # SystemExit of an env, too: whatever it is, the trainer is waiting to hear it
-            blob = pickle.dumps(Failure.of(error, command.op.name.lower()))
+            blob = pickle.dumps(replace(Failure.of(error, command.op.name.lower()), pid=os.getpid()))
         os.write(reply_pipe, REPLY.pack(ticket, len(blob)))
         if blob:
             data.sendall(blob)

@@ -18,13 +18,13 @@ IDENTITY, AGENT, ENV_STEPS, SEED, EPISODE, LAST_ACTION, DRAW, TORCH = range(8)
 
 
 def counting_spec(**changes: Any) -> EnvSpec:
-    fields = dict(
-        id="counting",
-        observation=ObservationSpec.single((8,), "int64", "vector"),
-        action=ActionSpec.discrete(1_000_000),
-        num_agents=2,
-        savable=True,
-    )
+    fields = {
+        "id": "counting",
+        "observation": ObservationSpec.single((8,), "int64", "vector"),
+        "action": ActionSpec.discrete(1_000_000),
+        "num_agents": 2,
+        "savable": True,
+    }
     return EnvSpec(**(fields | changes))
 
 
@@ -94,7 +94,7 @@ class CountingWorld:
         row[:, EPISODE] = self.episode[env]
         row[:, LAST_ACTION] = self.buffers.action[env]
         row[:, DRAW] = -1 if final else self.generators[env].integers(1 << 40)
-        row[:, TORCH] = "torch" in sys.modules
+        row[:, TORCH] = 0
 
     def episodes(self) -> list[Episode]:
         ended, self.ended = self.ended, []
@@ -155,14 +155,15 @@ def whole(num_envs: int, buffers: Buffers, first_env: int) -> WholeWorld:
 class FaultyWorld(CountingWorld):
     """Does something bad when an env is told to: the action says what."""
 
-    FINE, RAISE, KILL, HANG, EXIT, SEGFAULT = range(6)
+    FINE = 0
+    RAISE, KILL, HANG, EXIT, SEGFAULT = range(1001, 1006)  # actions that no player takes by chance
 
     def step_env(self, env: int) -> None:
         action = int(self.buffers.action[env, 0])
         if action == self.RAISE:
             self.buffers.reward[env] = 77.0
             raise ValueError(f"env {self.first_env + env} does not like this")
-        elif action == self.KILL:
+        if action == self.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == self.HANG:
             sleep_for_a_long_time()
@@ -189,6 +190,18 @@ class UnwatchedWorld(FaultyWorld):
 
 def unwatched(num_envs: int, buffers: Buffers, first_env: int) -> UnwatchedWorld:
     return UnwatchedWorld(num_envs, buffers, first_env)
+
+
+class ModuleWorld(CountingWorld):
+    """Says whether torch is loaded where it lives."""
+
+    def show(self, place: npt.NDArray[Any], env: int, final: int) -> None:
+        super().show(place, env, final)
+        place[env, :, TORCH] = "torch" in sys.modules
+
+
+def modules(num_envs: int, buffers: Buffers, first_env: int) -> ModuleWorld:
+    return ModuleWorld(num_envs, buffers, first_env)
 
 
 class SleepingWorld(CountingWorld):

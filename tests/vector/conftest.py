@@ -1,0 +1,29 @@
+"""Puts the worlds of these tests where worker processes can import them, and watches that no test leaves anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def children() -> set[int]:
+    """Processes that this one started and that are not yet reaped."""
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    before = children(), set(os.listdir("/dev/shm"))
+    yield
+    deadline = time.monotonic() + 5.0
+    while children() - before[0] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert children() <= before[0]
+    assert set(os.listdir("/dev/shm")) <= before[1]

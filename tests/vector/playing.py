@@ -1,0 +1,61 @@
+"""Plays a vector with actions that depend on env, agent and time alone, and writes down everything it shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from vector_worlds import ENV_STEPS
+
+from millpond.vector import Batch, Turns, Vector
+
+SHOWN = ("observation", "reward", "terminated", "truncated", "alive", "action_mask", "restarted")
+
+
+@dataclass
+class Diary:
+    """What each env showed, step by step: env -> list of tuples of arrays."""
+
+    steps: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
+    episodes: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
+
+    def write(self, batch: Batch) -> None:
+        for env in range(batch.first, batch.last):
+            row = env - batch.first
+            shown = [getattr(batch, name)[row].copy() for name in SHOWN]
+            ended = batch.terminated[row, 0] or batch.truncated[row, 0]
+            final = batch.final_observation[row].copy() if ended else None
+            self.steps.setdefault(env, []).append((batch.stepped, final, *shown))
+        for episode in batch.episodes:
+            self.episodes.setdefault(episode.env, []).append((episode.returns, episode.length, episode.info))
+
+    def same_as(self, other: Diary) -> None:
+        assert self.steps.keys() == other.steps.keys()
+        for env, steps in self.steps.items():
+            assert len(steps) == len(other.steps[env])
+            for here, there in zip(steps, other.steps[env], strict=True):
+                for one, two in zip(here, there, strict=True):
+                    np.testing.assert_array_equal(one, two)
+        assert self.episodes == other.episodes
+
+
+def act(batch: Batch) -> npt.NDArray[np.int64]:
+    """A function of the env and of the steps it has taken."""
+    env = np.arange(batch.first, batch.last)[:, None]
+    return (env * 7 + batch.observation[:, :, ENV_STEPS] * 3 + np.arange(batch.action.shape[1])) % 1000
+
+
+def play(turns: Vector | Turns, env_steps: int, diary: Diary | None = None) -> Diary:
+    """A round: so many steps of every env, then rest."""
+    diary = diary or Diary()
+    for _ in range(env_steps):
+        for _ in range(len(turns)):
+            batch = turns.recv()
+            diary.write(batch)
+            turns.send(act(batch))
+    for _ in range(len(turns)):
+        diary.write(turns.recv())
+    turns.rest()
+    return diary

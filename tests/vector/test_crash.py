@@ -1,0 +1,290 @@
+"""Workers that raise, die and hang, for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from playing import play
+from vector_worlds import ENV_STEPS, IDENTITY, SEED, FaultyWorld, counting_spec, faulty, unbuildable, unwatched
+
+from millpond.vector import Vector, VectorError, WorkerError, env_seed, make_vector
+
+PROCESSES: dict[str, Any] = {"backend": "processes", "num_workers": 2}
+# With 8 envs in 2 groups and 2 workers, worker 1 has the envs 2, 3 (group A) and 6, 7 (group B).
+OF_WORKER_1 = [2, 3, 6, 7]
+
+
+def make(world: Any = faulty, **options: Any) -> Vector:
+    return make_vector(counting_spec(), world, num_envs=8, timeout=2.0, **(PROCESSES | options))
+
+
+def actions(fault: int = FaultyWorld.FINE, row: int = 0) -> np.ndarray:
+    told = np.zeros((4, 2), np.int64)
+    told[row] = fault
+    return told
+
+
+def steps(vector: Vector, count: int, fault: int = FaultyWorld.FINE) -> None:
+    """So many turns."""
+    for _ in range(count):
+        vector.recv()
+        vector.send(actions(fault))
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until_gone(pids: tuple[int, ...]) -> None:
+    deadline = time.monotonic() + 10.0
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if alive(pid)]}"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message", "in_traceback"),
+    [
+        (FaultyWorld.RAISE, "raised", "ValueError: env 3 does not like this", "in step_env"),
+        (FaultyWorld.KILL, "died", r"killed by signal 9 \(SIGKILL\)", ""),
+        (FaultyWorld.EXIT, "died", "exited with status 3", ""),
+        (FaultyWorld.SEGFAULT, "died", r"killed by signal 11 \(SIGSEGV\)", "in step_env"),
+        (FaultyWorld.HANG, "hung", "nothing was heard of it within the timeout", "in sleep_for_a_long_time"),
+    ],
+)
+def test_a_crash_stops_the_run_and_is_told(fault: int, kind: str, message: str, in_traceback: str) -> None:
+    with make() as vector:
+        pids = vector.pids
+        assert len(pids) == 3
+        vector.reset(7)
+        steps(vector, 4)
+        vector.recv()
+        vector.send(actions(fault, row=3))
+        with pytest.raises(WorkerError, match=message) as caught:
+            steps(vector, 2)
+        error = caught.value
+        assert (error.kind, error.doing, error.worker, error.env) == (kind, "step", 1, 3)
+        assert (error.seed, error.env_steps) == (env_seed(7, 3), 2)
+        assert error.pid in pids
+        assert in_traceback in error.traceback
+        assert f"env 3: seed {env_seed(7, 3)}, after 2 env steps" in str(error)
+        assert "on_crash=restart" in str(error)
+        wait_until_gone(pids)
+        for call in (vector.recv, vector.send):
+            with pytest.raises(VectorError, match="closed"):
+                call()
+
+
+@pytest.mark.parametrize("fault", [FaultyWorld.RAISE, FaultyWorld.KILL])
+def test_a_world_that_does_not_tell_which_env_it_is_busy_with(fault: int) -> None:
+    with make(unwatched) as vector:
+        vector.reset(7)
+        vector.recv()
+        vector.send(actions(fault, row=3))
+        with pytest.raises(WorkerError, match="one of the envs 2 to 3; env 2: seed") as caught:
+            steps(vector, 2)
+        assert (caught.value.env, caught.value.first_env, caught.value.last_env) == (None, 2, 4)
+        assert caught.value.seed == env_seed(7, 2)
+
+
+@pytest.mark.parametrize("options", [{"backend": "inline"}, {"backend": "threads", "threads": 2}], ids=str)
+def test_a_world_that_raises_in_our_own_process(options: dict[str, Any]) -> None:
+    with make(**options) as vector:
+        vector.reset(7)
+        steps(vector, 4)
+        vector.recv()
+        vector.send(actions(FaultyWorld.RAISE, row=2))
+        with pytest.raises(WorkerError, match="ValueError: env 2 does not like this") as caught:
+            steps(vector, 2)
+        assert isinstance(caught.value.__cause__, ValueError)
+        assert (caught.value.env, caught.value.env_steps, caught.value.seed) == (2, 2, env_seed(7, 2))
+
+
+@pytest.mark.parametrize("on_crash", ["stop", "restart"])
+def test_a_thread_that_hangs_is_told(on_crash: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be ended, so it cannot be restarted either."""
+    import threading
+
+    import vector_worlds
+
+    wake = threading.Event()
+    monkeypatch.setattr(vector_worlds, "sleep_for_a_long_time", lambda: wake.wait(60))
+    with make(backend="threads", threads=2, on_crash=on_crash) as vector:
+        vector.reset(7)
+        vector.recv()
+        vector.send(actions(FaultyWorld.HANG, row=1))
+        vector.recv()
+        with pytest.raises(WorkerError, match="hung during step") as caught:
+            vector.recv()
+        assert caught.value.env == 1
+        assert "step_env" in caught.value.traceback
+        wake.set()
+
+
+@pytest.mark.parametrize("fault", [FaultyWorld.KILL, FaultyWorld.HANG], ids=["killed", "hanging"])
+def test_a_lost_worker_is_replaced_and_its_envs_restart(fault: int) -> None:
+    with make(on_crash="restart") as vector:
+        pids = vector.pids
+        vector.reset(7)
+        steps(vector, 4)  # every env has taken 1 step and is taking its second
+        vector.recv()
+        vector.send(actions(fault, row=3))
+        b = vector.recv()
+        assert b.stepped
+        assert not b.restarted.any()
+        vector.send(actions())
+        a = vector.recv()
+        assert a.restarted.tolist() == [False, False, True, True]
+        assert a.observation[:, 0, IDENTITY].tolist() == [0, 1, 2, 3]
+        assert a.observation[:, 0, ENV_STEPS].tolist() == [3, 3, 0, 0]
+        assert a.reward[:2].all()
+        assert not (a.reward[2:].any())
+        assert not (a.terminated[2:].any())
+        assert not (a.truncated[2:].any())
+        vector.send(actions())
+        b = vector.recv()  # the same worker had envs of group B, whose step was in the air
+        assert b.restarted.tolist() == [False, False, True, True]
+        assert b.observation[:, 0, ENV_STEPS].tolist() == [3, 3, 0, 0]
+        vector.send(actions())
+        a = vector.recv()
+        assert not a.restarted.any()
+        assert a.observation[:, 0, ENV_STEPS].tolist() == [4, 4, 1, 1]
+        seeds = [env_seed(7, env, restarts=int(env in OF_WORKER_1)) for env in range(8)]
+        assert vector.seeds.tolist() == seeds
+        assert a.observation[:, 0, SEED].astype(np.uint64).tolist() == seeds[:4]
+        assert vector.restarts.tolist() == [int(env in OF_WORKER_1) for env in range(8)]
+        assert vector.env_steps.tolist() == [4, 4, 1, 1, 3, 3, 0, 0]
+        wait_until_gone((pids[1],))
+        assert len(vector.pids) == 3
+        assert vector.pids[0] == pids[0]
+        assert vector.pids[1] != pids[1]
+
+
+@pytest.mark.parametrize("options", [{"backend": "inline"}, {"backend": "threads", "threads": 2}, PROCESSES], ids=str)
+def test_a_world_that_raises_restarts_alone(options: dict[str, Any]) -> None:
+    """The worker is sound: its envs of the other group go on."""
+    with make(on_crash="restart", **options) as vector:
+        vector.reset(7)
+        pids = vector.pids
+        steps(vector, 4)
+        vector.recv()
+        vector.send(actions(FaultyWorld.RAISE, row=3))
+        steps(vector, 1)
+        a = vector.recv()
+        lost = [2, 3] if vector.num_workers == 2 else [0, 1, 2, 3]
+        assert np.flatnonzero(a.restarted).tolist() == lost
+        assert (a.reward[lost] == 0).all()  # 77 was written before it raised
+        vector.send(actions())
+        b = vector.recv()
+        assert not b.restarted.any()
+        assert b.observation[:, 0, ENV_STEPS].tolist() == [3] * 4
+        vector.send(actions())
+        a = vector.recv()
+        assert not a.restarted.any()
+        assert vector.pids == pids
+
+
+def test_others_do_not_notice_a_restart() -> None:
+    """Envs of the other worker show what they would have shown without the crash."""
+    with make(on_crash="restart") as vector:
+        vector.reset(7)
+        expected = play(vector, 6)
+        vector.reset(7)
+        os.kill(vector.pids[1], signal.SIGKILL)
+        diary = play(vector, 6)
+    for env in (0, 1, 4, 5):
+        for here, there in zip(diary.steps[env], expected.steps[env], strict=True):
+            np.testing.assert_array_equal(here[2], there[2])
+    for env in OF_WORKER_1:
+        assert [bool(step[-1]) for step in diary.steps[env]].count(True) == 1
+
+
+def test_a_worker_killed_while_its_batches_are_held() -> None:
+    """Its envs have not seen what the actions answer to: the actions are not taken, and the batch says so."""
+    with make(on_crash="restart") as vector:
+        vector.reset(7)
+        steps(vector, 4)
+        vector.recv(), vector.recv()
+        os.kill(vector.pids[1], signal.SIGKILL)
+        vector.send(actions()), vector.send(actions())
+        for _ in range(2):
+            batch = vector.recv()
+            assert batch.restarted.tolist() == [False, False, True, True]
+            assert batch.observation[:, 0, ENV_STEPS].tolist() == [3, 3, 0, 0]
+        vector.send(actions()), vector.send(actions())
+        for _ in range(2):
+            batch = vector.recv()
+            assert not batch.restarted.any()
+            assert batch.observation[:, 0, ENV_STEPS].tolist() == [4, 4, 1, 1]
+
+
+def test_a_worker_killed_at_rest() -> None:
+    """A part that uses it reports its own envs, and the vector's next round the others."""
+    with make(on_crash="restart") as vector:
+        vector.reset(7)
+        play(vector, 3)
+        os.kill(vector.pids[1], signal.SIGKILL)
+        part = vector.part(3, 2)
+        part.recv()
+        part.send(np.zeros((2, 2), int))
+        batch = part.recv()
+        assert batch.restarted.tolist() == [True, False]
+        assert batch.observation[:, 0, ENV_STEPS].tolist() == [0, 4]
+        part.rest()
+        assert vector.recv().restarted.tolist() == [False, False, True, False]
+        assert vector.recv().restarted.tolist() == [False, False, True, True]
+        vector.rest()
+        assert not vector.recv().restarted.any()
+
+
+@pytest.mark.parametrize("call", ["save_state", "reset"])
+def test_a_worker_killed_before_save_or_reset(call: str) -> None:
+    with make(on_crash="restart") as vector:
+        vector.reset(7)
+        play(vector, 3)
+        os.kill(vector.pids[1], signal.SIGKILL)
+        if call == "save_state":
+            vector.load_state(vector.save_state())
+        else:
+            vector.reset(8)
+        assert vector.recv().restarted.tolist() == [False, False, True, True]
+        vector.send(actions())
+
+
+def test_the_nursery_is_killed() -> None:
+    """All workers end with it, and all come back."""
+    with make(on_crash="restart") as vector:
+        vector.reset(7)
+        play(vector, 3)
+        pids = vector.pids
+        os.kill(pids[-1], signal.SIGKILL)
+        wait_until_gone(pids[:-1])
+        diary = play(vector, 3)
+        assert not set(pids) & set(vector.pids)
+        assert len(vector.pids) == 3
+    for env in range(8):
+        assert any(step[-1] for step in diary.steps[env])
+
+
+def test_envs_that_crash_again_and_again_stop_the_run() -> None:
+    with make(on_crash="restart") as vector:
+        vector.reset(7)
+        with pytest.raises(WorkerError, match="restarted 3 times and never took a step"):
+            steps(vector, 20, FaultyWorld.RAISE)
+        assert (vector.restarts[:2] == 3).all()
+
+
+@pytest.mark.parametrize("backend", ["inline", "threads", "processes"])
+def test_a_world_that_cannot_be_made(backend: str) -> None:
+    with pytest.raises(WorkerError, match=r"raised during build: RuntimeError: no map for env 0") as caught:
+        make(unbuildable, backend=backend)
+    assert "in unbuildable" in caught.value.traceback

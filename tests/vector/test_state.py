@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from playing import Diary, act, play
+from vector_worlds import counting, counting_spec
+
+from millpond.vector import Vector, VectorError, make_vector
+
+BACKENDS: list[dict[str, Any]] = [
+    {"backend": "inline"},
+    {"backend": "threads", "threads": 2},
+    {"backend": "processes", "num_workers": 2},
+]
+
+
+def make(**options: Any) -> Vector:
+    return make_vector(counting_spec(), counting, num_envs=12, **options)
+
+
+def turn(vector: Vector, diary: Diary) -> None:
+    batch = vector.recv()
+    diary.write(batch)
+    vector.send(act(batch))
+
+
+@pytest.mark.parametrize("options", BACKENDS, ids=lambda options: options["backend"])
+@pytest.mark.parametrize("moment", ["rest", "flying", "held"])
+def test_going_on_from_a_state_repeats(options: dict[str, Any], moment: str) -> None:
+    with make(**options) as vector:
+        vector.reset(4)
+        play(vector, 7)
+        if moment != "rest":
+            for _ in range(5):
+                turn(vector, Diary())
+        if moment == "held":
+            vector.recv()
+        state = vector.save_state()
+        assert all(isinstance(array, np.ndarray) and array.dtype != object for array in state.values())
+        kept = {name: array.copy() for name, array in state.items()}
+
+        def go_on(vector: Vector) -> Diary:
+            diary = Diary()
+            if moment == "held":
+                vector.send(np.full((6, 2), 3))
+            for _ in range(9):
+                turn(vector, diary)
+            return diary
+
+        expected = go_on(vector)
+        for name, array in state.items():
+            np.testing.assert_array_equal(array, kept[name])  # a copy, not a view of what lives on
+        vector.load_state(state)  # into the vector it came from
+        go_on(vector).same_as(expected)
+        assert sum(map(len, expected.episodes.values())) > 5
+    with make(**options) as vector:
+        vector.load_state(state)  # into a new one, without a reset
+        go_on(vector).same_as(expected)
+
+
+def test_episodes_that_nobody_has_received_are_in_the_state() -> None:
+    with make(backend="threads", threads=1) as vector, make(backend="threads", threads=1) as other:
+        vector.reset(4)
+        waiting: list[list[Any]] = []
+        while not any(waiting):
+            turn(vector, Diary())
+            state = vector.save_state()
+            waiting = json.loads(state["episodes"].tobytes())
+        other.load_state(state)
+        received = [[batch.episodes for batch in (each.recv(), each.recv())] for each in (vector, other)]
+        assert received[0] == received[1]
+        assert sum(map(len, received[0])) == sum(map(len, waiting))
+
+
+def test_a_part_in_the_middle_cannot_be_saved() -> None:
+    with make(backend="inline") as vector:
+        vector.reset(4)
+        part = vector.part(2, 3)
+        part.send(act(part.recv()))
+        with pytest.raises(VectorError, match="a part is in the middle of its round"):
+            vector.save_state()
+        part.recv(), part.rest()
+        state = vector.save_state()
+        expected = play(vector, 3)
+        vector.load_state(state)
+        play(vector, 3).same_as(expected)
+
+
+def test_what_cannot_be_saved_says_so() -> None:
+    spec = counting_spec(savable=False)
+    with make_vector(spec, counting, num_envs=2, backend="inline") as vector:
+        vector.reset(0)
+        with pytest.raises(VectorError, match="counting cannot save its state"):
+            vector.save_state()
+    with make(backend="inline") as vector, pytest.raises(VectorError, match="nothing to save before reset"):
+        vector.save_state()
+
+
+def test_a_state_of_other_sizes_is_refused() -> None:
+    with make(backend="inline") as vector, make(backend="threads", threads=3) as other:
+        vector.reset(0)
+        with pytest.raises(VectorError, match="12 envs in 2 groups and 1 workers, and this vector has 12, 2 and 3"):
+            other.load_state(vector.save_state())

@@ -1,0 +1,111 @@
+"""The same seeds give the same trajectories, wherever and in whatever company an env is stepped."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from playing import Diary, play
+from vector_worlds import EPISODE, SEED, counting, counting_spec, whole
+
+from millpond.vector import VectorError, env_seed, env_seeds, make_vector
+
+NUM_ENVS = 12
+MAKERS = [
+    {"backend": "inline", "groups": 1},
+    {"backend": "inline", "groups": 3},
+    {"backend": "threads", "groups": 2, "threads": 1},
+    {"backend": "threads", "groups": 2, "threads": 3},
+    {"backend": "threads", "groups": 4, "threads": 2},
+    {"backend": "processes", "groups": 2, "num_workers": 1},
+    {"backend": "processes", "groups": 1, "num_workers": 2},
+    {"backend": "processes", "groups": 2, "num_workers": 3},
+    {"backend": "native", "groups": 2},
+]
+
+
+@functools.cache
+def expected() -> Diary:
+    """Each env alone in a vector of its own kind of order: one group, inline, and two rounds."""
+    with make_vector(counting_spec(), counting, num_envs=NUM_ENVS, groups=2, backend="inline") as vector:
+        vector.reset(11)
+        diary = play(vector, 10)
+        play(vector.part(9, 7), 5, diary)
+        return play(vector, 4, diary)
+
+
+@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: "-".join(map(str, maker.values())))
+def test_every_backend_shows_the_same(maker: dict[str, Any]) -> None:
+    spec = counting_spec(native_vector=True, releases_gil=True)
+    with make_vector(spec, counting, num_envs=NUM_ENVS, **maker) as vector:
+        vector.reset(11)
+        diary = play(vector, 10)
+        play(vector.part(9, 7), 5, diary)
+        play(vector, 4, diary)
+    diary.same_as(expected())
+    assert any(step[2][0, EPISODE] > 0 for step in diary.steps[0])  # there were resets inside
+    assert sum(map(len, diary.episodes.values())) > NUM_ENVS
+
+
+def test_a_world_of_its_own_shows_the_same() -> None:
+    """An env's trajectory does not depend on its neighbours: the first 6 envs of 12 are the 6 envs of 6."""
+    with make_vector(counting_spec(), counting, num_envs=6, groups=1, backend="inline") as vector:
+        vector.reset(11)
+        few = play(vector, 10)
+    for env in range(6):
+        for here, there in zip(few.steps[env], expected().steps[env], strict=False):
+            np.testing.assert_array_equal(here[2], there[2])
+
+
+def test_seeds_depend_on_seed_and_env_alone() -> None:
+    seeds = env_seeds(5, 2000)
+    np.testing.assert_array_equal(seeds[:10], env_seeds(5, 10))
+    assert len(np.unique(seeds)) == 2000
+    assert not np.isin(seeds, env_seeds(6, 2000)).any()
+    assert env_seed(5, 3) == int(seeds[3])
+    assert env_seed(5, 3, restarts=1) != env_seed(5, 3)
+    with make_vector(counting_spec(), counting, num_envs=4, groups=2, backend="inline") as vector:
+        vector.reset(5)
+        shown = np.concatenate([vector.recv().observation[:, 0, SEED].copy() for _ in range(2)])
+        np.testing.assert_array_equal(shown.astype(np.uint64), seeds[:4])
+        np.testing.assert_array_equal(vector.seeds, seeds[:4])
+
+
+def test_reset_starts_over_in_the_middle_of_anything() -> None:
+    with make_vector(counting_spec(), counting, num_envs=12, groups=2, num_workers=2, backend="processes") as vector:
+        vector.reset(99)
+        play(vector, 3)
+        part = vector.part(3, 4)
+        part.recv()
+        part.send(np.zeros((4, 2), np.int64))  # in the air
+        vector.reset(11)
+        assert (vector.env_steps == 0).all()
+        diary = play(vector, 10)
+        play(vector.part(9, 7), 5, diary)
+        play(vector, 4, diary).same_as(expected())
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_bad_seeds_are_refused(seed: int) -> None:
+    with (
+        make_vector(counting_spec(), counting, num_envs=2, groups=1, backend="inline") as vector,
+        pytest.raises(VectorError, match=str(seed)),
+    ):
+        vector.reset(seed)
+
+
+def test_worlds_that_step_only_as_a_whole() -> None:
+    spec = counting_spec(partial_step=False)
+    with make_vector(spec, whole, num_envs=12, groups=2, num_workers=2, backend="processes") as vector:
+        vector.reset(11)
+        diary = play(vector, 10)
+        for env, steps in diary.steps.items():
+            for here, there in zip(steps, expected().steps[env], strict=False):
+                np.testing.assert_array_equal(here[2], there[2])
+        with pytest.raises(VectorError, match=r"partial_step is false.*begin at env 0, 3, 6, 9 and have 3 envs"):
+            vector.part(9, 7)
+        before = vector.env_steps.copy()
+        play(vector.part(9, 6), 2)
+        assert (vector.env_steps - before).tolist() == [2, 2, 2, 0, 0, 0, 0, 0, 0, 2, 2, 2]
