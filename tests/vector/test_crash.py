@@ -227,6 +227,43 @@ def test_a_worker_killed_while_its_batches_are_held() -> None:
             assert batch.observation[:, 0, ENV_STEPS].tolist() == [4, 4, 1, 1]
 
 
+def test_a_group_is_held_while_the_other_finds_the_worker_dead() -> None:
+    """The restart comes between the batch of group B and the answer to it, so the answer must not reach new envs."""
+    with make(on_crash="restart") as vector:
+        vector.reset(7)
+        steps(vector, 4)
+        vector.recv(), vector.recv()
+        vector.send(actions(FaultyWorld.KILL, row=2))
+        assert vector.recv().restarted.tolist() == [False, False, True, True]
+        vector.send(actions())
+        batch = vector.recv()
+        assert batch.restarted.tolist() == [False, False, True, True]
+        assert batch.observation[:, 0, ENV_STEPS].tolist() == [3, 3, 0, 0]
+        assert vector.env_steps.tolist() == [3, 3, 0, 0, 3, 3, 0, 0]
+
+
+@pytest.mark.parametrize("options", [{"backend": "inline"}, {"backend": "threads", "threads": 1}, PROCESSES], ids=str)
+def test_a_world_raises_while_another_piece_of_it_is_in_the_air(options: dict[str, Any]) -> None:
+    """What is in the air is void, and what it still says is not taken for the answer to something else."""
+    options = PROCESSES | options | {"groups": 1, "num_workers": 1}
+    with make(on_crash="restart", **options) as vector:
+        vector.reset(7)
+        for restarts in range(1, 9):
+            play(vector, 1)
+            part = vector.part(6, 4)  # the envs 6, 7 and 0, 1
+            part.recv(), part.recv()
+            part.send(np.full((2, 2), FaultyWorld.RAISE))
+            part.send(np.zeros((2, 2), int))
+            for envs in ([6, 7], [0, 1]):
+                batch = part.recv()
+                assert batch.restarted.all()
+                assert batch.observation[:, 0, IDENTITY].tolist() == envs
+                assert batch.observation[:, 0, ENV_STEPS].tolist() == [0, 0]
+            part.rest()
+            assert vector.restarts.tolist() == [restarts] * 8
+            assert vector.env_steps.tolist() == [0] * 8
+
+
 def test_a_worker_killed_at_rest() -> None:
     """A part that uses it reports its own envs, and the vector's next round the others."""
     with make(on_crash="restart") as vector:

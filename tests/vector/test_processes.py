@@ -173,6 +173,21 @@ def test_workers_end_when_the_trainer_is_killed(number: signal.Signals, hang: bo
     assert set(os.listdir("/dev/shm")) <= shared_memory
 
 
+def test_workers_end_when_the_trainer_is_killed_and_a_forked_copy_of_it_lives() -> None:
+    """The copy holds every pipe open, so that nobody reads the end of a file: the death itself must be noticed."""
+    then = "import os\ncopy = os.fork()\nif copy:\n    print(copy, flush=True)\ntime.sleep(60)\nos._exit(0)"
+    trainer, pids = run_trainer(then)
+    assert trainer.stdout is not None
+    copy = int(trainer.stdout.readline())
+    with trainer:
+        trainer.kill()
+        trainer.wait()
+        try:
+            wait_until_gone(pids)
+        finally:
+            os.kill(copy, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("then", ["", "raise SystemExit(3)", "1 / 0", "import os; os._exit(1)"])
 def test_workers_end_when_the_trainer_just_ends(then: str) -> None:
     trainer, pids = run_trainer(then)

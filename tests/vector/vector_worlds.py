@@ -79,7 +79,7 @@ class CountingWorld:
         if end < 2:
             self.show(buffers.final_observation, env, 1)
             info = {"last": float(self.env_steps[env])}
-            self.ended.append(Episode(env, tuple(map(float, self.returns[env])), int(self.length[env]), info))
+            self.ended.append(Episode(env, tuple(self.returns[env]), int(self.length[env]), info))
             self.episode[env] += 1
             self.length[env] = 0
             self.returns[env] = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from dataclasses import dataclass, fields
@@ -42,19 +41,18 @@ class Arena:
         """In an anonymous file, which has no name and vanishes with the last process that holds it."""
         if not hasattr(os, "memfd_create"):
             raise VectorError("vector.backend=processes needs Linux (memfd_create); use inline or threads here")
-        size = _size(spec, layout)
+        size, free = _size(spec, layout), _available_bytes()
+        if size > free:
+            raise VectorError(
+                f"the buffers of {layout.num_envs:,} envs of {spec.id} need {size:,} bytes of shared memory, and "
+                f"{free:,} are free; use fewer envs"
+            )
         fd = os.memfd_create("millpond-vector", os.MFD_CLOEXEC)
         try:
-            # Claimed now: where memory is short this says so, and not a SIGBUS in the middle of a run.
-            os.posix_fallocate(fd, 0, size)
-        except OSError as error:
+            os.posix_fallocate(fd, 0, size)  # taken now, so that a lack shows here and not in the middle of a run
+        except OSError:
             os.close(fd)
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-                raise
-            raise VectorError(
-                f"the buffers of {layout.num_envs:,} envs of {spec.id} need {size:,} bytes of shared memory, "
-                f"which this machine does not have free; use fewer envs"
-            ) from error
+            raise
         return Arena.attach(fd, spec, layout)
 
     @staticmethod
@@ -73,6 +71,11 @@ class Arena:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _available_bytes() -> int:
+    with open("/proc/meminfo") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def _arrays(spec: EnvSpec, layout: Layout) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ def save_state(fleet: Fleet, turns: Turns) -> State:
     if fleet.mover not in (None, turns) and not fleet.mover.resting:
         raise VectorError("a part is in the middle of its round: receive what it sent and call its rest() first")
     worlds = fleet.command_all(Op.SAVE)
-    waiting = [[asdict(episode) for episode in stretch.ended] for stretch in turns.stretches]
+    waiting = [[_plain(episode) for episode in stretch.ended] for stretch in turns.stretches]
     state: State = {
         "layout": _layout(fleet),
         "seed": np.array(fleet.seed, np.int64),
@@ -74,7 +74,13 @@ def load_state(fleet: Fleet, turns: Turns, state: State) -> None:
     waiting = json.loads(state["episodes"].tobytes())
     for stretch, status, episodes in zip(turns.stretches, state["status"], waiting, strict=True):
         stretch.status = Status(int(status))
-        stretch.ended = [Episode(**(episode | {"returns": tuple(episode["returns"])})) for episode in episodes]
+        stretch.ended = [Episode(env, tuple(returns), length, info) for env, returns, length, info in episodes]
+
+
+def _plain(episode: Episode) -> tuple[int, list[float], int, dict[str, float]]:
+    """As JSON has it; a world may have put numpy's numbers where Python's are meant."""
+    returns, info = map(float, episode.returns), episode.info.items()
+    return int(episode.env), list(returns), int(episode.length), {name: float(value) for name, value in info}
 
 
 def _layout(fleet: Fleet) -> npt.NDArray[np.int64]:

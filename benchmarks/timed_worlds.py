@@ -1,0 +1,70 @@
+"""Worlds for the benchmarks of the vector. They are a module of their own, so that worker processes can import them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
+from millpond.envs.world import Buffers, Episode
+
+STEP_SECONDS = 0.005
+SPEC = EnvSpec("timed", ObservationSpec.single((2,), "float64", "vector"), ActionSpec.discrete(4), releases_gil=True)
+
+
+class EmptyWorld:
+    """Does nothing, so that what remains is the vector's own cost."""
+
+    def __init__(self, num_envs: int, buffers: Buffers, first_env: int) -> None:
+        self.spec, self.num_envs, self.buffers = SPEC, num_envs, buffers
+
+    def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
+        self.buffers.alive[...] = True
+
+    def step(self, first: int, last: int) -> None:
+        pass
+
+    def episodes(self) -> list[Episode]:
+        return []
+
+    def save_state(self) -> dict[str, npt.NDArray[Any]]:
+        return {}
+
+    def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class TimedWorld(EmptyWorld):
+    """A step takes 5 ms, however many envs, and shows when it began and ended, in seconds of the monotonic clock."""
+
+    def step(self, first: int, last: int) -> None:
+        began = time.monotonic()
+        time.sleep(STEP_SECONDS)
+        self.buffers.observation[first:last, :, 0] = began
+        self.buffers.observation[first:last, :, 1] = time.monotonic()
+
+
+class GeneratorWorld(EmptyWorld):
+    """An object with a generator of its own for each env, as worlds in Python have."""
+
+    def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
+        self.generators = [np.random.default_rng(int(seed)) for seed in seeds]
+        super().reset(seeds)
+
+
+def empty(num_envs: int, buffers: Buffers, first_env: int) -> EmptyWorld:
+    return EmptyWorld(num_envs, buffers, first_env)
+
+
+def timed(num_envs: int, buffers: Buffers, first_env: int) -> TimedWorld:
+    return TimedWorld(num_envs, buffers, first_env)
+
+
+def generators(num_envs: int, buffers: Buffers, first_env: int) -> GeneratorWorld:
+    return GeneratorWorld(num_envs, buffers, first_env)

@@ -1,0 +1,83 @@
+"""What the vector itself costs: a turn over worlds that do nothing, and the start of 2,720 envs in 16 workers.
+
+python benchmarks/vector_cost.py
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from millpond.envs.world import Buffers
+from millpond.vector import WorldFactory, make_vector
+from overlap import processor
+from timed_worlds import SPEC, empty, generators
+
+TURNS = 3000
+
+
+def bare_seconds(num_envs: int) -> float:
+    """A turn without a vector: one world, called directly, with the same copy of actions."""
+    world = empty(num_envs, Buffers.allocate(SPEC, num_envs), 0)
+    actions = np.zeros((num_envs, 1), np.int64)
+    start = time.perf_counter()
+    for _ in range(TURNS):
+        np.copyto(world.buffers.action, actions, casting="same_kind")
+        world.step(0, num_envs)
+        world.episodes()
+    return (time.perf_counter() - start) / TURNS
+
+
+def turn_seconds(num_envs: int, **options: Any) -> float:
+    """recv and send of one group, the best of three runs."""
+    times = []
+    with make_vector(SPEC, empty, num_envs=num_envs, groups=2, **options) as vector:
+        vector.reset(0)
+        actions = np.zeros((num_envs // 2, 1), np.int64)
+        for _ in range(3):
+            start = time.perf_counter()
+            for _ in range(TURNS):
+                vector.recv()
+                vector.send(actions)
+            times.append((time.perf_counter() - start) / TURNS)
+    return min(times)
+
+
+def start_seconds(make_world: WorldFactory, num_envs: int, num_workers: int) -> tuple[float, float, float]:
+    """Until the vector is made, until the first batch is there, and to close."""
+    start = time.perf_counter()
+    vector = make_vector(SPEC, make_world, num_envs=num_envs, groups=2, num_workers=num_workers, backend="processes")
+    made = time.perf_counter()
+    vector.reset(0)
+    vector.recv()
+    received = time.perf_counter()
+    vector.close()
+    return made - start, received - start, time.perf_counter() - received
+
+
+if __name__ == "__main__":
+    print(processor())
+    print(f"\n{'a turn (recv + send) of a world that does nothing':<52} {'µs':>7}  times the bare world")
+    for num_envs in (32, 2720):
+        bare = bare_seconds(num_envs // 2)
+        print(f"{num_envs:>5,} envs  {'bare world, half of the envs':<39} {bare * 1e6:7.1f}")
+        for options in (
+            {"backend": "inline"},
+            {"backend": "threads", "threads": 1},
+            {"backend": "threads", "threads": 2},
+            {"backend": "processes", "num_workers": 1},
+            {"backend": "processes", "num_workers": 2},
+            {"backend": "processes", "num_workers": 16},
+        ):
+            seconds = turn_seconds(num_envs, **options)
+            title = " ".join(str(value) for value in options.values())
+            print(f"{num_envs:>5,} envs  {title:<39} {seconds * 1e6:7.1f}  {seconds / bare:6.1f}")
+    print("\nstart of worker processes, a generator for each env")
+    for num_envs, num_workers in ((2, 1), (2720, 1), (2720, 16)):
+        made, received, closed = start_seconds(generators, num_envs, num_workers)
+        print(
+            f"{num_envs:>5,} envs in {num_workers:>2} workers: made in {made:.2f} s, "
+            f"first batch after {received:.2f} s, closed in {closed:.2f} s"
+        )
