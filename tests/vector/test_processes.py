@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -249,6 +250,40 @@ def test_a_world_whose_module_workers_cannot_import(tmp_path: Path, monkeypatch:
     module.write_text("raise RuntimeError('not here')\n")
     with pytest.raises(VectorError, match=r"cannot load make_world(.|\n)*RuntimeError: not here"):
         make_vector(counting_spec(), vanishing_world.make, num_envs=4, backend="processes", num_workers=2)
+
+
+def test_the_nursery_ends_with_the_trainer_even_while_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "slow_world.py").write_text(
+        "import os, sys, time\n"
+        "if sys.argv[0] == '-c' and len(sys.argv) > 3:\n"  # in the nursery
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(60)\n"
+        "def make(*sizes): raise AssertionError\n"
+    )
+    code = f"""if True:
+        import sys; sys.path[:0] = [{str(HERE)!r}, {str(tmp_path)!r}]
+        from vector_worlds import counting_spec
+        from slow_world import make
+        from millpond.vector import make_vector
+        make_vector(counting_spec(), make, num_envs=4, backend="processes")
+    """
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        nursery = int(trainer.stdout.readline())
+        assert exists(nursery)
+        trainer.kill()
+        wait_until_gone([nursery])
+
+
+def test_the_thread_that_made_the_vector_may_end() -> None:
+    vectors: list[Vector] = []
+    thread = threading.Thread(target=lambda: vectors.append(make()))
+    thread.start()
+    thread.join()
+    time.sleep(0.1)
+    with vectors[0] as vector:
+        vector.reset(0)
+        play(vector, 3)
 
 
 def test_large_payloads_pass() -> None:

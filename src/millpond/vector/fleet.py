@@ -197,11 +197,13 @@ class Fleet:
             raise VectorError("the vector is closed, by close() or because a worker failed; make a new one")
 
     def _advice(self, failure: Failure) -> str:
+        if failure.doing not in ("step", "reset"):
+            return f"nothing can go on without it: mend the world's {failure.doing}"
         advice = "vector.on_crash=restart would start these envs anew and go on"
         if failure.kind == "hung":
             limit = self.timeout if failure.doing == "step" else self.start_seconds
             return f"it was given {limit:g} s; raise vector.timeout if it is only slow; {advice}"
-        return f"{advice}; vector.backend=inline with only this env's seed shows it in a debugger"
+        return f"{advice}; the same seed with vector.backend=inline repeats it under a debugger"
 
     def _submit(self, shard: Shard, op: Op, payload: Any = None) -> int:
         return self.pool.submit(shard.worker, Command(op, shard.index, *self._whole[shard.index]), payload)

@@ -26,6 +26,7 @@ import traceback
 
 import numpy as np
 
+from millpond.vector.lifeline import end_with, outlive
 from millpond.vector.worker import work
 
 # kind, worker, generation of that worker, a value: signal number (SIGNAL), pid (STARTED), wait status (ENDED)
@@ -39,8 +40,6 @@ class Nursery:
         self._control = control
         self._memory = memory
         self._parent = os.pidfd_open(parent)
-        if os.getppid() != parent:  # it ended before we could watch it
-            raise SystemExit(1)
         self._poll = select.poll()
         for fd in (control.fileno(), self._parent):
             self._poll.register(fd, select.POLLIN)
@@ -49,12 +48,13 @@ class Nursery:
 
     def run(self, job_bytes: bytes) -> None:
         try:
-            job = pickle.loads(job_bytes)
+            job = pickle.loads(job_bytes)  # imports whatever the world needs
         except BaseException:  # whatever an import may raise: the trainer is waiting to hear it
             text = traceback.format_exc()[-MOST_TEXT:].encode()
             self._control.send(MESSAGE.pack(FAILED, 0, 0, 0) + text)
             return
         self._job = job
+        outlive()  # from now on the trainer's process is watched, and its thread may end
         gc.collect()
         gc.freeze()  # keeps the collector from touching, and so copying, the pages that workers share
         try:
@@ -132,6 +132,7 @@ class Nursery:
 
 def main(control: int, memory: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    end_with(parent)  # imports may hang; meanwhile the thread that started us waits, and ends only with the trainer
     job_bytes = sys.stdin.buffer.read()
     try:
         Nursery(socket.socket(fileno=control), memory, parent).run(job_bytes)

@@ -101,6 +101,7 @@ class ProcessPool:
                 return False
         old.close()
         if not self._nursery.alive:
+            self._pump(0.0)  # hears its end, which is the end of all its workers
             self._nursery.close()
             self._nursery = self._start_nursery()
         self._workers[worker] = self._spawn(worker, old.generation + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import pickle
@@ -13,11 +12,11 @@ from dataclasses import replace
 
 from millpond.vector.crash import Failure
 from millpond.vector.crew import Command, Crew, Job, Op
+from millpond.vector.lifeline import end_with
 from millpond.vector.memory import Arena
 
 COMMAND = struct.Struct("=6q")  # op, shard, first, last, ticket, bytes of payload that follow on the data socket
 REPLY = struct.Struct("=2q")  # ticket, bytes of payload that follow on the data socket
-PR_SET_PDEATHSIG = 1
 
 
 def work(job: Job, memory: int, nursery: int, fds: list[int]) -> None:
@@ -27,7 +26,7 @@ def work(job: Job, memory: int, nursery: int, fds: list[int]) -> None:
     torn), the socket for what does not fit in these, and the pipe for last words.
     """
     command_pipe, reply_pipe, data_socket, last_words = fds
-    _end_with(nursery)
+    end_with(nursery)
     # Written by the C handler even where Python is stuck: on a fatal signal, and when the trainer asks a silent worker.
     faulthandler.enable(last_words)
     faulthandler.register(signal.SIGUSR1, last_words)
@@ -58,11 +57,3 @@ def receive(data: socket.socket, nbytes: int) -> bytearray:
             raise EOFError(f"the other side ended with {len(view):,} of {nbytes:,} bytes to come")
         view = view[count:]
     return blob
-
-
-def _end_with(nursery: int) -> None:
-    """Be killed by the kernel when the nursery ends, however it ends."""
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != nursery:  # it ended before the kernel was told
-        raise SystemExit(1)
