@@ -35,9 +35,7 @@ def test_two_mappings_show_the_same_arrays_and_no_two_arrays_overlap(masks: bool
 
 
 def test_shared_memory_has_no_name() -> None:
-    before = set(os.listdir("/dev/shm"))
     arena = Arena.shared(counting_spec(), LAYOUT)
-    assert set(os.listdir("/dev/shm")) == before
     assert os.readlink(f"/proc/self/fd/{arena.fd}").endswith("(deleted)")
     arena.close()
     arena.buffers.observation[...] = 1  # the views live on

@@ -42,6 +42,12 @@ def exists(pid: int) -> bool:
     return state != "Z"
 
 
+def shared_files(pid: int) -> set[str]:
+    """Files that a process has mapped so that others can see what it writes."""
+    fields = (line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+    return {field[5] for field in fields if field[1].endswith("s") and len(field) > 5}
+
+
 def wait_until_gone(pids: list[int]) -> None:
     deadline = time.monotonic() + 10.0
     while left := [pid for pid in pids if exists(pid)]:
@@ -164,14 +170,16 @@ def run_trainer(then: str, hang: bool = False) -> tuple[subprocess.Popen[str], l
 @pytest.mark.parametrize("hang", [False, True], ids=["idle workers", "a worker that hangs"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_workers_end_when_the_trainer_is_killed(number: signal.Signals, hang: bool) -> None:
-    shared_memory = set(os.listdir("/dev/shm"))
     trainer, pids = run_trainer("time.sleep(60)", hang)
     assert all(map(exists, pids))
+    for pid in (trainer.pid, *pids[:-1]):
+        assert "/memfd:millpond-vector (deleted)" in shared_files(pid)
+    named = {path for pid in (trainer.pid, *pids) for path in shared_files(pid) if path.startswith("/dev/shm")}
     with trainer:
         trainer.send_signal(number)
         trainer.wait()
         wait_until_gone(pids)
-    assert set(os.listdir("/dev/shm")) <= shared_memory
+    assert not named
 
 
 def test_workers_end_when_the_trainer_is_killed_and_a_forked_copy_of_it_lives() -> None:

@@ -37,7 +37,6 @@ class WorkerHandle:
     commands: int  # write end of its pipe
     data: socket.socket
     words: int  # read end of its last words
-    born: int = 0  # the last ticket before its time
     pid: int = 0  # known once it has started
     ended: str = ""  # how, once it has
     open: dict[int, Command] = field(default_factory=dict)  # tickets it has not answered, oldest first

@@ -136,9 +136,7 @@ class ProcessPool:
         return nursery
 
     def _spawn(self, worker: int, generation: int) -> WorkerHandle:
-        handle = self._nursery.spawn(worker, generation, self._reply_end, self._timeout)
-        handle.born = self._submitted * self._num_workers + worker
-        return handle
+        return self._nursery.spawn(worker, generation, self._reply_end, self._timeout)
 
     def _await_start(self, handles: list[WorkerHandle]) -> None:
         deadline = time.monotonic() + self._start_seconds
@@ -170,8 +168,6 @@ class ProcessPool:
             return
         for ticket, nbytes in REPLY.iter_unpack(packets):
             handle = self._holder(ticket)
-            if ticket <= handle.born:  # of the worker that was there before, and so was its socket
-                continue
             reply = None
             if nbytes:
                 try:
@@ -203,7 +199,7 @@ class ProcessPool:
     def _mark_ended(self, handle: WorkerHandle, how: str) -> None:
         if handle.ended:
             return
-        self._take_replies()  # what it said before it died counts
+        self._take_replies()  # what it said before it died counts, and must not be taken for its successor's
         handle.ended = how
         self._fail_open(handle)
 
