@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from playing import Diary, act, play
-from vector_worlds import counting, counting_spec
+from vector_worlds import counting, counting_spec, cut_off
 
 from millpond.vector import Vector, VectorError, make_vector
 
@@ -73,6 +73,18 @@ def test_episodes_that_nobody_has_received_are_in_the_state() -> None:
         received = [[batch.episodes for batch in (each.recv(), each.recv())] for each in (vector, other)]
         assert received[0] == received[1]
         assert sum(map(len, received[0])) == sum(map(len, waiting))
+
+
+def test_episodes_that_were_cut_off_have_not_ended() -> None:
+    with make_vector(counting_spec(), cut_off, num_envs=4, backend="inline") as vector:
+        vector.reset(4)
+        state = vector.save_state()
+        diary = play(vector, 5)
+        vector.load_state(state)
+        play(vector, 5, diary)
+    lengths = [length for episodes in diary.episodes.values() for _, length, _ in episodes]
+    assert lengths
+    assert min(lengths) > 0
 
 
 def test_a_part_in_the_middle_cannot_be_saved() -> None:

@@ -204,6 +204,22 @@ def modules(num_envs: int, buffers: Buffers, first_env: int) -> ModuleWorld:
     return ModuleWorld(num_envs, buffers, first_env)
 
 
+class CutOffWorld(CountingWorld):
+    """Reports the episodes that a reset, or a state from elsewhere, cut off, as some worlds do."""
+
+    def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
+        super().reset(seeds)
+        self.ended.append(Episode(0, (-1.0, -1.0), -1))
+
+    def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        super().load_state(state)
+        self.ended.append(Episode(0, (-1.0, -1.0), -1))
+
+
+def cut_off(num_envs: int, buffers: Buffers, first_env: int) -> CutOffWorld:
+    return CutOffWorld(num_envs, buffers, first_env)
+
+
 class SleepingWorld(CountingWorld):
     """A step takes 5 ms, however many envs."""
 
