@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 def children() -> set[int]:
     """Processes that this one started and that are not yet reaped."""
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    pids: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that ends just now
+            pids.update(map(int, (task / "children").read_text().split()))
+    return pids
 
 
 @pytest.fixture(autouse=True)
