@@ -5,6 +5,7 @@ The plan counts bytes from these, buffers are allocated from them, and the polic
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,13 +17,23 @@ ActionKind = Literal["discrete", "multidiscrete", "continuous"]
 
 @dataclass(frozen=True)
 class Part:
-    """One named piece of an observation: a byte range of the stored array, and how an encoder should read it."""
+    """One named piece of an observation: a byte range of the stored array, and how an encoder should read it.
+
+    grid     cells of codes 0..high, shape (height, width)
+    tokens   rows of (place, feature, value), shape (tokens, 3)
+    pixels   an image, channels first: shape (channels, height, width)
+    vector   numbers, any shape
+
+    `high` is the largest value where the world knows it: the number of codes of a grid less one, 1 for planes of
+    zeros and ones. An encoder scales or counts codes by it; without it, bytes go to 255 and floats are as they are.
+    """
 
     name: str
     kind: PartKind
     shape: tuple[int, ...]
     dtype: str
     offset: int = 0
+    high: float | None = None
 
     @property
     def nbytes(self) -> int:
@@ -46,15 +57,20 @@ class ObservationSpec:
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
     @staticmethod
-    def single(shape: tuple[int, ...], dtype: str, kind: PartKind, name: str = "observation") -> ObservationSpec:
-        return ObservationSpec(shape, dtype, (Part(name, kind, shape, dtype),))
+    def single(
+        shape: tuple[int, ...], dtype: str, kind: PartKind, name: str = "observation", high: float | None = None
+    ) -> ObservationSpec:
+        return ObservationSpec(shape, dtype, (Part(name, kind, shape, dtype, high=high),))
 
     @staticmethod
-    def packed(parts: list[tuple[str, PartKind, tuple[int, ...], str]]) -> ObservationSpec:
-        """Lay parts one after another in one flat array."""
-        placed, offset = [], 0
+    def packed(
+        parts: list[tuple[str, PartKind, tuple[int, ...], str]], high: Mapping[str, float] | None = None
+    ) -> ObservationSpec:
+        """Lay parts one after another in one flat array. `high` gives a part's largest value by its name."""
+        placed: list[Part] = []
+        offset = 0
         for name, kind, shape, dtype in parts:
-            placed.append(Part(name, kind, shape, dtype, offset))
+            placed.append(Part(name, kind, shape, dtype, offset, (high or {}).get(name)))
             offset += placed[-1].nbytes
         dtypes = {part.dtype for part in placed}
         stored = dtypes.pop() if len(dtypes) == 1 else "uint8"

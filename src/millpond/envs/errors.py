@@ -1,0 +1,29 @@
+"""What can go wrong with a world that the user can mend."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from millpond.errors import MillpondError
+
+
+class EnvError(MillpondError):
+    """A world that cannot be made or used as asked; the message says why and what to do."""
+
+
+def import_extra(module: str, *, extra: str, env_id: str) -> ModuleType:
+    """Import a module of an optional extra, or say which extra is missing and how to get it.
+
+    A module that is there but fails while it is imported keeps its own error: that is not a missing extra.
+    """
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise EnvError(
+            f"env {env_id!r} needs the extra {extra!r}, which is not installed (no module named {error.name!r}); "
+            f"install it with: pip install 'millpond[{extra}]'"
+        ) from error

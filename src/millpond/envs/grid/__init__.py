@@ -1,0 +1,1 @@
+"""The built-in world: agents forage on a grid. Nothing heavy is imported here; see `spec` and `world`."""

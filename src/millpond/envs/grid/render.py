@@ -1,0 +1,61 @@
+"""Pictures of the grid world."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.grid.spec import AGENT, BATTERY, HEART, ORE, GridOptions
+from millpond.envs.grid.state import State
+
+TILE = 8  # pixels a cell
+#                     empty            wall             mine            generator        altar           cooling         agent
+COLOURS = np.array(
+    [(24, 26, 32), (92, 96, 106), (196, 132, 60), (70, 150, 220), (222, 72, 88), (112, 50, 58), (250, 250, 250)],
+    np.uint8,
+)
+CHARACTERS = ".#mgaz"
+AGENT_COLOURS = np.array(
+    [(250, 222, 80), (120, 220, 130), (200, 130, 240), (90, 220, 220), (250, 150, 90), (240, 240, 240)], np.uint8
+)
+
+
+def inner(options: GridOptions, state: State, env: int) -> npt.NDArray[np.uint8]:
+    """The map of one env without its margin, [height, width]; a view."""
+    margin = options.margin
+    padded = state.cells[env].reshape(options.height + 2 * margin, options.width + 2 * margin)
+    return padded[margin : margin + options.height, margin : margin + options.width]
+
+
+def agent_places(options: GridOptions, state: State, env: int) -> list[tuple[int, int]]:
+    """Row and column of each agent on the map without its margin."""
+    stride = options.width + 2 * options.margin
+    return [(int(c) // stride - options.margin, int(c) % stride - options.margin) for c in state.agent[env]]
+
+
+def render_rgb(options: GridOptions, state: State, env: int) -> npt.NDArray[np.uint8]:
+    """[height * TILE, width * TILE, 3], one colour an agent; what it carries as a dot in the object's colour."""
+    image = COLOURS[inner(options, state, env)].repeat(TILE, 0).repeat(TILE, 1)
+    for agent, (row, column) in enumerate(agent_places(options, state, env)):
+        tile = image[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE]
+        tile[:] = COLOURS[0]
+        tile[1:-1, 1:-1] = AGENT_COLOURS[agent % len(AGENT_COLOURS)]
+        ore, battery = state.inventory[env, agent, ORE], state.inventory[env, agent, BATTERY]
+        if battery:
+            tile[2:-2, 2:-2] = COLOURS[3]
+        elif ore:
+            tile[2:-2, 2:-2] = COLOURS[2]
+    return np.ascontiguousarray(image)
+
+
+def render_text(options: GridOptions, state: State, env: int) -> str:
+    """One character a cell: `.` empty, `#` wall, `m` mine, `g` generator, `a` altar, `z` cooling altar, digits agents."""
+    drawn = np.array([*CHARACTERS, "?"])[inner(options, state, env)]
+    assert AGENT == len(CHARACTERS)
+    for agent, (row, column) in enumerate(agent_places(options, state, env)):
+        drawn[row, column] = "0123456789abcdefghijklmnopqrstuvwxyz"[agent % 10]
+    carried = "  ".join(
+        f"{agent}: ore {kept[ORE]} battery {kept[BATTERY]} heart {kept[HEART]}"
+        for agent, kept in enumerate(state.inventory[env])
+    )
+    return "\n".join("".join(row) for row in drawn) + f"\nstep {state.clock[env]}/{options.max_steps}  {carried}"
