@@ -1,13 +1,21 @@
-"""The grid world's rules, compiled: a slice of envs is stepped, shown and reset in one call, without Python's lock."""
+"""The grid world's rules, compiled: a slice of envs is stepped, shown and reset in one call, without Python's lock.
+
+Everything compiled is in this one file, because numba's cache on disk notices changes of a function's own file only.
+
+Maps are random, and everything on them can be reached, in time linear in what is placed: blocks (walls and objects)
+go one by one to random free cells. A block may go to a cell when the free cells around it hang together without it:
+then no placing can cut the free cells in two, and since they begin in one piece they stay so. And every object keeps
+a free cell beside it. Both tests look at the cell's neighbours only.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from millpond.envs.grid.maps import draw_below, new_map
 from millpond.envs.grid.spec import (
     AGENT,
     ALTAR,
@@ -18,14 +26,133 @@ from millpond.envs.grid.spec import (
     GENERATOR,
     HEART,
     MINE,
+    NOOP,
     NORTH,
     ORE,
     SOUTH,
+    WALL,
     WEST,
 )
 from millpond.envs.grid.state import Rules, State
+from millpond.envs.seeds import GAMMA, MIX_1, MIX_2, SHIFT_1, SHIFT_2, SHIFT_3
 
 Array = npt.NDArray[Any]
+HALF = np.uint64(32)
+
+
+@njit(nogil=True, cache=True)
+def draw_below(random: Array, env: int, bound: int) -> int:
+    """One integer of 0..bound-1 from the env's stream; the same numbers as `millpond.envs.seeds.draw_below`."""
+    state = random[env] + GAMMA
+    random[env] = state
+    mixed = (state ^ (state >> SHIFT_1)) * MIX_1
+    mixed = (mixed ^ (mixed >> SHIFT_2)) * MIX_2
+    mixed = mixed ^ (mixed >> SHIFT_3)
+    return np.int64(((mixed >> HALF) * np.uint64(bound)) >> HALF)
+
+
+@njit(nogil=True, cache=True)
+def free_around(cells: Array, cell: int, stride: int) -> int:
+    """How many of the four neighbours are free."""
+    return (
+        np.int64(cells[cell - stride] == EMPTY)
+        + np.int64(cells[cell + stride] == EMPTY)
+        + np.int64(cells[cell - 1] == EMPTY)
+        + np.int64(cells[cell + 1] == EMPTY)
+    )
+
+
+@njit(nogil=True, cache=True)
+def may_block(cells: Array, cell: int, stride: int) -> bool:
+    """Whether a block at a free cell leaves the free cells in one piece and every object reachable.
+
+    Going around the cell's eight neighbours, the free ones form arcs; a corner joins two sides only if it is free.
+    The free sides hang together without the cell when they lie on one arc. With no free side there is nothing to cut,
+    but the block itself would be out of reach.
+    """
+    ring = (
+        cells[cell - stride] == EMPTY,
+        cells[cell - stride + 1] == EMPTY,
+        cells[cell + 1] == EMPTY,
+        cells[cell + stride + 1] == EMPTY,
+        cells[cell + stride] == EMPTY,
+        cells[cell + stride - 1] == EMPTY,
+        cells[cell - 1] == EMPTY,
+        cells[cell - stride - 1] == EMPTY,
+    )
+    sides = 0
+    joins = 0
+    for side in range(0, 8, 2):
+        if ring[side]:
+            sides += 1
+            if ring[side + 1] and ring[(side + 2) % 8]:
+                joins += 1
+    # Sides on a circle: all four joined, or one piece when joins is one less than sides.
+    if sides == 0 or joins < sides - 1:
+        return False
+    for step in (-stride, stride, -1, 1):
+        neighbour = cells[cell + step]
+        is_object = MINE <= neighbour <= ALTAR
+        if is_object and free_around(cells, cell + step, stride) < 2:
+            return False
+    return True
+
+
+@njit(nogil=True, cache=True)
+def inner_cell(rules: Rules, index: int) -> int:
+    """Cell of the padded map of the index-th cell of the map itself."""
+    return (index // rules.width + rules.margin) * rules.stride + index % rules.width + rules.margin
+
+
+@njit(nogil=True, cache=True)
+def find_cell(rules: Rules, state: State, env: int, block: bool) -> int:
+    """A random free cell: any for an agent, one that may be blocked for a block; -1 when there is none.
+
+    Random tries first; where they fail, the map is gone through from a random start.
+    """
+    cells = state.cells[env]
+    area = rules.width * rules.height
+    for _ in range(32):
+        cell = inner_cell(rules, draw_below(state.random, env, area))
+        if cells[cell] == EMPTY and (not block or may_block(cells, cell, rules.stride)):
+            return cell
+    start = draw_below(state.random, env, area)
+    for index in range(area):
+        cell = inner_cell(rules, (start + index) % area)
+        if cells[cell] == EMPTY and (not block or may_block(cells, cell, rules.stride)):
+            return cell
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def new_map(rules: Rules, state: State, env: int) -> bool:
+    """Draw a map and place the agents. False when the blocks do not fit."""
+    cells = state.cells[env]
+    cells[:] = WALL
+    for row in range(rules.height):
+        start = inner_cell(rules, row * rules.width)
+        cells[start : start + rules.width] = EMPTY
+    # Objects before walls: they find room most easily on an empty map, and walls then keep clear of them.
+    for code, count in (
+        (MINE, rules.mines),
+        (GENERATOR, rules.generators),
+        (ALTAR, rules.altars),
+        (WALL, rules.walls),
+    ):
+        for index in range(count):
+            cell = find_cell(rules, state, env, True)
+            if cell < 0:
+                return False
+            cells[cell] = code
+            if code == ALTAR:
+                state.altar[env, index] = cell
+    for agent in range(rules.num_agents):
+        cell = find_cell(rules, state, env, False)
+        if cell < 0:
+            return False
+        state.agent[env, agent] = cell
+        cells[cell] = AGENT
+    return True
 
 
 @njit(nogil=True, cache=True)
@@ -41,28 +168,40 @@ def begin_episode(rules: Rules, state: State, env: int) -> bool:
 
 
 @njit(nogil=True, cache=True)
-def show(rules: Rules, state: State, env: int, observation: Array) -> None:
+def show(rules: Rules, cells: Array, place: Array, inventory: Array, env: int, observation: Array) -> None:
     """Write what each agent of an env sees: the window's cells, row by row, then its own inventory.
 
     Hearts are not limited, so they are shown up to `capacity`, as the others are.
     """
-    size, stride = rules.obs_size, rules.stride
-    cells = state.cells[env]
+    size, stride, capacity = rules.obs_size, rules.stride, rules.capacity
+    # Unsigned indices: numba would otherwise test each one for being negative, which doubles the time.
+    row_end, window = np.uint64(size), np.uint64(size * size)
     for agent in range(rules.num_agents):
-        seen = observation[env, agent]
-        corner = state.agent[env, agent] - rules.margin * stride - rules.margin
-        for row in range(size):
-            source = corner + row * stride
-            target = row * size
-            for column in range(size):
-                seen[target + column] = cells[source + column]
+        source = np.uint64(place[env, agent] - rules.margin * stride - rules.margin)
+        target = np.uint64(0)
+        while target < window:
+            for column in range(row_end):
+                observation[env, agent, target + column] = cells[env, source + column]
+            source += np.uint64(stride)
+            target += row_end
         for resource in range(3):
-            seen[size * size + resource] = min(state.inventory[env, agent, resource], rules.capacity)
+            observation[env, agent, size * size + resource] = min(inventory[env, agent, resource], capacity)
 
 
 @njit(nogil=True, cache=True)
-def act(rules: Rules, state: State, env: int, agent: int, action: int) -> float:
-    """One agent's action; its reward."""
+def act(
+    rules: Rules,
+    cells: Array,
+    place: Array,
+    inventory: Array,
+    made: Array,
+    altars: Array,
+    cooldown: Array,
+    env: int,
+    agent: int,
+    action: int,
+) -> float:
+    """One agent's action; its reward. Takes the state's arrays one by one: see `step_envs`."""
     if action == NORTH:
         step = -rules.stride
     elif action == SOUTH:
@@ -73,47 +212,35 @@ def act(rules: Rules, state: State, env: int, agent: int, action: int) -> float:
         step = 1
     else:
         return 0.0
-    cells = state.cells[env]
-    here = state.agent[env, agent]
+    here = place[env, agent]
     there = here + step
-    code = cells[there]
+    code = cells[env, there]
     if code == EMPTY:
-        cells[here] = EMPTY
-        cells[there] = AGENT
-        state.agent[env, agent] = there
-        return 0.0
-    carried = state.inventory[env, agent]
-    if code == MINE and carried[ORE] < rules.capacity:
-        carried[ORE] += 1
-        state.made[env, ORE] += 1
-        return rules.reward_ore
-    if code == GENERATOR and carried[ORE] > 0 and carried[BATTERY] < rules.capacity:
-        carried[ORE] -= 1
-        carried[BATTERY] += 1
-        state.made[env, BATTERY] += 1
-        return rules.reward_battery
-    if code == ALTAR and carried[BATTERY] > 0:
-        carried[BATTERY] -= 1
-        carried[HEART] += 1
-        state.made[env, HEART] += 1
+        cells[env, here] = EMPTY
+        cells[env, there] = AGENT
+        place[env, agent] = there
+    elif code == MINE:
+        if inventory[env, agent, ORE] < rules.capacity:
+            inventory[env, agent, ORE] += 1
+            made[env, ORE] += 1
+            return rules.reward_ore
+    elif code == GENERATOR:
+        if inventory[env, agent, ORE] > 0 and inventory[env, agent, BATTERY] < rules.capacity:
+            inventory[env, agent, ORE] -= 1
+            inventory[env, agent, BATTERY] += 1
+            made[env, BATTERY] += 1
+            return rules.reward_battery
+    elif code == ALTAR and inventory[env, agent, BATTERY] > 0:
+        inventory[env, agent, BATTERY] -= 1
+        inventory[env, agent, HEART] += 1
+        made[env, HEART] += 1
         if rules.altar_cooldown > 0:
-            cells[there] = ALTAR_COOLING
+            cells[env, there] = ALTAR_COOLING
             for altar in range(rules.altars):
-                if state.altar[env, altar] == there:
-                    state.cooldown[env, altar] = rules.altar_cooldown
+                if altars[env, altar] == there:
+                    cooldown[env, altar] = rules.altar_cooldown
         return rules.reward_heart
     return 0.0
-
-
-@njit(nogil=True, cache=True)
-def cool_down(rules: Rules, state: State, env: int) -> None:
-    """One step passes for the altars that cool."""
-    for altar in range(rules.altars):
-        left = state.cooldown[env, altar]
-        if left > 0:
-            state.cooldown[env, altar] = left - 1
-            if left == 1:
-                state.cells[env, state.altar[env, altar]] = ALTAR
 
 
 @njit(nogil=True, cache=True)
@@ -128,35 +255,49 @@ def step_envs(
     reward: Array,
     truncated: Array,
 ) -> int:
-    """Step the envs first..last-1. Returns how many episodes ended; -1 - env when a new map does not fit.
+    """Step the envs first..last-1 and return how many episodes ended.
+
+    Below 0, something is wrong with an env: -1 - env, its new map does not fit; -1 - N - env, it has an action that
+    there is not.
 
     Altars cool before the agents act, so one that was used at step t works again at step t + altar_cooldown.
     Agents act one after another; who goes first changes with the clock, so that none is favoured.
     """
+    # The arrays are taken out of the tuple once: each access through it costs an atomic reference count.
+    cells, place, inventory, made = state.cells, state.agent, state.inventory, state.made
+    altars, cooldown, clock, returns = state.altar, state.cooldown, state.clock, state.returns
     agents = rules.num_agents
     ended = 0
     for env in range(first, last):
-        cool_down(rules, state, env)
-        turn = state.clock[env] % agents
-        for place in range(agents):
-            agent = turn + place
-            if agent >= agents:
-                agent -= agents
-            gained = act(rules, state, env, agent, action[env, agent])
+        for altar in range(rules.altars):
+            left = cooldown[env, altar]
+            if left > 0:
+                cooldown[env, altar] = left - 1
+                if left == 1:
+                    cells[env, altars[env, altar]] = ALTAR
+        agent = clock[env] % agents
+        for _ in range(agents):
+            if action[env, agent] < NOOP or action[env, agent] > EAST:
+                return -1 - action.shape[0] - env
+            gained = act(rules, cells, place, inventory, made, altars, cooldown, env, agent, action[env, agent])
             reward[env, agent] = gained
-            state.returns[env, agent] += gained
-        state.clock[env] += 1
-        over = state.clock[env] >= rules.max_steps
-        truncated[env] = over
+            returns[env, agent] += gained
+            agent += 1
+            if agent == agents:
+                agent = 0
+        clock[env] += 1
+        over = clock[env] >= rules.max_steps
+        for agent in range(agents):
+            truncated[env, agent] = over
         if over:
             ended += 1
-            show(rules, state, env, final_observation)
-            state.ended_returns[env] = state.returns[env]
-            state.ended_made[env] = state.made[env]
-            state.ended_length[env] = state.clock[env] - state.began[env]
+            show(rules, cells, place, inventory, env, final_observation)
+            state.ended_returns[env] = returns[env]
+            state.ended_made[env] = made[env]
+            state.ended_length[env] = clock[env] - state.began[env]
             if not begin_episode(rules, state, env):
                 return -1 - env
-        show(rules, state, env, observation)
+        show(rules, cells, place, inventory, env, observation)
     return ended
 
 
@@ -169,15 +310,5 @@ def reset_envs(rules: Rules, state: State, observation: Array) -> int:
         if rules.stagger:
             state.clock[env] = draw_below(state.random, env, rules.max_steps)
             state.began[env] = state.clock[env]
-        show(rules, state, env, observation)
+        show(rules, state.cells, state.agent, state.inventory, env, observation)
     return 0
-
-
-@njit(nogil=True, cache=True)
-def random_actions(random: Array, action: Array) -> None:
-    """A uniform action for each agent, each env from its own stream [N]."""
-    for env in range(action.shape[0]):
-        for agent in range(action.shape[1]):
-            action[env, agent] = draw_below(random, env, EAST + 1)
-
-

@@ -5,16 +5,23 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.grid.spec import AGENT, BATTERY, HEART, ORE, GridOptions
-from millpond.envs.grid.state import State
+from millpond.envs.grid.spec import BATTERY, HEART, ORE, GridOptions
+from millpond.envs.grid.state import State, padded_stride
 
 TILE = 8  # pixels a cell
-#                     empty            wall             mine            generator        altar           cooling         agent
 COLOURS = np.array(
-    [(24, 26, 32), (92, 96, 106), (196, 132, 60), (70, 150, 220), (222, 72, 88), (112, 50, 58), (250, 250, 250)],
+    [
+        (24, 26, 32),  # empty
+        (92, 96, 106),  # wall
+        (196, 132, 60),  # mine
+        (70, 150, 220),  # generator
+        (222, 72, 88),  # altar
+        (112, 50, 58),  # cooling altar
+        (250, 250, 250),  # agent, drawn over in its own colour
+    ],
     np.uint8,
 )
-CHARACTERS = ".#mgaz"
+CHARACTERS = ".#mgaz@"  # by code
 AGENT_COLOURS = np.array(
     [(250, 222, 80), (120, 220, 130), (200, 130, 240), (90, 220, 220), (250, 150, 90), (240, 240, 240)], np.uint8
 )
@@ -22,14 +29,14 @@ AGENT_COLOURS = np.array(
 
 def inner(options: GridOptions, state: State, env: int) -> npt.NDArray[np.uint8]:
     """The map of one env without its margin, [height, width]; a view."""
-    margin = options.margin
-    padded = state.cells[env].reshape(options.height + 2 * margin, options.width + 2 * margin)
-    return padded[margin : margin + options.height, margin : margin + options.width]
+    margin, stride = options.margin, padded_stride(options)
+    rows = state.cells[env, margin * stride : (margin + options.height) * stride].reshape(options.height, stride)
+    return rows[:, margin:]
 
 
 def agent_places(options: GridOptions, state: State, env: int) -> list[tuple[int, int]]:
     """Row and column of each agent on the map without its margin."""
-    stride = options.width + 2 * options.margin
+    stride = padded_stride(options)
     return [(int(c) // stride - options.margin, int(c) % stride - options.margin) for c in state.agent[env]]
 
 
@@ -49,11 +56,11 @@ def render_rgb(options: GridOptions, state: State, env: int) -> npt.NDArray[np.u
 
 
 def render_text(options: GridOptions, state: State, env: int) -> str:
-    """One character a cell: `.` empty, `#` wall, `m` mine, `g` generator, `a` altar, `z` cooling altar, digits agents."""
-    drawn = np.array([*CHARACTERS, "?"])[inner(options, state, env)]
-    assert AGENT == len(CHARACTERS)
+    """One character a cell: empty `.`, wall `#`, mine `m`, generator `g`, altar `a`, cooling altar `z`; agents as the
+    last digit of their number. Below, the clock and what each agent carries."""
+    drawn = np.array(list(CHARACTERS))[inner(options, state, env)]
     for agent, (row, column) in enumerate(agent_places(options, state, env)):
-        drawn[row, column] = "0123456789abcdefghijklmnopqrstuvwxyz"[agent % 10]
+        drawn[row, column] = str(agent % 10)
     carried = "  ".join(
         f"{agent}: ore {kept[ORE]} battery {kept[BATTERY]} heart {kept[HEART]}"
         for agent, kept in enumerate(state.inventory[env])

@@ -10,6 +10,11 @@ import numpy.typing as npt
 from millpond.envs.grid.spec import RESOURCES, GridOptions
 
 
+def padded_stride(options: GridOptions) -> int:
+    """Cells in a row of the padded map. All margins are wall, so a row's right one is the next row's left one."""
+    return options.width + options.margin
+
+
 class Rules(NamedTuple):
     """`GridOptions` for compiled code, and the sizes that follow from them."""
 
@@ -19,7 +24,7 @@ class Rules(NamedTuple):
     width: int
     height: int
     margin: int
-    stride: int  # cells in a row of the padded map
+    stride: int  # cells in a row of the padded map, see `padded_stride`
     walls: int
     mines: int
     generators: int
@@ -34,14 +39,14 @@ class Rules(NamedTuple):
     @staticmethod
     def of(options: GridOptions) -> Rules:
         values = {name: getattr(options, name) for name in Rules._fields if name != "stride"}
-        return Rules(stride=options.width + 2 * options.margin, **values)
+        return Rules(stride=padded_stride(options), **values)
 
 
 class State(NamedTuple):
     """N envs, A agents, K altars. A cell is an index into the padded map, row-major."""
 
     random: npt.NDArray[np.uint64]  # [N]     the env's own stream
-    cells: npt.NDArray[np.uint8]  # [N, padded height * padded width]   agents drawn in
+    cells: npt.NDArray[np.uint8]  # [N, padded map]   agents drawn in
     agent: npt.NDArray[np.int32]  # [N, A]    cell
     inventory: npt.NDArray[np.int32]  # [N, A, 3]
     altar: npt.NDArray[np.int32]  # [N, K]    cell
@@ -57,7 +62,7 @@ class State(NamedTuple):
     @staticmethod
     def allocate(options: GridOptions, num_envs: int) -> State:
         agents, resources, altars = options.num_agents, len(RESOURCES), options.altars
-        cells = (options.height + 2 * options.margin) * (options.width + 2 * options.margin)
+        cells = (options.height + 2 * options.margin) * padded_stride(options) + options.margin
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
             "random": ((), np.uint64),
             "cells": ((cells,), np.uint8),

@@ -12,7 +12,7 @@ from millpond.envs.episodes import EpisodeBook
 from millpond.envs.errors import EnvError
 from millpond.envs.grid.kernels import reset_envs, step_envs
 from millpond.envs.grid.render import render_rgb, render_text
-from millpond.envs.grid.spec import INFO_NAMES, GridOptions, describe, options
+from millpond.envs.grid.spec import ACTION_NAMES, INFO_NAMES, GridOptions, describe, options
 from millpond.envs.grid.state import Rules, State
 from millpond.envs.saving import buffer_arrays, load_arrays, save_arrays
 from millpond.envs.seeds import check_seeds
@@ -28,7 +28,7 @@ class GridWorld:
         self.num_envs = num_envs
         self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
         self.state = State.allocate(self.options, num_envs)
-        self._rules = Rules.of(self.options)
+        self.rules = Rules.of(self.options)
         self._book = EpisodeBook(num_envs, self.spec.num_agents)
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
@@ -39,12 +39,12 @@ class GridWorld:
         buffers.terminated[:] = False
         buffers.truncated[:] = False
         buffers.alive[:] = True
-        self._check(reset_envs(self._rules, self.state, buffers.observation))
+        self._check(reset_envs(self.rules, self.state, buffers.observation))
 
     def step(self, first: int, last: int) -> None:
         buffers = self.buffers
         ended = step_envs(
-            self._rules,
+            self.rules,
             self.state,
             first,
             last,
@@ -90,9 +90,17 @@ class GridWorld:
         """Nothing is held but arrays."""
 
     def _check(self, code: int) -> None:
-        if code < 0:
-            rules = self.options
+        """Say what a kernel's negative code means."""
+        if code >= 0:
+            return
+        if code < -self.num_envs:
+            env = -1 - self.num_envs - code
             raise EnvError(
-                f"env 'grid': no room was left for all objects of env {-1 - code} on the map of "
-                f"{rules.width}x{rules.height}; enlarge width or height, or take walls away (walls={rules.walls})"
+                f"env 'grid': env {env} was given the actions {self.buffers.action[env].tolist()}, but an action is "
+                f"one of 0..{len(ACTION_NAMES) - 1} ({', '.join(ACTION_NAMES)})"
             )
+        rules = self.options
+        raise EnvError(
+            f"env 'grid': no room was left for all objects of env {-1 - code} on the map of "
+            f"{rules.width}x{rules.height}; enlarge width or height, or take walls away (walls={rules.walls})"
+        )

@@ -1,0 +1,138 @@
+"""Scripted players of the grid world: yardsticks for what is learned.
+
+`random` draws uniformly. `greedy` sees the whole map and walks shortest paths to the next useful object: it mines
+until it can carry no more ore, turns all of it into batteries, and takes these to altars that are ready. It plays for
+itself and does not plan, so it is a strong mark, not the best there can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from millpond.envs.grid.kernels import draw_below
+from millpond.envs.grid.spec import (
+    ALTAR,
+    ALTAR_COOLING,
+    BATTERY,
+    EAST,
+    EMPTY,
+    GENERATOR,
+    MINE,
+    NOOP,
+    NORTH,
+    ORE,
+    SOUTH,
+    WEST,
+)
+from millpond.envs.grid.state import Rules, State
+from millpond.envs.grid.world import GridWorld
+
+Array = npt.NDArray[Any]
+PlayerName = Literal["random", "greedy"]
+
+
+@njit(nogil=True, cache=True)
+def wanted(ore: int, battery: int, capacity: int) -> int:
+    """Code of the object that greedy goes to next."""
+    if battery > 0 and (ore == 0 or battery == capacity):
+        return ALTAR
+    if ore == capacity or (ore > 0 and battery > 0):
+        return GENERATOR
+    return MINE
+
+
+@njit(nogil=True, cache=True)
+def first_move(cells: Array, start: int, goal: int, stride: int, move: Array, queue: Array) -> int:
+    """First move of a shortest path over free cells to the nearest object of code `goal`; NOOP when there is none.
+
+    Breadth first from the agent; `move` [cells] keeps the first move of the path to each cell reached, -1 elsewhere.
+    """
+    steps = (0, -stride, stride, -1, 1)
+    move[:] = -1
+    move[start] = NOOP
+    queue[0] = start
+    head, tail = 0, 1
+    while head < tail:
+        cell = queue[head]
+        head += 1
+        for direction in (NORTH, SOUTH, WEST, EAST):
+            beside = cell + steps[direction]
+            if move[beside] >= 0:
+                continue
+            way = direction if cell == start else move[cell]
+            if cells[beside] == goal:
+                return way
+            if cells[beside] == EMPTY:
+                move[beside] = way
+                queue[tail] = beside
+                tail += 1
+    return NOOP
+
+
+@njit(nogil=True, cache=True)
+def greedy_actions(rules: Rules, state: State, first: int, last: int, random: Array, action: Array) -> None:
+    """Greedy's actions in the envs first..last-1. Who finds no way, because others stand in it, moves at random."""
+    size = state.cells.shape[1]
+    move = np.empty(size, np.int8)
+    queue = np.empty(size, np.int32)
+    for env in range(first, last):
+        cells = state.cells[env]
+        for agent in range(rules.num_agents):
+            carried = state.inventory[env, agent]
+            start = state.agent[env, agent]
+            goal = wanted(carried[ORE], carried[BATTERY], rules.capacity)
+            way = first_move(cells, start, goal, rules.stride, move, queue)
+            if way == NOOP and goal == ALTAR:
+                way = first_move(cells, start, ALTAR_COOLING, rules.stride, move, queue)
+            if way == NOOP:
+                way = draw_below(random, env, EAST + 1)
+            action[env, agent] = way
+
+
+@njit(nogil=True, cache=True)
+def random_actions(first: int, last: int, random: Array, action: Array) -> None:
+    """A uniform action for each agent, each env from its own stream."""
+    for env in range(first, last):
+        for agent in range(action.shape[1]):
+            action[env, agent] = draw_below(random, env, EAST + 1)
+
+
+class Player:
+    """Writes actions for a grid world. Its streams [N] are its own, seeded per env, so that play repeats."""
+
+    def __init__(self, name: PlayerName, world: GridWorld, seed: int = 0) -> None:
+        if name not in ("random", "greedy"):
+            raise ValueError(f"player {name!r} must be 'random' or 'greedy'")
+        self.name = name
+        self.world = world
+        self.random: npt.NDArray[np.uint64] = np.random.SeedSequence(seed).generate_state(world.num_envs, np.uint64)
+
+    def act(self, first: int, last: int) -> None:
+        """Write actions of the envs first..last-1 into the world's buffers."""
+        action = self.world.buffers.action
+        if self.name == "random":
+            random_actions(first, last, self.random, action)
+        else:
+            greedy_actions(self.world.rules, self.world.state, first, last, self.random, action)
+
+
+def yardstick(name: PlayerName, options: Mapping[str, Any], *, num_envs: int = 64, seed: int = 0) -> dict[str, float]:
+    """Play one whole episode in each of `num_envs` envs; means over episodes.
+
+    Returns `episode_return` (mean over agents), `reward_per_agent_step`, and the world's numbers per episode.
+    """
+    world = GridWorld(num_envs, {**options, "stagger": False})
+    world.reset(np.random.SeedSequence(seed).generate_state(num_envs, np.uint64))
+    player = Player(name, world, seed + 1)
+    for _ in range(world.options.max_steps):
+        player.act(0, num_envs)
+        world.step(0, num_envs)
+    ended = world.episodes()
+    returns = float(np.mean([episode.returns for episode in ended]))
+    infos = {key: float(np.mean([episode.info[key] for episode in ended])) for key in world.spec.info_names}
+    return {"episode_return": returns, "reward_per_agent_step": returns / world.options.max_steps, **infos}
