@@ -33,6 +33,11 @@ def draw_below(state: npt.NDArray[np.uint64], bound: int) -> npt.NDArray[np.int6
     return np.asarray(((draw(state) >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32), np.int64)
 
 
+def spawn_seeds(seed: int, num_envs: int) -> npt.NDArray[np.uint64]:
+    """Seeds of a batch from one number. Those of a larger batch begin with those of a smaller one."""
+    return np.random.SeedSequence(seed).generate_state(num_envs, np.uint64).astype(np.uint64)
+
+
 def check_seeds(seeds: npt.NDArray[Any], num_envs: int) -> npt.NDArray[np.uint64]:
     """The seeds of a batch as uint64 [num_envs], copied."""
     array = np.array(seeds)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from millpond.envs.compiled import compiled
 from millpond.envs.grid.spec import (
     AGENT,
     ALTAR,
@@ -40,7 +40,7 @@ Array = npt.NDArray[Any]
 HALF = np.uint64(32)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def draw_below(random: Array, env: int, bound: int) -> int:
     """One integer of 0..bound-1 from the env's stream; the same numbers as `millpond.envs.seeds.draw_below`."""
     state = random[env] + GAMMA
@@ -48,21 +48,21 @@ def draw_below(random: Array, env: int, bound: int) -> int:
     mixed = (state ^ (state >> SHIFT_1)) * MIX_1
     mixed = (mixed ^ (mixed >> SHIFT_2)) * MIX_2
     mixed = mixed ^ (mixed >> SHIFT_3)
-    return np.int64(((mixed >> HALF) * np.uint64(bound)) >> HALF)
+    return int(((mixed >> HALF) * np.uint64(bound)) >> HALF)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def free_around(cells: Array, cell: int, stride: int) -> int:
     """How many of the four neighbours are free."""
     return (
-        np.int64(cells[cell - stride] == EMPTY)
-        + np.int64(cells[cell + stride] == EMPTY)
-        + np.int64(cells[cell - 1] == EMPTY)
-        + np.int64(cells[cell + 1] == EMPTY)
+        int(cells[cell - stride] == EMPTY)
+        + int(cells[cell + stride] == EMPTY)
+        + int(cells[cell - 1] == EMPTY)
+        + int(cells[cell + 1] == EMPTY)
     )
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def may_block(cells: Array, cell: int, stride: int) -> bool:
     """Whether a block at a free cell leaves the free cells in one piece and every object reachable.
 
@@ -98,13 +98,13 @@ def may_block(cells: Array, cell: int, stride: int) -> bool:
     return True
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def inner_cell(rules: Rules, index: int) -> int:
     """Cell of the padded map of the index-th cell of the map itself."""
     return (index // rules.width + rules.margin) * rules.stride + index % rules.width + rules.margin
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def find_cell(rules: Rules, state: State, env: int, block: bool) -> int:
     """A random free cell: any for an agent, one that may be blocked for a block; -1 when there is none.
 
@@ -124,7 +124,7 @@ def find_cell(rules: Rules, state: State, env: int, block: bool) -> int:
     return -1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def new_map(rules: Rules, state: State, env: int) -> bool:
     """Draw a map and place the agents. False when the blocks do not fit."""
     cells = state.cells[env]
@@ -155,7 +155,7 @@ def new_map(rules: Rules, state: State, env: int) -> bool:
     return True
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def begin_episode(rules: Rules, state: State, env: int) -> bool:
     """Clear the episode's books and draw a new map. False when the blocks do not fit."""
     state.clock[env] = 0
@@ -167,7 +167,7 @@ def begin_episode(rules: Rules, state: State, env: int) -> bool:
     return new_map(rules, state, env)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def show(rules: Rules, cells: Array, place: Array, inventory: Array, env: int, observation: Array) -> None:
     """Write what each agent of an env sees: the window's cells, row by row, then its own inventory.
 
@@ -188,7 +188,7 @@ def show(rules: Rules, cells: Array, place: Array, inventory: Array, env: int, o
             observation[env, agent, size * size + resource] = min(inventory[env, agent, resource], capacity)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def act(
     rules: Rules,
     cells: Array,
@@ -243,7 +243,7 @@ def act(
     return 0.0
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def step_envs(
     rules: Rules,
     state: State,
@@ -278,7 +278,7 @@ def step_envs(
         agent = clock[env] % agents
         for _ in range(agents):
             if action[env, agent] < NOOP or action[env, agent] > EAST:
-                return -1 - action.shape[0] - env
+                return -1 - len(action) - env
             gained = act(rules, cells, place, inventory, made, altars, cooldown, env, agent, action[env, agent])
             reward[env, agent] = gained
             returns[env, agent] += gained
@@ -301,7 +301,7 @@ def step_envs(
     return ended
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def reset_envs(rules: Rules, state: State, observation: Array) -> int:
     """Begin a first episode everywhere, from `state.random`. Returns 0; -1 - env when a map does not fit."""
     for env in range(state.clock.shape[0]):

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from millpond.envs.compiled import compiled
 from millpond.envs.grid.kernels import draw_below
 from millpond.envs.grid.spec import (
     ALTAR,
@@ -31,12 +31,13 @@ from millpond.envs.grid.spec import (
 )
 from millpond.envs.grid.state import Rules, State
 from millpond.envs.grid.world import GridWorld
+from millpond.envs.seeds import spawn_seeds
 
 Array = npt.NDArray[Any]
 PlayerName = Literal["random", "greedy"]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def wanted(ore: int, battery: int, capacity: int) -> int:
     """Code of the object that greedy goes to next."""
     if battery > 0 and (ore == 0 or battery == capacity):
@@ -46,7 +47,7 @@ def wanted(ore: int, battery: int, capacity: int) -> int:
     return MINE
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def first_move(cells: Array, start: int, goal: int, stride: int, move: Array, queue: Array) -> int:
     """First move of a shortest path over free cells to the nearest object of code `goal`; NOOP when there is none.
 
@@ -74,7 +75,7 @@ def first_move(cells: Array, start: int, goal: int, stride: int, move: Array, qu
     return NOOP
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def greedy_actions(rules: Rules, state: State, first: int, last: int, random: Array, action: Array) -> None:
     """Greedy's actions in the envs first..last-1. Who finds no way, because others stand in it, moves at random."""
     size = state.cells.shape[1]
@@ -94,7 +95,7 @@ def greedy_actions(rules: Rules, state: State, first: int, last: int, random: Ar
             action[env, agent] = way
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def random_actions(first: int, last: int, random: Array, action: Array) -> None:
     """A uniform action for each agent, each env from its own stream."""
     for env in range(first, last):
@@ -110,7 +111,7 @@ class Player:
             raise ValueError(f"player {name!r} must be 'random' or 'greedy'")
         self.name = name
         self.world = world
-        self.random: npt.NDArray[np.uint64] = np.random.SeedSequence(seed).generate_state(world.num_envs, np.uint64)
+        self.random = spawn_seeds(seed, world.num_envs)
 
     def act(self, first: int, last: int) -> None:
         """Write actions of the envs first..last-1 into the world's buffers."""
@@ -127,7 +128,7 @@ def yardstick(name: PlayerName, options: Mapping[str, Any], *, num_envs: int = 6
     Returns `episode_return` (mean over agents), `reward_per_agent_step`, and the world's numbers per episode.
     """
     world = GridWorld(num_envs, {**options, "stagger": False})
-    world.reset(np.random.SeedSequence(seed).generate_state(num_envs, np.uint64))
+    world.reset(spawn_seeds(seed, num_envs))
     player = Player(name, world, seed + 1)
     for _ in range(world.options.max_steps):
         player.act(0, num_envs)

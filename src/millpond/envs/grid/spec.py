@@ -40,9 +40,9 @@ class GridOptions:
     width: int = 24
     height: int = 24
     walls: int = 40  # single cells inside; the border is a wall too
-    mines: int = 10
-    generators: int = 6
-    altars: int = 6
+    mines: int = 16
+    generators: int = 10
+    altars: int = 10
     capacity: int = 3
     altar_cooldown: int = 10  # steps until an altar works again
     reward_ore: float = 0.1

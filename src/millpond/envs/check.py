@@ -1,0 +1,236 @@
+"""Does an env keep the rules? `millpond envs check ID` plays it at random and says what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from millpond.envs.gymnasium_world import GymnasiumWorld
+from millpond.envs.pettingzoo_world import PettingZooWorld
+from millpond.envs.registry import describe, make_world
+from millpond.envs.reward import RewardWorld
+from millpond.envs.sampling import Trajectory, play, play_on
+from millpond.envs.seeds import spawn_seeds
+from millpond.envs.spaces import read_part
+from millpond.envs.spec import EnvSpec
+from millpond.envs.world import Buffers, World
+from millpond.errors import MillpondError
+
+Status = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule, whether it is kept, and if not, what is wrong and how to mend it."""
+
+    rule: str
+    status: Status
+    what: str
+    fix: str = ""
+
+
+def check_env(
+    env_id: str, options: Mapping[str, Any], *, num_envs: int = 3, steps: int = 300, seed: int = 0
+) -> list[Finding]:
+    """Play an env at random and test every rule of the protocol. One finding a rule, those not kept first."""
+    try:
+        spec = describe(env_id, options)
+        buffers = Buffers.allocate(spec, num_envs)
+        world = make_world(env_id, num_envs, options, buffers)
+    except Exception as error:
+        return [Finding("can be made", "error", _told(error), "mend what the message says, then check again")]
+    findings = [Finding("can be made", "ok", f"{num_envs} envs of {spec.num_agents} agents")]
+    try:
+        findings += _check_made(world, spec, buffers, env_id, options, steps, seed)
+    except Exception as error:
+        fix = "run the env alone with random actions until it raises; the message says where"
+        findings.append(Finding("steps without raising", "error", _told(error), fix))
+    finally:
+        world.close()
+    return sorted(findings, key=lambda finding: ("error", "warning", "ok").index(finding.status))
+
+
+def _told(error: Exception) -> str:
+    notes = "; ".join(getattr(error, "__notes__", []))
+    name = "" if isinstance(error, MillpondError) else f"{type(error).__name__}: "
+    return f"{name}{error}{f' ({notes})' if notes else ''}"
+
+
+def _check_made(
+    world: World, spec: EnvSpec, buffers: Buffers, env_id: str, options: Mapping[str, Any], steps: int, seed: int
+) -> Iterator[Finding]:
+    seeds = spawn_seeds(seed, world.num_envs)
+    yield _buffers(world, spec, buffers)
+    yield from _raw_spaces(world)
+    one = play(world, seeds, steps)
+    yield _values("observations", one, spec)
+    yield _rewards(one)
+    yield _seeds_matter(world, seed, steps)
+    yield from _endings(one, spec, steps)
+    yield _books(one)
+    yield _compare(
+        "repeats from the same seed",
+        play(world, seeds, steps).differs_from(one),
+        "draw every random number from the generator that reset(seed=...) seeds (self.np_random), and keep no state "
+        "from one episode to the next",
+    )
+    yield from _alone(one, env_id, options, seeds, steps)
+    if spec.partial_step and world.num_envs > 1:
+        yield _compare(
+            "a part can be stepped alone",
+            play(world, seeds, steps, cut=1).differs_from(one),
+            "step(first, last) must touch the envs first..last-1 only; or set spec.partial_step to False",
+        )
+    if spec.savable:
+        yield _saving(world, seeds, steps)
+
+
+def _compare(rule: str, difference: str | None, fix: str) -> Finding:
+    return Finding(rule, "ok", "") if difference is None else Finding(rule, "error", difference, fix)
+
+
+def _buffers(world: World, spec: EnvSpec, buffers: Buffers) -> Finding:
+    rule = "spec and buffers agree"
+    if world.spec != spec:
+        return Finding(rule, "error", f"describe gives {spec}, the world has {world.spec}", "make both from one place")
+    if world.buffers is not buffers:
+        return Finding(rule, "error", "the world has buffers of its own", "write into the buffers that are given")
+    for name, (shape, dtype) in Buffers.layout(spec, world.num_envs).items():
+        array = getattr(world.buffers, name)
+        if array.shape != shape or array.dtype != dtype:
+            what = f"{name} is {array.dtype} {array.shape}, the spec says {dtype} {shape}"
+            return Finding(rule, "error", what, "allocate with Buffers.allocate(spec, num_envs)")
+    return Finding(rule, "ok", f"an observation is {spec.observation.dtype} {spec.observation.shape}")
+
+
+def _raw_spaces(world: World) -> Iterator[Finding]:
+    """What a Gymnasium or PettingZoo env shows, against the space that it declares."""
+    inner = world.world if isinstance(world, RewardWorld) else world
+    rule, fix = "observations lie in the declared space", "mend the observation_space, or cast and clip what is shown"
+    if isinstance(inner, GymnasiumWorld):
+        env = inner.envs[0]
+        env.action_space.seed(0)
+        observation, _ = env.reset(seed=1)
+        shown, space = [observation], env.observation_space
+        for _ in range(20):
+            observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            shown.append(observation)
+            if terminated or truncated:
+                break
+    elif isinstance(inner, PettingZooWorld):
+        env = inner.envs[0]
+        observations, _ = env.reset(seed=1)
+        agent = env.agents[0]
+        shown, space = [observations[agent]], env.observation_space(agent)
+    else:
+        return
+    wrong = [value for value in shown if not space.contains(value)]
+    if not wrong:
+        yield Finding(rule, "ok", str(space))
+        return
+    value = np.asarray(wrong[0]) if not isinstance(wrong[0], Mapping | tuple) else None
+    told = f"{wrong[0]}" if value is None else f"{value.dtype} {value.shape}, from {value.min()} to {value.max()}"
+    yield Finding(rule, "error", f"shown was {told}, the space is {space}", fix)
+
+
+def _values(what: str, one: Trajectory, spec: EnvSpec) -> Finding:
+    """Finite, and not above the largest value that the spec names."""
+    for part in spec.observation.parts:
+        for stored in (one.observation, one.final_observation):
+            values = read_part(stored, spec.observation, part)
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                return Finding(f"{what} are finite", "error", f"{part.name} has NaN or infinity", "find the division")
+            if part.high is not None and values.size and values.max() > part.high:
+                told = f"{part.name} reaches {values.max()}, the spec says at most {part.high}"
+                return Finding(f"{what} are in bounds", "error", told, "mend the space, or clip what is shown")
+    return Finding(f"{what} are finite and in bounds", "ok", "")
+
+
+def _rewards(one: Trajectory) -> Finding:
+    if not np.isfinite(one.reward).all():
+        return Finding("rewards are finite", "error", "a reward is NaN or infinite", "find the division or overflow")
+    if one.reward[~one.alive[:-1]].any():
+        told = "an agent that is not alive was rewarded"
+        return Finding("rewards are finite", "error", told, "give rewards to agents that act only")
+    if not one.reward.any():
+        told = "random play was never rewarded"
+        return Finding("rewards are finite", "warning", told, "shape the reward, or expect slow learning")
+    return Finding("rewards are finite", "ok", f"from {one.reward.min():g} to {one.reward.max():g} under random play")
+
+
+def _seeds_matter(world: World, seed: int, steps: int) -> Finding:
+    """The same actions under two sets of seeds."""
+    rule = "other seeds give other episodes"
+    played = []
+    for offset in (0, 1):
+        world.reset(spawn_seeds(seed + offset, world.num_envs))
+        played.append(play_on(world, [np.random.default_rng(7) for _ in range(world.num_envs)], steps))
+    if played[0].differs_from(played[1]) is not None:
+        return Finding(rule, "ok", "")
+    told = "the same actions lead to the same whatever the seed"
+    return Finding(rule, "warning", told, "if anything should be random, draw it from self.np_random")
+
+
+def _endings(one: Trajectory, spec: EnvSpec, steps: int) -> Iterator[Finding]:
+    if not one.ended.any():
+        told = f"no episode ended in {steps} steps of random play, so endings were not tested"
+        yield Finding("episodes end", "warning", told, "check with more steps, or give the env a limit of its own")
+        return
+    yield Finding("episodes end", "ok", f"{len(one.episodes)} in {steps} steps")
+    unwritten = one.ended & ~one.final_written
+    yield _compare(
+        "an ended episode shows its final observation",
+        f"final_observation was not written at step {np.argwhere(unwritten)[0][0]}" if unwritten.any() else None,
+        "write the true last observation into final_observation before the reset",
+    )
+    limited = [e for e in one.episodes if spec.max_steps is not None and e.length == spec.max_steps]
+    by_limit = bool(limited) and not one.truncated.any()
+    yield Finding(
+        "the step limit truncates",
+        "warning" if by_limit else "ok",
+        f"episodes of max_steps={spec.max_steps} steps terminated, and none was truncated" if by_limit else "",
+        "return truncated=True, terminated=False when only time ran out: its value must bootstrap" if by_limit else "",
+    )
+
+
+def _books(one: Trajectory) -> Finding:
+    """Episodes that began with the play: their returns and lengths are those of the rewards seen."""
+    rule, fix = "returns and lengths add up", "count from reset to the end, rewards as the env gave them"
+    whole = [next((e for e in one.episodes if e.env == env), None) for env in range(one.reward.shape[1])]
+    for env, episode in enumerate(whole):
+        if episode is None:
+            continue
+        seen = one.reward[: episode.length, env].sum(0, dtype=np.float64)
+        if not one.ended[episode.length - 1, env].any():
+            told = f"env {env} reports an episode of {episode.length} steps, but none ended then"
+            return Finding(rule, "error", told, fix)
+        if not np.allclose(seen, episode.returns, rtol=1e-4, atol=1e-4):
+            told = f"env {env}: rewards sum to {seen.tolist()}, the episode says {list(episode.returns)}"
+            return Finding(rule, "warning", told, f"{fix}; with reward_scale or reward_clip this is as it should be")
+    return Finding(rule, "ok", "")
+
+
+def _alone(
+    one: Trajectory, env_id: str, options: Mapping[str, Any], seeds: np.ndarray[Any, Any], steps: int
+) -> Iterator[Finding]:
+    """The last env of the batch, alone in a world of its own."""
+    alone = make_world(env_id, 1, options)
+    try:
+        difference = play(alone, seeds[-1:], steps).differs_from(one.env(len(seeds) - 1))
+    finally:
+        alone.close()
+    fix = "keep state in the env object, not in its class or module, and draw from self.np_random, not from np.random"
+    yield _compare("an env depends on its own seed and actions alone", difference, fix)
+
+
+def _saving(world: World, seeds: np.ndarray[Any, Any], steps: int) -> Finding:
+    play(world, seeds, min(steps, 50))
+    saved = world.save_state()
+    first = play_on(world, [np.random.default_rng(7) for _ in seeds], steps)
+    world.load_state(saved)
+    again = play_on(world, [np.random.default_rng(7) for _ in seeds], steps)
+    fix = "save_state must hold everything that a step reads, generators and current observations included"
+    return _compare("a saved state goes on as before", again.differs_from(first), fix)

@@ -1,0 +1,20 @@
+"""How worlds are compiled: numba, without Python's lock, kept on disk.
+
+numba keeps compiled code beside the source, or, where that folder cannot be written to (a system-wide installation),
+in the user's cache folder; NUMBA_CACHE_DIR overrides both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar, cast
+
+from numba import njit
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Compile a function when it is first called; its type stays what it says."""
+    return cast(Callable[Parameters, Result], njit(nogil=True, cache=True)(function))

@@ -1,0 +1,81 @@
+"""Envs of the user's own, by dotted path: `package.module:make_env`.
+
+What the path names is called with the option `kwargs` and makes one env, Gymnasium's or a PettingZoo parallel one. If
+it has a parameter `num_envs`, it makes a whole `World` instead: it is called as `make(num_envs, buffers, **kwargs)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from millpond.envs.dotted import load_dotted
+from millpond.envs.errors import EnvError
+from millpond.envs.gymnasium_world import GymnasiumWorld, LoopOptions, MakeEnv
+from millpond.envs.options import parse_options
+from millpond.envs.pettingzoo_world import PettingZooWorld
+from millpond.envs.spec import EnvSpec
+from millpond.envs.world import Buffers, World
+
+
+def makes_world(made_by: Any) -> bool:
+    try:
+        return "num_envs" in inspect.signature(made_by).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def custom_world(path: str, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> World:
+    """A world of the user's own envs."""
+    made_by = load_dotted(path)
+    options = parse_options(LoopOptions, mapping, env_id=path)
+    if makes_world(made_by):
+        world: World = made_by(num_envs=num_envs, buffers=buffers, **options.kwargs)
+        for name in ("spec", "num_envs", "buffers", "reset", "step", "episodes"):
+            if not hasattr(world, name):
+                raise EnvError(f"{path!r} takes num_envs, so it must make a World, but what it made has no {name!r}")
+        if not isinstance(world.spec, EnvSpec):
+            raise EnvError(f"{path!r}: spec of its world must be a millpond.envs.spec.EnvSpec")
+        if buffers is not None and world.buffers is not buffers:
+            raise EnvError(f"{path!r}: its world must write into the buffers it is given, but has buffers of its own")
+        return world
+
+    def make() -> Any:
+        env = made_by(**options.kwargs)
+        if options.max_steps is not None and not hasattr(env, "possible_agents"):
+            import gymnasium
+
+            env = gymnasium.wrappers.TimeLimit(env, options.max_steps)
+        return env
+
+    probe = make()
+    kind = GymnasiumWorld if is_gymnasium(probe, path) else PettingZooWorld
+    world = kind(path, _with_first(probe, make), num_envs, mapping, buffers)
+    if options.max_steps is not None:
+        world.spec = replace(world.spec, max_steps=options.max_steps)
+    return world
+
+
+def _with_first(probe: Any, make: MakeEnv) -> MakeEnv:
+    """Use the env that was made to look at as the first of the batch."""
+    made = [probe]
+    return lambda: made.pop() if made else make()
+
+
+def is_gymnasium(env: Any, path: str) -> bool:
+    """True for a Gymnasium env, False for a PettingZoo parallel one; anything else is refused."""
+    if hasattr(env, "agent_iter"):
+        raise EnvError(
+            f"{path!r} made a PettingZoo env that goes agent by agent; make it parallel: "
+            "pettingzoo.utils.aec_to_parallel(env)"
+        )
+    if hasattr(env, "possible_agents") or (hasattr(env, "agents") and callable(getattr(env, "action_space", None))):
+        return False
+    if all(hasattr(env, name) for name in ("reset", "step", "observation_space", "action_space")):
+        return True
+    raise EnvError(
+        f"{path!r} made a {type(env).__name__}, which is neither a gymnasium.Env (reset, step, observation_space, "
+        "action_space) nor a PettingZoo ParallelEnv (possible_agents)"
+    )

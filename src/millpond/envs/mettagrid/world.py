@@ -1,0 +1,143 @@
+"""MettaGrid's C++ core, driven directly: each env is one simulation, which reads and writes the caller's buffers.
+
+An episode's end makes a new simulation, with a map seed and a core seed from the env's own stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.episodes import EpisodeBook
+from millpond.envs.errors import EnvError
+from millpond.envs.mettagrid.scenario import Scenario
+from millpond.envs.mettagrid.spec import options
+from millpond.envs.seeds import check_seeds, draw
+from millpond.envs.world import Buffers, Episode
+
+SEED_SHIFT = np.uint64(33)  # the core takes 31 bits
+
+
+class MettaGridWorld:
+    def __init__(self, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> None:
+        self.options = options(mapping)
+        self._scenario = Scenario(self.options)
+        self.spec = self._scenario.spec
+        self.num_envs = num_envs
+        self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
+        agents = self.spec.num_agents
+        # The core takes ids of the config's whole list of actions. Where the agents' own come first and there is no
+        # second choice, the caller's actions are these ids, and the core reads them in place.
+        self._ids = self._scenario.action_ids
+        self._in_place = self._scenario.vibe_ids is None and bool((self._ids == np.arange(len(self._ids))).all())
+        self._action = self.buffers.action if self._in_place else np.zeros((num_envs, agents), np.int32)
+        self._vibe = np.zeros((num_envs, agents), np.int32)
+        self._random = np.zeros(num_envs, np.uint64)
+        self._cores: list[Any] = [None] * num_envs
+        self._steps: list[Any] = [None] * num_envs
+        self._book = EpisodeBook(num_envs, agents)
+
+    def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
+        self._random[:] = check_seeds(seeds, self.num_envs)
+        self._book.begin_all()
+        self.buffers.alive[:] = True
+        for env in range(self.num_envs):
+            self._begin(env)
+
+    def step(self, first: int, last: int) -> None:
+        buffers = self.buffers
+        self._take_actions(first, last)
+        buffers.terminated[first:last] = False
+        buffers.truncated[first:last] = False
+        for step in self._steps[first:last]:
+            step()
+        self._book.add(first, last, buffers.reward[first:last])
+        if self._scenario.end_stats:
+            self._end_by_stats(first, last)
+        over = buffers.terminated[first:last].all(1) | buffers.truncated[first:last].all(1)
+        if over.any():
+            for env in (first + np.flatnonzero(over)).tolist():
+                self._end(env)
+
+    def _take_actions(self, first: int, last: int) -> None:
+        """Turn the caller's actions into the core's. The core lets a wrong id pass as nothing; here it is refused."""
+        given = self.buffers.action[first:last]
+        choices = np.array(self.spec.action.sizes, np.int32)
+        chosen = given[..., None] if given.ndim == 2 else given
+        if ((chosen < 0) | (chosen >= choices)).any():
+            env = first + int(np.argwhere(((chosen < 0) | (chosen >= choices)).any((1, 2)))[0, 0])
+            raise EnvError(
+                f"env 'mettagrid': env {env} was given the actions {self.buffers.action[env].tolist()}, but they must "
+                f"lie below {choices.tolist()}"
+            )
+        if self._in_place:
+            return
+        self._action[first:last] = self._ids[chosen[..., 0]]
+        if self._scenario.vibe_ids is not None:
+            self._vibe[first:last] = self._scenario.vibe_ids[chosen[..., 1]]
+
+    def _end_by_stats(self, first: int, last: int) -> None:
+        """A config may end an episode when a number of the game is reached; MettaGrid calls that truncation."""
+        for env in range(first, last):
+            for name, threshold in self._scenario.end_stats.items():
+                value = self._cores[env].get_game_stat(name)
+                if value is not None and value >= threshold:
+                    self.buffers.truncated[env] = True
+
+    def _begin(self, env: int) -> None:
+        """A new simulation in the env's place; the core clears rewards and flags and writes the first observation."""
+        stream = self._random[env : env + 1]
+        map_seed, core_seed = (int(draw(stream)[0] >> SEED_SHIFT) for _ in range(2))
+        core = self._scenario.new_core(map_seed, core_seed)
+        buffers = self.buffers
+        core.set_buffers(
+            buffers.observation[env],
+            buffers.terminated[env],
+            buffers.truncated[env],
+            buffers.reward[env],
+            self._action[env],
+            self._vibe[env],
+        )
+        self._cores[env], self._steps[env] = core, core.step
+
+    def _end(self, env: int) -> None:
+        buffers = self.buffers
+        buffers.final_observation[env] = buffers.observation[env]
+        self._book.end(env, agent_means(self._cores[env].get_episode_stats()))
+        kept = [(array, array[env].copy()) for array in (buffers.reward, buffers.terminated, buffers.truncated)]
+        self._begin(env)
+        for array, values in kept:
+            array[env] = values
+
+    def episodes(self) -> list[Episode]:
+        return self._book.drain()
+
+    def save_state(self) -> dict[str, npt.NDArray[Any]]:
+        raise EnvError("the state of env 'mettagrid' cannot be saved: its core does not give it; see spec.savable")
+
+    def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        raise EnvError("the state of env 'mettagrid' cannot be restored: its core does not take it; see spec.savable")
+
+    def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
+        """The map, 8 pixels a cell, each kind of object in a colour of its own."""
+        core = self._cores[env]
+        image = np.full((core.map_height, core.map_width, 3), 24, np.uint8)
+        kinds = {name: place for place, name in enumerate(core.object_type_names)}
+        for thing in core.grid_objects().values():
+            column, row = thing["location"][:2]
+            turn = 2 * np.pi * kinds[thing["type_name"]] / max(1, len(kinds))
+            image[row, column] = 150 + 100 * np.cos(turn - np.array([0.0, 2.1, 4.2]))
+        return image.repeat(8, 0).repeat(8, 1)
+
+    def close(self) -> None:
+        self._cores, self._steps = [], []
+
+
+def agent_means(stats: Mapping[str, Any]) -> dict[str, float]:
+    """The agents' numbers at the end of an episode, averaged over agents; one that lacks a number has 0 of it."""
+    agents = stats["agent"]
+    names = sorted({name for agent in agents for name in agent})
+    return {name: float(sum(agent.get(name, 0.0) for agent in agents) / len(agents)) for name in names}

@@ -1,0 +1,199 @@
+"""PettingZoo's parallel envs: `pettingzoo:MODULE`, or whatever a factory makes.
+
+Agents stand in the order of `possible_agents`. One that is not in the env's `agents` is not alive: its observation is
+zero, its reward 0, its flags False, and its actions are not looked at. An agent that ends before the others has its
+flag and its final observation at its last step; the episode goes on until no agent is left.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.episodes import EpisodeBook
+from millpond.envs.errors import EnvError, import_extra
+from millpond.envs.gymnasium_world import LoopOptions, MakeEnv, reset_one
+from millpond.envs.masks import shows_mask, write_mask
+from millpond.envs.options import parse_options
+from millpond.envs.seeds import check_seeds
+from millpond.envs.spaces import ActionLayout, ObservationLayout
+from millpond.envs.spec import EnvSpec
+from millpond.envs.world import Buffers, Episode
+
+
+def pettingzoo_maker(name: str, options: LoopOptions) -> MakeEnv:
+    """A function that makes one env of a module: `pettingzoo.NAME`, or NAME itself, with its `parallel_env`."""
+    env_id = f"pettingzoo:{name}"
+    import_extra("pettingzoo", extra="pettingzoo", env_id=env_id)
+    for path in (f"pettingzoo.{name}", name):
+        try:
+            module = importlib.import_module(path)
+            break
+        except ModuleNotFoundError as error:
+            if error.name is not None and path != error.name and not path.startswith(f"{error.name}."):
+                raise EnvError(
+                    f"env {env_id!r} needs the module {error.name!r}, which is not installed; it comes with one of "
+                    f"PettingZoo's own extras: pip install 'pettingzoo[all]'"
+                ) from error
+    else:
+        raise EnvError(f"env {env_id!r}: there is no module pettingzoo.{name}, nor {name}")
+    if not hasattr(module, "parallel_env"):
+        raise EnvError(f"env {env_id!r}: module {module.__name__} has no parallel_env; only parallel envs can be used")
+
+    def make() -> Any:
+        return module.parallel_env(**options.kwargs)
+
+    return make
+
+
+class SpacesOf:
+    """Layouts of a parallel env. All agents must share them: one policy acts for all."""
+
+    def __init__(self, env: Any, env_id: str, options: LoopOptions) -> None:
+        agents = getattr(env, "possible_agents", None)
+        if not agents:
+            raise EnvError(
+                f"env {env_id!r} does not say its possible_agents, so the number of agents is not known; set "
+                "possible_agents to all agents that can ever appear"
+            )
+        if options.max_steps is not None:
+            raise EnvError(f"env {env_id!r} takes no option max_steps; give the env's own limit in kwargs (max_cycles)")
+        self.agents: list[Any] = list(agents)
+        first = self.agents[0]
+        for what, space_of in (("observation", env.observation_space), ("action", env.action_space)):
+            for agent in self.agents[1:]:
+                if space_of(agent) != space_of(first):
+                    raise EnvError(
+                        f"env {env_id!r}: agents {first!r} and {agent!r} have different {what} spaces "
+                        f"({space_of(first)} and {space_of(agent)}); pad them to one space in a wrapper of your own"
+                    )
+        shown = env.observation_space(first)
+        self.mask_in_observation = shows_mask(shown)
+        self.observation = ObservationLayout(shown["observation"] if self.mask_in_observation else shown, env_id)
+        self.action = ActionLayout(env.action_space(first), env_id, options.clip_actions)
+        _, infos = reset_one(env, 0, env_id)
+        masks = self.mask_in_observation or any("action_mask" in info for info in infos.values())
+        self.spec = EnvSpec(
+            id=env_id,
+            observation=self.observation.spec,
+            action=self.action.spec,
+            num_agents=len(self.agents),
+            action_masks=masks and self.action.spec.kind != "continuous",
+        )
+
+
+class PettingZooWorld:
+    def __init__(
+        self,
+        env_id: str,
+        make: MakeEnv,
+        num_envs: int,
+        mapping: Mapping[str, Any],
+        buffers: Buffers | None = None,
+    ) -> None:
+        self.options = parse_options(LoopOptions, mapping, env_id=env_id)
+        self.envs = [make() for _ in range(num_envs)]
+        self._spaces = SpacesOf(self.envs[0], env_id, self.options)
+        self.spec = self._spaces.spec
+        self.num_envs = num_envs
+        self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
+        self._book = EpisodeBook(num_envs, self.spec.num_agents, self.options.info)
+
+    def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
+        self._book.begin_all()
+        self.buffers.reward[:] = 0.0
+        self.buffers.terminated[:] = False
+        self.buffers.truncated[:] = False
+        for env, seed in enumerate(check_seeds(seeds, self.num_envs).tolist()):
+            self._begin(env, seed)
+
+    def step(self, first: int, last: int) -> None:
+        for env in range(first, last):
+            try:
+                self._step_one(env)
+            except Exception as error:
+                error.add_note(f"in env {env} of {self.spec.id!r}, {self._book.length[env]} steps into its episode")
+                raise
+
+    def _step_one(self, env: int) -> None:
+        buffers, parallel, names = self.buffers, self.envs[env], self._spaces.agents
+        acting = [place for place, name in enumerate(names) if buffers.alive[env, place]]
+        actions = {names[place]: self._spaces.action.read(buffers.action[env, place]) for place in acting}
+        observations, rewards, terminations, truncations, infos = parallel.step(actions)
+
+        buffers.reward[env] = 0.0
+        buffers.terminated[env] = False
+        buffers.truncated[env] = False
+        buffers.alive[env] = False
+        buffers.observation[env] = 0
+        for place in acting:
+            name = names[place]
+            buffers.reward[env, place] = rewards[name]
+            terminated, truncated = bool(terminations[name]), bool(truncations[name])
+            buffers.terminated[env, place] = terminated
+            buffers.truncated[env, place] = truncated
+            if terminated or truncated:
+                self._show(observations[name], buffers.final_observation[env, place])
+            self._book.report(env, infos.get(name, {}))
+        self._book.add(env, env + 1, buffers.reward[env : env + 1])
+        if parallel.agents:
+            self._show_all(env, observations, infos)
+            return
+        if not (buffers.terminated[env] | buffers.truncated[env])[acting].all():
+            raise EnvError(
+                f"env {self.spec.id!r} has no agents left, but not all that acted are terminated or truncated; an "
+                "agent must be one of the two when it leaves"
+            )
+        self._book.end(env)
+        self._begin(env, None)
+
+    def _begin(self, env: int, seed: int | None) -> None:
+        observations, infos = reset_one(self.envs[env], seed, self.spec.id)
+        self.buffers.alive[env] = False
+        self.buffers.observation[env] = 0
+        self._show_all(env, observations, infos)
+
+    def _show_all(self, env: int, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
+        """Observations and masks of the agents that are in the env now. The others' masks allow all: an empty one
+        would leave a policy nothing to choose from."""
+        buffers = self.buffers
+        buffers.action_mask[env] = True
+        for name in self.envs[env].agents:
+            if name not in self._spaces.agents:
+                raise EnvError(f"env {self.spec.id!r}: agent {name!r} is not in possible_agents; name it there")
+            place = self._spaces.agents.index(name)
+            buffers.alive[env, place] = True
+            self._show(observations[name], buffers.observation[env, place])
+            if self.spec.action_masks:
+                shown = observations[name]["action_mask"] if self._spaces.mask_in_observation else None
+                mask = infos.get(name, {}).get("action_mask", shown)
+                write_mask(mask, buffers.action_mask[env, place], env_id=self.spec.id, env=env)
+
+    def _show(self, observation: Any, into: npt.NDArray[Any]) -> None:
+        if self._spaces.mask_in_observation:
+            observation = observation["observation"]
+        self._spaces.observation.write(observation, into)
+
+    def episodes(self) -> list[Episode]:
+        return self._book.drain()
+
+    def save_state(self) -> dict[str, npt.NDArray[Any]]:
+        raise EnvError(f"the state of env {self.spec.id!r} cannot be saved; see spec.savable")
+
+    def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        raise EnvError(f"the state of env {self.spec.id!r} cannot be restored; see spec.savable")
+
+    def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
+        """What the env draws; it must have been made with kwargs={'render_mode': 'rgb_array'}."""
+        frame = self.envs[env].render()
+        if not isinstance(frame, np.ndarray):
+            raise EnvError(f"env {self.spec.id!r} draws no image; give it the kwargs {{'render_mode': 'rgb_array'}}")
+        return frame
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()

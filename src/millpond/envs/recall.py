@@ -1,0 +1,123 @@
+"""A world that only memory solves: a cue is shown once, and asked for 8 to 32 steps later.
+
+    step     0      1 .. delay-1     delay
+    shown    cue    nothing          the question
+    reward   0      0                1 if the action is the cue, and the episode terminates
+
+Who does not remember is right one time in `cues`. Pure numpy; the state is three numbers an env.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.episodes import EpisodeBook
+from millpond.envs.options import parse_options, require
+from millpond.envs.saving import buffer_arrays, load_arrays, save_arrays
+from millpond.envs.seeds import check_seeds, draw_below
+from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
+from millpond.envs.world import Buffers, Episode
+
+
+@dataclass(frozen=True)
+class RecallOptions:
+    cues: int = 4
+    min_delay: int = 8
+    max_delay: int = 32
+
+    def __post_init__(self) -> None:
+        require(self.cues >= 2, "recall", f"cues={self.cues} must be at least 2")
+        require(self.min_delay >= 1, "recall", f"min_delay={self.min_delay} must be at least 1")
+        require(
+            self.max_delay >= self.min_delay,
+            "recall",
+            f"max_delay={self.max_delay} must be at least min_delay={self.min_delay}",
+        )
+
+
+def describe(mapping: Mapping[str, Any]) -> EnvSpec:
+    options = parse_options(RecallOptions, mapping, env_id="recall")
+    return EnvSpec(
+        id="recall",
+        # One plane for each cue, and one for the question.
+        observation=ObservationSpec.single((options.cues + 1,), "uint8", "vector", high=1.0),
+        action=ActionSpec.discrete(options.cues),
+        max_steps=options.max_delay + 1,
+        savable=True,
+        native_vector=True,
+        info_names=("correct",),
+    )
+
+
+class RecallWorld:
+    def __init__(self, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> None:
+        self.spec = describe(mapping)
+        self.options = parse_options(RecallOptions, mapping, env_id="recall")
+        self.num_envs = num_envs
+        self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
+        self._random = np.zeros(num_envs, np.uint64)
+        self._cue = np.zeros(num_envs, np.int64)
+        self._left = np.zeros(num_envs, np.int64)  # steps until the question
+        self._book = EpisodeBook(num_envs, 1)
+
+    def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
+        self._random[:] = check_seeds(seeds, self.num_envs)
+        self._book.begin_all()
+        self.buffers.reward[:] = 0.0
+        self.buffers.terminated[:] = False
+        self.buffers.truncated[:] = False
+        self.buffers.alive[:] = True
+        self.buffers.observation[:] = 0
+        self._begin(np.arange(self.num_envs))
+
+    def step(self, first: int, last: int) -> None:
+        buffers = self.buffers
+        asked = self._left[first:last] == 0
+        right = asked & (buffers.action[first:last, 0] == self._cue[first:last])
+        buffers.reward[first:last, 0] = right
+        buffers.terminated[first:last, 0] = asked
+        self._book.add(first, last, buffers.reward[first:last])
+
+        self._left[first:last] -= 1
+        observation = buffers.observation[first:last, 0]
+        observation[:, :-1] = 0
+        observation[:, -1] = self._left[first:last] == 0
+        ended = first + np.flatnonzero(asked)
+        if len(ended):
+            buffers.final_observation[ended] = 0
+            for env in ended.tolist():
+                self._book.end(env, {"correct": float(buffers.reward[env, 0])})
+            self._begin(ended)
+
+    def _begin(self, envs: npt.NDArray[np.int64]) -> None:
+        """New episodes for some envs, each from its own stream."""
+        random = self._random[envs]
+        self._cue[envs] = draw_below(random, self.options.cues)
+        delays = self.options.max_delay - self.options.min_delay + 1
+        self._left[envs] = self.options.min_delay + draw_below(random, delays)
+        self._random[envs] = random
+        self.buffers.observation[envs, 0] = 0
+        self.buffers.observation[envs, 0, self._cue[envs]] = 1
+
+    def episodes(self) -> list[Episode]:
+        return self._book.drain()
+
+    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+        return {"random": self._random, "cue": self._cue, "left": self._left}
+
+    def save_state(self) -> dict[str, npt.NDArray[Any]]:
+        buffers = save_arrays("buffers", buffer_arrays(self.buffers))
+        return save_arrays("recall", self._arrays()) | buffers | self._book.save_state()
+
+    def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        load_arrays("recall", self._arrays(), state, env_id="recall")
+        load_arrays("buffers", buffer_arrays(self.buffers), state, env_id="recall")
+        self._book.load_state(state)
+
+    def close(self) -> None:
+        """Nothing is held but arrays."""

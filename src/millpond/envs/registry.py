@@ -1,0 +1,151 @@
+"""Worlds by id: what there is, what it shows, and how to make it.
+
+    grid   recall   truncation   mettagrid   gymnasium:ID   pettingzoo:MODULE   atari:GAME   minatar:GAME
+    package.module:make_env   an env or a world of one's own
+
+`describe` is cheap: a plan can count bytes with it. `make_world` may be called in a worker process; its arguments are
+plain values, and nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from millpond.envs.errors import EnvError
+from millpond.envs.options import parse_options
+from millpond.envs.reward import RewardOptions, RewardWorld
+from millpond.envs.spec import EnvSpec
+from millpond.envs.world import Buffers, World
+
+BUILT_IN = ("grid", "recall", "truncation", "mettagrid")
+FAMILIES = ("gymnasium", "pettingzoo", "atari", "minatar")
+REWARD_NAMES = tuple(f.name for f in fields(RewardOptions))
+
+
+def known_ids() -> list[str]:
+    """Every id that can be named beforehand; of the families with a name to fill in, the form."""
+    from millpond.envs import atari, minatar
+
+    games = [f"minatar:{game}" for game in minatar.GAMES] + [f"atari:{game}" for game in sorted(atari.MINIMAL_ACTIONS)]
+    return [*BUILT_IN, *games, "gymnasium:ID", "pettingzoo:MODULE", "package.module:make_env"]
+
+
+def reward_options(env_id: str, options: Mapping[str, Any]) -> RewardOptions:
+    """The options that every world has."""
+    return parse_options(RewardOptions, {k: v for k, v in options.items() if k in REWARD_NAMES}, env_id=env_id)
+
+
+def describe(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
+    """What a world of this id and these options shows and takes. Where only the env itself can tell (gymnasium,
+    pettingzoo, own envs, own MettaGrid configs), one is made and closed."""
+    reward_options(env_id, options)
+    own = {name: value for name, value in options.items() if name not in REWARD_NAMES}
+    family, _, name = env_id.partition(":")
+    if env_id == "grid":
+        from millpond.envs.grid.spec import describe as describe_grid
+
+        return describe_grid(own)
+    if env_id == "recall":
+        from millpond.envs.recall import describe as describe_recall
+
+        return describe_recall(own)
+    if env_id == "truncation":
+        from millpond.envs.truncation import describe as describe_truncation
+
+        return describe_truncation(own)
+    if env_id == "mettagrid":
+        from millpond.envs.mettagrid.spec import describe as describe_mettagrid
+
+        return describe_mettagrid(own)
+    if family == "atari":
+        from millpond.envs.atari import describe as describe_atari
+
+        return describe_atari(name, own)
+    if family == "minatar":
+        from millpond.envs.minatar import describe as describe_minatar
+
+        return describe_minatar(name, own)
+    world = make_world(env_id, 1, options)
+    world.close()
+    return world.spec
+
+
+def make_world(env_id: str, num_envs: int, options: Mapping[str, Any], buffers: Buffers | None = None) -> World:
+    """A world of `num_envs` envs that writes into `buffers`, or into buffers of its own where none are given."""
+    if num_envs < 1:
+        raise EnvError(f"env {env_id!r}: num_envs={num_envs} must be at least 1")
+    rewards = reward_options(env_id, options)
+    own = {name: value for name, value in options.items() if name not in REWARD_NAMES}
+    world = _make(env_id, num_envs, own, buffers)
+    return RewardWorld(world, rewards) if rewards.changes else world
+
+
+def _make(env_id: str, num_envs: int, own: Mapping[str, Any], buffers: Buffers | None) -> World:
+    family, _, name = env_id.partition(":")
+    if env_id == "grid":
+        from millpond.envs.grid.world import GridWorld
+
+        return GridWorld(num_envs, own, buffers)
+    if env_id == "recall":
+        from millpond.envs.recall import RecallWorld
+
+        return RecallWorld(num_envs, own, buffers)
+    if env_id == "truncation":
+        from millpond.envs.truncation import TruncationWorld
+
+        return TruncationWorld(num_envs, own, buffers)
+    if env_id == "mettagrid":
+        from millpond.envs.mettagrid.world import MettaGridWorld
+
+        return MettaGridWorld(num_envs, own, buffers)
+    if family == "atari":
+        from millpond.envs.atari import AtariWorld
+
+        return AtariWorld(name, num_envs, own, buffers)
+    if family == "minatar":
+        from millpond.envs.minatar import MinAtarWorld
+
+        return MinAtarWorld(name, num_envs, own, buffers)
+    if family == "gymnasium" and name:
+        from millpond.envs.gymnasium_world import GymnasiumWorld, LoopOptions, gymnasium_maker
+
+        loop = parse_options(LoopOptions, own, env_id=env_id)
+        return GymnasiumWorld(env_id, gymnasium_maker(name, loop), num_envs, own, buffers)
+    if family == "pettingzoo" and name:
+        from millpond.envs.gymnasium_world import LoopOptions
+        from millpond.envs.pettingzoo_world import PettingZooWorld, pettingzoo_maker
+
+        loop = parse_options(LoopOptions, own, env_id=env_id)
+        return PettingZooWorld(env_id, pettingzoo_maker(name, loop), num_envs, own, buffers)
+    if name:
+        from millpond.envs.custom import custom_world
+
+        return custom_world(env_id, num_envs, own, buffers)
+    raise unknown(env_id)
+
+
+def unknown(env_id: str) -> EnvError:
+    import difflib
+
+    near = difflib.get_close_matches(env_id, [*BUILT_IN, *FAMILIES], n=1)
+    meant = f"; did you mean {near[0] if near[0] in BUILT_IN else near[0] + ':NAME'!r}?" if near else ""
+    return EnvError(
+        f"there is no env {env_id!r}{meant} Ids are {', '.join(BUILT_IN)}, "
+        f"{', '.join(f'{family}:NAME' for family in FAMILIES)}, or package.module:make_env for one of your own"
+        if meant
+        else f"there is no env {env_id!r}; ids are {', '.join(BUILT_IN)}, "
+        f"{', '.join(f'{family}:NAME' for family in FAMILIES)}, or package.module:make_env for one of your own"
+    )
+
+
+def prepare(env_id: str, options: Mapping[str, Any]) -> None:
+    """Do once what would otherwise be done in every worker: compile the grid world into numba's cache on disk."""
+    if env_id == "grid":
+        import numpy as np
+
+        world = make_world(env_id, 1, options)
+        world.reset(np.zeros(1, np.uint64))
+        world.step(0, 1)
+        world.close()

@@ -1,0 +1,71 @@
+"""The one place where rewards are changed, and only when asked: `reward_scale` and `reward_clip`, off by default.
+
+    reward <- clip(reward, -reward_clip, reward_clip) * reward_scale
+
+Episodes keep the rewards as the env gave them, so returns stay comparable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.options import require
+from millpond.envs.spec import EnvSpec
+from millpond.envs.world import Buffers, Episode, World
+
+
+@dataclass(frozen=True)
+class RewardOptions:
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
+
+    def __post_init__(self) -> None:
+        scale, clip = self.reward_scale, self.reward_clip
+        require(np.isfinite(scale) and scale != 0.0, "env", f"reward_scale={scale} must be finite and not 0")
+        require(clip is None or clip > 0.0, "env", f"reward_clip={clip} must be above 0, or null for none")
+
+    @property
+    def changes(self) -> bool:
+        return self.reward_scale != 1.0 or self.reward_clip is not None
+
+
+class RewardWorld:
+    """A world whose rewards are clipped and scaled after each step."""
+
+    def __init__(self, world: World, options: RewardOptions) -> None:
+        self.world = world
+        self.options = options
+        self.spec: EnvSpec = world.spec
+        self.num_envs = world.num_envs
+        self.buffers: Buffers = world.buffers
+
+    def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
+        self.world.reset(seeds)
+
+    def step(self, first: int, last: int) -> None:
+        self.world.step(first, last)
+        reward = self.buffers.reward[first:last]
+        if self.options.reward_clip is not None:
+            np.clip(reward, -self.options.reward_clip, self.options.reward_clip, out=reward)
+        reward *= np.float32(self.options.reward_scale)
+
+    def episodes(self) -> list[Episode]:
+        return self.world.episodes()
+
+    def save_state(self) -> dict[str, npt.NDArray[Any]]:
+        return self.world.save_state()
+
+    def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        self.world.load_state(state)
+
+    def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
+        from millpond.envs.render import render_rgb
+
+        return render_rgb(self.world, env)
+
+    def close(self) -> None:
+        self.world.close()

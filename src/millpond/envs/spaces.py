@@ -1,0 +1,166 @@
+"""Gymnasium's spaces as Millpond sees them: one flat array an observation, one row of numbers an action.
+
+Box            as it is; float64 becomes float32, bool becomes uint8; images become channels first
+Discrete       one-hot bytes            MultiDiscrete   one-hot bytes, one after another
+MultiBinary    bytes                    Dict, Tuple     their parts one after another, named a/b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium.spaces as gs
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.errors import EnvError
+from millpond.envs.spec import ActionSpec, ObservationSpec, Part, PartKind
+
+Array = npt.NDArray[Any]
+STORED = {"float64": "float32", "bool": "uint8"}
+
+
+def is_image(space: gs.Box) -> bool:
+    """A Box of bytes of two or three axes, of which two are at least 8 long, is taken for a picture."""
+    return space.dtype == np.uint8 and len(space.shape) in (2, 3) and sum(side >= 8 for side in space.shape) >= 2
+
+
+def channels_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[2] < shape[0] and shape[2] <= shape[1]
+
+
+class Leaf:
+    """One part of an observation: where it is found in a value of the space, and how it is laid out."""
+
+    def __init__(self, name: str, path: tuple[str | int, ...], space: Any, env_id: str) -> None:
+        self.name = name or "observation"
+        self.path = path
+        self.kind: PartKind = "vector"
+        self.dtype = "uint8"
+        self.high: float | None = 1.0
+        self.encode: Callable[[Any], Array]
+        if isinstance(space, gs.Box):
+            self.dtype = STORED.get(space.dtype.name, space.dtype.name)
+            finite = np.isfinite(space.high).all() and space.dtype.kind != "f"
+            self.high = float(np.max(space.high)) if finite else None
+            self.shape: tuple[int, ...] = tuple(space.shape)
+            self.encode = np.asarray
+            if is_image(space):
+                self.kind = "pixels"
+                if len(self.shape) == 2:
+                    self.shape = (1, *self.shape)
+                    self.encode = lambda value: np.asarray(value)[None]
+                elif channels_last(self.shape):
+                    self.shape = (self.shape[2], self.shape[0], self.shape[1])
+                    self.encode = lambda value: np.moveaxis(value, 2, 0)
+        elif isinstance(space, gs.Discrete):
+            self.shape = (int(space.n),)
+            eye, start = np.eye(int(space.n), dtype=np.uint8), int(space.start)
+            self.encode = lambda value: np.asarray(eye[int(value) - start])
+        elif isinstance(space, gs.MultiDiscrete):
+            sizes, start_at = space.nvec.ravel(), space.start.ravel()
+            self.shape = (int(sizes.sum()),)
+            ends = np.concatenate([[0], np.cumsum(sizes)[:-1]]) - start_at
+            self.encode = lambda value: one_hots(np.asarray(value).ravel() + ends, self.shape[0])
+        elif isinstance(space, gs.MultiBinary):
+            self.shape = tuple(space.shape)
+            self.encode = np.asarray
+        else:
+            raise EnvError(
+                f"env {env_id!r}: observation part {self.name!r} is a {type(space).__name__} space, which has no fixed "
+                "size; wrap the env so that it shows Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of "
+                "these (gymnasium.wrappers.TransformObservation)"
+            )
+
+    def find(self, value: Any) -> Array:
+        for key in self.path:
+            value = value[key]
+        return self.encode(value)
+
+
+def one_hots(places: Array, size: int) -> Array:
+    hot = np.zeros(size, np.uint8)
+    hot[places] = 1
+    return hot
+
+
+def leaves(space: Any, env_id: str, name: str = "", path: tuple[str | int, ...] = ()) -> list[Leaf]:
+    """The parts of a space in a fixed order: a Dict's by key as Gymnasium sorts them, a Tuple's by place."""
+    if isinstance(space, gs.Dict):
+        inner: list[tuple[str | int, Any]] = list(space.spaces.items())
+    elif isinstance(space, gs.Tuple):
+        inner = list(enumerate(space.spaces))
+    else:
+        return [Leaf(name, path, space, env_id)]
+    return [
+        leaf
+        for key, part in inner
+        for leaf in leaves(part, env_id, f"{name}/{key}" if name else str(key), (*path, key))
+    ]
+
+
+class ObservationLayout:
+    """Writes values of a space into the array of an `ObservationSpec`."""
+
+    def __init__(self, space: Any, env_id: str) -> None:
+        self._leaves = leaves(space, env_id)
+        if len(self._leaves) == 1:
+            leaf = self._leaves[0]
+            self.spec = ObservationSpec.single(leaf.shape, leaf.dtype, leaf.kind, leaf.name, leaf.high)
+        else:
+            self.spec = ObservationSpec.packed(
+                [(leaf.name, leaf.kind, leaf.shape, leaf.dtype) for leaf in self._leaves],
+                high={leaf.name: leaf.high for leaf in self._leaves if leaf.high is not None},
+            )
+
+    def write(self, value: Any, into: Array) -> None:
+        """Lay a value of the space into one agent's array."""
+        if len(self._leaves) == 1:
+            into[...] = self._leaves[0].find(value)
+            return
+        raw = into.view(np.uint8)
+        for leaf, part in zip(self._leaves, self.spec.parts, strict=True):
+            found = np.ascontiguousarray(leaf.find(value), part.dtype)
+            raw[part.offset : part.offset + part.nbytes] = found.reshape(-1).view(np.uint8)
+
+
+def read_part(stored: Array, spec: ObservationSpec, part: Part) -> Array:
+    """A part of stored observations [..., *spec.shape], as an array [..., *part.shape]."""
+    lead = stored.shape[: stored.ndim - len(spec.shape)]
+    raw = np.ascontiguousarray(stored).reshape(*lead, -1).view(np.uint8)
+    piece = np.ascontiguousarray(raw[..., part.offset : part.offset + part.nbytes])
+    return piece.view(part.dtype).reshape(*lead, *part.shape)
+
+
+class ActionLayout:
+    """Turns stored actions into values of a Gymnasium space."""
+
+    def __init__(self, space: Any, env_id: str, clip: bool = False) -> None:
+        self._space = space
+        if isinstance(space, gs.Discrete):
+            self.spec = ActionSpec.discrete(int(space.n))
+        elif isinstance(space, gs.MultiDiscrete):
+            self.spec = ActionSpec.multidiscrete(tuple(int(size) for size in space.nvec.ravel()))
+        elif isinstance(space, gs.MultiBinary):
+            self.spec = ActionSpec.multidiscrete((2,) * int(np.prod(space.shape)))
+        elif isinstance(space, gs.Box) and space.dtype.kind == "f":
+            low, high = space.low.ravel().tolist(), space.high.ravel().tolist()
+            self.spec = ActionSpec.continuous(tuple(low), tuple(high))
+        else:
+            raise EnvError(
+                f"env {env_id!r}: its action space {space} is not one that a policy here can act in; wrap the env so "
+                "that it takes Discrete, MultiDiscrete, MultiBinary or a Box of floats "
+                "(gymnasium.wrappers.TransformAction)"
+            )
+        self._clip = clip and isinstance(space, gs.Box)
+
+    def read(self, stored: Array) -> Any:
+        """A stored action of one agent as the env wants it."""
+        space = self._space
+        if isinstance(space, gs.Discrete):
+            return int(stored) + int(space.start)
+        if isinstance(space, gs.MultiDiscrete):
+            return stored.reshape(space.shape) + space.start
+        value = stored.reshape(space.shape).astype(space.dtype)
+        return np.clip(value, space.low, space.high) if self._clip else value
