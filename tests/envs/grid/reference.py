@@ -1,0 +1,93 @@
+"""The grid world's rules written plainly, one env at a time, to hold the compiled ones against."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millpond.envs.grid.render import agent_places, inner
+from millpond.envs.grid.spec import (
+    AGENT,
+    ALTAR,
+    ALTAR_COOLING,
+    EMPTY,
+    GENERATOR,
+    MINE,
+    WALL,
+    GridOptions,
+)
+from millpond.envs.grid.world import GridWorld
+
+STEPS = {1: (-1, 0), 2: (1, 0), 3: (0, -1), 4: (0, 1)}
+
+
+class ReferenceEnv:
+    """Takes over an env of a world as it is, and goes on by itself until the episode's end."""
+
+    def __init__(self, world: GridWorld, env: int) -> None:
+        self.options: GridOptions = world.options
+        self.cells = inner(world.options, world.state, env).copy()
+        self.agents = agent_places(world.options, world.state, env)
+        self.inventory = world.state.inventory[env].tolist()
+        self.clock = int(world.state.clock[env])
+        self.cooldown: dict[tuple[int, int], int] = {}
+        stride = world.rules.stride
+        for cell, left in zip(world.state.altar[env], world.state.cooldown[env], strict=True):
+            row, column = int(cell) // stride - world.rules.margin, int(cell) % stride - world.rules.margin
+            self.cooldown[row, column] = int(left)
+
+    def at(self, row: int, column: int) -> int:
+        inside = 0 <= row < self.options.height and 0 <= column < self.options.width
+        return int(self.cells[row, column]) if inside else WALL
+
+    def step(self, actions: list[int]) -> list[float]:
+        rewards = [0.0] * len(actions)
+        for place, left in self.cooldown.items():
+            if left:
+                self.cooldown[place] = left - 1
+                if left == 1:
+                    self.cells[place] = ALTAR
+        for turn in range(len(actions)):
+            agent = (self.clock + turn) % len(actions)
+            if actions[agent] == 0:
+                continue
+            (row, column), (down, right) = self.agents[agent], STEPS[actions[agent]]
+            target = (row + down, column + right)
+            code, carried = self.at(*target), self.inventory[agent]
+            if code == EMPTY:
+                self.cells[row, column], self.cells[target] = EMPTY, AGENT
+                self.agents[agent] = target
+            elif code == MINE and carried[0] < self.options.capacity:
+                carried[0] += 1
+                rewards[agent] = self.options.reward_ore
+            elif code == GENERATOR and carried[0] and carried[1] < self.options.capacity:
+                carried[0], carried[1] = carried[0] - 1, carried[1] + 1
+                rewards[agent] = self.options.reward_battery
+            elif code == ALTAR and carried[1]:
+                carried[1], carried[2] = carried[1] - 1, carried[2] + 1
+                rewards[agent] = self.options.reward_heart
+                if self.options.altar_cooldown:
+                    self.cells[target] = ALTAR_COOLING
+                    self.cooldown[target] = self.options.altar_cooldown
+        self.clock += 1
+        return rewards
+
+    def observation(self, agent: int) -> np.ndarray:
+        reach = self.options.obs_size // 2
+        row, column = self.agents[agent]
+        around = range(-reach, reach + 1)
+        window = [self.at(row + down, column + right) for down in around for right in around]
+        return np.array([*window, *(min(kept, self.options.capacity) for kept in self.inventory[agent])], np.uint8)
+
+    def reachable(self) -> bool:
+        """Whether free cells and agents hang together, and every object has one of them beside it."""
+        standing = {(r, c) for r, c in zip(*np.nonzero((self.cells == EMPTY) | (self.cells == AGENT)), strict=True)}
+        found, todo = set(), [self.agents[0]]
+        while todo:
+            place = todo.pop()
+            if place in found or place not in standing:
+                continue
+            found.add(place)
+            todo += [(place[0] + down, place[1] + right) for down, right in STEPS.values()]
+        objects = zip(*np.nonzero((self.cells >= MINE) & (self.cells <= ALTAR)), strict=True)
+        beside = all(any((r + down, c + right) in found for down, right in STEPS.values()) for r, c in objects)
+        return found == standing and beside
