@@ -126,7 +126,17 @@ def find_cell(rules: Rules, state: State, env: int, block: bool) -> int:
 
 @compiled
 def new_map(rules: Rules, state: State, env: int) -> bool:
-    """Draw a map and place the agents. False when the blocks do not fit."""
+    """Draw maps until one takes all blocks and agents: on a crowded map some thousandth do not. False when none does,
+    which the limits of `GridOptions` keep from happening on any map of sensible size."""
+    for _ in range(1_000):
+        if draw_map(rules, state, env):
+            return True
+    return False
+
+
+@compiled
+def draw_map(rules: Rules, state: State, env: int) -> bool:
+    """Draw a map and place the agents. False when the blocks do not fit as they fell."""
     cells = state.cells[env]
     cells[:] = WALL
     for row in range(rules.height):

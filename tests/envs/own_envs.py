@@ -1,0 +1,205 @@
+"""Small envs of the tests' own, good and bad, to bring in by dotted path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
+from millpond.envs.world import Buffers, Episode
+
+
+class Counter(gymnasium.Env[Any, Any]):
+    """Shows how many steps were taken and a random offset; terminates at 5, or truncates where asked."""
+
+    observation_space = spaces.Dict(
+        {
+            "count": spaces.Box(0, 100, (2,), np.float64),
+            "kind": spaces.Discrete(3, start=1),
+            "pair": spaces.Tuple((spaces.MultiBinary(2), spaces.MultiDiscrete([2, 3]))),
+        }
+    )
+    action_space = spaces.MultiDiscrete([3, 2])
+
+    def __init__(self, length: int = 5, truncate: bool = False) -> None:
+        self.length, self.truncate = length, truncate
+
+    def _observe(self) -> dict[str, Any]:
+        return {
+            "count": np.array([self.count, self.offset], np.float64),
+            "kind": 1 + self.count % 3,
+            "pair": (np.array([self.count % 2, 1], np.int8), np.array([self.count % 2, self.count % 3])),
+        }
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.count, self.offset = 0, float(self.np_random.integers(50))
+        return self._observe(), {"action_mask": self._mask()}
+
+    def _mask(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.array([True, self.count % 2 == 0, True]), np.array([True, False])
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(np.asarray(action, np.int64)), action
+        self.count += 1
+        over = self.count >= self.length
+        infos = {"action_mask": self._mask(), "count": self.count, "half": self.count / 2, "name": "text"}
+        return self._observe(), float(action[0]), over and not self.truncate, over and self.truncate, infos
+
+
+class Masked(gymnasium.Env[Any, Any]):
+    """Gives its mask by a method; only action 2 is allowed."""
+
+    observation_space = spaces.Box(0, 255, (10, 12, 3), np.uint8)
+    action_space = spaces.Discrete(4, start=10)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def _observe(self) -> np.ndarray:
+        return self.np_random.integers(0, 255, (10, 12, 3), np.uint8)
+
+    def action_masks(self) -> list[bool]:
+        return [False, False, True, False]
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self._observe(), float(action == 12), False, bool(self.np_random.random() < 0.1), {}
+
+
+class Unseeded(gymnasium.Env[Any, Any]):
+    """Draws from a generator that nobody seeds, and shows what its space does not have."""
+
+    observation_space = spaces.Box(0, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    generator = np.random.default_rng()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self.generator.random(2).astype(np.float32) + 3, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.generator.random(2).astype(np.float32) + 3, 1.0, bool(self.generator.random() < 0.1), False, {}
+
+
+class Raising(Counter):
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.count == 3:
+            raise RuntimeError("the wheel came off")
+        return super().step(action)
+
+
+class OldApi:
+    observation_space = spaces.Box(0, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        return np.zeros(2, np.float32)
+
+    def step(self, action: int) -> tuple[Any, float, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 0.0, False, {}
+
+    def close(self) -> None:
+        pass
+
+
+class Leaving(ParallelEnv[str, Any, int]):
+    """Agent i leaves after 2 + i steps: terminated, but the last one is truncated. Shows its own number and the clock."""
+
+    metadata = {"name": "leaving"}  # noqa: RUF012
+    possible_agents = ["one", "two", "three"]  # noqa: RUF012
+
+    def __init__(self, different: bool = False) -> None:
+        self.different = different
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0, 100, (3,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3 if self.different and agent == "two" else 2)
+
+    def _observe(self, agent: str) -> np.ndarray:
+        return np.array([self.possible_agents.index(agent) + 1, self.clock, self.start], np.float32)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self.agents, self.clock, self.start = list(self.possible_agents), 0, int(self.random.integers(50))
+        return {a: self._observe(a) for a in self.agents}, {a: {} for a in self.agents}
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, Any, Any, Any, Any]:
+        assert set(actions) == set(self.agents)
+        self.clock += 1
+        acting = list(self.agents)
+        gone = {a: self.clock >= 2 + self.possible_agents.index(a) for a in acting}
+        self.agents = [a for a in acting if not gone[a]]
+        return (
+            {a: self._observe(a) for a in acting},
+            {a: 1.0 + actions[a] for a in acting},
+            {a: gone[a] and a != "three" for a in acting},
+            {a: gone[a] and a == "three" for a in acting},
+            {a: {"clock": self.clock} for a in acting},
+        )
+
+
+class Constant:
+    """A world of one's own: it shows the env's seed."""
+
+    def __init__(self, num_envs: int, buffers: Buffers | None, length: int) -> None:
+        observation = ObservationSpec.single((1,), "float32", "vector")
+        self.spec = EnvSpec("constant", observation, ActionSpec.discrete(2), max_steps=length)
+        self.num_envs = num_envs
+        self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
+        self.length, self.ended = length, []  # type: int, list[Episode]
+
+    def reset(self, seeds: np.ndarray) -> None:
+        self.clock = np.zeros(self.num_envs, np.int64)
+        self.buffers.observation[:, 0, 0] = seeds % np.uint64(97)
+        self.buffers.terminated[:] = False
+        self.buffers.truncated[:] = False
+        self.buffers.alive[:] = True
+
+    def step(self, first: int, last: int) -> None:
+        self.clock[first:last] += 1
+        over = self.clock[first:last] % self.length == 0
+        self.buffers.reward[first:last] = 1.0
+        self.buffers.truncated[first:last, 0] = over
+        for env in first + np.flatnonzero(over):
+            self.buffers.final_observation[env] = self.buffers.observation[env]
+            self.ended.append(Episode(int(env), (float(self.length),), self.length))
+
+    def episodes(self) -> list[Episode]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def close(self) -> None:
+        pass
+
+
+def make_constant_world(num_envs: int, buffers: Buffers | None = None, length: int = 4) -> Constant:
+    return Constant(num_envs, buffers, length)
+
+
+class Forgetful(Constant):
+    """Does not write the final observation, and calls the time limit a termination."""
+
+    def step(self, first: int, last: int) -> None:
+        self.clock[first:last] += 1
+        over = self.clock[first:last] % self.length == 0
+        self.buffers.reward[first:last] = 1.0
+        self.buffers.terminated[first:last, 0] = over
+        self.ended += [Episode(int(env), (float(self.length),), self.length) for env in first + np.flatnonzero(over)]
+
+
+def make_forgetful_world(num_envs: int, buffers: Buffers | None = None) -> Forgetful:
+    return Forgetful(num_envs, buffers, 4)
+
+
+def make_nothing() -> object:
+    return object()
+
+
+not_callable = 3

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from millpond.envs.errors import EnvError
+from millpond.envs.minatar import GAMES, MinAtarWorld, describe, load_game
+from millpond.envs.sampling import play, play_on
+from millpond.envs.seeds import spawn_seeds
+
+
+@pytest.mark.parametrize("game", sorted(GAMES))
+def test_the_light_spec_is_that_of_the_game_and_it_steps_saves_and_goes_on_bit_for_bit(game):
+    env = load_game(game).Env(ramping=True)
+    channels, actions = GAMES[game]
+    assert tuple(env.state_shape()) == (10, 10, channels)
+    assert tuple(env.minimal_action_set()) == actions
+
+    world = MinAtarWorld(game, 3, {"max_steps": 120})
+    one = play(world, spawn_seeds(0, 3), 150)
+    assert one.observation.max() == 1
+    saved = world.save_state()
+    other = MinAtarWorld(game, 3, {"max_steps": 120})
+    other.load_state(saved)
+    onward = [play_on(w, [np.random.default_rng(i) for i in range(3)], 300) for w in (world, other)]
+    assert onward[1].differs_from(onward[0]) is None
+    assert onward[1].episodes == onward[0].episodes
+    assert one.ended.any() or onward[0].ended.any()
+
+
+def test_breakout_is_minatars_own_breakout():
+    minatar = pytest.importorskip("minatar")
+    world = MinAtarWorld("breakout", 2, {})
+    assert describe("breakout", {}).action.sizes == (3,)
+    world.reset(np.array([7, 8], np.uint64))
+    plain = minatar.Environment("breakout")
+    plain.seed(8)
+    plain.reset()
+    random, ended = np.random.default_rng(1), 0
+    for _ in range(400):
+        np.testing.assert_array_equal(world.buffers.observation[1, 0], plain.state().transpose(2, 0, 1))
+        world.buffers.action[:, 0] = random.integers(0, 3, 2)
+        world.step(0, 2)
+        reward, over = plain.act((0, 1, 3)[world.buffers.action[1, 0]])
+        assert world.buffers.reward[1, 0] == reward
+        assert bool(world.buffers.terminated[1, 0]) == over
+        if over:
+            np.testing.assert_array_equal(world.buffers.final_observation[1, 0], plain.state().transpose(2, 0, 1))
+            plain.reset()
+            ended += 1
+    assert ended >= 5
+
+
+def test_seeds_of_64_bits_stay_apart():
+    low, high = (play(MinAtarWorld("asterix", 1, {}), np.array([s], np.uint64), 60) for s in (5, 5 + 2**32))
+    assert low.differs_from(high) is not None
+
+
+def test_a_game_that_there_is_not_is_refused():
+    with pytest.raises(EnvError, match="not a game of MinAtar; the games are: asterix, breakout"):
+        describe("pong", {})

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from millpond.envs.errors import EnvError
+from millpond.envs.registry import make_world
+from millpond.envs.spec import ActionSpec
+
+from . import own_envs
+
+OWN = own_envs.__name__
+
+
+def test_agents_that_leave_are_masked_and_the_episode_goes_on_until_none_is_left():
+    world = make_world(f"{OWN}:Leaving", 2, {})
+    buffers = world.buffers
+    assert world.spec.num_agents == 3
+    assert world.spec.action == ActionSpec.discrete(2)
+    world.reset(np.array([3, 4], np.uint64))
+    assert buffers.alive.all()
+    assert buffers.observation[0, :, 0].tolist() == [1.0, 2.0, 3.0]
+    start = buffers.observation[0, 0, 2]
+    buffers.action[:] = 1
+    world.step(0, 2)
+    assert not (buffers.terminated | buffers.truncated).any()
+    world.step(0, 2)  # the first leaves
+    assert buffers.terminated[0].tolist() == [True, False, False]
+    assert buffers.alive[0].tolist() == [False, True, True]
+    assert buffers.final_observation[0, 0].tolist() == [1.0, 2.0, start]
+    assert buffers.observation[0, 0].tolist() == [0.0, 0.0, 0.0]
+    assert world.episodes() == []
+    world.step(0, 2)  # the second leaves
+    assert buffers.terminated[0].tolist() == [False, True, False]
+    assert buffers.reward[0].tolist() == [0.0, 2.0, 2.0]
+    assert buffers.alive[0].tolist() == [False, False, True]
+    world.step(0, 2)  # the third is truncated, and the next episode begins at once
+    assert buffers.terminated[0].tolist() == [False, False, False]
+    assert buffers.truncated[0].tolist() == [False, False, True]
+    assert buffers.final_observation[0, 2].tolist() == [3.0, 4.0, start]
+    assert buffers.alive.all()
+    assert buffers.observation[0, :, 1].tolist() == [0.0, 0.0, 0.0]
+    episodes = world.episodes()
+    assert [episode.env for episode in episodes] == [0, 1]
+    assert (episodes[0].returns, episodes[0].length) == ((4.0, 6.0, 8.0), 4)
+    assert episodes[0].info["clock"] == pytest.approx((3 + 3 + 2 * 2 + 3 + 4 + 3 - 1) / 9, abs=0.5)
+    world.close()
+
+
+def test_agents_of_different_spaces_are_refused():
+    with pytest.raises(EnvError, match=r"'one' and 'two' have different action spaces \(Discrete\(2\) and Discrete\(3\)"):
+        make_world(f"{OWN}:Leaving", 1, {"kwargs": {"different": True}})
+
+
+def test_an_env_of_pettingzoo_itself_without_possible_agents_is_refused_with_the_reason():
+    with pytest.raises(EnvError, match="does not say its possible_agents"):
+        make_world("pettingzoo:test.example_envs.generated_agents_parallel_v0", 1, {})
+
+
+def test_a_module_that_lacks_something_or_does_not_exist_is_named():
+    with pytest.raises(EnvError, match=r"no module pettingzoo\.nowhere_v0, nor nowhere_v0"):
+        make_world("pettingzoo:nowhere_v0", 1, {})
+    with pytest.raises(EnvError, match="has no parallel_env"):
+        make_world("pettingzoo:utils", 1, {})
