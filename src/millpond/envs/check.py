@@ -64,8 +64,8 @@ def _check_made(
 ) -> Iterator[Finding]:
     seeds = spawn_seeds(seed, world.num_envs)
     yield _buffers(world, spec, buffers)
-    yield from _raw_spaces(world)
     one = play(world, seeds, steps)
+    yield from _raw_spaces(world)
     yield _values("observations", one, spec)
     yield _rewards(one)
     yield _seeds_matter(world, seed, steps)

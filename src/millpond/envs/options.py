@@ -21,12 +21,8 @@ def parse_options(kind: type[Options], options: Mapping[str, Any], *, env_id: st
     unknown = [name for name in options if name not in declared]
     if unknown:
         near = difflib.get_close_matches(str(unknown[0]), declared, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise EnvError(
-            f"env {env_id!r} has no option {unknown[0]!r}{meant} Its options are: {', '.join(declared)}"
-            if meant
-            else f"env {env_id!r} has no option {unknown[0]!r}; its options are: {', '.join(declared)}"
-        )
+        meant = f"; did you mean {near[0]!r}?" if near else "."
+        raise EnvError(f"env {env_id!r} has no option {unknown[0]!r}{meant} Its options are: {', '.join(declared)}")
     missing = [
         n for n, f in declared.items() if n not in options and f.default is MISSING and f.default_factory is MISSING
     ]

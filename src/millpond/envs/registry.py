@@ -127,16 +127,14 @@ def _make(env_id: str, num_envs: int, own: Mapping[str, Any], buffers: Buffers |
 
 
 def unknown(env_id: str) -> EnvError:
+    """What to say of an id that there is not."""
     import difflib
 
     near = difflib.get_close_matches(env_id, [*BUILT_IN, *FAMILIES], n=1)
-    meant = f"; did you mean {near[0] if near[0] in BUILT_IN else near[0] + ':NAME'!r}?" if near else ""
+    forms = [*BUILT_IN, *(f"{family}:NAME" for family in FAMILIES)]
+    meant = f"; did you mean {near[0] if near[0] in BUILT_IN else near[0] + ':NAME'!r}?" if near else "."
     return EnvError(
-        f"there is no env {env_id!r}{meant} Ids are {', '.join(BUILT_IN)}, "
-        f"{', '.join(f'{family}:NAME' for family in FAMILIES)}, or package.module:make_env for one of your own"
-        if meant
-        else f"there is no env {env_id!r}; ids are {', '.join(BUILT_IN)}, "
-        f"{', '.join(f'{family}:NAME' for family in FAMILIES)}, or package.module:make_env for one of your own"
+        f"there is no env {env_id!r}{meant} Ids are {', '.join(forms)}, or package.module:make_env for one of your own"
     )
 
 

@@ -19,16 +19,14 @@ def test_greedy_walks_a_shortest_path_and_uses_what_it_finds():
     world = GridWorld(32, {**rules, "capacity": 1, "stagger": False})
     world.reset(np.arange(32, dtype=np.uint64))
     player = Player("greedy", world)
-    stride = world.rules.stride
     for _ in range(3 * 12):
         player.act(0, 32)
         world.step(0, 32)
     # On an open map of 7x5 no two places are more than 10 steps apart, so 36 steps are enough for the whole chain.
     assert (world.state.made[:, 2] >= 1).all()
-    assert stride == 7 + 5
 
 
-def test_players_repeat_and_do_not_know_their_place_in_the_batch():
+def test_players_repeat():
     scores = [yardstick("random", {"max_steps": 50}, num_envs=8, seed=4) for _ in range(2)]
     assert scores[0] == scores[1]
 

@@ -117,7 +117,9 @@ def test_stepping_in_two_parts_is_stepping_all(rules, seed, cut):
     whole = play(GridWorld(5, rules), seeds, 40)
     parts = play(GridWorld(5, rules), seeds, 40, cut=cut)
     assert parts.differs_from(whole) is None
-    assert {(e.env, e.returns, e.length) for e in parts.episodes} == {(e.env, e.returns, e.length) for e in whole.episodes}
+    assert {(e.env, e.returns, e.length) for e in parts.episodes} == {
+        (e.env, e.returns, e.length) for e in whole.episodes
+    }
 
 
 @settings(max_examples=15, deadline=None)

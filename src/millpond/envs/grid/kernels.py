@@ -128,10 +128,12 @@ def find_cell(rules: Rules, state: State, env: int, block: bool) -> int:
 def new_map(rules: Rules, state: State, env: int) -> bool:
     """Draw maps until one takes all blocks and agents: on a crowded map some thousandth do not. False when none does,
     which the limits of `GridOptions` keep from happening on any map of sensible size."""
-    for _ in range(1_000):
-        if draw_map(rules, state, env):
-            return True
-    return False
+    tries = 0
+    while not draw_map(rules, state, env):
+        tries += 1
+        if tries == 1_000:
+            return False
+    return True
 
 
 @compiled

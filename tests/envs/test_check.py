@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+
+from millpond.envs.check import Finding, check_env
+
+from . import own_envs
+
+OWN = own_envs.__name__
+
+
+def wrong(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.rule: finding for finding in findings if finding.status != "ok"}
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options"),
+    [
+        ("grid", {"max_steps": 60}),
+        ("recall", {}),
+        ("truncation", {}),
+        ("mettagrid", {"max_steps": 60}),
+        ("minatar:breakout", {}),
+        ("gymnasium:CartPole-v1", {}),
+        (f"{OWN}:Counter", {}),
+        (f"{OWN}:Masked", {}),
+        (f"{OWN}:Leaving", {}),
+        (f"{OWN}:make_constant_world", {"kwargs": {"length": 3}}),
+    ],
+)
+def test_good_envs_keep_every_rule(env_id, options):
+    findings = check_env(env_id, options, steps=120)
+    assert wrong(findings) == {}
+    assert len(findings) >= 10
+
+
+def test_the_real_emulator_keeps_every_rule():
+    findings = check_env("atari:breakout", {"num_threads": 1, "max_steps": 60}, num_envs=2, steps=100)
+    assert wrong(findings) == {}
+
+
+def test_an_env_with_a_generator_that_nobody_seeds_is_found_out():
+    found = wrong(check_env(f"{OWN}:Unseeded", {}, steps=40))
+    assert "observation of env 0 differs first at step 0" in found["repeats from the same seed"].what
+    assert "self.np_random" in found["repeats from the same seed"].fix
+    assert "an env depends on its own seed and actions alone" in found
+    assert "float32 (2,), from 3" in found["observations lie in the declared space"].what
+
+
+def test_a_lost_final_observation_and_a_limit_that_terminates_are_found_out():
+    found = wrong(check_env(f"{OWN}:make_forgetful_world", {}, steps=40))
+    assert found["an ended episode shows its final observation"].status == "error"
+    assert "bootstrap" in found["the step limit truncates"].fix
+
+
+def test_an_env_that_raises_is_reported_with_its_place():
+    found = wrong(check_env(f"{OWN}:Raising", {}, steps=40))
+    assert "RuntimeError: the wheel came off" in found["steps without raising"].what
+    assert "3 steps into its episode" in found["steps without raising"].what
+
+
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("gird", "did you mean 'grid'"),
+        (f"{OWN}:OldApi", "old gym API"),
+        (f"{OWN}:make_nothing", "neither a gymnasium.Env .* nor a PettingZoo ParallelEnv"),
+        (f"{OWN}:not_callable", "not a function or class"),
+    ],
+)
+def test_what_cannot_be_made_is_one_finding_with_the_reason(env_id, message):
+    findings = check_env(env_id, {})
+    assert [finding.status for finding in findings] == ["error"]
+    pytest.raises(AssertionError) if not findings else None
+    import re
+
+    assert re.search(message, findings[0].what)
+
+
+def test_findings_that_matter_come_first():
+    statuses = [finding.status for finding in check_env(f"{OWN}:Unseeded", {}, steps=40)]
+    assert statuses == sorted(statuses, key=("error", "warning", "ok").index)

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from millpond.envs.errors import EnvError
+from millpond.envs.registry import describe, known_ids, make_world, prepare
+from millpond.envs.seeds import spawn_seeds
+from millpond.envs.world import Buffers
+
+LIGHT = ["grid", "recall", "truncation", "mettagrid", "atari:gravitar", "minatar:breakout"]
+
+
+@pytest.mark.parametrize("env_id", [*LIGHT, "gymnasium:CartPole-v1"])
+def test_a_world_is_what_describe_says_and_writes_into_the_buffers_it_is_given(env_id):
+    spec = describe(env_id, {})
+    buffers = Buffers.allocate(spec, 2)
+    world = make_world(env_id, 2, {}, buffers)
+    assert world.spec == spec
+    assert world.spec.id == env_id
+    assert world.buffers is buffers
+    world.reset(spawn_seeds(0, 2))
+    assert buffers.alive.all()
+    assert buffers.observation.any()
+    world.step(0, 2)
+    world.close()
+
+
+def test_slices_of_larger_buffers_can_be_given():
+    spec = describe("grid", {})
+    large = Buffers.allocate(spec, 6)
+    world = make_world("grid", 2, {}, large.envs(2, 4))
+    world.reset(spawn_seeds(0, 2))
+    world.step(0, 2)
+    assert large.observation[2:4].any()
+    assert not large.observation[:2].any()
+    assert not large.observation[4:].any()
+
+
+def test_describing_imports_nothing_heavy():
+    code = (
+        "import sys; from millpond.envs.registry import describe, known_ids; known_ids()\n"
+        f"for env_id in {LIGHT}: describe(env_id, {{}})\n"
+        "print([name for name in ('numba', 'torch', 'mettagrid', 'ale_py', 'minatar', 'gymnasium', 'matplotlib') "
+        "if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_making_worlds_never_imports_torch():
+    code = (
+        "import sys; from millpond.envs.registry import make_world\n"
+        f"for env_id in {[*LIGHT, 'gymnasium:CartPole-v1']}: make_world(env_id, 1, {{}}).close()\n"
+        "print([name for name in ('torch', 'pandas', 'seaborn') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip().splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("gird", "there is no env 'gird'; did you mean 'grid'"),
+        ("ataris", "did you mean 'atari:NAME'"),
+        ("zzz", "there is no env 'zzz'. Ids are grid, recall"),
+        ("nowhere.at_all:make", "there is no module 'nowhere'"),
+        ("gymnasium:", "did you mean 'gymnasium:NAME'"),
+        ("json:nothing", "module json has no 'nothing'"),
+    ],
+)
+def test_an_unknown_id_gets_a_hint(env_id, message):
+    with pytest.raises(EnvError, match=message):
+        make_world(env_id, 1, {})
+
+
+@pytest.mark.parametrize(
+    ("env_id", "module", "extra"),
+    [
+        ("mettagrid", "mettagrid", "metta"),
+        ("atari:gravitar", "ale_py", "atari"),
+        ("minatar:breakout", "minatar", "minatar"),
+        ("pettingzoo:butterfly.pistonball_v6", "pettingzoo", "pettingzoo"),
+    ],
+)
+def test_a_missing_extra_is_named_with_its_command(env_id, module, extra, monkeypatch):
+    from millpond.envs.listing import missing
+    from millpond.envs.minatar import load_game
+
+    load_game.cache_clear()
+    for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)  # what Python does for a module that must not be found
+    with pytest.raises(EnvError, match=rf"needs the extra '{extra}'.*pip install 'millpond\[{extra}\]'"):
+        make_world(env_id, 1, {})
+    assert missing(env_id) == f"pip install 'millpond[{extra}]'"
+
+
+def test_rewards_are_scaled_and_clipped_only_when_asked_and_returns_stay_as_they_were():
+    def played(options):
+        world = make_world("truncation", 2, options)
+        world.reset(np.zeros(2, np.uint64))
+        for _ in range(8):
+            world.step(0, 1)
+        return world.buffers.reward[:, 0].tolist(), world.episodes()[0].returns
+
+    assert played({}) == ([1.0, 0.0], (8.0,))
+    assert played({"reward_scale": 0.5}) == ([0.5, 0.0], (8.0,))
+    assert played({"reward_clip": 0.25, "reward_scale": 2.0}) == ([0.5, 0.0], (8.0,))
+    with pytest.raises(EnvError, match=r"reward_clip=0\.0 must be above 0"):
+        make_world("truncation", 1, {"reward_clip": 0.0})
+    with pytest.raises(EnvError, match=r"reward_scale=0\.0 must be finite and not 0"):
+        describe("truncation", {"reward_scale": 0})
+
+
+def test_the_scaled_world_is_the_world_in_all_else():
+    world = make_world("grid", 2, {"reward_scale": 3.0})
+    world.reset(spawn_seeds(0, 2))
+    saved = world.save_state()
+    world.step(0, 2)
+    world.load_state(saved)
+    assert world.render_rgb(0).ndim == 3
+    assert make_world("grid", 2, {}).spec == world.spec
+
+
+def test_specs_can_be_sent_to_a_worker_and_ids_are_known():
+    for env_id in LIGHT:
+        spec = describe(env_id, {})
+        assert pickle.loads(pickle.dumps(spec)) == spec
+        assert env_id in known_ids()
+    prepare("grid", {})
+    with pytest.raises(EnvError, match="num_envs=0 must be at least 1"):
+        make_world("grid", 0, {})
+
+
+def test_seeds_must_be_one_an_env():
+    world = make_world("recall", 3, {})
+    with pytest.raises(ValueError, match="3 non-negative integers"):
+        world.reset(np.zeros(2, np.uint64))
+    with pytest.raises(ValueError, match="non-negative"):
+        world.reset(np.array([-1, 0, 1]))

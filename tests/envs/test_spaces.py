@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.envs.errors import EnvError
+from millpond.envs.spaces import ActionLayout, ObservationLayout, read_part
+
+LEAVES = st.sampled_from(
+    [
+        spaces.Box(-1, 1, (3,), np.float32),
+        spaces.Box(-np.inf, np.inf, (2, 2), np.float64),
+        spaces.Box(0, 255, (9, 8, 3), np.uint8),
+        spaces.Box(0, 255, (8, 9), np.uint8),
+        spaces.Box(-5, 5, (2,), np.int16),
+        spaces.Box(0, 1, (4,), bool),
+        spaces.Discrete(4, start=-2),
+        spaces.MultiDiscrete([2, 3, 4]),
+        spaces.MultiBinary((2, 3)),
+    ]
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: spaces.Tuple(tuple(parts))),
+        st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3).map(spaces.Dict),
+    ),
+    max_leaves=6,
+)
+
+
+def plain(space: spaces.Space, value: object) -> list[np.ndarray]:
+    """The parts of a value, one by one, written out without the layout."""
+    if isinstance(space, spaces.Dict):
+        return [part for key in space.spaces for part in plain(space[key], value[key])]
+    if isinstance(space, spaces.Tuple):
+        return [part for inner, item in zip(space.spaces, value, strict=True) for part in plain(inner, item)]
+    if isinstance(space, spaces.Discrete):
+        return [np.array([i == value for i in range(int(space.start), int(space.start + space.n))], np.uint8)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return [np.array([i == v for n, v in zip(space.nvec, value, strict=True) for i in range(n)], np.uint8)]
+    array = np.asarray(value)
+    if array.dtype == np.uint8 and array.ndim == 3:
+        return [array.transpose(2, 0, 1)]
+    if array.dtype == np.uint8 and array.ndim == 2:
+        return [array[None]]
+    return [array.astype({"float64": "float32", "bool": "uint8"}.get(array.dtype.name, array.dtype))]
+
+
+@settings(max_examples=80, deadline=None)
+@given(TREES, st.integers(0, 2**31))
+def test_whatever_is_written_can_be_read_part_by_part(space, seed):
+    layout = ObservationLayout(space, "test")
+    space.seed(seed)
+    batch = np.zeros((3, 2, *layout.spec.shape), layout.spec.dtype)
+    values = [[space.sample() for _ in range(2)] for _ in range(3)]
+    for env in range(3):
+        for agent in range(2):
+            layout.write(values[env][agent], batch[env, agent])
+    for place, part in enumerate(layout.spec.parts):
+        read = read_part(batch, layout.spec, part)
+        assert read.shape == (3, 2, *part.shape)
+        for env in range(3):
+            for agent in range(2):
+                expected = plain(space, values[env][agent])[place]
+                np.testing.assert_array_equal(read[env, agent].reshape(expected.shape), expected)
+        if part.high is not None:
+            assert read.max() <= part.high
+
+
+def test_parts_of_one_dtype_keep_it_and_of_several_become_bytes():
+    same = ObservationLayout(spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.Box(0, 1, (3,)))), "test").spec
+    assert (same.dtype, same.shape) == ("float32", (5,))
+    mixed = ObservationLayout(spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.Discrete(3))), "test").spec
+    assert (mixed.dtype, mixed.shape) == ("uint8", (11,))
+
+
+def test_actions_are_values_of_the_space():
+    several = ActionLayout(spaces.MultiDiscrete([2, 3], start=[1, 5]), "test")
+    assert several.read(np.array([1, 2], np.int32)).tolist() == [2, 7]
+    binary = ActionLayout(spaces.MultiBinary(3), "test")
+    assert binary.spec.sizes == (2, 2, 2)
+    assert binary.read(np.array([0, 1, 1], np.int32)).tolist() == [0, 1, 1]
+    box = spaces.Box(-1, 1, (2, 2), np.float64)
+    continuous = ActionLayout(box, "test")
+    assert continuous.spec.low == (-1.0,) * 4
+    assert box.contains(continuous.read(np.zeros(4, np.float32)))
+
+
+def test_spaces_without_a_fixed_size_are_refused():
+    with pytest.raises(EnvError, match="'a' is a Text space"):
+        ObservationLayout(spaces.Dict({"a": spaces.Text(5)}), "test")
+    with pytest.raises(EnvError, match="is not one that a policy here can act in"):
+        ActionLayout(spaces.Dict({"a": spaces.Discrete(2)}), "test")
