@@ -107,7 +107,7 @@ class OldApi:
 
 
 class Leaving(ParallelEnv[str, Any, int]):
-    """Agent i leaves after 2 + i steps: terminated, but the last one is truncated. Shows its own number and the clock."""
+    """Agent i leaves after 2 + i steps, terminated; the last one is truncated. Shows its number and the clock."""
 
     metadata = {"name": "leaving"}  # noqa: RUF012
     possible_agents = ["one", "two", "three"]  # noqa: RUF012

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from millpond.envs.check import Finding, check_env
@@ -71,9 +73,6 @@ def test_an_env_that_raises_is_reported_with_its_place():
 def test_what_cannot_be_made_is_one_finding_with_the_reason(env_id, message):
     findings = check_env(env_id, {})
     assert [finding.status for finding in findings] == ["error"]
-    pytest.raises(AssertionError) if not findings else None
-    import re
-
     assert re.search(message, findings[0].what)
 
 

@@ -117,9 +117,8 @@ def test_stepping_in_two_parts_is_stepping_all(rules, seed, cut):
     whole = play(GridWorld(5, rules), seeds, 40)
     parts = play(GridWorld(5, rules), seeds, 40, cut=cut)
     assert parts.differs_from(whole) is None
-    assert {(e.env, e.returns, e.length) for e in parts.episodes} == {
-        (e.env, e.returns, e.length) for e in whole.episodes
-    }
+    by_env = [sorted(played.episodes, key=lambda e: e.env) for played in (parts, whole)]  # a stable sort
+    assert by_env[0] == by_env[1]
 
 
 @settings(max_examples=15, deadline=None)
@@ -162,7 +161,7 @@ def test_a_state_of_another_size_is_refused_with_the_sizes():
     world = made(SMALL, 2, 0)
     with pytest.raises(EnvError, match=r"grid\.random of uint64 \(2,\).*needs uint64 \(3,\)"):
         GridWorld(3, SMALL).load_state(world.save_state())
-    with pytest.raises(EnvError, match="has no 'grid.random'"):
+    with pytest.raises(EnvError, match=r"has no 'grid\.random'"):
         world.load_state({})
 
 

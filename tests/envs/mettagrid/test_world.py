@@ -107,10 +107,7 @@ def test_vibes_are_a_second_choice():
         ({"config": "nowhere.yaml"}, "'nowhere.yaml' is not a file"),
         ({"config": "nowhere"}, "must be a YAML or JSON file, or a function"),
         ({"config": f"{__name__}:make_small", "num_agents": 64}, "num_agents=64, but the config .* has 2; set env.num"),
-        (
-            {"config": f"{__name__}:pytest.raises", "kwargs": {"expected_exception": ValueError}},
-            "not a MettaGridConfig",
-        ),
+        ({"config": "builtins:dict", "kwargs": {"a": 1}}, "builtins:dict returned a dict, not a MettaGridConfig"),
         ({"obs_size": 4}, "obs_size=4 must be odd"),
         ({"kwargs": {"a": 1}}, "kwargs are for a config that is a function"),
     ],
