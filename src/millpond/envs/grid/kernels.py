@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.compiled import compiled
+from millpond.envs.compiled import compiled, prefetch
 from millpond.envs.grid.spec import (
     AGENT,
     ALTAR,
@@ -38,6 +38,7 @@ from millpond.envs.seeds import GAMMA, MIX_1, MIX_2, SHIFT_1, SHIFT_2, SHIFT_3
 
 Array = npt.NDArray[Any]
 HALF = np.uint64(32)
+CACHE_LINE = 64  # bytes, which are cells
 
 
 @compiled
@@ -281,6 +282,9 @@ def step_envs(
     agents = rules.num_agents
     ended = 0
     for env in range(first, last):
+        if env + 1 < last:
+            for line in range(0, cells.shape[1], CACHE_LINE):
+                prefetch(cells, env + 1, line)
         for altar in range(rules.altars):
             left = cooldown[env, altar]
             if left > 0:
