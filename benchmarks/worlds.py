@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from millpond.envs.mettagrid.world import MettaGridWorld
 from millpond.envs.registry import make_world
 from millpond.envs.seeds import spawn_seeds
 from millpond.envs.world import World
@@ -35,11 +36,8 @@ def hardware() -> str:
 
 
 def stepper(world: World, seed: int = 0) -> Callable[[], int]:
-    """A function that takes one step of all envs with random actions; it returns the agent steps taken. Episodes of the
-    grid world are spread over their length by its own stagger, those of MettaGrid here."""
+    """A function that takes one step of all envs with random actions; it returns the agent steps taken."""
     world.reset(spawn_seeds(seed, world.num_envs))
-    if world.spec.id == "mettagrid":
-        spread(world)
     random = np.random.default_rng(seed)
     actions = random.integers(0, world.spec.action.sizes[0], (32, *world.buffers.action.shape)).astype(np.int32)
     turn = [0]
@@ -67,36 +65,34 @@ def rates(steps: dict[str, Callable[[], int]]) -> dict[str, float]:
     return best
 
 
-def bare_core(num_envs: int) -> Callable[[], int]:
-    """MettaGrid's core as bare as it can be driven from Python: its simulations, stepped in a loop."""
-    from mettagrid.simulator import Simulator
+def mettagrid_rates(num_envs: int = 16, rounds: int = 5) -> tuple[float, float]:
+    """Through our world, and the bare core: the same whole episodes, map for map and action for action.
 
-    from millpond.envs.mettagrid.scenario import Forage, forage_config
-
-    config = forage_config(Forage(max_steps=10**9))  # no episode ends: the core alone
-    config.game.map_builder.seed = 1
-    simulator = Simulator()
-    cores = [simulator.new_simulation(config, seed)._c_sim for seed in range(num_envs)]
-    written = [core.actions() for core in cores]
-    actions = np.random.default_rng(0).integers(0, 5, (32, 3)).astype(np.int32)
-    turn = [0]
-
-    def step() -> int:
-        for core, action in zip(cores, written, strict=True):
-            action[:] = actions[turn[0] % 32]
-            core.step()
-        turn[0] += 1
-        return num_envs * 3
-
-    return step
-
-
-def spread(world: World) -> None:
-    """Bring envs to different points of their episodes, so that each round has its share of new ones."""
-    apart = (world.spec.max_steps or 1_000) // world.num_envs
-    for last in range(1, world.num_envs):
-        for _ in range(apart):
-            world.step(0, last)
+    Ours includes the new simulations at the end of the episodes; the bare core's are made outside of the clock.
+    """
+    ours, bare = (MettaGridWorld(num_envs, {}) for _ in range(2))
+    assert ours.spec.max_steps is not None
+    shape = (ours.spec.max_steps, *ours.buffers.action.shape)
+    actions = np.random.default_rng(0).integers(0, ours.spec.action.sizes[0], shape).astype(np.int32)
+    spent_ours = spent_bare = 0.0
+    for turn in range(rounds):
+        for world in (ours, bare):
+            world.reset(spawn_seeds(turn, num_envs))
+        for part in np.split(actions, 20):  # in turn, every few milliseconds, so that others slow both alike
+            begin = time.perf_counter()
+            for action in part:
+                ours.buffers.action[...] = action
+                ours.step(0, num_envs)
+            middle = time.perf_counter()
+            for action in part:
+                bare.buffers.action[...] = action
+                for core in bare.cores:
+                    core.step()
+            spent_ours += middle - begin
+            spent_bare += time.perf_counter() - middle
+        np.testing.assert_array_equal(ours.buffers.final_observation, bare.buffers.observation)  # the same work
+    taken = rounds * float(np.prod(shape))
+    return taken / spent_ours, taken / spent_bare
 
 
 def main() -> None:
@@ -106,12 +102,12 @@ def main() -> None:
 
     worlds = {
         "grid": make_world("grid", ENVS, {}),
-        "mettagrid": make_world("mettagrid", 64, {}),
         "minatar:breakout": make_world("minatar:breakout", 64, {}),
         "atari:gravitar": make_world("atari:gravitar", 8, {"num_threads": 1}),
     }
     steps = {name: stepper(world) for name, world in worlds.items()}
-    measured = rates({**steps, "mettagrid, bare core": bare_core(64)})
+    measured = rates(steps)
+    measured["mettagrid"], measured["mettagrid, bare core"] = mettagrid_rates()
     scaling = rates({str(n): stepper(make_world("grid", n, {})) for n in SCALING})
     if asked.json:
         print(json.dumps({"hardware": hardware(), "agent_steps_per_second": measured, "grid_scaling": scaling}))

@@ -34,9 +34,10 @@ class MettaGridWorld:
         self._ids = self._scenario.action_ids
         self._in_place = self._scenario.vibe_ids is None and bool((self._ids == np.arange(len(self._ids))).all())
         self._action = self.buffers.action if self._in_place else np.zeros((num_envs, agents), np.int32)
+        self._choices = np.array(self.spec.action.sizes, np.uint32)
         self._vibe = np.zeros((num_envs, agents), np.int32)
         self._random = np.zeros(num_envs, np.uint64)
-        self._cores: list[Any] = [None] * num_envs
+        self.cores: list[Any] = [None] * num_envs
         self._steps: list[Any] = [None] * num_envs
         self._book = EpisodeBook(num_envs, agents)
 
@@ -48,33 +49,32 @@ class MettaGridWorld:
             self._begin(env)
 
     def step(self, first: int, last: int) -> None:
-        buffers = self.buffers
+        terminated, truncated = self.buffers.terminated[first:last], self.buffers.truncated[first:last]
         self._take_actions(first, last)
-        buffers.terminated[first:last] = False
-        buffers.truncated[first:last] = False
+        terminated[:] = False
+        truncated[:] = False
         for step in self._steps[first:last]:
             step()
-        self._book.add(first, last, buffers.reward[first:last])
         if self._scenario.end_stats:
             self._end_by_stats(first, last)
-        over = buffers.terminated[first:last].all(1) | buffers.truncated[first:last].all(1)
-        if over.any():
-            for env in (first + np.flatnonzero(over)).tolist():
+        if np.count_nonzero(terminated) or np.count_nonzero(truncated):
+            for env in (first + np.flatnonzero(terminated.all(1) | truncated.all(1))).tolist():
                 self._end(env)
 
     def _take_actions(self, first: int, last: int) -> None:
         """Turn the caller's actions into the core's. The core lets a wrong id pass as nothing; here it is refused."""
         given = self.buffers.action[first:last]
-        choices = np.array(self.spec.action.sizes, np.int32)
-        chosen = given[..., None] if given.ndim == 2 else given
-        if ((chosen < 0) | (chosen >= choices)).any():
-            env = first + int(np.argwhere(((chosen < 0) | (chosen >= choices)).any((1, 2)))[0, 0])
+        # As unsigned numbers, so that one comparison finds those below 0 too.
+        wrong = given.view(np.uint32) >= self._choices
+        if np.count_nonzero(wrong):
+            env = first + int(np.argwhere(wrong)[0, 0])
             raise EnvError(
                 f"env 'mettagrid': env {env} was given the actions {self.buffers.action[env].tolist()}, but they must "
-                f"lie below {choices.tolist()}"
+                f"lie in 0 and up, below {self._choices.tolist()}"
             )
         if self._in_place:
             return
+        chosen = given if given.ndim == 3 else given[..., None]
         self._action[first:last] = self._ids[chosen[..., 0]]
         if self._scenario.vibe_ids is not None:
             self._vibe[first:last] = self._scenario.vibe_ids[chosen[..., 1]]
@@ -83,7 +83,7 @@ class MettaGridWorld:
         """A config may end an episode when a number of the game is reached; MettaGrid calls that truncation."""
         for env in range(first, last):
             for name, threshold in self._scenario.end_stats.items():
-                value = self._cores[env].get_game_stat(name)
+                value = self.cores[env].get_game_stat(name)
                 if value is not None and value >= threshold:
                     self.buffers.truncated[env] = True
 
@@ -101,12 +101,14 @@ class MettaGridWorld:
             self._action[env],
             self._vibe[env],
         )
-        self._cores[env], self._steps[env] = core, core.step
+        self.cores[env], self._steps[env] = core, core.step
 
     def _end(self, env: int) -> None:
         buffers = self.buffers
         buffers.final_observation[env] = buffers.observation[env]
-        self._book.end(env, agent_means(self._cores[env].get_episode_stats()))
+        core = self.cores[env]  # which keeps returns and lengths itself
+        info = agent_means(core.get_episode_stats())
+        self._book.append(env, core.get_episode_rewards(), int(core.current_step), info)
         kept = [(array, array[env].copy()) for array in (buffers.reward, buffers.terminated, buffers.truncated)]
         self._begin(env)
         for array, values in kept:
@@ -123,7 +125,7 @@ class MettaGridWorld:
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
         """The map, 8 pixels a cell, each kind of object in a colour of its own."""
-        core = self._cores[env]
+        core = self.cores[env]
         image = np.full((core.map_height, core.map_width, 3), 24, np.uint8)
         kinds = {name: place for place, name in enumerate(core.object_type_names)}
         for thing in core.grid_objects().values():
@@ -133,7 +135,7 @@ class MettaGridWorld:
         return image.repeat(8, 0).repeat(8, 1)
 
     def close(self) -> None:
-        self._cores, self._steps = [], []
+        self.cores, self._steps = [], []
 
 
 def agent_means(stats: Mapping[str, Any]) -> dict[str, float]:
