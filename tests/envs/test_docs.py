@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from millpond.envs.atari import AtariOptions
+from millpond.envs.check import check_env
+from millpond.envs.grid.spec import GridOptions
+
+PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+
+
+def test_the_pages_own_env_keeps_every_rule(tmp_path, monkeypatch):
+    code = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert code is not None
+    (tmp_path / "corridor.py").write_text(code[1])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    findings = check_env("corridor:make_env", {}, steps=200)
+    assert {finding.rule: finding.what for finding in findings if finding.status == "error"} == {}
+
+
+def test_the_page_gives_the_grid_worlds_defaults():
+    for option in fields(GridOptions):
+        assert f"`{option.name}`" in PAGE, option.name
+        if isinstance(option.default, bool) or option.name in ("width", "height", "mines", "generators", "altars"):
+            continue
+        row = re.search(rf"`{option.name}` \| ([\d.,]+) \|", PAGE)
+        assert row is not None, option.name
+        assert float(row[1].replace(",", "")) == option.default, option.name
+    defaults = GridOptions()
+    assert f"| {defaults.width}, {defaults.height} |" in PAGE
+    assert f"| {defaults.mines}, {defaults.generators}, {defaults.altars} |" in PAGE
+
+
+def test_the_page_names_every_choice_of_the_emulators_preprocessing():
+    for option in fields(AtariOptions):
+        assert option.name == "num_threads" or f"`{option.name}`" in PAGE, option.name
