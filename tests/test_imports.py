@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "recipes": set(),
     "envs": {"errors"},
     "config": {"errors", "sizes", "envs", "recipes"},
+    "vector": {"errors", "envs"},
     "planner": {"errors", "sizes", "envs", "config"},
     "cli": {"errors", "config", "planner"},
     "__init__": {"planner"},

@@ -42,7 +42,7 @@ def test_the_minibatch_of_the_documents_gone_wrong() -> None:
         ("metta", ["ppo.sampling=prioritized"], "draws all rows alike"),
         ("metta", ["ppo.prio_alpha=0.5"], "has no effect with ppo.sampling=uniform"),
         ("metta", ["env.obs_size=10"], "try env.obs_size=9 or 11"),
-        ("metta", ["env.grid.walls=400"], "more than half of the 484 cells"),
+        ("metta", ["env.grid.walls=400"], "takes at most 192 objects and 96 agents"),
         ("metta", ["env.atari.frame_skip=2"], "env.atari.frame_skip has no effect in env.id=grid"),
         ("metta", ["env.id=gridd"], "env.id=gridd is none of"),
         ("metta", ["env.id=atari"], "env.id=atari is none of"),

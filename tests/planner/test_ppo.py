@@ -112,8 +112,13 @@ def test_a_core_costs_what_its_state_takes() -> None:
     assert gru - none == lstm - gru == 8_192 * 3 * 128 * 4
 
 
+def test_a_gymnasium_world_is_asked() -> None:
+    found = ppo("metta", {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1})
+    assert found.observation_bytes == 8_192 * 64 * 4 * 4  # four float32
+
+
 def test_a_world_that_only_itself_knows() -> None:
-    found = plan("metta", {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1})
+    found = plan("metta", {"env.id": "pufferlib.ocean:puffer_breakout"})
     assert isinstance(found.plan, PPOPlan)
     assert found.plan.observation_bytes is None
     assert "only the world itself knows" in " ".join(show(found).split())

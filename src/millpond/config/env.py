@@ -12,15 +12,15 @@ from millpond.config.base import Count, Fraction, Natural, Positive, Real, Secti
 class GridWorld(Section):
     """The built-in foraging world: mines give ore, generators turn ore into batteries, altars batteries into hearts."""
 
-    width: Count = Field(24, ge=5, description="Width of the map in cells, border walls included.")
-    height: Count = Field(24, ge=5, description="Height of the map in cells, border walls included.")
-    walls: Natural = Field(24, description="Single wall cells strewn over the map.")
-    mines: Natural = Field(6, description="Mines: moving into one takes one ore.")
-    generators: Natural = Field(4, description="Generators: moving into one turns one ore into one battery.")
-    altars: Natural = Field(4, description="Altars: moving into one turns one battery into one heart.")
-    cooldown: Natural = Field(8, description="Steps for which an altar rests after it has given a heart.")
-    max_inventory: Count = Field(5, le=255, description="Ores, and batteries, that an agent can hold at a time.")
-    reward_ore: Real = Field(0.05, description="Reward for taking one ore.")
+    width: Count = Field(24, ge=3, le=1_000, description="Width of the map in cells, border walls included.")
+    height: Count = Field(24, ge=3, le=1_000, description="Height of the map in cells, border walls included.")
+    walls: Natural = Field(40, description="Single wall cells strewn over the map.")
+    mines: Count = Field(16, description="Mines: moving into one takes one ore.")
+    generators: Count = Field(10, description="Generators: moving into one turns one ore into one battery.")
+    altars: Count = Field(10, description="Altars: moving into one turns one battery into one heart.")
+    altar_cooldown: Natural = Field(10, description="Steps until an altar that has given a heart works again.")
+    capacity: Count = Field(3, le=255, description="Ores, and batteries, that an agent can carry at a time.")
+    reward_ore: Real = Field(0.1, description="Reward for taking one ore.")
     reward_battery: Real = Field(0.2, description="Reward for making one battery.")
     reward_heart: Real = Field(1.0, description="Reward for making one heart.")
 
@@ -28,31 +28,34 @@ class GridWorld(Section):
 class AtariWorld(Section):
     """Preprocessing of the Atari emulator; every choice is explicit and none is on by surprise."""
 
-    screen_size: Count = Field(84, description="Side of the square grey image, in pixels.")
+    screen_size: Count = Field(84, description="Side of the square image, in pixels.")
+    grayscale: bool = Field(True, description="One channel of brightness instead of three of colour.")
     frame_skip: Count = Field(4, description="Emulator frames for one env step; `frames` = env steps x this.")
-    max_pool: bool = Field(True, description="Take the maximum of the last two frames, against flicker.")
+    maxpool: bool = Field(True, description="Take the maximum of the last two frames of a skip, against flicker.")
     noop_max: Natural = Field(30, description="At most this many no-ops, drawn at random, begin an episode.")
-    sticky_actions: Fraction = Field(0.25, description="Probability that the emulator repeats the action before.")
-    episodic_life: bool = Field(False, description="A lost life ends the episode for the learner.")
-    fire_reset: bool = Field(False, description="Press FIRE after a reset, in games that wait for it.")
-    full_actions: bool = Field(False, description="All 18 actions instead of the game's own set.")
+    repeat_action_probability: Fraction = Field(0.25, lt=1, description="Sticky actions: the one before is repeated.")
+    episodic_life: bool = Field(False, description="A lost life terminates the episode for the learner.")
+    fire_reset: bool = Field(False, description="Press FIRE at the start of an episode, in games that wait for it.")
+    full_action_space: bool = Field(False, description="All 18 actions instead of the game's own set.")
 
 
 class MettaWorld(Section):
     """The real MettaGrid (extra `metta`), driven through its C++ core."""
 
     config: str | None = Field(
-        None, description="A MettaGridConfig as YAML file or dotted path `package.module:name`; null is the forage map."
+        None,
+        description="A MettaGridConfig as YAML file or dotted path `package.module:function`; null: the forage map.",
     )
     num_tokens: Count = Field(200, description="Tokens in an observation, three bytes each; unused ones are padding.")
-    map_size: Count = Field(15, ge=5, description="Side of the forage map in cells.")
+    size: Count = Field(15, ge=5, description="Side of the forage map in cells.")
 
 
 class MinAtarWorld(Section):
     """MinAtar: ten by ten cells, one channel for each kind of object."""
 
-    sticky_actions: Fraction = Field(0.1, description="Probability that the action before is repeated.")
+    sticky_action_probability: Fraction = Field(0.1, lt=1, description="The action before is repeated.")
     difficulty_ramping: bool = Field(True, description="Games that grow harder with time do so.")
+    minimal_actions: bool = Field(True, description="Only actions that do something in the game.")
 
 
 class EnvConfig(Section):
@@ -86,7 +89,7 @@ class EnvConfig(Section):
     mettagrid: MettaWorld = Field(default_factory=MettaWorld, description="Settings of `mettagrid`.")
     minatar: MinAtarWorld = Field(default_factory=MinAtarWorld, description="Settings of `minatar:GAME`.")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments for gymnasium, pettingzoo and worlds of your own."
+        default_factory=dict, description="Keyword arguments for gymnasium, pettingzoo and your own worlds."
     )
 
 

@@ -12,10 +12,13 @@ from typing import Any
 
 from millpond.config import mixture_rules, ppo_rules, reward_rules
 from millpond.config.violations import Violation
-from millpond.envs.families import FAMILIES, MINATAR_CHANNELS, family_of
+from millpond.envs import atari, minatar
+from millpond.envs.families import FAMILIES, family_of
 
 Values = Mapping[str, Any]
 Rule = Callable[[Values], Iterator[Violation]]
+
+GAMES = {"atari": list(atari.MINIMAL_ACTIONS), "minatar": list(minatar.GAMES)}
 
 KIND_RULES: dict[str, list[Rule]] = {
     "ppo": [*ppo_rules.RULES],
@@ -42,15 +45,28 @@ def _world(values: Values) -> Iterator[Violation]:
         yield Violation(
             ("env.id",), f"env.id={env_id} is none of {', '.join(forms)}", tuple({"env.id": name} for name in nearest)
         )
-    elif family.name == "minatar":
-        game = env_id.partition(":")[2]
-        if game not in MINATAR_CHANNELS:
-            nearest = difflib.get_close_matches(game, MINATAR_CHANNELS, n=1, cutoff=0.0)
+    elif family.name in GAMES:
+        name = env_id.partition(":")[2]
+        if name not in GAMES[family.name]:
+            near = difflib.get_close_matches(name, GAMES[family.name], n=3, cutoff=0.4)
             yield Violation(
                 ("env.id",),
-                f"env.id={env_id}: MinAtar's games are {', '.join(MINATAR_CHANNELS)}",
-                ({"env.id": f"minatar:{nearest[0]}"},),
+                f"env.id={env_id}: there is no such game; `millpond envs` lists them",
+                tuple({"env.id": f"{family.name}:{game}"} for game in near or ["breakout"]),
             )
+    if values["env.frame_stack"] > 1 and not _can_stack(values):
+        yield Violation(
+            ("env.frame_stack", "env.id"),
+            f"env.frame_stack={values['env.frame_stack']}: env.id={env_id} has no frames to stack in kind {values['kind']}",
+            ({"env.frame_stack": 1},),
+        )
+
+
+def _can_stack(values: Values) -> bool:
+    """The emulator stacks frames itself; replay stacks those of any game when it samples."""
+    family = family_of(values["env.id"])
+    games = ("atari", "minatar") if values["kind"] == "mixture" else ("atari",)
+    return family is not None and family.name in games
 
 
 def _agents(values: Values) -> Iterator[Violation]:
@@ -76,16 +92,16 @@ def _grid(values: Values) -> Iterator[Violation]:
         )
     if family.name != "grid":
         return
-    width, height = values["env.grid.width"], values["env.grid.height"]
-    things = {name: values[f"env.grid.{name}"] for name in ("walls", "mines", "generators", "altars")}
-    wanted, inside = sum(things.values()) + values["env.num_agents"], (width - 2) * (height - 2)
-    if wanted > inside // 2:  # beyond half, objects soon wall each other off
-        side = next(s for s in range(5, 10**6) if (s - 2) ** 2 // 2 >= wanted)
+    width, height, agents = values["env.grid.width"], values["env.grid.height"], values["env.num_agents"]
+    names = tuple(f"env.grid.{name}" for name in ("walls", "mines", "generators", "altars"))
+    things, cells = sum(values[name] for name in names), width * height
+    if things > cells // 3 or agents > cells // 6:
+        side = next(s for s in range(3, 1_001) if s * s // 3 >= things and s * s // 6 >= agents)
         yield Violation(
-            ("env.grid.width", "env.grid.height", "env.num_agents", *(f"env.grid.{name}" for name in things)),
-            f"{wanted:,} objects and agents are more than half of the {inside:,} cells inside "
-            f"env.grid.width={width}, env.grid.height={height}",
-            ({"env.grid.width": side, "env.grid.height": side},),
+            ("env.grid.width", "env.grid.height", "env.num_agents", *names),
+            f"a map of env.grid.width={width} x env.grid.height={height} = {cells:,} cells takes at most {cells // 3:,} "
+            f"objects and {cells // 6:,} agents, so that all can be reached; here are {things:,} and {agents:,}",
+            ({"env.grid.width": max(side, width), "env.grid.height": max(side, height)},),
         )
 
 

@@ -32,9 +32,6 @@ FAMILIES = {
     )
 }
 
-# The channels of an observation, one for each kind of object (MinAtar 1.0.15).
-MINATAR_CHANNELS = {"asterix": 4, "breakout": 4, "freeway": 7, "seaquest": 10, "space_invaders": 6}
-
 
 def family_of(env_id: str) -> Family | None:
     """The family of an id, or None where it has the form of none."""

@@ -13,14 +13,15 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from millpond.envs import families
 from millpond.envs.errors import EnvError
 from millpond.envs.options import parse_options
 from millpond.envs.reward import RewardOptions, RewardWorld
 from millpond.envs.spec import EnvSpec
 from millpond.envs.world import Buffers, World
 
-BUILT_IN = ("grid", "recall", "truncation", "mettagrid")
-FAMILIES = ("gymnasium", "pettingzoo", "atari", "minatar")
+BUILT_IN = tuple(family.name for family in families.FAMILIES.values() if ":" not in family.form)
+FAMILIES = tuple(family.name for family in families.FAMILIES.values() if family.form.startswith(f"{family.name}:"))
 REWARD_NAMES = tuple(f.name for f in fields(RewardOptions))
 
 

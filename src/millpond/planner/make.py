@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from millpond.config import Loaded, MixtureRecipe, PPORecipe, load
-from millpond.config.check import flatten
-from millpond.envs.ask import AgentCount, agents_from, agents_of_world
-from millpond.envs.catalog import describe
+from millpond.config import Loaded, MixtureRecipe, PPORecipe, Recipe, RewardRecipe, load
+from millpond.config.worlds import world_spec
+from millpond.envs.ask import AgentCount, agents_from
 from millpond.planner.advice import Advice
 from millpond.planner.advice_mixture import advise_mixture
 from millpond.planner.advice_ppo import advise_ppo
@@ -69,8 +68,8 @@ def plan(
 def plan_loaded(loaded: Loaded, asked: AgentCount | None = None, host: Host | None = None) -> Planned:
     """The plan of a config that has been loaded."""
     recipe = loaded.recipe
-    env = {key.removeprefix("env."): value for key, value in flatten(recipe).items() if key.startswith("env.")}
-    spec = describe(env)
+    # Replay stores single frames and stacks them when they are sampled; rows hold what the policy sees.
+    spec = world_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if _needs_world(recipe) else None
     plan: Plan
     if isinstance(recipe, PPORecipe):
         plan = plan_ppo(recipe, spec)
@@ -81,12 +80,18 @@ def plan_loaded(loaded: Loaded, asked: AgentCount | None = None, host: Host | No
     else:
         plan = plan_reward(recipe)
         advice = advise_reward(recipe, plan)
+    world = AgentCount(spec.num_agents, recipe.env.id) if spec is not None else None
     alerts = [
         _mismatch(plan, recipe.env.num_agents, count)
-        for count in (asked, agents_of_world(env))
+        for count in (asked, world)
         if count is not None and count.agents != recipe.env.num_agents
     ]
     return Planned(loaded, plan, tuple(advice), tuple(alerts))
+
+
+def _needs_world(recipe: Recipe) -> bool:
+    """Learning a reward from recorded episodes alone needs no world."""
+    return not (isinstance(recipe, RewardRecipe) and recipe.reward.reward_only)
 
 
 def _mismatch(plan: Plan, configured: int, asked: AgentCount) -> str:

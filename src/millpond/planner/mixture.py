@@ -66,7 +66,7 @@ class MixturePlan:
 
 
 def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
-    """Derive everything. The budget is floored to whole collections; a last round may be shorter."""
+    """Derive everything; `spec` shows single frames. The budget is floored to collections; a last round may be short."""
     mixture, pqn, dqn, flat = recipe.mixture, recipe.pqn, recipe.dqn, flatten(recipe)
     own = int(own_envs(flat)) if mixture.mode == "live" else 0
     skip = frame_skip(flat)
@@ -85,8 +85,8 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
     frame = observation = once = lake_frame = None
     measured = False
     if spec is not None:
-        observation = spec.observation.nbytes
-        frame = observation // recipe.env.frame_stack
+        frame = spec.observation.nbytes
+        observation = frame * recipe.env.frame_stack
         once = frame + RECORD_BYTES
         lake_frame, measured = _stored_frame(recipe, spec, frame)
     return MixturePlan(
