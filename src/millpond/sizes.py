@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isqrt
+from functools import lru_cache
 
 
 def envs_per_group(target: int, num_agents: int, num_workers: int) -> int:
@@ -18,10 +18,21 @@ def rows_per_round(num_envs: int, num_agents: int, batch_unit: str) -> int:
     return num_envs if batch_unit == "env_steps" else num_envs * num_agents
 
 
-def divisors(number: int) -> list[int]:
+@lru_cache(maxsize=256)
+def divisors(number: int) -> tuple[int, ...]:
     """All divisors in ascending order."""
-    low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
-    return low + [number // d for d in reversed(low) if d * d != number]
+    found, rest, factor = [1], number, 2
+    while factor * factor <= rest:
+        times = 0
+        while rest % factor == 0:
+            rest //= factor
+            times += 1
+        if times:
+            found = [d * power for d in found for power in (factor**k for k in range(times + 1))]
+        factor += 1 if factor == 2 else 2
+    if rest > 1:
+        found += [d * rest for d in found]
+    return tuple(sorted(found))
 
 
 def nearest_multiples(value: int, unit: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millpond.config.base import real_number, whole_number
+from millpond.config.base import NotWholeError, real_number, whole_number
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,9 @@ def test_what_is_not_a_whole_number(written: object) -> None:
 
 
 def test_a_fraction_is_told_its_neighbours() -> None:
-    with pytest.raises(ValueError, match="try 1,000 or 1,001"):
+    with pytest.raises(NotWholeError) as caught:
         whole_number("1000.5")
+    assert caught.value.around == (1000, 1001)
 
 
 @pytest.mark.parametrize(("written", "meant"), [("1e-4", 1e-4), (3, 3.0), ("1_000.5", 1000.5)])

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.config import ConfigError, load
+from millpond.config.keys import keys
 from millpond.config.load import parse_override
 
 
@@ -118,6 +119,48 @@ def test_numbers_or_auto(overrides: list[str]) -> None:
         assert "trainer.batch_size=" in str(refusal("metta", *overrides))
 
 
+@pytest.mark.parametrize("recipe", ["metta", "puffer-metta", "mixture", "mixture-gravitar", "reward", "reward-online"])
+def test_every_fix_of_every_key_is_valid(recipe: str) -> None:
+    """Whatever a key is set to: what the error says to try works."""
+    tried = 0
+    for key in keys(load(recipe).recipe.kind):
+        for value in (-5, 0, 0.333, 2, 1_000_003, "word", True):
+            try:
+                load(recipe, {key: value})
+            except ConfigError as error:
+                fixes = [fix for violation in error.violations[:1] for fix in violation.fixes]
+            else:
+                continue
+            for fix in fixes:
+                tried += 1
+                load(recipe, {key: value, **fix})
+    assert tried > 50
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["trainer.batch_size=20", "trainer.minibatch_size=64"],
+        ["trainer.batch_size=1", "trainer.bptt_horizon=3", "trainer.minibatch_size=3"],
+        ["trainer.batch_size=999999999989", "trainer.bptt_horizon=1"],  # a prime
+        ["trainer.forward_pass_minibatch_target_size=1e12", "trainer.batch_size=auto"],
+        ["env.grid.walls=1e6"],
+        ["env.num_agents=1e6"],
+    ],
+)
+def test_sizes_out_of_the_common_are_refused_with_a_fix(overrides: list[str]) -> None:
+    error = refusal("metta", *overrides)
+    assert error.fix
+    load("metta", {**dict(parse_override(o) for o in overrides), **error.fix})
+
+
+def test_presets_are_judged_when_they_are_read() -> None:
+    error = refusal("metta", "presets.debug={trainer.batchsize: 5}")
+    assert "presets.debug sets trainer.batchsize, which is not a known key; did you mean trainer.batch_size?" in str(
+        error
+    )
+
+
 sizes = st.integers(1, 5000)
 
 
@@ -163,3 +206,37 @@ def test_any_sizes_are_valid_or_refused_with_a_fix_that_is(settings: dict[str, A
         assert error.violations[0].fixes
         for fix in error.violations[0].fixes:
             load("metta", {**settings, **fix})
+
+
+@given(
+    agents=st.integers(1, 6),
+    envs=st.integers(1, 300),
+    steps=st.integers(1, 100),
+    minibatches=st.integers(1, 64),
+    ponds=st.integers(1, 10**6),
+    frames=st.integers(1, 10**8),
+    own=st.sampled_from([0, 0.1, 0.2, 0.5, 0.37]),
+    mode=st.sampled_from(["rounds", "live", "single", "single-resets", "no-resets"]),
+)
+def test_any_mixture_is_valid_or_refused_with_a_fix_that_is(
+    agents: int, envs: int, steps: int, minibatches: int, ponds: int, frames: int, own: float, mode: str
+) -> None:
+    settings = {
+        "mixture.agents": agents,
+        "mixture.mode": mode,
+        "mixture.own_fraction": own,
+        "mixture.pond_transitions": ponds,
+        "mixture.big_pond_transitions": ponds,
+        "mixture.total_frames": frames,
+        "pqn.num_envs": envs,
+        "pqn.num_steps": steps,
+        "pqn.num_minibatches": minibatches,
+    }
+    error = None
+    try:
+        load("mixture", settings)
+    except ConfigError as refused:
+        error = refused
+    if error is not None:
+        assert error.fix, error
+        load("mixture", {**settings, **error.fix})

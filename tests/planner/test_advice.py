@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from millpond.planner import Host, MixturePlan, PPOPlan, plan
 
 BIG = Host(cores=64, memory=10**12)
@@ -45,10 +47,24 @@ def test_memory_that_is_not_there() -> None:
     small = Host(cores=64, memory=450_000_000)
     assert "memory" in topics("metta", host=small)
     parts = overrides_of("metta", "memory", host=small)
+    assert set(parts) == {"trainer.max_minibatch_size"}  # parts of a minibatch change nothing that is learned
     assert "memory" not in topics("metta", parts, host=small)
-    tiny = Host(cores=64, memory=100_000_000)
-    assert "trainer.batch_size" in overrides_of("metta", "memory", host=tiny)
+    assert overrides_of("metta", "memory", host=Host(cores=64, memory=100_000_000)) == {}  # nothing small will do
     assert "memory" not in topics("metta")
+
+
+@pytest.mark.parametrize("memory", [10**8, 3 * 10**8, 10**9, 10**10])
+@pytest.mark.parametrize("agents", [1, 3, 24, 64])
+def test_advice_ends_its_trouble_and_brings_no_other(memory: int, agents: int) -> None:
+    host, troubles = Host(cores=2, memory=memory), {"top-up round", "idle envs", "memory", "workers"}
+    settings = {"env.num_agents": agents, "env.grid.width": 40, "env.grid.height": 40}
+    before = plan("metta", settings, host=host).advice
+    had = {advice.topic for advice in before} & troubles
+    for advice in before:
+        if advice.overrides:
+            after = topics("metta", {**settings, **dict(advice.overrides)}, host=host) & troubles
+            assert advice.topic not in after
+            assert after <= had
 
 
 def test_many_agents_and_few() -> None:

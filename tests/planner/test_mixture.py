@@ -46,6 +46,27 @@ def test_the_memory_sums() -> None:
     assert 9 < large.transition_bytes_twice / 42_336 < 10  # the documents round it to ten times
 
 
+def test_a_round_counted_out() -> None:
+    """Gravitar: 4 agents x 128 envs x 32 steps, 250 collections, ponds of 65,536, 64,000 updates of 32."""
+    found = mixture("mixture-gravitar")
+    assert found.pqn_updates_per_collection == 32 * 2
+    assert found.pqn_updates_per_round == 64 * 250
+    assert found.pqn_replay_ratio == 2
+    assert found.minibatch_transitions == 128
+    assert found.pours_per_round == 4_096 * 250 / 65_536
+    assert found.big_pond_replay_ratio == 64_000 * 32 / 500_000
+    assert found.big_replay_ratio == 64_000 * 32 / (4 * 4_096 * 250)
+    assert found.big_updates_in_all == found.rounds * 64_000
+
+
+def test_bytes_of_the_stores() -> None:
+    """A pond holds neighbours, so a frame once; the BigPond has transitions from anywhere: stack and n-step frames each."""
+    found = mixture("mixture-gravitar")
+    assert found.pond_bytes == 65_536 * (7_056 + 64)
+    assert found.big_pond_bytes == 500_000 * (7_056 * (4 + 3) + 64)
+    assert found.lake_bytes == found.lake_transitions * (640 + 64)
+
+
 def test_the_lake_on_disk() -> None:
     found = mixture("mixture-seed")
     assert (found.lake_frame_bytes, found.lake_frame_measured) == (640, True)
@@ -101,6 +122,6 @@ def test_the_parts_add_up(agents: int, envs: int, steps: int, collections: int, 
 
 @pytest.mark.parametrize("mode", ["rounds", "live", "single", "single-resets", "no-resets"])
 def test_every_mode_fits_the_page(mode: str) -> None:
-    agents = 1 if mode.startswith("single") else 4
-    text = show(plan("mixture-gravitar", {"mixture.mode": mode, "mixture.agents": agents}))
+    settings = {"mixture.mode": mode, "mixture.agents": 1 if mode.startswith("single") else 4}
+    text = show(plan("mixture-gravitar", {**settings, "mixture.own_fraction": 0.2 if mode == "live" else 0}))
     assert all(len(line) <= 80 for line in text.splitlines())

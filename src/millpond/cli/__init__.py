@@ -13,10 +13,15 @@ def main() -> None:
     from millpond.cli.app import app
 
     try:
-        app(prog_name="millpond")
+        try:
+            app(prog_name="millpond")
+        finally:
+            sys.stdout.flush()  # here, where a full disk can still be told of
     except MillpondError as error:
         print(f"millpond: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # the reader, such as `head`, has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing more can be written there, nor at exit
+        if not isinstance(error, BrokenPipeError):  # a reader that has gone, such as `head`, is no failure
+            print(f"millpond: {error.strerror or error}", file=sys.stderr)
+            sys.exit(1)

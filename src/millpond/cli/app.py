@@ -87,6 +87,10 @@ def plan(
     from millpond.cli.planning import print_explanation, print_plan, print_scale
 
     preset = _one_preset(preset, debug)
+    if explain is not None and (scale or json or agents_from):
+        raise typer.BadParameter("--explain stands alone: it explains a key")
+    if scale is not None and agents_from:
+        raise typer.BadParameter("--scale and --agents-from cannot be joined; set env.num_agents=N instead")
     if explain is not None:
         print_explanation(recipe, overrides or [], preset, explain)
     elif scale is not None:
@@ -99,16 +103,31 @@ def plan(
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A recipe or file.")] = "puffer-metta",
     second: Annotated[str, typer.Argument(metavar="B", help="Another one.")] = "metta",
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides for both.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[[a:|b:]KEY=VALUE]...", help="Overrides for both, or for one as a:key=value, b:key=value."
+        ),
+    ] = None,
+    agents_from: Annotated[
+        str | None,
+        typer.Option("--agents-from", metavar="ENV", help="Ask this for the agents of a config that leaves them open."),
+    ] = None,
+    preset: PresetOption = None,
     json: JsonOption = False,
 ) -> None:
     """Put two configs side by side: a table, what differs and why it matters, and what each is better for.
 
     Without arguments: PufferLib's settings for Metta against Metta's own.
+
+    \b
+      millpond compare metta mine.yaml
+      millpond compare metta metta b:trainer.minibatch_size=8192
+      millpond compare puffer.ini metta --agents-from metta.yaml
     """
     from millpond.cli.planning import print_comparison
 
-    print_comparison(first, second, overrides or [], json)
+    print_comparison(first, second, overrides or [], preset, agents_from, json)
 
 
 @app.command()

@@ -13,7 +13,8 @@ from millpond.planner.lines import ascii_only
 def print_text(text: str) -> None:
     """Text with box drawing where the terminal can show it; on a terminal, headings and alerts are bold."""
     if not _can_encode(text):
-        text = ascii_only(text)
+        encoding = sys.stdout.encoding or "ascii"
+        text = ascii_only(text).encode(encoding, errors="replace").decode(encoding)
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb":
         text = "\n".join(_styled(line) for line in text.splitlines())
     print(text)

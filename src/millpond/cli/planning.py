@@ -6,6 +6,7 @@ from millpond.cli.output import print_json, print_text
 from millpond.config import load, recipe_names
 from millpond.config.check import flatten
 from millpond.config.keys import keys, kinds_of, nearest_key, sections
+from millpond.config.load import leaves_agents_open
 from millpond.config.violations import show as show_value
 from millpond.errors import MillpondError
 from millpond.planner import Host, plan
@@ -34,12 +35,20 @@ def print_scale(recipe: str, overrides: list[str], preset: str | None, text: str
         print_text(show_scale(scaled))
 
 
-def print_comparison(first: str, second: str, overrides: list[str], as_json: bool) -> None:
-    """Two configs side by side."""
+def print_comparison(
+    first: str, second: str, overrides: list[str], preset: str | None, agents_from: str | None, as_json: bool
+) -> None:
+    """Two configs side by side. An override that begins with `a:` or `b:` is for that side alone."""
     for name in (first, second):
         if "=" in name:
             raise MillpondError(f"{name!r} is an override; name two recipes first, such as puffer-metta metta")
-    comparison = compare(plan(first, overrides), plan(second, overrides))
+    sides = []
+    for side, name in (("a:", first), ("b:", second)):
+        other = "b:" if side == "a:" else "a:"
+        own = [text.removeprefix(side) for text in overrides if not text.startswith(other)]
+        asks = agents_from is not None and leaves_agents_open(name, own, preset)
+        sides.append(plan(name, own, preset=preset, agents_source=agents_from if asks else None))
+    comparison = compare(*sides)
     if as_json:
         print_json(comparison.to_json())
     else:

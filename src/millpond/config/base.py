@@ -33,6 +33,14 @@ def _decimal(value: Any) -> Decimal | None:
     return number
 
 
+class NotWholeError(ValueError):
+    """A number between two whole ones."""
+
+    def __init__(self, below: int) -> None:
+        super().__init__("must be a whole number")
+        self.around = (below, below + 1)
+
+
 def whole_number(value: Any) -> int:
     """An integer, also when it is written as 524_288 or 1e6; 1.5 and `true` are refused."""
     if value is None:
@@ -41,8 +49,7 @@ def whole_number(value: Any) -> int:
     if number is None:
         raise ValueError("must be a whole number, such as 4096, 4_096 or 1e6")
     if number != number.to_integral_value():
-        low = math.floor(number)
-        raise ValueError(f"must be a whole number; try {low:,} or {low + 1:,}")
+        raise NotWholeError(math.floor(number))
     return int(number)
 
 
@@ -59,8 +66,10 @@ def real_number(value: Any) -> float:
 Whole = Annotated[int, BeforeValidator(whole_number)]
 Real = Annotated[float, BeforeValidator(real_number)]
 Count = Annotated[Whole, Field(ge=1)]  # at least one
+Size = Annotated[Whole, Field(ge=1, le=10**12)]  # of a batch, a buffer: beyond this no memory goes
+Few = Annotated[Whole, Field(ge=1, le=10**6)]  # agents, workers, steps of a row
 Natural = Annotated[Whole, Field(ge=0)]
 Positive = Annotated[Real, Field(gt=0)]
 NonNegative = Annotated[Real, Field(ge=0)]
 Fraction = Annotated[Real, Field(ge=0, le=1)]
-Discount = Annotated[Real, Field(ge=0, le=1)]
+Switch = Annotated[bool, Field(strict=True)]  # true or false, and not `yes` or 1

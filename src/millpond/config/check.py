@@ -37,10 +37,31 @@ def written(model: BaseModel, prefix: str = "") -> set[str]:
     return found
 
 
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections are merged key by key; anything else above replaces what is below."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def overlay(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """Set dotted keys, making sections as needed."""
+    result = dict(values)
+    for key, value in dotted.items():
+        nested: Any = value
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        result = merge(result, nested)
+    return result
+
+
 def check(values: Mapping[str, Any], source: str = "") -> Recipe:
     """The recipe that these values describe. Raises ConfigError with every violation, not only the first."""
     kind = values.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError([_wrong_kind(kind)], source=source)
     model = KINDS[kind]
     try:
@@ -52,9 +73,11 @@ def check(values: Mapping[str, Any], source: str = "") -> Recipe:
             recipe = model.model_validate(rest)
         except ValidationError:
             raise ConfigError(violations, source=source) from None
-        found = rules.violations(flatten(recipe), written(recipe))
+        flat, set_keys = flatten(recipe), written(recipe)
+        found = rules.violations(flat, set_keys)
         judged = [v for v in found if not any(_touches(key, bad) for key in v.keys for bad in bad_keys)]
-        raise ConfigError(violations + judged, source=source) from None
+        completed = [_completed(_within_limits(v, rest, model), flat, set_keys) for v in violations]
+        raise ConfigError(completed + judged, source=source) from None
     flat, set_keys = flatten(recipe), written(recipe)
     found = rules.violations(flat, set_keys)
     if found:
@@ -76,15 +99,30 @@ def mend(flat: Mapping[str, Any], set_keys: set[str], first: Overrides | None = 
 
 
 def _with_valid_fixes(found: list[Violation], flat: Mapping[str, Any], set_keys: set[str]) -> list[Violation]:
-    """A single violation's proposals, each completed so that taking it alone is enough."""
-    if len(found) > 1:
-        return found
+    """A single violation's proposals are completed; of several, the one fix for all says what is valid."""
+    return [_completed(found[0], flat, set_keys)] if len(found) == 1 else found
+
+
+def _within_limits(violation: Violation, rest: Mapping[str, Any], model: type[BaseModel]) -> Violation:
+    """The violation with those proposals only that the key itself allows."""
+    allowed = []
+    for fix in violation.fixes:
+        try:
+            model.model_validate(overlay(rest, fix))
+        except ValidationError:
+            continue
+        allowed.append(fix)
+    return Violation(violation.keys, violation.message, tuple(allowed))
+
+
+def _completed(violation: Violation, flat: Mapping[str, Any], set_keys: set[str]) -> Violation:
+    """The violation with its proposals completed so that taking one of them alone is enough; the others are dropped."""
     completed: list[Overrides] = []
-    for fix in found[0].fixes:
-        whole = mend(flat, set_keys, fix)
+    for fix in violation.fixes:
+        whole = mend(flat, set_keys | set(fix), fix)
         if whole is not None and whole not in completed:
             completed.append(whole)
-    return [Violation(found[0].keys, found[0].message, tuple(completed))]
+    return Violation(violation.keys, violation.message, tuple(completed))
 
 
 def _touches(key: str, bad_key: str) -> bool:
@@ -95,8 +133,8 @@ def _wrong_kind(kind: Any) -> Violation:
     if kind is None:
         return Violation(("kind",), f"kind is missing; it is one of {', '.join(KINDS)} (or inherit it with `extends`)")
     nearest = difflib.get_close_matches(str(kind), KINDS, n=1)
-    fixes = ({"kind": nearest[0]},) if nearest else ()
-    return Violation(("kind",), f"kind={show(kind)} is not one of {', '.join(KINDS)}", fixes)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return Violation(("kind",), f"kind={show(kind)} is not one of {', '.join(KINDS)}{hint}")
 
 
 def _without(values: Mapping[str, Any], bad_keys: set[str], prefix: str = "") -> dict[str, Any]:
@@ -125,6 +163,10 @@ def _field_violations(error: ValidationError, kind: str) -> tuple[list[Violation
     return list(by_key.values()), set(by_key)
 
 
+def _top_sections(kind: str) -> list[str]:
+    return [name for name in sections(kind) if "." not in name]
+
+
 def _violation(key: str, kind: str, entry: dict[str, Any]) -> Violation | None:
     value, context = entry["input"], entry.get("ctx", {})
     if entry["type"] == "extra_forbidden":
@@ -147,12 +189,17 @@ def _violation(key: str, kind: str, entry: dict[str, Any]) -> Violation | None:
         key_type = keys(kind)[key].type
         choices = [choice for part in key_type.split(" or ") for choice in part.split(", ")]
         close = difflib.get_close_matches(str(value), choices, n=1)
-        one_of = "one of " if len(choices) > 2 else ""
+        one_of = (
+            "one of " if " or " not in key_type and len(choices) > 2 else "a " if key_type.startswith("whole") else ""
+        )
         return Violation(
             (key,), f"{key}={show(value)} is not {one_of}{key_type}", tuple({key: choice} for choice in close)
         )
     if entry["type"] == "value_error":
-        return Violation((key,), f"{key}={show(value)} {context['error']}")
+        around = getattr(context["error"], "around", ())
+        return Violation((key,), f"{key}={show(value)} {context['error']}", tuple({key: number} for number in around))
+    if entry["type"] in ("bool_type", "bool_parsing"):
+        return Violation((key,), f"{key}={show(value)} must be true or false")
     if entry["type"] == "string_pattern_mismatch":
         form = keys(kind)[key].description.rstrip(".")
         return Violation((key,), f"{key}={show(value)} is not {form[0].lower()}{form[1:]}")

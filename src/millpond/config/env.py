@@ -6,18 +6,18 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from millpond.config.base import Count, Fraction, Natural, Positive, Real, Section
+from millpond.config.base import Count, Few, Fraction, Natural, Positive, Real, Section, Switch
 
 
 class GridWorld(Section):
     """The built-in foraging world: mines give ore, generators turn ore into batteries, altars batteries into hearts."""
 
-    width: Count = Field(24, ge=3, le=1_000, description="Width of the map in cells, border walls included.")
-    height: Count = Field(24, ge=3, le=1_000, description="Height of the map in cells, border walls included.")
-    walls: Natural = Field(40, description="Single wall cells strewn over the map.")
-    mines: Count = Field(16, description="Mines: moving into one takes one ore.")
-    generators: Count = Field(10, description="Generators: moving into one turns one ore into one battery.")
-    altars: Count = Field(10, description="Altars: moving into one turns one battery into one heart.")
+    width: Count = Field(24, ge=3, le=1_000, description="Width of the map in cells, without the border.")
+    height: Count = Field(24, ge=3, le=1_000, description="Height of the map in cells, without the border.")
+    walls: Natural = Field(40, le=10**6, description="Single wall cells strewn over the map.")
+    mines: Count = Field(16, le=10**6, description="Mines: moving into one takes one ore.")
+    generators: Count = Field(10, le=10**6, description="Generators: moving into one turns one ore into one battery.")
+    altars: Count = Field(10, le=10**6, description="Altars: moving into one turns one battery into one heart.")
     altar_cooldown: Natural = Field(10, description="Steps until an altar that has given a heart works again.")
     capacity: Count = Field(3, le=255, description="Ores, and batteries, that an agent can carry at a time.")
     reward_ore: Real = Field(0.1, description="Reward for taking one ore.")
@@ -28,15 +28,15 @@ class GridWorld(Section):
 class AtariWorld(Section):
     """Preprocessing of the Atari emulator; every choice is explicit and none is on by surprise."""
 
-    screen_size: Count = Field(84, description="Side of the square image, in pixels.")
-    grayscale: bool = Field(True, description="One channel of brightness instead of three of colour.")
+    screen_size: Few = Field(84, description="Side of the square image, in pixels.")
+    grayscale: Switch = Field(True, description="One channel of brightness instead of three of colour.")
     frame_skip: Count = Field(4, description="Emulator frames for one env step; `frames` = env steps x this.")
-    maxpool: bool = Field(True, description="Take the maximum of the last two frames of a skip, against flicker.")
+    maxpool: Switch = Field(True, description="Take the maximum of the last two frames of a skip, against flicker.")
     noop_max: Natural = Field(30, description="At most this many no-ops, drawn at random, begin an episode.")
     repeat_action_probability: Fraction = Field(0.25, lt=1, description="Sticky actions: the one before is repeated.")
-    episodic_life: bool = Field(False, description="A lost life terminates the episode for the learner.")
-    fire_reset: bool = Field(False, description="Press FIRE at the start of an episode, in games that wait for it.")
-    full_action_space: bool = Field(False, description="All 18 actions instead of the game's own set.")
+    episodic_life: Switch = Field(False, description="A lost life terminates the episode for the learner.")
+    fire_reset: Switch = Field(False, description="Press FIRE at the start of an episode, in games that wait for it.")
+    full_action_space: Switch = Field(False, description="All 18 actions instead of the game's own set.")
 
 
 class MettaWorld(Section):
@@ -46,7 +46,7 @@ class MettaWorld(Section):
         None,
         description="A MettaGridConfig as YAML file or dotted path `package.module:function`; null: the forage map.",
     )
-    num_tokens: Count = Field(200, description="Tokens in an observation, three bytes each; unused ones are padding.")
+    num_tokens: Few = Field(200, description="Tokens in an observation, three bytes each; unused ones are padding.")
     size: Count = Field(15, ge=5, description="Side of the forage map in cells.")
 
 
@@ -54,8 +54,8 @@ class MinAtarWorld(Section):
     """MinAtar: ten by ten cells, one channel for each kind of object."""
 
     sticky_action_probability: Fraction = Field(0.1, lt=1, description="The action before is repeated.")
-    difficulty_ramping: bool = Field(True, description="Games that grow harder with time do so.")
-    minimal_actions: bool = Field(True, description="Only actions that do something in the game.")
+    difficulty_ramping: Switch = Field(True, description="Games that grow harder with time do so.")
+    minimal_actions: Switch = Field(True, description="Only actions that do something in the game.")
 
 
 class EnvConfig(Section):
@@ -67,19 +67,19 @@ class EnvConfig(Section):
         description="grid, recall, truncation, mettagrid, gymnasium:ID, pettingzoo:MODULE, atari:GAME, minatar:GAME, "
         "or your own as `package.module:make_env`.",
     )
-    num_agents: Count = Field(1, description="Agents in one env. They act together, each with its own observation.")
-    obs_size: Count = Field(11, description="Side of the square that an agent sees around itself; odd.")
+    num_agents: Few = Field(1, description="Agents in one env. They act together, each with its own observation.")
+    obs_size: Count = Field(11, le=255, description="Side of the square that an agent sees around itself; odd.")
     max_steps: Count | None = Field(
         None, description="Env steps after which an episode is truncated; null leaves it to the world."
     )
-    stagger: bool = Field(
+    stagger: Switch = Field(
         False, description="Spread the starting points of the first episodes, so that not all envs end at once."
     )
-    episodic: bool = Field(
+    episodic: Switch = Field(
         False,
         description="Give the whole return at the end of an episode and nothing before: the hard case for credit.",
     )
-    frame_stack: Count = Field(1, description="Frames that make one observation; stored once, stacked when sampled.")
+    frame_stack: Few = Field(1, description="Frames that make one observation; stored once, stacked when sampled.")
     reward_scale: Real = Field(1.0, description="Every reward is multiplied by this.")
     reward_clip: Positive | None = Field(
         None, description="Rewards are clipped to this size on both sides; null: never."

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.config import puffer
-from millpond.config.check import check
+from millpond.config.check import check, merge, overlay
 from millpond.config.recipe import Recipe
 from millpond.config.violations import ConfigError
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
@@ -64,16 +64,25 @@ def load(
     dotted |= overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
     if source.agents_open and "env.num_agents" not in dotted and agents_if_open is not None:
         dotted["env.num_agents"] = agents_if_open
-    values = _overlay(values, dotted)
+    values = overlay(values, dotted)
     agents_open = source.agents_open and "env.num_agents" not in dotted
     notes = (*source.notes, *([puffer.AGENTS_OPEN] if agents_open else []))
     try:
         typed = check(values, str(recipe))
     except ConfigError as error:
-        if not agents_open:
+        broken = [key for violation in error.violations for key in violation.keys]
+        if not agents_open or not any(key.startswith(("trainer.", "env.num_agents")) for key in broken):
             raise
         raise MillpondError(f"{error}\nPerhaps only because {puffer.AGENTS_OPEN}") from None
     return Loaded(str(recipe), typed, values, source.defaulted, source.ignored, notes, agents_open, dotted)
+
+
+def leaves_agents_open(recipe: str | Path, overrides: Iterable[str], preset: str | None = None) -> bool:
+    """Whether nobody says how many agents an env has: neither the file, nor a preset, nor an override."""
+    source = _read(str(recipe), ())
+    said = _preset(source.values, preset, str(recipe)) if preset is not None else {}
+    said |= dict(parse_override(text) for text in overrides)
+    return source.agents_open and "env.num_agents" not in said
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -102,15 +111,18 @@ def _read(name: str, chain: tuple[str, ...]) -> _Source:
     below = _read(parent, (*chain, str(path)))
     env = values.get("env")
     agents_open = below.agents_open and not (isinstance(env, Mapping) and "num_agents" in env)
-    return _Source(_merge(below.values, values), below.defaulted, below.ignored, below.notes, agents_open)
+    return _Source(merge(below.values, values), below.defaulted, below.ignored, below.notes, agents_open)
 
 
 def _locate(name: str, relative_to: Path) -> Path:
     """The file behind a recipe's name or a path; a path wins where it looks like one."""
     path = Path(name)
     if path.suffix in SUFFIXES or len(path.parts) > 1 or name in (".", "..", ""):
-        beside = relative_to / path
-        return beside.resolve() if beside.exists() else path
+        try:
+            beside = relative_to / path
+            return beside.resolve() if beside.exists() else path
+        except (OSError, ValueError) as error:  # too long, or with a NUL in it
+            raise RecipeFileError(f"{name[:80]!r} is no path: {error}") from None
     names = recipe_names()
     if name in names:
         return Path(str(resources.files("millpond.recipes") / f"{name}.yaml"))
@@ -124,29 +136,8 @@ def _locate(name: str, relative_to: Path) -> Path:
 
 
 def _preset(values: Mapping[str, Any], preset: str, source: str) -> dict[str, Any]:
-    presets = values.get("presets")
-    presets = presets if isinstance(presets, Mapping) else {}
-    if preset not in presets or not isinstance(presets[preset], Mapping):
+    given = values.get("presets")
+    presets = {str(name): overlay for name, overlay in given.items()} if isinstance(given, Mapping) else {}
+    if not isinstance(presets.get(preset), Mapping):
         raise MillpondError(f"{source} has no preset {preset!r}; it has {', '.join(presets) or 'none'}")
-    return dict(presets[preset])
-
-
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections are merged key by key; anything else above replaces what is below."""
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merge(old, value) if both else value  # type: ignore[arg-type]
-    return merged
-
-
-def _overlay(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """Set dotted keys, making sections as needed."""
-    result = dict(values)
-    for key, value in dotted.items():
-        nested: Any = value
-        for part in reversed(key.split(".")):
-            nested = {part: nested}
-        result = _merge(result, nested)
-    return result
+    return {str(key): value for key, value in presets[preset].items()}

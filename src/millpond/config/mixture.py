@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from millpond.config.base import Count, Discount, Fraction, Positive, Real, Section
+from millpond.config.base import Count, Few, Fraction, Positive, Real, Section, Size, Switch
 from millpond.config.ppo import Schedule
 
 
@@ -18,14 +18,14 @@ class MixtureConfig(Section):
         description="rounds: the algorithm. live: transitions reach an acting BigAgent as they come. Controls: single "
         "(one agent, same frames), single-resets (with the same resets), no-resets (agents go on uncloned).",
     )
-    agents: Count = Field(4, description="PQN agents side by side; 1 in the modes single and single-resets.")
+    agents: Few = Field(4, description="PQN agents side by side; 1 in the modes single and single-resets.")
     total_frames: Count = Field(100_000_000, description="Frames of all agents together, the BigAgent's own included.")
-    collections_per_round: Count = Field(500, description="PQN collections of each agent before a reset.")
-    big_updates: Count = Field(100, description="Gradient steps of the BigAgent in each round.")
-    pond_transitions: Count = Field(
+    collections_per_round: Size = Field(500, description="PQN collections of each agent before a reset.")
+    big_updates: Size = Field(100, description="Gradient steps of the BigAgent in each round.")
+    pond_transitions: Size = Field(
         65_536, description="Transitions that one agent's pond holds before it is poured out."
     )
-    big_pond_transitions: Count = Field(250_000, description="Transitions drawn from the lake into the BigPond.")
+    big_pond_transitions: Size = Field(250_000, description="Transitions drawn from the lake into the BigPond.")
     own_fraction: Fraction = Field(
         0.0, lt=1, description="Mode live: share of the env steps that the BigAgent takes itself."
     )
@@ -39,12 +39,12 @@ class MixtureConfig(Section):
 class PQNConfig(Section):
     """Parallelised Q-networks: lambda returns, no replay, no target network (arXiv 2407.04811)."""
 
-    num_envs: Count = Field(128, description="Envs of one agent. Each agent keeps what a single agent would have.")
-    num_steps: Count = Field(32, description="Steps of every env in one collection.")
-    num_minibatches: Count = Field(32, description="Minibatches that one collection is cut into.")
-    update_epochs: Count = Field(2, description="Passes over one collection.")
-    gamma: Discount = Field(0.99, description="Discount of future rewards.")
-    q_lambda: Discount = Field(0.65, description="Mixes one-step targets (0) and whole returns (1).")
+    num_envs: Few = Field(128, description="Envs of one agent. Each agent keeps what a single agent would have.")
+    num_steps: Few = Field(32, description="Steps of every env in one collection.")
+    num_minibatches: Few = Field(32, description="Minibatches that one collection is cut into.")
+    update_epochs: Few = Field(2, description="Passes over one collection.")
+    gamma: Fraction = Field(0.99, description="Fraction of future rewards.")
+    q_lambda: Fraction = Field(0.65, description="Mixes one-step targets (0) and whole returns (1).")
     learning_rate: Positive = Field(2.5e-4, description="Learning rate of RAdam at the start.")
     lr_schedule: Schedule = Field("constant", description="Learning rate over the run: constant, or down to 0.")
     max_grad_norm: Positive = Field(10.0, description="Gradients are scaled down to this global norm.")
@@ -56,10 +56,10 @@ class PQNConfig(Section):
 class DQNConfig(Section):
     """Deep Q-learning from replay."""
 
-    batch_size: Count = Field(32, description="Transitions of one gradient step.")
-    gamma: Discount = Field(0.99, description="Discount of future rewards.")
-    n_step: Count = Field(1, description="Rewards summed before the bootstrap.")
-    double: bool = Field(True, description="Choose the action with the online network, value it with the target.")
+    batch_size: Size = Field(32, description="Transitions of one gradient step.")
+    gamma: Fraction = Field(0.99, description="Fraction of future rewards.")
+    n_step: Few = Field(1, description="Rewards summed before the bootstrap.")
+    double: Switch = Field(True, description="Choose the action with the online network, value it with the target.")
     loss: Literal["huber", "squared"] = Field("huber", description="Loss on the temporal difference.")
     learning_rate: Positive = Field(1e-4, description="Learning rate of Adam.")
     max_grad_norm: Positive = Field(10.0, description="Gradients are scaled down to this global norm.")

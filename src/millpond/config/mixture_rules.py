@@ -44,6 +44,12 @@ def _modes(values: Values) -> Iterator[Violation]:
             f"mixture.own_fraction={own} has no effect with mixture.mode={mode}: the BigAgent acts only in mode live",
             ({"mixture.own_fraction": 0}, {"mixture.mode": "live"}),
         )
+    if mode == "live" and own == 0:
+        yield Violation(
+            ("mixture.mode", "mixture.own_fraction"),
+            "mixture.mode=live with mixture.own_fraction=0: the BigAgent acts too, so it needs a share of the env steps",
+            ({"mixture.own_fraction": 1 / (agents + 1)},),
+        )
     if mode == "live" and own_envs(values) % 1:
         total = agents * values["pqn.num_envs"]
         below = max(1, int(own_envs(values)))

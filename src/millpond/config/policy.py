@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from millpond.config.base import Count, Section
+from millpond.config.base import Few, Section, Switch
 
 
 class PolicyConfig(Section):
@@ -18,8 +18,8 @@ class PolicyConfig(Section):
     core: Literal["lstm", "gru", "none"] = Field(
         "lstm", description="Memory: an LSTM or GRU unrolled over each row, or none."
     )
-    hidden_size: Count = Field(128, description="Width of the encoder's output and of the core.")
-    normalize_observations: bool = Field(
+    hidden_size: Few = Field(128, description="Width of the encoder's output and of the core.")
+    normalize_observations: Switch = Field(
         False, description="Running mean and deviation of observations, inside the policy and saved with it."
     )
     target: str | None = Field(None, description="A policy of your own, as `package.module:build_policy`.")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from millpond.config.base import Count, Discount, Fraction, NonNegative, Positive, Section
+from millpond.config.base import Count, Few, Fraction, NonNegative, Positive, Section, Size, Switch
 from millpond.config.run import TrainerConfig
 
 BatchUnit = Literal["env_steps", "agent_steps"]
@@ -16,15 +16,15 @@ Schedule = Literal["constant", "linear", "cosine"]
 class PPOTrainerConfig(TrainerConfig):
     """Sizes of collection and training, under the names that Metta and PufferLib use."""
 
-    num_workers: Count = Field(1, description="Workers that step envs; env counts are multiples of it.")
-    num_envs: Count | None = Field(
+    num_workers: Few = Field(1, description="Workers that step envs; env counts are multiples of it.")
+    num_envs: Size | None = Field(
         None, description="Envs in all. Instead of forward_pass_minibatch_target_size, never with it."
     )
-    forward_pass_minibatch_target_size: Count | None = Field(
+    forward_pass_minibatch_target_size: Size | None = Field(
         None,
         description="Agents in one forward pass. Envs a group = this // num_agents, floored to whole workers.",
     )
-    async_factor: Count = Field(
+    async_factor: Few = Field(
         1,
         description="Groups of envs: while one group is with the policy, the others step. 2 is double buffering.",
     )
@@ -33,30 +33,30 @@ class PPOTrainerConfig(TrainerConfig):
         description="What batch_size, minibatch_size, max_minibatch_size and total_timesteps count. "
         "env_steps: a row is one env with all its agents. agent_steps: a row is one agent.",
     )
-    batch_size: Count | Literal["auto"] = Field(
+    batch_size: Size | Literal["auto"] = Field(
         "auto",
         description="Steps collected for one iteration, in batch_unit; auto is one round: rows of every env once.",
     )
-    minibatch_size: Count = Field(16_384, description="Steps of one gradient update, in batch_unit.")
-    max_minibatch_size: Count | None = Field(
+    minibatch_size: Size = Field(16_384, description="Steps of one gradient update, in batch_unit.")
+    max_minibatch_size: Size | None = Field(
         None, description="Larger minibatches are split and their gradients added up, exactly; null: never split."
     )
-    bptt_horizon: Count = Field(64, description="Steps in a row: what the core is unrolled over.")
-    update_epochs: Count = Field(1, description="Passes over the rows of one iteration.")
+    bptt_horizon: Few = Field(64, description="Steps in a row: what the core is unrolled over.")
+    update_epochs: Few = Field(1, description="Passes over the rows of one iteration.")
     total_timesteps: Count = Field(
         10_000_000, description="Length of the run in batch_unit; iterations = this // batch_size."
     )
     precision: Literal["float32", "bfloat16"] = Field("float32", description="Arithmetic of the network (autocast).")
-    compile: bool = Field(False, description="Compile the policy with torch.compile.")
-    cpu_offload: bool = Field(False, description="Keep the rows in host memory and move minibatches to the device.")
+    compile: Switch = Field(False, description="Compile the policy with torch.compile.")
+    cpu_offload: Switch = Field(False, description="Keep the rows in host memory and move minibatches to the device.")
 
 
 class PPOConfig(Section):
     """The algorithm: advantage estimation, losses, optimiser."""
 
     advantage: Literal["gae", "vtrace"] = Field("gae", description="Advantage estimator.")
-    gamma: Discount = Field(0.977, description="Discount of future rewards.")
-    gae_lambda: Discount = Field(
+    gamma: Fraction = Field(0.977, description="Fraction of future rewards.")
+    gae_lambda: Fraction = Field(
         0.916, description="Mixes short and long returns: 0 is one step, 1 is the whole return."
     )
     rho_clip: Positive = Field(1.0, description="V-trace: cap of the importance weight on each temporal difference.")
@@ -65,7 +65,7 @@ class PPOConfig(Section):
     vf_clip_coef: Positive | None = Field(0.1, description="Value loss: the value may move this far; null: unclipped.")
     vf_coef: NonNegative = Field(0.44, description="Weight of the value loss (which has the usual factor 0.5).")
     ent_coef: NonNegative = Field(0.0021, description="Weight of the entropy bonus, subtracted from the loss.")
-    normalize_advantage: bool = Field(
+    normalize_advantage: Switch = Field(
         True, description="Advantages to mean 0 and deviation 1 over the iteration's rows."
     )
     target_kl: Positive | None = Field(None, description="Stop an iteration's updates above this approximate KL.")

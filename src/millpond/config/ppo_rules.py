@@ -117,9 +117,8 @@ def _batch_fixes(batch: int, unit: int, minibatch: int, horizon: int) -> Iterato
             if _near(size, batch):
                 yield {BATCH: size}
     pairs = [(size, nearest_divisors(minibatch, size, horizon)[0]) for size in nearest_multiples(batch, unit)]
-    changed = [(size, other) for size, other in pairs if other != minibatch]
-    for size, other in [pair for pair in changed if _near(pair[1], minibatch)] or changed[:1]:
-        yield {BATCH: size, MINIBATCH: other}
+    for size, other in [pair for pair in pairs if _near(pair[1], minibatch)] or pairs[:1]:
+        yield {BATCH: size} if other == minibatch else {BATCH: size, MINIBATCH: other}
 
 
 def _near(value: int, wanted: int) -> bool:

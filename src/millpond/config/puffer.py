@@ -14,6 +14,7 @@ from typing import Any
 
 from millpond.config.base import whole_number
 from millpond.config.yaml import RecipeFileError
+from millpond.envs.families import family_of
 
 # PufferLib 3.0, config/default.ini: facts about a peer, under its own names.
 DEFAULTS: dict[str, Any] = {
@@ -81,10 +82,11 @@ SAME = {
     "train.vtrace_c_clip": "ppo.c_clip",
     "train.prio_alpha": "ppo.prio_alpha",
     "train.prio_beta0": "ppo.prio_beta0",
-    "train.target_kl": "ppo.target_kl",
     "policy.hidden_size": "policy.hidden_size",
     "rnn.hidden_size": "policy.hidden_size",
 }
+
+BACKENDS = {"Multiprocessing": "processes", "Serial": "inline", "PufferEnv": "native"}
 
 # Keys that are worked out below, together.
 WORKED_OUT = {
@@ -127,7 +129,9 @@ def read(text: str, source: str) -> Read:
     flat["ppo.lr_schedule"] = "cosine" if settings["train.anneal_lr"] else "constant"
     flat["ppo.advantage"] = "vtrace"  # PufferLib's own advantage: GAE with V-trace's clipped importance weights
     flat["ppo.sampling"] = "prioritized" if settings["train.prio_alpha"] else "uniform"
-    return Read(_nest(flat), defaulted, tuple(ignored), tuple(notes), "env.num_agents" not in file)
+    family = family_of(flat["env.id"])
+    agents_open = "env.num_agents" not in file and not (family is not None and family.single_agent)
+    return Read(_nest(flat), defaulted, tuple(ignored), tuple(notes), agents_open)
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:
@@ -178,12 +182,18 @@ def _vector(settings: Mapping[str, Any], source: str) -> tuple[dict[str, Any], l
     else:
         batch = _whole(settings, "vec.batch_size", source)
     backend = settings["vec.backend"]
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        raise RecipeFileError(f"{source}: vec.backend={backend} is not one of {', '.join(BACKENDS)}")
     if backend == "Serial":
         if batch != outer:
             notes.append(f"vec.backend=Serial makes only vec.batch_size={batch} of vec.num_envs={outer} envs")
         outer, workers = batch, 1
     elif backend == "PufferEnv":
         outer, batch, workers = 1, 1, 1
+    if (batch * workers) % outer and backend == "Multiprocessing":
+        notes.append(
+            f"PufferLib refuses vec.batch_size={batch}: it is not a multiple of {outer / workers:g} envs a worker"
+        )
     if outer % batch:
         raise RecipeFileError(f"{source}: vec.num_envs={outer} is not a multiple of vec.batch_size={batch}")
     return {

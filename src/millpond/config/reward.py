@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from millpond.config.base import Count, Discount, Fraction, Natural, Positive, Section
+from millpond.config.base import Count, Fraction, Natural, Positive, Section, Size, Switch
 
 
 class DataConfig(Section):
@@ -18,7 +18,7 @@ class DataConfig(Section):
         description="A file or folder of episodes (HDF5, npz, a lake), or `pendulum`, which is in the package.",
     )
     observation_keys: tuple[str, ...] = Field((), description="Fields of an observation to use; none: all vectors.")
-    images: bool = Field(False, description="Use image fields too, through a CNN.")
+    images: Switch = Field(False, description="Use image fields too, through a CNN.")
     holdout: Fraction = Field(0.2, lt=1, description="Share of the episodes kept for evaluation, split by episode.")
     expected_episodes: Count | None = Field(
         None, description="Episodes in the data, for the plan; checked when the data is read."
@@ -38,17 +38,19 @@ class RewardConfig(Section):
     )
     log_batches: Count = Field(100, description="A line with the newest R_loss every so many batches.")
     train_target: Count = Field(40, description="Updates between copies into the target networks.")
-    reward_only: bool = Field(True, description="true: learn the reward alone, offline. false: an agent learns too.")
+    reward_only: Switch = Field(True, description="true: learn the reward alone, offline. false: an agent learns too.")
     objective: Literal["lrd", "rrd", "progress", "success"] = Field(
         "lrd",
         description="lrd, rrd: return decomposition (unbiased, plain). progress: order in time and preferences, "
         "for data whose returns say nothing. success: a classifier.",
     )
-    episodes_per_batch: Count = Field(4, description="Episodes in a batch.")
-    steps_per_episode: Count = Field(64, ge=2, description="Steps drawn from each of them (K).")
+    episodes_per_batch: Size = Field(4, description="Episodes in a batch.")
+    steps_per_episode: Size = Field(64, ge=2, description="Steps drawn from each of them (K).")
     learning_rate: Positive = Field(3e-4, description="Learning rate of Adam.")
     hidden_size: Count = Field(256, description="Width of the reward network's two layers.")
-    normalize: bool = Field(True, description="Normalise observations: exact statistics offline, running ones online.")
+    normalize: Switch = Field(
+        True, description="Normalise observations: exact statistics offline, running ones online."
+    )
     normalize_clip: Positive = Field(5.0, description="Normalised observations are clipped to this on both sides.")
 
 
@@ -57,11 +59,11 @@ class AgentConfig(Section):
 
     algorithm: Literal["auto", "sac", "dqn"] = Field("auto", description="auto: sac for continuous actions, else dqn.")
     num_envs: Count = Field(1, description="Envs the agent acts in.")
-    batch_size: Count = Field(256, description="Transitions of one gradient step.")
-    replay_transitions: Count = Field(100_000, description="Transitions in the pond.")
+    batch_size: Size = Field(256, description="Transitions of one gradient step.")
+    replay_transitions: Size = Field(100_000, description="Transitions in the pond.")
     steps_per_iteration: Count = Field(50, description="Env steps of each env taken in one iteration.")
     warmup_steps: Natural = Field(1_000, description="Env steps by a random player before learning begins.")
-    gamma: Discount = Field(0.99, description="Discount of future rewards.")
+    gamma: Fraction = Field(0.99, description="Fraction of future rewards.")
     learning_rate: Positive = Field(3e-4, description="Learning rate of actor and critics.")
     target_tau: Fraction = Field(0.005, description="Share of the online network at each update of a target.")
     test_episodes: Count = Field(5, description="Test rollouts at the end of each cycle.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
+from math import isqrt
 from typing import Any
 
 from millpond.config import mixture_rules, ppo_rules, reward_rules
@@ -18,6 +19,7 @@ from millpond.envs.families import FAMILIES, family_of
 Values = Mapping[str, Any]
 Rule = Callable[[Values], Iterator[Violation]]
 
+LARGEST_MAP = 1_000  # cells a side
 GAMES = {"atari": list(atari.MINIMAL_ACTIONS), "minatar": list(minatar.GAMES)}
 
 KIND_RULES: dict[str, list[Rule]] = {
@@ -29,7 +31,7 @@ KIND_RULES: dict[str, list[Rule]] = {
 
 def violations(values: Values, written: set[str]) -> list[Violation]:
     """Every rule that these values break."""
-    found = list(_world_settings(values, written))
+    found = [*_world_settings(values, written), *_presets(values)]
     for rule in (_world, _agents, _grid, *KIND_RULES[values["kind"]]):
         found.extend(rule(values))
     return found
@@ -96,12 +98,13 @@ def _grid(values: Values) -> Iterator[Violation]:
     names = tuple(f"env.grid.{name}" for name in ("walls", "mines", "generators", "altars"))
     things, cells = sum(values[name] for name in names), width * height
     if things > cells // 3 or agents > cells // 6:
-        side = next(s for s in range(3, 1_001) if s * s // 3 >= things and s * s // 6 >= agents)
+        side = isqrt(max(3 * things, 6 * agents)) + 1
+        larger = {"env.grid.width": max(side, width), "env.grid.height": max(side, height)}
         yield Violation(
             ("env.grid.width", "env.grid.height", "env.num_agents", *names),
             f"a map of env.grid.width={width} x env.grid.height={height} = {cells:,} cells takes at most {cells // 3:,} "
             f"objects and {cells // 6:,} agents, so that all can be reached; here are {things:,} and {agents:,}",
-            ({"env.grid.width": max(side, width), "env.grid.height": max(side, height)},),
+            (larger,) if side <= LARGEST_MAP else ({"env.num_agents": 1, **dict.fromkeys(names, 1)},),
         )
 
 
@@ -112,3 +115,13 @@ def _world_settings(values: Values, written: set[str]) -> Iterator[Violation]:
         parts = key.split(".")
         if parts[0] == "env" and len(parts) == 3 and parts[1] in FAMILIES and family and parts[1] != family.name:
             yield Violation((key, "env.id"), f"{key} has no effect in env.id={values['env.id']}; leave it out")
+
+
+def _presets(values: Values) -> Iterator[Violation]:
+    """A preset with a mistyped key would fail only on the day it is chosen."""
+    for name, overlay in values["presets"].items():
+        for key in overlay:
+            if key not in values:
+                near = difflib.get_close_matches(key, list(values), n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                yield Violation(("presets",), f"presets.{name} sets {key}, which is not a known key{hint}")

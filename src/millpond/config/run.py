@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from millpond.config.base import Count, Natural, Positive, Section
+from millpond.config.base import Count, Natural, Positive, Section, Switch
 
 
 def _switch(value: Any) -> Any:
@@ -44,7 +44,7 @@ class EvalConfig(Section):
 class LogConfig(Section):
     """Where records go. `metrics.jsonl` is always written."""
 
-    tensorboard: bool = Field(True, description="Write TensorBoard event files into the run folder.")
+    tensorboard: Switch = Field(True, description="Write TensorBoard event files into the run folder.")
     wandb: Annotated[Literal["off", "offline", "online"], BeforeValidator(_switch)] = Field(
         "off", description="Weights & Biases (extra `wandb`); true is online, false is off."
     )

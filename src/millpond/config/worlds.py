@@ -45,8 +45,16 @@ def world_options(env: EnvConfig, *, stacked: bool = True) -> tuple[str, dict[st
     return env.id, options
 
 
+def is_safe_to_describe(env: EnvConfig) -> bool:
+    """Whether the world can be described without running code that the config names: a config may be a stranger's."""
+    family = family_of(env.id)
+    if family is None or family.name in ("pettingzoo", "custom"):
+        return False
+    if family.name == "gymnasium":
+        return ":" not in env.id.partition(":")[2] and not env.options  # `module:Env` imports the module
+    return family.name != "mettagrid" or env.mettagrid.config is None
+
+
 def world_spec(env: EnvConfig, *, stacked: bool = True) -> EnvSpec | None:
-    """What the config's world shows and takes; None for a PufferLib world that has no counterpart here."""
-    if env.id.startswith("pufferlib."):
-        return None
-    return describe(*world_options(env, stacked=stacked))
+    """What the config's world shows and takes, for a plan; None where only running its code would tell."""
+    return describe(*world_options(env, stacked=stacked)) if is_safe_to_describe(env) else None

@@ -27,6 +27,9 @@ class _RecipeLoader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(None, None, "aliases are not allowed in a recipe", mark)
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if getattr(event, "tag", None) is not None:
+            raise yaml.MarkedYAMLError(None, None, f"tags such as {event.tag} are not allowed", event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -71,10 +74,10 @@ def parse(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise RecipeFileError(f"{source} is not a YAML recipe{where}: {error.problem or error.context}") from None
+        raise RecipeFileError(f"{source} is not valid YAML{where}: {error.problem or error.context}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
-        raise RecipeFileError(f"{source} is not a YAML recipe: {reason}") from None
+        raise RecipeFileError(f"{source} is not valid YAML: {reason}") from None
 
 
 def read_text(path: Path) -> str:

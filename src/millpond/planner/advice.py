@@ -1,13 +1,19 @@
-"""Advice: what to change, why, and the overrides that do it. An override that is shown has been checked."""
+"""Advice: what to change, why, and the overrides that do it.
+
+An override that is shown has been tried: the config stays valid, the trouble is gone, and no new trouble has come.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from millpond.config.check import mend
-from millpond.config.violations import as_overrides
+from millpond.config.check import check, flatten, mend, overlay, written
+from millpond.config.recipe import Recipe
+from millpond.config.violations import ConfigError, as_overrides
+
+RecipeT = TypeVar("RecipeT", bound=Recipe)
 
 
 @dataclass(frozen=True)
@@ -22,9 +28,25 @@ class Advice:
         return f"{self.topic}: {self.reason}" + (f" -> {as_overrides(dict(self.overrides))}" if self.overrides else "")
 
 
-def advise(
-    topic: str, reason: str, flat: Mapping[str, Any], written: set[str], overrides: Mapping[str, Any]
-) -> list[Advice]:
-    """The advice with its overrides completed until they are valid together; none where that is not possible."""
-    whole = mend(flat, written, overrides)
-    return [Advice(topic, reason, tuple(whole.items()))] if whole else []
+class Adviser(Generic[RecipeT]):
+    """Makes advice about one recipe. `troubles` says which troubles a recipe has, by topic."""
+
+    def __init__(self, recipe: RecipeT, troubles: Callable[[RecipeT], set[str]]) -> None:
+        self._recipe = recipe
+        self._flat, self._written = flatten(recipe), written(recipe)
+        self._values = recipe.model_dump(exclude_unset=True)
+        self._troubles = troubles
+        self._known = troubles(recipe)
+
+    def __call__(self, topic: str, reason: str, overrides: Mapping[str, Any]) -> Iterator[Advice]:
+        """The advice with its overrides completed until they are valid; nothing where they do more harm than good."""
+        whole = mend(self._flat, self._written, overrides)
+        if whole is None:
+            return
+        try:
+            changed = check(overlay(self._values, whole))
+        except ConfigError:
+            return
+        after = self._troubles(changed)  # type: ignore[arg-type]
+        if not after - self._known and topic not in after:
+            yield Advice(topic, reason, tuple(whole.items()))

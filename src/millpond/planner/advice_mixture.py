@@ -3,100 +3,134 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from millpond.config.check import flatten, written
 from millpond.config.recipe import MixtureRecipe
-from millpond.planner.advice import Advice, advise
+from millpond.envs.spec import EnvSpec
+from millpond.planner.advice import Advice, Adviser
 from millpond.planner.host import Host
-from millpond.planner.lines import number, size
-from millpond.planner.mixture import MixturePlan
+from millpond.planner.lines import number, plural, size
+from millpond.planner.mixture import MixturePlan, plan_mixture
 
 SINGLE_AGENT_COLLECTION = 128 * 32  # what PQN's authors give one agent on Atari and MinAtar
 LEAST_REPLAY, MOST_REPLAY = 0.05, 64.0
 SANE_REPLAY = 1.0
 MOST_EPSILON = 0.5
+FEWEST_ROUNDS = 3
+MEMORY_SHARE = 0.8
 
 
-def advise_mixture(recipe: MixtureRecipe, plan: MixturePlan, host: Host | None) -> list[Advice]:
+def advise_mixture(recipe: MixtureRecipe, plan: MixturePlan, spec: EnvSpec | None, host: Host | None) -> list[Advice]:
     """Everything worth saying, what matters most first."""
-    advice = [*_replay(recipe, plan), *_agent_batch(recipe, plan), *_epsilon(recipe, plan), *_rounds(recipe, plan)]
-    if host is not None:
-        advice += _memory(recipe, plan, host)
-    return advice
+    adviser = Adviser(recipe, lambda changed: _troubles(changed, plan_mixture(changed, spec), host))
+    subject = _Subject(recipe, plan, host, adviser)
+    checks = (_replay, _agent_batch, _epsilon, _rounds, _big_pond, _memory)
+    return [advice for check in checks for advice in check(subject)]
 
 
-def _replay(recipe: MixtureRecipe, plan: MixturePlan) -> Iterator[Advice]:
-    if not plan.big_updates or LEAST_REPLAY <= plan.big_replay_ratio <= MOST_REPLAY:
+@dataclass(frozen=True)
+class _Subject:
+    recipe: MixtureRecipe
+    plan: MixturePlan
+    host: Host | None
+    advise: Adviser[MixtureRecipe]
+
+
+def _troubles(recipe: MixtureRecipe, plan: MixturePlan, host: Host | None) -> set[str]:
+    found = {
+        "replay ratio": bool(plan.big_updates) and not LEAST_REPLAY <= plan.big_replay_ratio <= MOST_REPLAY,
+        "agents' batch": plan.agents > 1 and plan.transitions_per_collection < SINGLE_AGENT_COLLECTION,
+        "rounds": bool(plan.resets) and plan.rounds < FEWEST_ROUNDS,
+        "BigPond": 0 < plan.lake_transitions < plan.big_pond_transitions,
+        "memory": recipe.device == "cpu"
+        and host is not None
+        and host.memory > 0
+        and _needed(plan) > host.memory * MEMORY_SHARE,
+    }
+    return {topic for topic, there in found.items() if there}
+
+
+def _needed(plan: MixturePlan) -> int:
+    return (plan.pond_bytes or 0) * plan.agents + (plan.big_pond_bytes or 0)
+
+
+def _replay(s: _Subject) -> Iterator[Advice]:
+    plan = s.plan
+    if "replay ratio" not in _troubles(s.recipe, plan, s.host):
         return
     few = plan.big_replay_ratio < LEAST_REPLAY
     updates = max(1, round(SANE_REPLAY * plan.env_steps_per_round / plan.big_batch_size))
-    yield from advise(
+    yield from s.advise(
         "replay ratio",
-        f"{plan.big_updates:,} gradient steps of {plan.big_batch_size:,} replay a round's transition "
+        f"{plural(plan.big_updates, 'gradient step')} of {plan.big_batch_size:,} replay a round's transition "
         f"{plan.big_replay_ratio:.1g} times: the BigAgent "
         + ("sees next to nothing of what the agents collected, and the clones start from it" if few else "will overfit")
-        + f"; once each would be {updates:,} steps",
-        flatten(recipe),
-        written(recipe),
+        + f"; as many samples as a round has transitions are {updates:,} steps",
         {"mixture.big_updates": updates},
     )
 
 
-def _agent_batch(recipe: MixtureRecipe, plan: MixturePlan) -> Iterator[Advice]:
+def _agent_batch(s: _Subject) -> Iterator[Advice]:
+    plan = s.plan
     if plan.transitions_per_collection >= SINGLE_AGENT_COLLECTION or plan.agents == 1:
         return
-    envs = -(-SINGLE_AGENT_COLLECTION // recipe.pqn.num_steps)
-    yield from advise(
+    yield from s.advise(
         "agents' batch",
         f"each agent learns from {plan.transitions_per_collection:,} transitions at a time, a single agent from "
         f"{SINGLE_AGENT_COLLECTION:,}; smaller batches hurt, so each agent should keep the single one's",
-        flatten(recipe),
-        written(recipe),
-        {"pqn.num_envs": envs},
+        {"pqn.num_envs": -(-SINGLE_AGENT_COLLECTION // s.recipe.pqn.num_steps)},
     )
 
 
-def _epsilon(recipe: MixtureRecipe, plan: MixturePlan) -> Iterator[Advice]:
+def _epsilon(s: _Subject) -> Iterator[Advice]:
+    mixture = s.recipe.mixture
     for key, value, who in (
-        ("mixture.epsilon_reset_to", recipe.mixture.epsilon_reset_to, "the clones"),
-        ("mixture.big_epsilon_reset_to", recipe.mixture.big_epsilon_reset_to, "the BigAgent"),
+        ("mixture.epsilon_reset_to", mixture.epsilon_reset_to, "the clones"),
+        ("mixture.big_epsilon_reset_to", mixture.big_epsilon_reset_to, "the BigAgent"),
     ):
-        if plan.resets and value > MOST_EPSILON and not (recipe.mixture.epsilon_ladder and "big" not in key):
-            yield from advise(
+        laddered = key == "mixture.epsilon_reset_to" and mixture.epsilon_ladder is not None
+        if s.plan.resets and value > MOST_EPSILON and not laddered:
+            yield from s.advise(
                 "exploration",
                 f"a reset to {value:g} makes {who} act at random for a while and throws away what was just learned; "
                 f"0.1 to 0.25 is usual after a reset",
-                flatten(recipe),
-                written(recipe),
                 {key: 0.1},
             )
 
 
-def _rounds(recipe: MixtureRecipe, plan: MixturePlan) -> Iterator[Advice]:
-    if plan.resets and plan.rounds < 3:
-        frames = plan.frames_per_collection
-        wanted = max(1, plan.total_frames // frames // 10)
-        if wanted < plan.collections_per_round:
-            yield from advise(
-                "rounds",
-                f"only {number(plan.rounds)} rounds fit into {plan.total_frames:,} frames, too few to see agents recover "
-                f"from a reset; ten would",
-                flatten(recipe),
-                written(recipe),
-                {"mixture.collections_per_round": wanted},
-            )
-
-
-def _memory(recipe: MixtureRecipe, plan: MixturePlan, host: Host) -> Iterator[Advice]:
-    if plan.pond_bytes is None or plan.big_pond_bytes is None or recipe.device != "cpu" or not host.memory:
-        return
-    needed = plan.pond_bytes * plan.agents + plan.big_pond_bytes
-    if needed > host.memory * 0.8:
-        fits = int(plan.big_pond_transitions * 0.5 * host.memory / needed)
-        yield from advise(
-            "memory",
-            f"ponds and BigPond take {size(needed)}, more than 80% of this machine's {size(host.memory)}",
-            flatten(recipe),
-            written(recipe),
-            {"mixture.big_pond_transitions": max(fits, plan.big_batch_size + recipe.dqn.n_step)},
+def _rounds(s: _Subject) -> Iterator[Advice]:
+    plan = s.plan
+    wanted = max(1, plan.total_frames // plan.frames_per_collection // 10)
+    if plan.resets and plan.rounds < FEWEST_ROUNDS and wanted < plan.collections_per_round:
+        yield from s.advise(
+            "rounds",
+            f"only {plural(plan.rounds, 'round')} fit into {plan.total_frames:,} frames, too few to see agents recover from "
+            f"a reset; ten would",
+            {"mixture.collections_per_round": wanted},
         )
+
+
+def _big_pond(s: _Subject) -> Iterator[Advice]:
+    plan = s.plan
+    if "BigPond" in _troubles(s.recipe, plan, s.host):
+        yield from s.advise(
+            "BigPond",
+            f"the BigPond of {number(plan.big_pond_transitions)} transitions is larger than the whole lake at the end, "
+            f"{number(plan.lake_transitions)}",
+            {"mixture.big_pond_transitions": plan.lake_transitions},
+        )
+
+
+def _memory(s: _Subject) -> Iterator[Advice]:
+    plan, host = s.plan, s.host
+    if host is None or "memory" not in _troubles(s.recipe, plan, host):
+        return
+    reason = f"ponds and BigPond take {size(_needed(plan))}, more than {MEMORY_SHARE:.0%} of this machine's {size(host.memory)}"
+    transitions = min(plan.big_pond_transitions, plan.lake_transitions or plan.big_pond_transitions)
+    while transitions > plan.big_batch_size:
+        transitions //= 2
+        found = list(s.advise("memory", f"{reason}; this fits", {"mixture.big_pond_transitions": transitions}))
+        if found:
+            yield from found
+            return
+    yield Advice("memory", f"{reason}; take fewer agents or smaller ponds")

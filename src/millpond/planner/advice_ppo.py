@@ -3,219 +3,227 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from millpond.config.check import flatten, written
 from millpond.config.recipe import PPORecipe
-from millpond.planner.advice import Advice, advise
+from millpond.envs.spec import EnvSpec
+from millpond.planner.advice import Advice, Adviser
 from millpond.planner.host import Host
 from millpond.planner.lines import number, plural, size
-from millpond.planner.ppo import PPOPlan
+from millpond.planner.ppo import PPOPlan, plan_ppo
 from millpond.sizes import nearest_divisors, nearest_multiples
 
 MANY_AGENTS = 24
 FEW_AGENTS = 2
-AGENT_STEPS_OF_THREE = 3  # the documents' agent count, which their sizes were chosen for
+USUAL_AGENTS = 3  # the documents', for which their sizes were chosen
 MEMORY_SHARE = 0.8  # of the machine's, that a run should stay below
 
 
-def advise_ppo(recipe: PPORecipe, plan: PPOPlan, host: Host | None) -> list[Advice]:
+def advise_ppo(recipe: PPORecipe, plan: PPOPlan, spec: EnvSpec | None, host: Host | None) -> list[Advice]:
     """Everything worth saying, what matters most first."""
-    advice = [*_top_up(recipe, plan), *_idle_envs(recipe, plan)]
-    if host is not None:
-        advice += [*_memory(recipe, plan, host), *_workers(recipe, plan, host)]
+    adviser = Adviser(recipe, lambda changed: _troubles(changed, plan_ppo(changed, spec), host))
+    subject = _Subject(recipe, plan, host, adviser)
+    advice = [*_top_up(subject), *_idle_envs(subject), *_memory(subject), *_workers(subject)]
     if plan.num_agents >= MANY_AGENTS:
-        advice += _many_agents(recipe, plan)
+        advice += _many_agents(subject)
     elif plan.num_agents <= FEW_AGENTS:
-        advice += _few_agents(recipe, plan)
-    return [*advice, *_speed(recipe, plan, host)]
+        advice += _few_agents(subject)
+    return [*advice, *_speed(subject)]
 
 
-def _top_up(recipe: PPORecipe, plan: PPOPlan) -> Iterator[Advice]:
+@dataclass(frozen=True)
+class _Subject:
+    recipe: PPORecipe
+    plan: PPOPlan
+    host: Host | None
+    advise: Adviser[PPORecipe]
+
+
+def _troubles(recipe: PPORecipe, plan: PPOPlan, host: Host | None) -> set[str]:
+    """What advice must not bring about, and what it should end."""
+    found = {
+        "top-up round": bool(plan.top_up_rows and plan.whole_rounds),
+        "idle envs": not plan.whole_rounds,
+        "memory": _needed(plan) > _limit(recipe, host),
+        "workers": host is not None
+        and plan.num_workers > host.cores
+        and recipe.vector.backend in ("auto", "processes"),
+    }
+    return {topic for topic, there in found.items() if there}
+
+
+def _needed(plan: PPOPlan) -> int:
+    return plan.buffer_bytes + (plan.training.total if plan.training is not None else 0)
+
+
+def _limit(recipe: PPORecipe, host: Host | None) -> float:
+    known = host is not None and host.memory and recipe.device == "cpu"
+    return host.memory * MEMORY_SHARE if host is not None and known else float("inf")
+
+
+def _top_up(s: _Subject) -> Iterator[Advice]:
     """The nearest batch size that whole rounds fill."""
+    plan = s.plan
     if not plan.top_up_rows or not plan.whole_rounds:
         return
-    flat, keys = flatten(recipe), written(recipe)
     one_round = plan.rows_per_round * plan.bptt_horizon
     batch = nearest_multiples(plan.batch_size, one_round)[0]
     minibatch = nearest_divisors(plan.minibatch_size, batch, plan.bptt_horizon)[0]
     overrides = {"trainer.batch_size": batch}
     if minibatch != plan.minibatch_size:
         overrides["trainer.minibatch_size"] = minibatch
-    yield from advise(
+    rounds = batch // one_round
+    yield from s.advise(
         "top-up round",
         f"{plan.segments:,} rows are not a multiple of the {plan.rows_per_round:,} that one round fills, so a short round "
         f"of {plural(plan.top_up_envs, 'env')} fills the last {plan.top_up_rows:,} while the others wait; "
-        f"{batch // one_round} whole rounds need none",
-        flat,
-        keys,
+        f"{plural(rounds, 'whole round')} {'needs' if rounds == 1 else 'need'} none",
         overrides,
     )
 
 
-def _idle_envs(recipe: PPORecipe, plan: PPOPlan) -> Iterator[Advice]:
-    if plan.whole_rounds:
+def _idle_envs(s: _Subject) -> Iterator[Advice]:
+    if s.plan.whole_rounds:
         return
-    yield from advise(
+    yield from s.advise(
         "idle envs",
-        f"an iteration of {plan.segments:,} rows is less than one round of {plan.rows_per_round:,}: most envs wait while "
-        f"{plural(plan.top_up_envs, 'env')} step; one round for all",
-        flatten(recipe),
-        written(recipe),
-        {"trainer.batch_size": plan.rows_per_round * plan.bptt_horizon},
+        f"an iteration of {s.plan.segments:,} rows is less than one round of {s.plan.rows_per_round:,}: most envs wait while "
+        f"{plural(s.plan.top_up_envs, 'env')} step; one round for all",
+        {"trainer.batch_size": s.plan.rows_per_round * s.plan.bptt_horizon},
     )
 
 
-def _memory(recipe: PPORecipe, plan: PPOPlan, host: Host) -> Iterator[Advice]:
-    if plan.training is None or not host.memory or recipe.device != "cpu":
-        return
-    limit = int(host.memory * MEMORY_SHARE)
-    needed = plan.buffer_bytes + plan.training.total
-    if needed <= limit:
+def _memory(s: _Subject) -> Iterator[Advice]:
+    """First a smaller part of a minibatch, which changes nothing that is learned; else a smaller batch."""
+    plan, limit = s.plan, _limit(s.recipe, s.host)
+    if s.host is None or plan.training is None or _needed(plan) <= limit:
         return
     reason = (
         f"rows ({size(plan.buffer_bytes)}) and a training step ({size(plan.training.total)}) together exceed "
-        f"{MEMORY_SHARE:.0%} of this machine's {size(host.memory)}"
+        f"{MEMORY_SHARE:.0%} of this machine's {size(s.host.memory)}"
     )
-    flat, keys = flatten(recipe), written(recipe)
-    per_step = (plan.training.minibatch + plan.training.activations) / plan.minibatch_size * plan.accumulated_parts
-    room = limit - plan.buffer_bytes - (plan.training.total - plan.training.minibatch - plan.training.activations)
-    if room >= per_step * plan.bptt_horizon:
-        fits = [
-            part
-            for part in nearest_divisors(int(room / per_step), plan.minibatch_size, plan.bptt_horizon)
-            if part * per_step <= room
-        ]
-        if fits:
-            parts = {"trainer.max_minibatch_size": fits[0]}
-            yield from advise("memory", f"{reason}; parts of this size fit", flat, keys, parts)
+    part = plan.minibatch_segments // plan.accumulated_parts
+    while part > 1:
+        part = nearest_divisors(part // 2, plan.minibatch_segments)[0]
+        found = list(
+            s.advise(
+                "memory", f"{reason}; parts of this size fit", {"trainer.max_minibatch_size": part * plan.bptt_horizon}
+            )
+        )
+        if found:
+            yield from found
             return
-    smaller = max(plan.bptt_horizon, int(plan.batch_size * limit / needed / 2))
-    yield from advise(
-        "memory",
-        f"{reason}; a smaller batch fits",
-        flat,
-        keys,
-        {"trainer.batch_size": nearest_multiples(smaller, plan.bptt_horizon)[0]},
-    )
+    minibatches = plan.num_minibatches
+    while minibatches > 1:
+        minibatches //= 2
+        batch = minibatches * plan.minibatch_size
+        found = list(s.advise("memory", f"{reason}; a smaller batch fits", {"trainer.batch_size": batch}))
+        if found:
+            yield from found
+            return
+    yield Advice("memory", f"{reason}; take fewer envs, a smaller batch or a smaller minibatch")
 
 
-def _workers(recipe: PPORecipe, plan: PPOPlan, host: Host) -> Iterator[Advice]:
-    if plan.num_workers > host.cores and recipe.vector.backend in ("auto", "processes"):
-        yield Advice(
+def _workers(s: _Subject) -> Iterator[Advice]:
+    plan, host = s.plan, s.host
+    if host is None or "workers" not in _troubles(s.recipe, plan, host):
+        return
+    found = list(
+        s.advise(
             "workers",
             f"{plan.num_workers} workers share {plural(host.cores, 'core')} here. They sleep while they wait, so this costs "
-            f"memory and switching, nothing else. Env counts are rounded to workers: trainer.num_workers={host.cores} "
-            f"gives {_envs_with(recipe, plan, host.cores)}",
+            f"memory and switching, nothing else; one a core is enough. Env counts are rounded to workers, so they may "
+            f"change a little",
+            {"trainer.num_workers": host.cores},
         )
+    )
+    yield from found or [Advice("workers", f"{plan.num_workers} workers share {plural(host.cores, 'core')} here")]
 
 
-def _envs_with(recipe: PPORecipe, plan: PPOPlan, workers: int) -> str:
-    target = recipe.trainer.forward_pass_minibatch_target_size
-    if target is None:
-        return f"the same {plan.num_envs:,} envs" if plan.num_envs % workers == 0 else "another count of envs"
-    envs = target // plan.num_agents // workers * workers * plan.groups
-    return f"{envs:,} envs instead of {plan.num_envs:,}"
-
-
-def _many_agents(recipe: PPORecipe, plan: PPOPlan) -> Iterator[Advice]:
-    flat, keys = flatten(recipe), written(recipe)
+def _many_agents(s: _Subject) -> Iterator[Advice]:
+    plan = s.plan
     if plan.batch_unit == "env_steps":
-        wanted = plan.batch_size * AGENT_STEPS_OF_THREE // plan.num_agents
+        wanted = plan.batch_size * USUAL_AGENTS // plan.num_agents
         batch = nearest_multiples(wanted, plan.minibatch_size)[0]
         if batch < plan.batch_size:
-            yield from advise(
+            yield from s.advise(
                 "many agents",
                 f"batch_size counts env steps, so {plan.num_agents} agents an env make an iteration "
-                f"{plan.agent_steps:,} agent steps long; about as many as three agents would give, and the policy is "
+                f"{plan.agent_steps:,} agent steps long; this is about what three agents would give, and the policy is "
                 f"renewed {plan.batch_size / batch:.0f} times as often",
-                flat,
-                keys,
                 {"trainer.batch_size": batch},
             )
     minibatch = plan.minibatch_size * 2
     if plan.batch_size % minibatch == 0:
-        yield from advise(
+        yield from s.advise(
             "many agents",
             "agents of one env see the same events, so a gradient averages over fewer independent ones than it has "
             "steps; larger minibatches steady it, at fewer updates",
-            flat,
-            keys,
             {"trainer.minibatch_size": minibatch},
         )
-    yield from advise(
-        "many agents",
-        f"an env with {plan.num_agents} agents is slow to step, and {plan.envs_per_worker:,} of them queue in each worker; "
-        f"more workers shorten the queue where there are cores for them",
-        flat,
-        keys,
-        {"trainer.num_workers": plan.num_workers * 2},
-    )
+    if s.host is None or s.host.cores >= plan.num_workers * 2:
+        yield from s.advise(
+            "many agents",
+            f"an env with {plan.num_agents} agents is slow to step, and {plan.envs_per_worker:,} of them queue in each "
+            f"worker; more workers shorten the queue",
+            {"trainer.num_workers": plan.num_workers * 2},
+        )
 
 
-def _few_agents(recipe: PPORecipe, plan: PPOPlan) -> Iterator[Advice]:
-    flat, keys = flatten(recipe), written(recipe)
+def _few_agents(s: _Subject) -> Iterator[Advice]:
+    plan = s.plan
+    agents = f"{plural(plan.num_agents, 'agent')} an env"
     if plan.batch_unit == "env_steps":
-        yield from advise(
+        yield from s.advise(
             "few agents",
-            f"{plural(plan.num_agents, 'agent')} an env leave {plan.agent_steps_per_gradient:,} agent steps to a gradient; "
-            f"a larger batch gives each iteration more",
-            flat,
-            keys,
+            f"with {agents} an iteration is only {plan.agent_steps:,} agent steps long; a larger batch gives each "
+            f"iteration more to learn from",
             {"trainer.batch_size": plan.batch_size * 2},
         )
-    target = recipe.trainer.forward_pass_minibatch_target_size
+    target = s.recipe.trainer.forward_pass_minibatch_target_size
     if target is not None and target // 2 // plan.num_agents >= plan.num_workers:
-        yield from advise(
+        yield from s.advise(
             "few agents",
-            f"{plan.num_envs:,} envs of {plural(plan.num_agents, 'agent')} are many to hold; a smaller forward target needs "
-            f"half of them and steps each twice as long",
-            flat,
-            keys,
+            f"with {agents}, {plan.num_envs:,} envs are many to hold; a smaller forward target needs half of them and "
+            f"steps each twice as long",
             {"trainer.forward_pass_minibatch_target_size": target // 2},
         )
     if plan.num_workers > 1 and plan.num_workers % 2 == 0:
-        yield from advise(
+        yield from s.advise(
             "few agents",
             f"small envs step fast, and {plan.num_workers} workers then spend more on waking up than on stepping",
-            flat,
-            keys,
             {"trainer.num_workers": plan.num_workers // 2},
         )
 
 
-def _speed(recipe: PPORecipe, plan: PPOPlan, host: Host | None) -> Iterator[Advice]:
-    flat, keys = flatten(recipe), written(recipe)
+def _speed(s: _Subject) -> Iterator[Advice]:
+    recipe, plan = s.recipe, s.plan
     if plan.groups == 1 and plan.num_workers > 1:
-        yield from advise(
+        yield from s.advise(
             "speed",
             "envs and policy take turns; with two groups one steps while the other is with the policy",
-            flat,
-            keys,
             {"trainer.async_factor": 2},
         )
-    has_bfloat16 = recipe.device.startswith("cuda") or (recipe.device == "cpu" and host is not None and host.bfloat16)
+    on_cpu = recipe.device == "cpu"
+    has_bfloat16 = recipe.device.startswith("cuda") or (on_cpu and s.host is not None and s.host.bfloat16)
     if recipe.trainer.precision == "float32" and has_bfloat16:
-        yield from advise(
+        yield from s.advise(
             "speed",
             "bfloat16 roughly halves the time of network arithmetic on this hardware; compare curves before you rely on it",
-            flat,
-            keys,
             {"trainer.precision": "bfloat16"},
         )
     if not recipe.trainer.compile:
-        yield from advise(
+        yield from s.advise(
             "speed",
             "a compiled policy fuses small operations; the first iteration is slower while it compiles",
-            flat,
-            keys,
             {"trainer.compile": True},
         )
-    if plan.num_minibatches >= 4 and plan.batch_size % (plan.minibatch_size * 2) == 0 and recipe.device != "cpu":
-        yield from advise(
+    double = plan.minibatch_size * 2
+    unsplit = recipe.trainer.max_minibatch_size is None or recipe.trainer.max_minibatch_size >= double
+    if plan.num_minibatches >= 4 and plan.batch_size % double == 0 and unsplit and not on_cpu:
+        yield from s.advise(
             "speed",
             f"{number(plan.agent_steps_per_gradient)} agent steps may not fill an accelerator; twice as many a minibatch "
             f"are fewer, larger products, but {plan.gradient_updates // 2} updates instead of {plan.gradient_updates}",
-            flat,
-            keys,
-            {"trainer.minibatch_size": plan.minibatch_size * 2},
+            {"trainer.minibatch_size": double},
         )

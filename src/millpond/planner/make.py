@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from millpond.config import Loaded, MixtureRecipe, PPORecipe, Recipe, RewardRecipe, load
+from millpond.config.agents import AgentCount, agents_from
+from millpond.config.violations import as_override
 from millpond.config.worlds import world_spec
-from millpond.envs.ask import AgentCount, agents_from
 from millpond.planner.advice import Advice
 from millpond.planner.advice_mixture import advise_mixture
 from millpond.planner.advice_ppo import advise_ppo
@@ -43,6 +44,9 @@ class Planned:
             "recipe": self.loaded.name,
             "kind": self.loaded.recipe.kind,
             **flat,
+            "notes": list(self.loaded.notes),
+            "defaulted": [as_override(key, value) for key, value in self.loaded.defaulted.items()],
+            "ignored": list(self.loaded.ignored),
             "alerts": list(self.alerts),
             "advice": [str(advice) for advice in self.advice],
         }
@@ -73,13 +77,16 @@ def plan_loaded(loaded: Loaded, asked: AgentCount | None = None, host: Host | No
     plan: Plan
     if isinstance(recipe, PPORecipe):
         plan = plan_ppo(recipe, spec)
-        advice = advise_ppo(recipe, plan, host)
+        advice = advise_ppo(recipe, plan, spec, host)
     elif isinstance(recipe, MixtureRecipe):
         plan = plan_mixture(recipe, spec)
-        advice = advise_mixture(recipe, plan, host)
+        advice = advise_mixture(recipe, plan, spec, host)
     else:
         plan = plan_reward(recipe)
         advice = advise_reward(recipe, plan)
+    if spec is None and _needs_world(recipe) and not recipe.env.id.startswith("pufferlib."):
+        note = f"{recipe.env.id} was not asked, since that would run its code; --agents-from {recipe.env.id} asks it"
+        loaded = replace(loaded, notes=(*loaded.notes, note))
     world = AgentCount(spec.num_agents, recipe.env.id) if spec is not None else None
     alerts = [
         _mismatch(plan, recipe.env.num_agents, count)

@@ -85,12 +85,25 @@ def parameters(spec: EnvSpec | None, core: str, hidden_size: int) -> int | None:
 
 
 def _encoder(part: Part, hidden_size: int) -> int:
-    if part.kind == "pixels" and min(part.shape[-2:]) >= 36:  # the usual three convolutions
+    if _is_image(part):
         channels = part.shape[0] if len(part.shape) == 3 else 1
-        height, width = ((((side - 8) // 4 + 1 - 4) // 2 + 1) - 3 + 1 for side in part.shape[-2:])
         convolutions = 32 * (channels * 64 + 1) + 64 * (32 * 16 + 1) + 64 * (64 * 9 + 1)
-        return convolutions + (64 * height * width + 1) * hidden_size
+        return convolutions + (_convolved(part)[-1] + 1) * hidden_size
     return (prod(part.shape) + 1) * hidden_size
+
+
+def _is_image(part: Part) -> bool:
+    """Large enough for the usual three convolutions: 8x8 by 4, 4x4 by 2, 3x3 by 1, of 32, 64 and 64 channels."""
+    return part.kind == "pixels" and min(part.shape[-2:]) >= 36
+
+
+def _convolved(part: Part) -> list[int]:
+    """Numbers that come out of each convolution."""
+    sides, found = list(part.shape[-2:]), []
+    for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+        sides = [(side - kernel) // stride + 1 for side in sides]
+        found.append(channels * prod(sides))
+    return found
 
 
 @dataclass(frozen=True)
@@ -126,6 +139,8 @@ def training_memory(
     minibatch = sum(field_bytes(field, rows, horizon, agents_per_row) for field in fields if field.trained)
     width = 2 if precision == "bfloat16" else FLOAT
     kept = 2 + GATES[core] + STATES[core]  # vectors of hidden_size a step: encoder in and out, gates, states
-    inputs = sum(prod(part.shape) for part in spec.observation.parts)
+    inputs = sum(
+        prod(part.shape) + (sum(_convolved(part)) if _is_image(part) else 0) for part in spec.observation.parts
+    )
     activations = rows * horizon * agents_per_row * (kept * hidden_size + inputs + sum(spec.action.sizes)) * width
     return TrainingMemory(minibatch, activations, count * FLOAT, count * FLOAT, count * FLOAT * MOMENTS[optimizer])

@@ -19,7 +19,11 @@ RECORD_BYTES = 64
 
 @dataclass(frozen=True)
 class MixturePlan:
-    """What a mixture will do. `collection`: every env of an agent takes `pqn.num_steps` steps, once."""
+    """What a mixture will do. `collection`: every env of an agent takes `pqn.num_steps` steps, once.
+
+    A pond holds neighbouring steps, so a frame is stored once. The BigPond holds transitions from anywhere in the lake,
+    which have no neighbours there: each brings its stack and its n following frames.
+    """
 
     mode: str
     agents: int
@@ -82,6 +86,7 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
     per_round = steps * mixture.collections_per_round
     lake_transitions = collections * steps if uses_lake else 0
 
+    big_pond = mixture.big_pond_transitions
     frame = observation = once = lake_frame = None
     measured = False
     if spec is not None:
@@ -116,7 +121,7 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
         big_updates=mixture.big_updates if uses_lake else 0,
         big_batch_size=dqn.batch_size,
         big_replay_ratio=replayed / per_round,
-        big_pond_replay_ratio=replayed / mixture.big_pond_transitions,
+        big_pond_replay_ratio=replayed / big_pond,
         big_updates_in_all=rounds * mixture.big_updates if uses_lake else 0,
         resets=rounds if mixture.mode in ("rounds", "live", SINGLE[1]) else 0,
         pond_transitions=mixture.pond_transitions,
@@ -127,7 +132,9 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
         transition_bytes_twice=None if observation is None else 2 * observation,
         transition_bytes_once=frame,
         pond_bytes=None if once is None else once * mixture.pond_transitions,
-        big_pond_bytes=None if once is None else once * mixture.big_pond_transitions,
+        big_pond_bytes=None
+        if frame is None
+        else big_pond * (frame * (recipe.env.frame_stack + dqn.n_step) + RECORD_BYTES),
         lake_frame_bytes=lake_frame,
         lake_frame_measured=measured,
         lake_transitions=lake_transitions,

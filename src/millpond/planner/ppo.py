@@ -51,6 +51,7 @@ class PPOPlan:
     total_gradient_updates: int
     unused_timesteps: int
     passes_over_data: int
+    buffer_rows: int
     buffer_bytes: int
     observation_bytes: int | None
     field_bytes: tuple[tuple[str, str, int], ...]  # name, shape and dtype, bytes
@@ -79,10 +80,14 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None) -> PPOPlan:
     # Surplus rows are trained in the next iteration: over the run, envs are rounded up once, not once an iteration.
     run_envs = -(-rows * iterations * agents_per_row // agents)
 
+    # An iteration that whole envs cannot fill exactly leaves up to agents - 1 rows, which wait in the buffer.
+    buffer_rows = rows + (agents - 1 if agents_per_row == 1 and rows % agents else 0)
     fields = row_fields(spec, recipe.policy.core, recipe.policy.hidden_size)
-    sizes = [field_bytes(field, rows, horizon, agents_per_row) for field in fields]
+    sizes = [field_bytes(field, buffer_rows, horizon, agents_per_row) for field in fields]
     shapes = [
-        " x ".join(map(str, (rows, *([horizon] if f.per_step else []), *([agents] * (agents_per_row > 1)), *f.shape)))
+        " x ".join(
+            map(str, (buffer_rows, *([horizon] if f.per_step else []), *([agents] * (agents_per_row > 1)), *f.shape))
+        )
         for f in fields
     ]
     largest = trainer.max_minibatch_size or trainer.minibatch_size
@@ -120,6 +125,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None) -> PPOPlan:
         total_gradient_updates=minibatches * trainer.update_epochs * iterations,
         unused_timesteps=max(0, trainer.total_timesteps - iterations * batch),
         passes_over_data=trainer.update_epochs,
+        buffer_rows=buffer_rows,
         buffer_bytes=sum(sizes),
         observation_bytes=sizes[0] if spec is not None else None,
         field_bytes=tuple(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.config.check import flatten
-from millpond.config.keys import keys
+from millpond.config.keys import keys, nearest_key
 from millpond.config.load import parse_override
 from millpond.config.violations import show as show_value
 from millpond.errors import MillpondError
@@ -47,7 +47,7 @@ def scale(
 ) -> Scaled:
     """`text` is KEY=a,b,c."""
     overrides = list(overrides)
-    key, equals, values = text.partition("=")
+    key, equals, values = (part.strip() for part in text.partition("="))
     choices = [value.strip() for value in values.split(",") if value.strip()]
     if not equals or not choices:
         raise MillpondError(f"--scale {text!r} is not KEY=a,b,c, such as env.num_agents=3,4,8,24")
@@ -56,7 +56,8 @@ def scale(
     own = plan(recipe, overrides, preset=preset, host=host)
     flat = flatten(own.loaded.recipe)
     if key not in flat:
-        plan(recipe, [*overrides, f"{key}={choices[0]}"], preset=preset)  # raises, and names the nearest known key
+        near = nearest_key(key, own.loaded.recipe.kind)
+        raise MillpondError(f"{key} is not a key that can be scaled" + (f"; did you mean {near}?" if near else ""))
     plans: list[tuple[Any, Planned | str]] = []
     for choice in choices:
         try:

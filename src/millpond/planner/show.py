@@ -49,7 +49,7 @@ def show_source(planned: Planned) -> list[str]:
     loaded = planned.loaded
     lines: list[str] = []
     if loaded.notes:
-        lines += ["", "Notes on the file", *(line for note in loaded.notes for line in sentence(f"{note}.", 2, "- "))]
+        lines += ["", "Notes", *(line for note in loaded.notes for line in sentence(f"{note}.", 2, "- "))]
     if loaded.defaulted:
         shown = ", ".join(as_override(key, value) for key, value in loaded.defaulted.items())
         lines += ["", "Defaulted, as PufferLib 3.0 does", *sentence(shown)]

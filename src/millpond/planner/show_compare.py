@@ -5,7 +5,7 @@ from __future__ import annotations
 from millpond.config.violations import show as show_value
 from millpond.planner.compare import Comparison, cell
 from millpond.planner.lines import WIDTH, sentence
-from millpond.planner.show import show_alerts
+from millpond.planner.show import show_alerts, show_source
 
 LABEL_WIDTH = 27
 
@@ -15,6 +15,9 @@ def show_compare(comparison: Comparison) -> str:
     a, b = comparison.a.loaded.name, comparison.b.loaded.name
     lines = [*sentence(f"{a} against {b}", 0), *show_alerts(comparison.alerts), ""]
     lines += _table(comparison, a, b)
+    for side in (comparison.a, comparison.b):
+        source = show_source(side)
+        lines += ["", f"On {side.loaded.name}", *source] if source else []
     if comparison.settings:
         lines += ["", "Other settings that differ"]
         for key, first, second in comparison.settings:

@@ -117,7 +117,7 @@ def _memory(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     lines += sentence(f"A million of them: {size(twice * 1e6)} in full, {size(plan.frame_bytes * 1e6)} stored once.")
     stores = [
         (f"{plural(plan.agents, 'pond')}, each", size(plan.pond_bytes), f"on {recipe.device}"),
-        ("the BigPond", size(plan.big_pond_bytes or 0), f"on {recipe.device}"),
+        ("the BigPond", size(plan.big_pond_bytes or 0), f"on {recipe.device}; each transition with its own frames"),
     ]
     if plan.lake_transitions and plan.lake_bytes is not None and plan.lake_frame_bytes is not None:
         frame = f"{plan.lake_frame_bytes:,.0f} bytes a frame"

@@ -79,12 +79,13 @@ def _collection(plan: PPOPlan) -> list[str]:
         rounds = plural(plan.whole_rounds, "whole round")
         lines.append(f"  {rounds}: every env steps {plan.bptt_horizon} times and fills {_rows_an_env(plan)}")
     if plan.top_up_rows:
-        waits = (
-            f"; {plural(plan.surplus_rows, 'surplus row')} waits for the next iteration" if plan.surplus_rows else ""
-        )
+        whose = "so every row is of the current policy"
+        if plan.surplus_rows:
+            surplus = plural(plan.surplus_rows, "surplus row")
+            whose = f"whole envs at a time; {surplus} (at most {plan.num_agents - 1}) go into the next iteration"
         lines += sentence(
             f"1 top-up round: {plural(plan.top_up_envs, 'env')} (in rotation) "
-            f"fill the last {plural(plan.top_up_rows, 'row')}, so every row is of the current policy{waits}"
+            f"fill the last {plural(plan.top_up_rows, 'row')}, {whose}"
         )
     return lines
 

@@ -90,7 +90,11 @@ def _ppo_differences(a: Planned, b: Planned, p: PPOPlan, q: PPOPlan) -> Iterator
             f"Staleness, {side.loaded.name}: the last of {plural(plan.gradient_updates, 'update')} trains on rows that are "
             f"{plural(plan.gradient_updates - 1, 'update')} old"
             + (f", and every row is used {plan.update_epochs} times" if plan.update_epochs > 1 else "")
-            + "; none are of an earlier iteration."
+            + (
+                f"; up to {plan.num_agents - 1} rows are of the iteration before."
+                if plan.surplus_rows
+                else "; none are older."
+            )
         )
     if p.buffer_bytes != q.buffer_bytes:
         yield f"Memory: rows of {size(p.buffer_bytes)} against {size(q.buffer_bytes)}{_training(p, q)}."

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from millpond.config.yaml import parse, read_text
 from millpond.envs.families import FAMILIES, family_of
 from millpond.envs.registry import describe
 from millpond.errors import MillpondError
-
-LARGEST_FILE = 10_000_000  # bytes
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class AgentCount:
 
 
 def agents_from(source: str) -> AgentCount:
-    """The answer of a world's id, or of a YAML file that has `num_agents` somewhere in it."""
+    """The answer of a YAML file that has `num_agents` somewhere in it, or of a world, which is made for this."""
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):
         return AgentCount(_in_file(path), path.name)
@@ -35,31 +32,30 @@ def agents_from(source: str) -> AgentCount:
         raise MillpondError(f"{source} is neither a YAML file nor a world that can be asked; worlds are {forms}")
     if family.name in ("grid", "mettagrid"):
         raise MillpondError(f"{source} has as many agents as env.num_agents says; ask a file with its map instead")
-    return AgentCount(describe(source, {}).num_agents, source)
+    try:
+        return AgentCount(describe(source, {}).num_agents, source)
+    except MillpondError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the code of a world may do when it is called
+        raise MillpondError(f"{source} cannot be asked: {type(error).__name__}: {error}") from None
 
 
 def _in_file(path: Path) -> int:
-    try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise MillpondError(f"{path} has {path.stat().st_size:,} bytes; too large for a config")
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MillpondError(f"{path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError):
-        raise MillpondError(f"{path} is not YAML") from None
-    found = {int(value) for value in _values_of("num_agents", content, 0)}
+    """`num_agents` of a file about a world; read as carefully as a recipe, since it may be anybody's."""
+    found = set(_values_of("num_agents", parse(read_text(path), str(path))))
     if len(found) != 1:
         what = "nowhere" if not found else f"as {', '.join(map(str, sorted(found)))}"
         raise MillpondError(f"{path} gives num_agents {what}; it should stand there once, as a whole number")
-    return found.pop()
+    agents = found.pop()
+    if agents < 1:
+        raise MillpondError(f"{path} gives num_agents={agents}; it must be at least 1")
+    return agents
 
 
-def _values_of(key: str, content: Any, depth: int) -> list[int]:
-    if depth > 50:
-        return []
+def _values_of(key: str, content: Any) -> list[int]:
     if isinstance(content, Mapping):
         own = [content[key]] if isinstance(content.get(key), int) and not isinstance(content[key], bool) else []
-        return own + [found for value in content.values() for found in _values_of(key, value, depth + 1)]
+        return own + [found for value in content.values() for found in _values_of(key, value)]
     if isinstance(content, list):
-        return [found for value in content for found in _values_of(key, value, depth + 1)]
+        return [found for value in content for found in _values_of(key, value)]
     return []

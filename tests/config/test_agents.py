@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.envs.ask import agents_from
+from millpond.config.agents import agents_from
 from millpond.errors import MillpondError
 
 DATA = Path(__file__).parent.parent / "data"
@@ -25,7 +25,7 @@ def test_sources(source: str, agents: int) -> None:
     [
         ("game: {agents: 3}", "nowhere"),
         ("a: {num_agents: 3}\nb: {num_agents: 4}", "as 3, 4"),
-        ("[", "is not YAML"),
+        ("[", "is not valid YAML"),
         ("", "nowhere"),
     ],
 )
