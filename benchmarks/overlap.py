@@ -30,12 +30,15 @@ def processor() -> str:
 
 
 def run(vector: Vector, wait: bool) -> tuple[float, list[Phase], list[list[Phase]]]:
-    """Seconds a turn, what the policy did, and what each worker did. `wait`: until a group has stepped, do nothing."""
+    """Seconds a turn (the median), what the policy did, and what each worker did.
+
+    `wait`: do nothing until the group that was sent has stepped.
+    """
     vector.reset(0)
     share = vector.num_envs // vector.groups // vector.num_workers
     policy: list[Phase] = []
     workers: list[list[Phase]] = [[] for _ in range(vector.num_workers)]
-    start = time.monotonic()
+    moments = [time.monotonic()]
     for _ in range(TURNS):
         batch = vector.recv()
         name = group_name(batch.group)
@@ -50,8 +53,8 @@ def run(vector: Vector, wait: bool) -> tuple[float, list[Phase], list[list[Phase
         vector.send()
         if wait:
             vector.drain()
-    seconds = (time.monotonic() - start) / TURNS
-    return seconds, policy, workers
+        moments.append(time.monotonic())
+    return float(np.median(np.diff(moments))), policy, workers
 
 
 def draw(title: str, phases: list[Phase], origin: float) -> None:

@@ -24,7 +24,7 @@ import struct
 import sys
 import traceback
 
-import numpy as np
+import numpy.random  # by name: numpy would load it later, and so in each worker anew
 
 from millpond.vector.lifeline import end_with, outlive
 from millpond.vector.worker import work
@@ -112,7 +112,7 @@ class Nursery:
                 os.close(pidfd)
             # A fork copies the global generator; worlds have seeds of their own, but an env that uses it all the same
             # should not do in each worker exactly what it does in the others.
-            np.random.seed(worker)  # noqa: NPY002
+            numpy.random.seed(worker)  # noqa: NPY002
             work(self._job, self._memory, nursery, fds)
             status = 0
         except BaseException:
