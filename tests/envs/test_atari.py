@@ -77,13 +77,30 @@ def test_colour_and_stacks_become_planes():
     world = AtariWorld("breakout", 2, {"num_threads": 1, "grayscale": False, "stack_num": 2, "height": 40, "width": 30})
     assert world.spec.observation.shape == (6, 40, 30)
     world.reset(spawn_seeds(0, 2))
-    world.step(0, 2)
-    newest = world._vector.single_observation_space.shape
-    assert newest == (2, 40, 30, 3)
-    image = world.render_rgb(0)
-    assert image.shape == (40, 30, 3)
-    assert (image[..., 0] != image[..., 2]).any()  # bricks are not grey
+    plain = ale_py.vector_env.AtariVectorEnv(
+        "breakout",
+        2,
+        num_threads=1,
+        stack_num=2,
+        grayscale=False,
+        img_height=40,
+        img_width=30,
+        use_fire_reset=False,
+        repeat_action_probability=0.25,
+    )
+    plain.reset(seed=(draw(spawn_seeds(0, 2)) >> np.uint64(33)).astype(np.int64))
+    for _ in range(5):
+        world.buffers.action[:] = 1
+        world.step(0, 2)
+        frames = plain.step(np.ones(2, np.int32))[0]
+    assert frames.shape == (2, 2, 40, 30, 3)
+    for frame in range(2):
+        for colour in range(3):
+            plane = world.buffers.observation[:, 0, frame * 3 + colour]
+            np.testing.assert_array_equal(plane, frames[:, frame, :, :, colour])
+    np.testing.assert_array_equal(world.render_rgb(1), frames[1, 1])
     world.close()
+    plain.close()
 
 
 def test_a_part_cannot_be_stepped_alone():

@@ -51,6 +51,18 @@ def test_breakout_is_minatars_own_breakout():
     assert ended >= 5
 
 
+def test_a_reset_forgets_the_last_action():
+    """Actions stick most of the time here, so that one left over from before would be played."""
+    options = {"sticky_action_probability": 0.95}
+    used, fresh = MinAtarWorld("breakout", 4, options), MinAtarWorld("breakout", 4, options)
+    used.reset(spawn_seeds(1, 4))
+    for _ in range(60):
+        used.buffers.action[:] = 1
+        used.step(0, 4)
+    again, first = (play(world, spawn_seeds(2, 4), 40) for world in (used, fresh))
+    assert again.differs_from(first) is None
+
+
 def test_seeds_of_64_bits_stay_apart():
     low, high = (play(MinAtarWorld("asterix", 1, {}), np.array([s], np.uint64), 60) for s in (5, 5 + 2**32))
     assert low.differs_from(high) is not None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -119,6 +121,25 @@ def test_stepping_in_two_parts_is_stepping_all(rules, seed, cut):
     assert parts.differs_from(whole) is None
     by_env = [sorted(played.episodes, key=lambda e: e.env) for played in (parts, whole)]  # a stable sort
     assert by_env[0] == by_env[1]
+
+
+def test_two_threads_may_step_two_parts_at_once():
+    one, two = made(SMALL, 64, 7), made(SMALL, 64, 7)
+    random = np.random.default_rng(0)
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(200):
+            actions = random.integers(0, 5, one.buffers.action.shape)
+            for world in (one, two):
+                world.buffers.action[:] = actions
+            one.step(0, 64)
+            for done in [pool.submit(two.step, 0, 31), pool.submit(two.step, 31, 64)]:
+                done.result()
+    for name, array in one.state._asdict().items():
+        np.testing.assert_array_equal(array, getattr(two.state, name), err_msg=name)
+    np.testing.assert_array_equal(one.buffers.observation, two.buffers.observation)
+    ended = [{(e.env, e.returns, e.length) for e in world.episodes()} for world in (one, two)]
+    assert ended[0] == ended[1]
+    assert len(ended[0]) >= 64 * 4
 
 
 @settings(max_examples=15, deadline=None)
