@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"errors", "sizes", "envs", "recipes"},
     "vector": {"errors", "envs"},
     "planner": {"errors", "sizes", "envs", "config"},
-    "cli": {"errors", "config", "planner"},
+    "cli": {"errors", "config", "planner", "envs"},
     "__init__": {"planner"},
     "__main__": {"cli"},
 }

@@ -118,7 +118,23 @@ def test_doctor() -> None:
     assert "free disk" in millpond("doctor").stdout
 
 
-@pytest.mark.parametrize("verb", ["plan", "compare", "recipes", "doctor"])
+def test_envs_lists_and_checks(tmp_path: Path) -> None:
+    rows = {row["id"]: row for row in json.loads(millpond("envs", "--json").stdout)}
+    assert rows["grid"]["agents"] == "3"
+    assert "atari:gravitar" in rows
+    assert "broken" in millpond("envs", "check", "recall", "--steps", "50").stdout
+    (tmp_path / "mine.py").write_text("import gymnasium\ndef make_env():\n    return gymnasium.make('CartPole-v1')\n")
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", "from millpond.cli import main; main()", "envs", "check", "mine:make_env"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    wrong = millpond("envs", "check", "os:nope")
+    assert wrong.returncode == 1
+    assert "module os has no 'nope'" in wrong.stdout
+
+
+@pytest.mark.parametrize("verb", ["plan", "compare", "recipes", "doctor", "envs"])
 def test_every_verb_explains_itself(verb: str) -> None:
     run = millpond(verb, "--help")
     assert run.returncode == 0

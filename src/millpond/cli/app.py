@@ -138,6 +138,48 @@ def recipes(json: JsonOption = False) -> None:
     print_recipes(json)
 
 
+envs = typer.Typer(rich_markup_mode=None, help="List the worlds, or check one.", invoke_without_command=True)
+app.add_typer(envs, name="envs")
+
+
+@envs.callback()
+def list_worlds(
+    context: typer.Context,
+    games: Annotated[bool, typer.Option("--games", help="Name every Atari game too.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """List the worlds: ids, what they show and take, agents, and what to install for the missing ones.
+
+    \b
+      millpond envs
+      millpond envs check grid
+      millpond envs check mypackage.mymodule:make_env
+    """
+    if context.invoked_subcommand is None:
+        from millpond.cli.worlds import print_envs
+
+        print_envs(games, json)
+
+
+@envs.command("check")
+def check_world(
+    env_id: Annotated[str, typer.Argument(metavar="ID", help="A world's id, or your own as package.module:make_env.")],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[OPTION=VALUE]...", help="Options of the world, such as num_agents=4."),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Env steps to take.")] = 300,
+    json: JsonOption = False,
+) -> None:
+    """Check a world: spaces, dtypes, seeding, termination against truncation, final observations, determinism.
+
+    Says what is wrong and how to mend it; exits with 1 where a rule is broken.
+    """
+    from millpond.cli.worlds import print_check
+
+    print_check(env_id, options or [], steps, json)
+
+
 @app.command()
 def doctor(json: JsonOption = False) -> None:
     """Say what this machine has: versions, cores, devices, memory, disk, extras, and what to install for the rest."""
