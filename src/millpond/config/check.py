@@ -76,8 +76,11 @@ def check(values: Mapping[str, Any], source: str = "") -> Recipe:
         flat, set_keys = flatten(recipe), written(recipe)
         found = rules.violations(flat, set_keys)
         judged = [v for v in found if not any(_touches(key, bad) for key in v.keys for bad in bad_keys)]
-        completed = [_completed(_within_limits(v, rest, model), flat, set_keys) for v in violations]
-        raise ConfigError(completed + judged, source=source) from None
+        told = [_within_limits(violation, rest, model) for violation in violations]
+        fix = None
+        if all(violation.fixes for violation in told):
+            fix = mend(flat, set_keys, {key: value for v in told for key, value in v.fixes[0].items()})
+        raise ConfigError(_with_valid_fixes(told + judged, flat, set_keys), fix, source=source) from None
     flat, set_keys = flatten(recipe), written(recipe)
     found = rules.violations(flat, set_keys)
     if found:
