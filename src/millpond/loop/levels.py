@@ -1,0 +1,160 @@
+"""Nested levels and the one position in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millpond.loop.address import Address
+from millpond.loop.errors import LoopError
+
+
+@dataclass(frozen=True)
+class Until:
+    """The size of a level that goes on until a predicate holds, asked at the end of each of its items."""
+
+    predicate: Callable[[], bool]
+
+
+# How many items of a level there are in one item of its parent: a number; None (until `end` is called); a predicate
+# (until it holds); or a pure function of the parent's address that gives one of the first two.
+Size = int | Until | Callable[[Address], int | None] | None
+
+
+class Levels:
+    """An odometer: the address of the next step, and how many items of each level have ended in all.
+
+    `advance` is the only thing that moves it. With fixed sizes the indices are the digits of `totals[-1]`, the
+    number of steps done, written in the mixed radix of the sizes.
+    """
+
+    def __init__(self, sizes: Mapping[str, Size]) -> None:
+        if not sizes:
+            raise LoopError("a loop needs at least one level, for example Loop(epoch=10, batch=50)")
+        for name, size in sizes.items():
+            if not (size is None or isinstance(size, Until) or callable(size)):
+                _check_size(size, name, "")
+        self.names = tuple(sizes)
+        self._declared = tuple(sizes.values())
+        self.indices = [0] * len(sizes)
+        self.totals = [0] * len(sizes)
+        self._last_called: set[int] = set()
+        self._over = False  # said of an open outermost level; a sized one is over when its index says so
+        self.sizes: list[int | None] = [self._size(depth) for depth in range(len(sizes))]
+
+    def depth(self, level: str) -> int:
+        if level not in self.names:
+            raise LoopError(f"there is no level {level!r}; the levels are {', '.join(self.names)}")
+        return self.names.index(level)
+
+    def address(self, depth: int | None = None) -> Address:
+        """The address of the next step, or of its item of the level at `depth`."""
+        kept = len(self.names) if depth is None else depth + 1
+        return Address(self.names[:kept], tuple(self.indices[:kept]))
+
+    @property
+    def steps_in_all(self) -> int | None:
+        """The product of the sizes when all are plain numbers."""
+        steps = 1
+        for size in self._declared:
+            if not isinstance(size, int):
+                return None
+            steps *= size
+        return steps
+
+    @property
+    def done(self) -> bool:
+        """Whether the outermost level has had its last item."""
+        size = self.sizes[0]
+        return self._over if size is None else self.indices[0] >= size
+
+    def call_last(self, level: str) -> None:
+        """Say that the current item of an open level is its parent's last."""
+        depth = self.depth(level)
+        if self.sizes[depth] is not None:
+            raise LoopError(
+                f"level {level!r} has {self.sizes[depth]} items here and cannot be ended by hand; declare it as None"
+            )
+        self._last_called.add(depth)
+
+    def ending(self) -> tuple[int, bool]:
+        """What ends with the current step: the depth of the outermost level whose item ends, and whether all is over.
+
+        An item of a level is its parent's last exactly if the parent ends too. Predicates are asked here, once a step.
+        """
+        for depth in range(len(self.names) - 1, -1, -1):
+            if not self._is_last(depth):
+                return depth, False
+        return 0, True
+
+    def _is_last(self, depth: int) -> bool:
+        size, declared = self.sizes[depth], self._declared[depth]
+        if size is not None:
+            return self.indices[depth] + 1 >= size
+        return depth in self._last_called or (isinstance(declared, Until) and declared.predicate())
+
+    def advance(self, outermost: int, over: bool) -> None:
+        """Finish the current step, with what `ending` said of it."""
+        for depth in range(outermost, len(self.names)):
+            self.totals[depth] += 1
+            self.indices[depth] = 0 if depth > outermost else self.indices[depth] + 1
+        self._last_called = {depth for depth in self._last_called if depth < outermost}
+        self._over = over
+        if not over:
+            self._size_below(outermost)
+
+    def ask_again(self) -> None:
+        """Ask the outermost level's predicate before its next item: a resumed run may have been given more to do."""
+        declared = self._declared[0]
+        if isinstance(declared, Until) and not any(self.indices[1:]):
+            self._over = declared.predicate()
+
+    def _size_below(self, depth: int) -> None:
+        for below in range(depth + 1, len(self.names)):
+            self.sizes[below] = self._size(below)
+
+    def _size(self, depth: int) -> int | None:
+        declared = self._declared[depth]
+        if declared is None or isinstance(declared, int):
+            return declared
+        if isinstance(declared, Until):
+            return None
+        parent = self.address(depth - 1)
+        size = declared(parent)
+        return None if size is None else _check_size(size, self.names[depth], f" in {parent}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "levels": list(self.names),
+            "indices": list(self.indices),
+            "totals": list(self.totals),
+            "last_called": [self.names[depth] for depth in sorted(self._last_called)],
+            "over": self._over,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved position. Sizes come from this loop's declaration, so a run may be made longer or shorter."""
+        if tuple(state["levels"]) != self.names:
+            raise LoopError(
+                f"the saved position has the levels {' > '.join(state['levels'])}, this loop has "
+                f"{' > '.join(self.names)}; a run resumes with the levels it began with"
+            )
+        self.indices, self.totals = list(state["indices"]), list(state["totals"])
+        self._last_called, self._over = {self.depth(name) for name in state["last_called"]}, state["over"]
+        self.sizes[0] = self._size(0)
+        if self.done:
+            return
+        self._size_below(0)
+        for depth, (index, size) in enumerate(zip(self.indices, self.sizes, strict=True)):
+            if depth and size is not None and index >= size:
+                raise LoopError(
+                    f"the saved position is {self.address()}, but level {self.names[depth]!r} has now only {size} "
+                    f"items here; give it at least {index + 1}"
+                )
+
+
+def _check_size(size: object, name: str, where: str) -> int:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise LoopError(f"level {name!r} has the size {size!r}{where}; a size is a whole number of at least 1, or None")
+    return size

@@ -1,0 +1,113 @@
+"""Weighted moments that merge without error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Moments:
+    """The exact count, sum, mean, standard deviation, minimum and maximum of weighted values.
+
+        mean = sum_i w_i x_i / sum_i w_i        std = sqrt(sum_i w_i (x_i - mean)^2 / sum_i w_i)
+
+    A float is an integer over a power of two, and so are products and sums of floats. The three sums are therefore
+    kept as integers of any length, without rounding:
+
+        sum w = weight / 2^weight_shift    sum w x = first / 2^(weight_shift + value_shift)    sum w x^2 = second / ...
+
+    Addition of integers is associative, so it does not matter in which portions values arrive: a level's mean is
+    the mean of everything below it, and a run cut in two has the moments of the uncut one, bit for bit. The only
+    rounding is the last one, to the nearest float. A value with weight 0 is no observation.
+    """
+
+    count: int = 0
+    weight: int = 0
+    first: int = 0
+    second: int = 0
+    weight_shift: int = 0
+    value_shift: int = 0
+    minimum: float = math.inf
+    maximum: float = -math.inf
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        """Add one finite value with a finite weight that is not negative."""
+        if weight == 0.0:
+            return
+        value_top, value_bottom = value.as_integer_ratio()
+        weight_top, weight_bottom = weight.as_integer_ratio()
+        value_shift, weight_shift = value_bottom.bit_length() - 1, weight_bottom.bit_length() - 1
+        if value_shift > self.value_shift or weight_shift > self.weight_shift:
+            self._refine(max(weight_shift, self.weight_shift), max(value_shift, self.value_shift))
+        value_top <<= self.value_shift - value_shift
+        weight_top <<= self.weight_shift - weight_shift
+        self.count += 1
+        self.weight += weight_top
+        weight_top *= value_top
+        self.first += weight_top
+        self.second += weight_top * value_top
+        if value < self.minimum:
+            self.minimum = value
+        if value > self.maximum:
+            self.maximum = value
+
+    def merge(self, other: Moments) -> None:
+        """Add all that the other has seen."""
+        weight_shift = max(self.weight_shift, other.weight_shift)
+        value_shift = max(self.value_shift, other.value_shift)
+        self._refine(weight_shift, value_shift)
+        by_weight, by_value = weight_shift - other.weight_shift, value_shift - other.value_shift
+        self.count += other.count
+        self.weight += other.weight << by_weight
+        self.first += other.first << (by_weight + by_value)
+        self.second += other.second << (by_weight + 2 * by_value)
+        self.minimum = min(self.minimum, other.minimum)
+        self.maximum = max(self.maximum, other.maximum)
+
+    @property
+    def total_weight(self) -> float:
+        return self.weight / (1 << self.weight_shift)
+
+    @property
+    def mean(self) -> float:
+        """The weighted mean, rounded once; nan when nothing was observed."""
+        return self.first / (self.weight << self.value_shift) if self.weight else math.nan
+
+    @property
+    def std(self) -> float:
+        """The weighted standard deviation of the population; nan when nothing was observed."""
+        if not self.weight:
+            return math.nan
+        return _root_of_ratio(self.weight * self.second - self.first**2, (self.weight << self.value_shift) ** 2)
+
+    def _refine(self, weight_shift: int, value_shift: int) -> None:
+        by_weight, by_value = weight_shift - self.weight_shift, value_shift - self.value_shift
+        self.weight <<= by_weight
+        self.first <<= by_weight + by_value
+        self.second <<= by_weight + 2 * by_value
+        self.weight_shift, self.value_shift = weight_shift, value_shift
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; long integers as hexadecimal text, because other readers of JSON would round them."""
+        return {
+            "count": self.count,
+            "sums": [hex(self.weight), hex(self.first), hex(self.second)],
+            "shifts": [self.weight_shift, self.value_shift],
+            "range": [self.minimum, self.maximum] if self.count else None,
+        }
+
+    @staticmethod
+    def from_state(state: dict[str, Any]) -> Moments:
+        weight, first, second = (int(text, 16) for text in state["sums"])
+        minimum, maximum = state["range"] or (math.inf, -math.inf)
+        weight_shift, value_shift = state["shifts"]
+        return Moments(state["count"], weight, first, second, weight_shift, value_shift, minimum, maximum)
+
+
+def _root_of_ratio(numerator: int, denominator: int) -> float:
+    """sqrt(numerator / denominator), right to the last bit or so, with no overflow on the way."""
+    # Scaled by 4^shift so that the integer root has at least 64 bits, more than a float keeps.
+    shift = max(0, 64 - (numerator.bit_length() - denominator.bit_length()) // 2)
+    return math.isqrt((numerator << 2 * shift) // denominator) / (1 << shift)

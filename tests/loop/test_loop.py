@@ -1,0 +1,231 @@
+import json
+import sys
+from fractions import Fraction
+from subprocess import run as run_process
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.loop import Loop, LoopError
+
+
+def drive(loop, body):
+    for at in loop.run():
+        body(at)
+
+
+def test_importing_the_loop_does_not_import_torch():
+    code = "import sys, millpond.loop, millpond.record, millpond.store; sys.exit('torch' in sys.modules)"
+    assert run_process([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_uneven_batches_average_right_at_every_level(data):
+    sizes = {depth: {} for depth in range(3)}
+
+    def size(at):
+        return sizes[len(at)].setdefault(at.indices, data.draw(st.integers(1, 3)))
+
+    loop = Loop(epoch=2, cycle=size, batch=size)
+    rows = {}
+    found = {}
+    for level in loop.names:
+        loop.at_end(level, lambda ended: found.update({ended.address.indices: ended.moments["loss"]}))
+    for at in loop.run():
+        value = data.draw(st.floats(-1e6, 1e6))
+        weight = data.draw(st.integers(1, 50))
+        rows[at.indices] = (Fraction(value), weight)
+        loop.record("loss", value, weight=weight)
+    prefixes = {indices[:depth] for indices in rows for depth in (1, 2, 3)}
+    assert set(found) == prefixes
+    for prefix in prefixes:
+        below = [pair for indices, pair in rows.items() if indices[: len(prefix)] == prefix]
+        total = sum(weight for _, weight in below)
+        mean = sum(value * weight for value, weight in below) / total
+        assert found[prefix].mean == float(mean)
+        assert found[prefix].count == len(below)
+        assert found[prefix].total_weight == total
+    everything = sum(value * weight for value, weight in rows.values()) / sum(weight for _, weight in rows.values())
+    assert loop.moments["loss"].mean == float(everything)
+
+
+def test_hooks_run_inner_to_outer_and_the_save_comes_last():
+    loop = Loop(epoch=2, cycle=2, batch=2)
+    log = []
+    for level in ("epoch", "batch", "cycle"):
+        loop.at_end(level, lambda ended: log.append(str(ended.address)))
+    loop.at_end("cycle", lambda ended: loop.request_save(), at=[0])
+    loop.on_save(lambda: log.append(f"saved at {loop.address}"))
+    list(loop.run())
+    assert log[:4] == [
+        "epoch 0 cycle 0 batch 0",
+        "epoch 0 cycle 0 batch 1",
+        "epoch 0 cycle 0",
+        "saved at epoch 0 cycle 1 batch 0",
+    ]
+    assert log[4:7] == ["epoch 0 cycle 1 batch 0", "epoch 0 cycle 1 batch 1", "epoch 0 cycle 1"]
+    assert log[7] == "epoch 0"
+    assert log[-2:] == ["epoch 1", "saved at epoch 2 cycle 0 batch 0"]  # the end of training always saves
+    assert sum(entry.startswith("saved") for entry in log) == 2
+
+
+def test_every_counts_items_over_the_whole_run():
+    # the documents' line every 100 batches is 50 a cycle of 100 x 50 batches, though an iteration has only 50
+    loop = Loop(cycle=1, iteration=100, batch=50)
+    lines = []
+    loop.at_end("batch", lambda ended: lines.append(ended.number), every=100)
+    list(loop.run())
+    assert len(lines) == 50
+    assert lines[:2] == [99, 199]
+
+
+def test_at_names_items_and_the_last():
+    loop = Loop(epoch=3, batch=2)
+    numbers = []
+    loop.at_end("epoch", lambda ended: numbers.append(("every", ended.number)), every=2, at="last")
+    loop.at_end("batch", lambda ended: numbers.append(("at", ended.number)), at={0, 3})
+    list(loop.run())
+    assert numbers == [("at", 0), ("at", 3), ("every", 1), ("every", 2)]
+    with pytest.raises(LoopError, match="every=0"):
+        loop.at_end("epoch", print, every=0)
+    with pytest.raises(LoopError, match="at='first'"):
+        loop.at_end("epoch", print, at="first")
+    with pytest.raises(LoopError, match="no level 'round'"):
+        loop.at_end("round", print)
+
+
+def test_tensors_are_read_once_at_the_end_of_the_parent(monkeypatch):
+    loop = Loop(iteration=2, batch=5)
+    reads = []
+    stack = torch.stack
+    monkeypatch.setattr(torch, "stack", lambda tensors: reads.append(len(tensors)) or stack(tensors))
+    means = []
+    loop.at_end("iteration", lambda ended: means.append(ended.means()))
+    buffer = torch.zeros(())
+    for at in loop.run():
+        assert len(reads) == at["iteration"]
+        buffer.fill_(float(at["batch"]))  # reused in place: what was recorded must not change with it
+        loop.record("loss", buffer, weight=torch.tensor(2.0))
+        loop.record("norm", 1.0)
+    assert reads == [10, 10]
+    assert means == [{"loss": 2.0, "norm": 1.0}] * 2
+
+
+def test_what_is_not_a_number_is_refused():
+    loop = Loop(batch=1)
+    with pytest.raises(LoopError, match=r"record\('loss'\): a tensor of shape \(2, 3\) is not one number"):
+        drive(loop, lambda at: loop.record("loss", torch.zeros(2, 3)))
+    with pytest.raises(LoopError, match=r"record\('loss'\): 'high' of type str"):
+        drive(loop, lambda at: loop.record("loss", "high"))
+    with pytest.raises(LoopError, match="outside of a step"):
+        loop.record("loss", 1.0)
+
+
+def test_a_portion_at_a_time():
+    loop = Loop(epoch=2, cycle=2, batch=3)
+    whole = [at.indices for at in Loop(epoch=2, cycle=2, batch=3).run()]
+    saves = []
+    loop.on_save(lambda: saves.append(loop.count))
+    assert [at.indices for at in loop.run(until=4)] == whole[:4]
+    assert [at.indices for at in loop.run(until={"cycle": 2})] == whole[4:6]
+    assert list(loop.run(until=6)) == []
+    assert [at.indices for at in loop.run(until=lambda: loop.count >= 8)] == whole[6:8]
+    assert saves == []
+    assert [at.indices for at in loop.run()] == whole[8:]
+    assert saves == [12]
+
+
+def test_a_step_that_was_left_has_not_happened():
+    loop = Loop(epoch=1, batch=3)
+    for at in loop.run():
+        loop.record("loss", 100.0 if at["batch"] == 1 and loop.count == 1 else 1.0)
+        if at["batch"] == 1:
+            break
+    assert loop.count == 1
+    for _ in loop.run():
+        loop.record("loss", 1.0)
+    assert loop.count == 3
+    assert (loop.moments["loss"].count, loop.moments["loss"].mean) == (3, 1.0)
+
+
+def test_stop_finishes_the_step_and_saves():
+    loop = Loop(epoch=2, batch=4)
+    saves = []
+    loop.on_save(lambda: saves.append(loop.count))
+    for at in loop.run():
+        if at["batch"] == 1:
+            loop.stop("enough")
+            loop.record("loss", 1.0)
+    assert (loop.stopped, loop.count, saves) == ("enough", 2, [2])
+    assert sum(1 for _ in loop.run()) == 6
+    assert loop.stopped is None
+
+
+def test_stops_and_saves_wait_for_the_boundary():
+    loop = Loop(iteration=3, minibatch=4)
+    loop.resumable_at("iteration")
+    saves = []
+    loop.on_save(lambda: saves.append(loop.count))
+    for _ in loop.run():
+        if loop.count == 1:
+            loop.request_save()
+        if loop.count == 5:
+            loop.stop("SIGTERM")
+    assert (loop.count, saves, loop.stopped) == (8, [4, 8], "SIGTERM")
+
+
+def test_a_stop_asked_before_the_first_step_is_not_forgotten():
+    loop = Loop(batch=3)
+    loop.stop("SIGTERM")
+    assert list(loop.run()) == []
+    assert loop.stopped == "SIGTERM"
+
+
+def test_max_seconds_stops_and_saves():
+    loop = Loop(batch=10)
+    saves = []
+    loop.on_save(lambda: saves.append(loop.count))
+    assert sum(1 for _ in loop.run(max_seconds=0.0)) == 1
+    assert (loop.stopped, saves) == ("max_seconds", [1])
+
+
+def test_no_state_within_a_step():
+    loop = Loop(batch=2)
+    with pytest.raises(LoopError, match=r"no state to save in its body: call request_save\(\)"):
+        drive(loop, lambda at: loop.state_dict())
+    loop.at_end("batch", lambda ended: loop.state_dict())
+    with pytest.raises(LoopError, match="in its hooks"):
+        list(loop.run())
+
+
+def play(loop, log, until=None):
+    for at in loop.run(until):
+        loop.record("loss", loop.count * 0.1, weight=1 + at["batch"])
+        if at["phase"] == 1 and at["batch"] == at["round"]:
+            loop.end("batch")
+
+
+def make(log):
+    loop = Loop(round=3, phase=2, batch=lambda at: None if at["phase"] else 2 + at["round"])
+    for level in loop.names:
+        loop.at_end(level, lambda ended: log.append((str(ended.address), ended.means())))
+    return loop
+
+
+def test_resume_from_every_cut_with_uneven_and_open_levels():
+    whole_log = []
+    whole = make(whole_log)
+    play(whole, whole_log)
+    assert whole.count == 15
+    for cut in range(whole.count + 1):
+        log = []
+        first = make(log)
+        play(first, log, until=cut)
+        second = make(log)
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        play(second, log)
+        assert log == whole_log
+        assert second.state_dict() == whole.state_dict()
