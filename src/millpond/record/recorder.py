@@ -1,0 +1,94 @@
+"""One record, many sinks."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from millpond.record.counters import COUNTERS, Counters
+from millpond.record.errors import RecordError
+from millpond.record.jsonlines import JsonLines, Record, read_records
+
+
+class Sink(Protocol):
+    """Where records go. `remote` sinks may fail: that is said once, and training goes on without them."""
+
+    remote: bool
+
+    def open(self, kept: Iterable[Record]) -> None:
+        """Begin, with the records that a resumed run has already. Called before the first `write`."""
+
+    def write(self, record: Record, number: int) -> None:
+        """Take a record; `number` counts records of the run from 0."""
+
+    def close(self) -> None: ...
+
+
+class Recorder:
+    """Writes records: the metrics given, and every counter.
+
+    `metrics.jsonl` comes first and always. Its number of records is the recorder's whole state: a resumed run cuts
+    the file back to the checkpoint's, and the other sinks begin from what is left.
+    """
+
+    def __init__(self, path: Path, counters: Counters, sinks: Sequence[Sink] = ()) -> None:
+        self._lines = JsonLines(path)
+        self._counters = counters
+        self._sinks = list(sinks)
+        self._records = 0
+        self._open = False
+
+    def write(self, metrics: Mapping[str, float]) -> Record:
+        """Write one record to all sinks, and return it."""
+        record: Record = {**self._counters.as_dict(), **{name: float(value) for name, value in metrics.items()}}
+        for name, value in metrics.items():
+            if name in COUNTERS:
+                raise RecordError(f"{name!r} is a counter: set it in Counters, not in a record's metrics")
+            if not math.isfinite(value):
+                raise RecordError(
+                    f"{name} = {value} at {self._counters.updates} updates; a record holds finite numbers"
+                )
+        self._begin()
+        self._lines.write(record)
+        for sink in list(self._sinks):
+            self._attempt(sink, sink.write, record, self._records)
+        self._records += 1
+        return record
+
+    def close(self) -> None:
+        self._begin()
+        self._lines.sync()
+        self._lines.close()
+        for sink in list(self._sinks):
+            self._attempt(sink, sink.close)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of records, which from now on are on the disk."""
+        self._begin()
+        self._lines.sync()
+        return {"records": self._records}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._open:
+            raise RecordError("a recorder takes up a saved state before its first record, not after it")
+        self._records = int(state["records"])
+
+    def _begin(self) -> None:
+        if self._open:
+            return
+        self._open = True
+        self._lines.open(self._records)
+        for sink in list(self._sinks):
+            self._attempt(sink, sink.open, read_records(self._lines.path))
+
+    def _attempt(self, sink: Sink, action: Callable[..., None], *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except Exception as error:
+            if not sink.remote:
+                raise
+            self._sinks.remove(sink)
+            warnings.warn(f"{type(sink).__name__} failed and is off for the rest of this run: {error}", stacklevel=3)

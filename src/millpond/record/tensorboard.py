@@ -1,0 +1,75 @@
+"""Curves for TensorBoard, written with its own record format and without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from millpond.record.counters import Axis
+from millpond.record.jsonlines import Record
+
+EVENT_FILES = "events.out.tfevents.*"
+
+
+class TensorBoard:
+    """One event a record, at the axis that the run is read by.
+
+    A resumed run writes its curves again from `metrics.jsonl` and removes the older event files, so there is
+    never a point twice, and none is missing, even where a kill tore an event file. Wall time is that of the run's own
+    clock, so TensorBoard's relative axis leaves out the pauses.
+    """
+
+    remote = False
+
+    def __init__(self, folder: Path, axis: Axis) -> None:
+        self.folder = folder
+        self.axis = axis
+        self._file: BinaryIO | None = None
+        self._writer: Any = None
+        self._clock_began: float | None = None
+
+    def open(self, kept: Iterable[Record]) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        older = list(self.folder.glob(EVENT_FILES))
+        name = EVENT_FILES.replace("*", f"{time.time_ns() / 1e9:017.6f}.{socket.gethostname()}.{os.getpid()}")
+        self._file = (self.folder / name).open("wb")
+        self._writer = RecordWriter(self._file)
+        self._put(file_version="brain.Event:2", wall_time=time.time())
+        for record in kept:
+            self._add(record)
+        self._file.flush()
+        for path in older:
+            path.unlink()
+
+    def write(self, record: Record, number: int) -> None:
+        assert self._file is not None
+        self._add(record)
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _add(self, record: Record) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if self._clock_began is None:
+            self._clock_began = time.time() - record["seconds"]
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in record.items() if name != self.axis]
+        self._put(
+            step=int(record[self.axis]),
+            wall_time=self._clock_began + record["seconds"],
+            summary=Summary(value=values),
+        )
+
+    def _put(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.write(Event(**fields).SerializeToString())

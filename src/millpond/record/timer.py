@@ -1,0 +1,92 @@
+"""Where the time goes: named phases that nest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+from types import TracebackType
+
+
+class Phase:
+    """A stretch of code, timed each time it is entered. Made by `Timer`."""
+
+    __slots__ = ("_started", "_taken", "_timer", "children", "parent", "path", "seconds")
+
+    def __init__(self, timer: Timer, path: str, parent: Phase | None) -> None:
+        self._timer = timer
+        self.path = path
+        self.parent = parent
+        self.children: dict[str, Phase] = {}
+        self.seconds = 0.0
+        self._taken = 0.0
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._timer.current = self
+        self._started = perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.seconds += perf_counter() - self._started
+        assert self.parent is not None
+        self._timer.current = self.parent
+
+    def seconds_until(self, now: float) -> float:
+        """The time spent in the phase, which may be open, up to now."""
+        return self.seconds + (now - self._started if self._timer.is_open(self) else 0.0)
+
+    def take(self, now: float) -> float:
+        """The time spent in the phase since the last `take`."""
+        seconds = self.seconds_until(now)
+        taken, self._taken = seconds - self._taken, seconds
+        return taken
+
+
+class Timer:
+    """Phases by name; a phase entered inside another is its child.
+
+        with timer("train"):
+            with timer("backward"): ...      counted as train/backward, and in train
+
+    One timer serves one thread.
+    """
+
+    def __init__(self) -> None:
+        self._root = Phase(self, "", None)
+        self.current = self._root
+        self._began = perf_counter()
+
+    def __call__(self, name: str) -> Phase:
+        children = self.current.children
+        phase = children.get(name)
+        if phase is None:
+            path = f"{self.current.path}/{name}" if self.current.path else name
+            phase = children[name] = Phase(self, path, self.current)
+        return phase
+
+    def take(self) -> dict[str, float]:
+        """Seconds in each phase since the last `take`, as metrics: {"time/train": 1.5, "time/train/backward": 1.1}."""
+        now = perf_counter()
+        return {f"time/{phase.path}": phase.take(now) for phase in self._walk(self._root)}
+
+    def shares(self) -> dict[str, float]:
+        """The share of all time so far that was spent in each outermost phase, and, as "other", in none.
+
+        Only reads, so that a display may ask from its own thread.
+        """
+        now = perf_counter()
+        elapsed = max(now - self._began, 1e-9)
+        shares = {phase.path: phase.seconds_until(now) / elapsed for phase in list(self._root.children.values())}
+        return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
+
+    def is_open(self, phase: Phase) -> bool:
+        current: Phase | None = self.current
+        while current is not None and current is not phase:
+            current = current.parent
+        return current is not None
+
+    def _walk(self, phase: Phase) -> Iterator[Phase]:
+        for child in phase.children.values():
+            yield child
+            yield from self._walk(child)

@@ -1,0 +1,58 @@
+"""Curves for Weights & Biases, online or offline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from millpond.record.counters import Axis
+from millpond.record.errors import RecordError
+from millpond.record.jsonlines import Record
+
+
+class WeightsAndBiases:
+    """One history row a record, drawn over our axis.
+
+    The row's number is the record's, so a resumed run that sends a row again is told so by wandb, which keeps the
+    first: the two are equal apart from times. `run_id` stays the same over resumes and is no other run's.
+    """
+
+    remote = True
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        run_id: str,
+        axis: Axis,
+        *,
+        project: str = "millpond",
+        mode: Literal["online", "offline"] = "online",
+        config: Mapping[str, Any] | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise RecordError("log.wandb needs the wandb package: pip install 'millpond[wandb]'") from None
+        self._wandb: Any = wandb
+        self._arguments = {"dir": str(folder), "name": name, "id": run_id, "project": project, "mode": mode}
+        self._config = dict(config or {})
+        self._axis = axis
+        self._timeout = timeout_seconds
+        self._run: Any = None
+
+    def open(self, kept: Iterable[Record]) -> None:
+        settings = self._wandb.Settings(silent=True, console="off", init_timeout=self._timeout, x_disable_stats=True)
+        self._run = self._wandb.init(**self._arguments, config=self._config, resume="allow", settings=settings)
+        self._run.define_metric(self._axis)
+        self._run.define_metric("*", step_metric=self._axis)
+
+    def write(self, record: Record, number: int) -> None:
+        self._run.log(record, step=number)
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
