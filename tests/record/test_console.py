@@ -80,7 +80,7 @@ def test_time_left_at_each_level():
     # cycles this one will have is not known, so 3 epochs are left.
     assert pace.seconds_left() == {"epoch": 150.0, "cycle": None, "batch": 10.0}
     fixed = Loop(epoch=4, cycle=2, batch=10)
-    now, pace = 0.0, Pace(fixed, lambda: now)
+    pace = Pace(fixed, lambda: now)
     for _ in fixed.run(until=5):
         now += 2.0
     # 5 batches, then 1 cycle of 20 s, then 3 epochs of 40 s

@@ -64,6 +64,7 @@ def test_asking_for_the_state_cuts_the_file_even_if_nothing_is_written(tmp_path)
     write(Recorder(path, counters), counters, [0, 1, 2])
     resumed = Recorder(path, counters)
     resumed.load_state_dict({"records": 1})
+    assert resumed.state_dict() == {"records": 1}
     resumed.close()
     assert len(recorded(path)) == 1
 

@@ -59,7 +59,6 @@ class Recorder:
         return record
 
     def close(self) -> None:
-        self._begin()
         self._lines.sync()
         self._lines.close()
         for sink in list(self._sinks):

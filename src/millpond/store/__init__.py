@@ -1,0 +1,51 @@
+"""One store for all trainers: the run folder, checkpoints that are whole or not there, and everything random.
+
+May import `loop` and `record`; neither imports this package. torch is loaded when it is first needed.
+"""
+
+from millpond.store.changes import check_changes, flatten
+from millpond.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from millpond.store.checkpoints import Checkpoints
+from millpond.store.errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    DiskFullError,
+    ResumeError,
+    RunError,
+    UnsafeCheckpointError,
+)
+from millpond.store.host import host_facts
+from millpond.store.listing import RunRow, list_runs, show_runs
+from millpond.store.parts import Parts, Stateful, load_weights
+from millpond.store.random_state import RandomState
+from millpond.store.run import Run, find_run
+from millpond.store.status import Status, read_status
+from millpond.store.training import training
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "Checkpoints",
+    "DamagedCheckpointError",
+    "DiskFullError",
+    "Parts",
+    "RandomState",
+    "ResumeError",
+    "Run",
+    "RunError",
+    "RunRow",
+    "Stateful",
+    "Status",
+    "UnsafeCheckpointError",
+    "check_changes",
+    "find_run",
+    "flatten",
+    "host_facts",
+    "list_runs",
+    "load_weights",
+    "read_checkpoint",
+    "read_status",
+    "show_runs",
+    "training",
+    "write_checkpoint",
+]

@@ -1,0 +1,203 @@
+"""One checkpoint: a folder that is there whole or not at all.
+
+    weights.safetensors   parameters and buffers, named PART/NAME
+    state.pt              optimisers, generators, samplers: read with weights_only=True
+    values.json           positions, counters: plain values
+    manifest.json         sizes and sha256 of the others, written last, with a sha256 of itself
+
+It is written under a temporary name, file by file with fsync, and renamed when all of it is on the disk. It is read
+into memory once, so that what was checked is what is used.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millpond.store.durable import sync_folder, write_file
+from millpond.store.errors import CheckpointError, DamagedCheckpointError, DiskFullError
+from millpond.store.tree import tree_from_bytes, tree_to_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+WRITING, REPLACED, DELETING = ".writing-", ".replaced-", ".deleting-"
+FORMAT = 1
+WEIGHTS, STATE, VALUES, MANIFEST = "weights.safetensors", "state.pt", "values.json", "manifest.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds. `score` is this one's, `best` the updates and score of the best so far."""
+
+    updates: int
+    weights: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    score: float | None = None
+    best: tuple[int, float] | None = None
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint to `folder`, in the place of one that may be there."""
+    files = {
+        WEIGHTS: _weights_to_bytes(checkpoint.weights),
+        STATE: tree_to_bytes(dict(checkpoint.state)),
+        VALUES: _values_to_bytes(checkpoint.values),
+    }
+    files[MANIFEST] = _seal(
+        {
+            "format": FORMAT,
+            "updates": checkpoint.updates,
+            "score": checkpoint.score,
+            "best": list(checkpoint.best) if checkpoint.best else None,
+            "files": {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in files.items()},
+        }
+    )
+    temporary, replaced = folder.with_name(WRITING + folder.name), folder.with_name(REPLACED + folder.name)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        for name, data in files.items():
+            write_file(temporary / name, data)
+        sync_folder(temporary)
+        if folder.exists():  # a folder cannot be renamed over another that is not empty
+            os.rename(folder, replaced)
+        os.rename(temporary, folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if replaced.exists() and not folder.exists():
+            os.rename(replaced, folder)
+        raise _not_written(folder, sum(map(len, files.values())), error) from error
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint; one that is not as it was written raises `DamagedCheckpointError` with the reason."""
+    manifest = read_manifest(folder)
+    contents = {}
+    for name, expected in manifest["files"].items():
+        data = _read(folder / name)
+        if len(data) != expected["bytes"]:
+            raise DamagedCheckpointError(f"{folder / name} has {len(data):,} bytes, not {expected['bytes']:,}")
+        if _sha256(data) != expected["sha256"]:
+            raise DamagedCheckpointError(f"{folder / name} has other bytes than were written (sha256 differs)")
+        contents[name] = data
+    return Checkpoint(
+        updates=manifest["updates"],
+        weights=_weights_from_bytes(contents[WEIGHTS]),
+        state=tree_from_bytes(contents[STATE], str(folder / STATE)),
+        values=json.loads(contents[VALUES]),
+        score=manifest["score"],
+        best=tuple(manifest["best"]) if manifest["best"] else None,
+    )
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, checked against its own sha256."""
+    path = folder / MANIFEST
+    data = _read(path)
+    try:
+        manifest = json.loads(data)
+        body = {key: value for key, value in manifest.items() if key != "sha256"}
+        whole = _seal(body) == data
+    except (ValueError, AttributeError):
+        whole = False
+    if not whole:
+        raise DamagedCheckpointError(f"{path} has other bytes than were written")
+    if manifest["format"] != FORMAT:
+        raise CheckpointError(f"{folder} has format {manifest['format']}; this Millpond reads format {FORMAT}")
+    return dict(manifest)
+
+
+def recover(folder: Path) -> None:
+    """Finish or undo what a process that died left in a folder of checkpoints."""
+    for path in sorted(folder.glob(REPLACED + "*")):
+        kept = folder / path.name.removeprefix(REPLACED)
+        if kept.exists():
+            shutil.rmtree(path)
+        else:
+            os.rename(path, kept)  # it died between the two renames: the old one is still the good one
+    for kind in (WRITING, DELETING):
+        for path in folder.glob(kind + "*"):
+            shutil.rmtree(path)
+
+
+def delete_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint, so that at no time a part of it stands under its name."""
+    doomed = folder.with_name(DELETING + folder.name)
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed)
+
+
+def _not_written(folder: Path, needed: int, error: OSError) -> CheckpointError:
+    what = f"checkpoint {folder.name} was not written to {folder.parent}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        free = shutil.disk_usage(folder.parent).free
+        return DiskFullError(
+            f"{what}: {error.strerror}. It needs {needed:,} bytes, {free:,} are free. Older checkpoints are intact; "
+            f"make room and resume the run"
+        )
+    return CheckpointError(f"{what}: {error.strerror}. Older checkpoints are intact")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _seal(body: dict[str, Any]) -> bytes:
+    """The one way these values are written, with the sha256 of the rest; so any other bytes are not ours."""
+    text = json.dumps(body, indent=1, sort_keys=True, allow_nan=False)
+    return json.dumps({**body, "sha256": _sha256(text.encode())}, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _values_to_bytes(values: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(values, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"values of a checkpoint are finite numbers, text, lists and mappings: {error}"
+        ) from error
+
+
+def _weights_to_bytes(parts: Mapping[str, Mapping[str, torch.Tensor]]) -> bytes:
+    import torch
+    from safetensors.torch import save
+
+    flat = {}
+    for part, tensors in parts.items():
+        if "/" in part:
+            raise CheckpointError(f"weights of {part!r}: a part's name has no '/'")
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise CheckpointError(f"weights of {part!r}: {name!r} is a {type(tensor).__name__}, not a tensor")
+            # Each tensor gets memory of its own: tied weights are stored under each of their names.
+            flat[f"{part}/{name}"] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    data: bytes = save(flat)
+    return data
+
+
+def _weights_from_bytes(data: bytes) -> dict[str, dict[str, torch.Tensor]]:
+    from safetensors.torch import load
+
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for flat_name, tensor in load(data).items():
+        part, name = flat_name.split("/", 1)
+        parts.setdefault(part, {})[name] = tensor
+    return parts

@@ -1,0 +1,142 @@
+"""The checkpoints of a run: which are kept, and which is used."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from millpond.store.checkpoint import (
+    Checkpoint,
+    delete_checkpoint,
+    read_checkpoint,
+    read_manifest,
+    recover,
+    write_checkpoint,
+)
+from millpond.store.errors import CheckpointError, DamagedCheckpointError
+from millpond.store.parts import Parts
+
+DIGITS = 12
+
+
+class Found(NamedTuple):
+    """The newest checkpoint that is whole, and the damaged ones that are newer."""
+
+    checkpoint: Checkpoint | None
+    damaged: list[Path]
+
+
+class Checkpoints:
+    """A folder of checkpoints, one for each number of updates at which the run was saved.
+
+    Kept are the newest `keep_last`, the first at or after each multiple of `keep_every` updates, and the best.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep_last: int = 3,
+        keep_every: int | None = None,
+        better: Literal["higher", "lower"] = "higher",
+    ) -> None:
+        if keep_last < 1 or (keep_every is not None and keep_every < 1):
+            raise CheckpointError(f"keep_last={keep_last} and keep_every={keep_every} must be at least 1")
+        self.folder = folder
+        self._keep_last, self._keep_every, self._better = keep_last, keep_every, better
+        self._best: tuple[int, float] | None = None
+
+    def updates(self) -> list[int]:
+        """The checkpoints there are, oldest first. Whether they are whole is found when they are read."""
+        if not self.folder.exists():
+            return []
+        return sorted(int(path.name) for path in self.folder.iterdir() if re.fullmatch(rf"\d{{{DIGITS}}}", path.name))
+
+    def path(self, updates: int) -> Path:
+        return self.folder / f"{updates:0{DIGITS}d}"
+
+    def save(self, updates: int, parts: Parts, score: float | None = None) -> Path:
+        """Write a checkpoint, then delete those that are not kept. `score` makes it a candidate for the best."""
+        if self._best is None and self.updates():
+            self._best = self._best_on_disk()
+        if score is not None and (self._best is None or self._beats(score, self._best[1])):
+            self._best = (updates, score)
+        write_checkpoint(self.path(updates), parts.collect(updates, score, self._best))
+        for old in set(self.updates()) - self._kept():
+            delete_checkpoint(self.path(old))
+        return self.path(updates)
+
+    def find(self) -> Found:
+        """The newest checkpoint that is whole. Damaged ones are passed over with a warning that names them."""
+        damaged: list[Path] = []
+        for updates in reversed(self.updates()):
+            try:
+                return Found(read_checkpoint(self.path(updates)), damaged)
+            except DamagedCheckpointError as error:
+                damaged.append(self.path(updates))
+                warnings.warn(f"checkpoint {self.path(updates).name} is damaged and not used: {error}", stacklevel=2)
+        return Found(None, damaged)
+
+    def load(self, updates: int) -> Checkpoint:
+        return read_checkpoint(self.path(updates))
+
+    def best(self) -> Checkpoint | None:
+        """The best checkpoint so far, if any was given a score."""
+        best = self._best or self._best_on_disk()
+        return None if best is None else self.load(best[0])
+
+    def restore(self, parts: Parts) -> bool:
+        """Take up the newest whole checkpoint; false when there is none, so that the run begins at its beginning.
+
+        Damaged newer ones are set aside as NAME.damaged. When all there are is damaged, that is an error: to begin
+        again is for a person to decide.
+        """
+        recover(self.folder)
+        found = self.find()
+        if found.checkpoint is None and found.damaged:
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged ({', '.join(path.name for path in found.damaged)}); "
+                f"start again with --overwrite or under another name"
+            )
+        if found.checkpoint is not None:
+            parts.restore(found.checkpoint)
+            self._best = found.checkpoint.best
+        for path in found.damaged:
+            os.rename(path, _free_name(path))
+        return found.checkpoint is not None
+
+    def _kept(self) -> set[int]:
+        present = self.updates()
+        kept = set(present[-self._keep_last :])
+        if self._keep_every is not None:
+            firsts: dict[int, int] = {}
+            for updates in present:
+                firsts.setdefault(updates // self._keep_every, updates)
+            firsts.pop(0, None)
+            kept |= set(firsts.values())
+        if self._best is not None:
+            kept.add(self._best[0])
+        return kept
+
+    def _beats(self, score: float, other: float) -> bool:
+        return score > other if self._better == "higher" else score < other
+
+    def _best_on_disk(self) -> tuple[int, float] | None:
+        for updates in reversed(self.updates()):
+            try:
+                best = read_manifest(self.path(updates))["best"]
+            except DamagedCheckpointError:
+                continue
+            return (best[0], best[1]) if best else None
+        return None
+
+
+def _free_name(path: Path) -> Path:
+    name, number = path.with_name(f"{path.name}.damaged"), 1
+    while name.exists():
+        number += 1
+        name = path.with_name(f"{path.name}.damaged{number}")
+    return name

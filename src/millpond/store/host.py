@@ -1,0 +1,74 @@
+"""What a run ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "lz4", "safetensors", "tensorboard")
+EXTRAS = ("ale-py", "mettagrid", "minatar", "pettingzoo", "wandb")
+
+
+def host_facts() -> dict[str, Any]:
+    """Versions, cores, devices, the commit of the source where it is a git checkout, and the command line."""
+    return {
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "cores_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "python": platform.python_version(),
+        "versions": _versions(),
+        "git": git_commit(Path(__file__).parent),
+        **_torch_facts(),
+    }
+
+
+def git_commit(folder: Path) -> dict[str, Any] | None:
+    """The commit that a folder is at, and whether files differ from it; None outside of a checkout, or without git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        # A folder that git ignores, such as an environment inside of some other project, is not that project.
+        tracked = git("ls-files", "--", str(folder))
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))} if tracked else None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in ("millpond", *PACKAGES, *EXTRAS):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _torch_facts() -> dict[str, Any]:
+    import torch
+
+    cuda = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {"devices": ["cpu", *cuda], "torch_threads": torch.get_num_threads()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

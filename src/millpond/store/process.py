@@ -1,0 +1,49 @@
+"""Which process this is, so that another can tell later whether it still lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process id is used again after a while; together with the time of its start it is not."""
+
+    pid: int
+    started: str
+    host: str
+
+    @staticmethod
+    def this() -> Process:
+        return Process(os.getpid(), start_of(os.getpid()) or "", socket.gethostname())
+
+    @property
+    def here(self) -> bool:
+        return self.host == socket.gethostname()
+
+    def is_alive(self) -> bool:
+        """Whether it runs. On another machine that cannot be seen, and is believed."""
+        return not self.here or start_of(self.pid) == self.started
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def start_of(pid: int) -> str | None:
+    """When a process started, in whatever terms the system has; None when it is gone, or is a zombie."""
+    stat = Path(f"/proc/{pid}/stat")
+    if stat.parent.parent.joinpath("self").exists():  # Linux
+        try:
+            # The name in parentheses may hold anything; after it come the state (field 3) and the start (field 22).
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return None if fields[0] in "ZX" else f"{boot} {fields[19]}"
+    asked = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or None

@@ -1,0 +1,90 @@
+"""Everything random in a run, in one place."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from millpond.store.errors import CheckpointError
+
+
+class RandomState:
+    """The global generators of Python, NumPy and torch, and all that are passed in by name.
+
+        RandomState(sampler=np.random.default_rng(3), noise=torch.Generator(device))
+
+    Generators of CUDA devices are included where there are any.
+    """
+
+    def __init__(self, **generators: Any) -> None:
+        for name, generator in generators.items():
+            if _kind(generator) is None:
+                raise CheckpointError(
+                    f"{name} is a {type(generator).__name__}; a generator is a numpy.random.Generator, a "
+                    f"numpy.random.RandomState, a random.Random or a torch.Generator"
+                )
+        self._generators = generators
+
+    def state_dict(self) -> dict[str, Any]:
+        import torch
+
+        return {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 (the global generator is what is to be saved)
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "named": {name: _get(generator) for name, generator in self._generators.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        import torch
+
+        if set(state["named"]) != set(self._generators):
+            raise CheckpointError(
+                f"the checkpoint has the generators {sorted(state['named'])}, this run has {sorted(self._generators)}"
+            )
+        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if len(state["cuda"]) != devices:
+            raise CheckpointError(
+                f"the checkpoint has generators of {len(state['cuda'])} CUDA devices, this machine has {devices}; "
+                f"an exact resume needs the same devices"
+            )
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])  # noqa: NPY002
+        torch.set_rng_state(state["torch"])
+        if devices:
+            torch.cuda.set_rng_state_all(state["cuda"])
+        for name, generator in self._generators.items():
+            _set(generator, state["named"][name])
+
+
+def _kind(generator: Any) -> str | None:
+    if isinstance(generator, np.random.Generator):
+        return "generator"
+    if isinstance(generator, np.random.RandomState):
+        return "legacy"
+    if isinstance(generator, random.Random):
+        return "python"
+    return "torch" if hasattr(generator, "get_state") and hasattr(generator, "manual_seed") else None
+
+
+def _get(generator: Any) -> Any:
+    kind = _kind(generator)
+    if kind == "generator":
+        return generator.bit_generator.state
+    if kind == "legacy":
+        return generator.get_state(legacy=False)
+    return generator.getstate() if kind == "python" else generator.get_state()
+
+
+def _set(generator: Any, state: Any) -> None:
+    kind = _kind(generator)
+    if kind == "generator":
+        generator.bit_generator.state = state
+    elif kind == "python":
+        generator.setstate(state)
+    else:
+        generator.set_state(state)

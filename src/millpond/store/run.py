@@ -1,0 +1,158 @@
+"""The folder of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millpond.loop import Address
+from millpond.store.checkpoints import Checkpoints
+from millpond.store.durable import replace_json, sync_folder, write_file
+from millpond.store.errors import RunError
+from millpond.store.host import host_facts
+from millpond.store.status import read_status, write_status
+
+if TYPE_CHECKING:
+    import torch
+
+CONFIG, PLAN, HOST = "config.yaml", "plan.json", "host.json"
+CREATING, REMOVING = ".creating-", ".removing-"
+
+
+class Run:
+    """A run's folder and what is in it. Made by `start` and `resume`; `open` only reads."""
+
+    def __init__(self, folder: Path, *, resumed: bool) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self.resumed = resumed
+        self.config_path = folder / CONFIG
+        self.plan_path = folder / PLAN
+        self.host_path = folder / HOST
+        self.metrics_path = folder / "metrics.jsonl"
+        self.tensorboard_path = folder / "tensorboard"
+        self.checkpoints_path = folder / "checkpoints"
+        self.report_path = folder / "report.html"
+
+    @staticmethod
+    def start(root: Path, name: str, *, config_yaml: str, plan: Mapping[str, Any], overwrite: bool = False) -> Run:
+        """Make a new run's folder, whole or not at all. One that exists is refused unless it may be overwritten."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise RunError(
+                f"{name!r} is no name for a run: use letters, digits, '.', '_' and '-', a letter or digit first"
+            )
+        folder = root / name
+        root.mkdir(parents=True, exist_ok=True)
+        _clear_leftovers(root, name)
+        if folder.exists():
+            if not overwrite:
+                raise RunError(
+                    f"{folder} exists already. Go on with it: --resume {name}. Keep it and start another: --run NAME. "
+                    f"Throw it away and start again: --overwrite"
+                )
+            _remove(folder)
+        temporary = root / f"{CREATING}{name}"
+        temporary.mkdir()
+        write_file(temporary / CONFIG, config_yaml.encode())
+        write_file(temporary / PLAN, json.dumps(dict(plan), indent=2).encode() + b"\n")
+        host = {"run_id": uuid.uuid4().hex[:12], **host_facts(), "resumes": []}
+        write_file(temporary / HOST, json.dumps(host, indent=2).encode() + b"\n")
+        (temporary / "checkpoints").mkdir()
+        write_status(temporary, "running")
+        os.rename(temporary, folder)
+        sync_folder(root)
+        return Run(folder, resumed=False)
+
+    @staticmethod
+    def open(root: Path, run: str) -> Run:
+        """A run to read from, by its name or its folder."""
+        return Run(find_run(root, run), resumed=False)
+
+    @staticmethod
+    def resume(root: Path, run: str) -> Run:
+        """A run to go on with. One that is running is refused."""
+        folder = find_run(root, run)
+        _refuse_running(folder, "resumed")
+        host = json.loads((folder / HOST).read_text())
+        host["resumes"].append(host_facts())
+        replace_json(folder / HOST, host)
+        write_status(folder, "running")
+        return Run(folder, resumed=True)
+
+    @property
+    def run_id(self) -> str:
+        """Unique to this run and the same over its resumes."""
+        return str(json.loads(self.host_path.read_text())["run_id"])
+
+    @property
+    def resume_command(self) -> str:
+        """The command that goes on with this run."""
+        return f"millpond train --resume {self.name if self.folder.parent == Path('runs') else self.folder}"
+
+    def save_batch(self, address: Address, batch: Mapping[str, Any]) -> Path:
+        """Keep the batch behind a value that was not finite, as safetensors."""
+        import torch
+        from safetensors.torch import save
+
+        folder = self.folder / "non_finite"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{'_'.join(f'{name}_{index}' for name, index in address.items())}.safetensors"
+        path.unlink(missing_ok=True)
+        write_file(
+            path, save({name: torch.as_tensor(value).detach().cpu().contiguous() for name, value in batch.items()})
+        )
+        return path
+
+    def weights(self, *, best: bool = False) -> dict[str, dict[str, torch.Tensor]]:
+        """The weights of the newest checkpoint, or of the best, by part: for `--from`, evaluation and others."""
+        checkpoints = Checkpoints(self.checkpoints_path)
+        checkpoint = checkpoints.best() if best else checkpoints.find().checkpoint
+        if checkpoint is None:
+            raise RunError(
+                f"run {self.name!r} has no {'best ' if best else 'usable '}checkpoint in {self.checkpoints_path}"
+            )
+        return {part: dict(tensors) for part, tensors in checkpoint.weights.items()}
+
+
+def find_run(root: Path, run: str) -> Path:
+    """The folder of a run that is named, or given by its path."""
+    for folder in (root / run, Path(run)):
+        if is_run(folder):
+            return folder
+    names = sorted(path.name for path in root.iterdir() if is_run(path)) if root.is_dir() else []
+    there = f"there are: {', '.join(names)}" if names else "there are none yet"
+    raise RunError(f"no run {run!r} in {root}, and no run's folder of that path; {there}")
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() and (folder / HOST).is_file() and not folder.name.startswith(".")
+
+
+def _refuse_running(folder: Path, verb: str) -> None:
+    status = read_status(folder)
+    if status.state == "running":
+        where = f"process {status.process.pid}" + ("" if status.process.here else f" on {status.process.host}")
+        raise RunError(f"run {folder.name!r} is running ({where}) and cannot be {verb}; stop it first")
+
+
+def _remove(folder: Path) -> None:
+    if not is_run(folder):
+        raise RunError(f"{folder} is not a run's folder ({CONFIG} or {HOST} is missing): it is not overwritten")
+    _refuse_running(folder, "overwritten")
+    doomed = folder.with_name(f"{REMOVING}{folder.name}")
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed)
+
+
+def _clear_leftovers(root: Path, name: str) -> None:
+    """What a process that died left while it made or removed a run of this name."""
+    for kind in (CREATING, REMOVING):
+        path = root / f"{kind}{name}"
+        if path.exists():
+            shutil.rmtree(path)
