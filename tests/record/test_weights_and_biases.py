@@ -47,6 +47,7 @@ def test_offline_rows_are_drawn_over_our_axis(tmp_path, monkeypatch):
         counters.updates = number * 50
         recorder.write({"R_loss": 1 / (number + 1)})
     recorder.close()
+    wandb.teardown()  # ends wandb's own process, which may still be writing
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-k3x9.wandb")
     rows, metrics = rows_and_metrics(file)
     assert [(row["_step"], row["updates"], row["R_loss"]) for row in rows] == [
@@ -67,4 +68,5 @@ def test_a_server_that_is_not_there_does_not_stop_training(tmp_path, monkeypatch
         recorder.write({"R_loss": 1.0})
     recorder.write({"R_loss": 2.0})
     recorder.close()
+    wandb.teardown()
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2

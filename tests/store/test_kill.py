@@ -1,57 +1,16 @@
 """A real training process is killed with SIGKILL, at random moments and while it saves, and then resumed."""
 
-import multiprocessing
-import os
 import random
 import signal
-import time
 
 import pytest
 import tiny_training
 import torch
+from training_process import Training
 
 from millpond.record import COUNTERS, read_records
 from millpond.store import Checkpoints, read_status
 from millpond.store.checkpoint import read_checkpoint
-
-# A server with torch loaded forks each training process, so that a test need not wait for the import each time.
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(
-    ["torch", "torch._dynamo", "numpy", "safetensors.torch", "tensorboard.summary.writer.record_writer"]
-)
-
-
-def child(root, resume, die, connection):
-    if die is not None:
-        os.environ["DIE"] = die
-        tiny_training.die_as_told()
-    tiny_training.train(root, resume=resume, report=connection.send)
-
-
-class Training:
-    """A training process; `steps` reads what it reports."""
-
-    def __init__(self, root, *, resume=False, die=None):
-        self.reports, send = context.Pipe(duplex=False)
-        self.process = context.Process(target=child, args=(root, resume, die, send))
-        self.process.start()
-        send.close()
-
-    def kill_at(self, count, delay):
-        """Kill it a moment after it has reported a step; false when it ended before."""
-        try:
-            while self.reports.recv() < count:
-                pass
-        except EOFError:
-            pass
-        time.sleep(delay)
-        os.kill(self.process.pid, signal.SIGKILL)
-        return self.wait()
-
-    def wait(self):
-        self.process.join()
-        self.reports.close()
-        return self.process.exitcode
 
 
 def without_times(record):
@@ -116,22 +75,26 @@ def test_killed_at_random_moments(tmp_path, uncut):
     assert deaths >= 5
 
 
-# A checkpoint is four files, each written and synced, then two folders synced around a rename. The first checkpoint
-# begins after the folder of the run was made, so these moments fall into the second to the fifth.
+# The moment, and what it leaves behind in the folder of checkpoints for the next start to clear away.
 MOMENTS = [
-    "before fsync 20",
-    "after fsync 27",
-    "before rename 4",
-    "after rename 4",
-    "after rename 7",
-    "half write 26",
-    "half write 31",
+    ("before rename .writing 1", ".writing-000000000005"),  # the first checkpoint, all synced but not in its place
+    ("after rename .writing 1", None),  # in its place, the name not yet synced
+    ("half write weights 2", ".writing-000000000010"),
+    ("half write state.pt 3", ".writing-000000000015"),
+    ("before fsync manifest 4", ".writing-000000000020"),
+    ("half write manifest 5", ".writing-000000000025"),
+    ("after fsync .writing 3", ".writing-000000000015"),  # the folder with the files' names
+    ("after rename 0000 4", ".deleting-000000000005"),  # one that is no longer kept
+    ("half write metrics 4", None),
+    ("before fsync metrics 4", None),
 ]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_inside_the_write_of_a_checkpoint(tmp_path, uncut, moment):
+@pytest.mark.parametrize(("moment", "left_behind"), MOMENTS)
+def test_killed_inside_a_write(tmp_path, uncut, moment, left_behind):
     assert Training(tmp_path, die=moment).wait() == -signal.SIGKILL
+    names = [path.name for path in (tmp_path / tiny_training.NAME / "checkpoints").iterdir()]
+    assert [name for name in names if name.startswith(".")] == ([left_behind] if left_behind else [])
     assert Training(tmp_path, resume=True).wait() == 0
     assert_same_outcome(tmp_path, uncut)
 
@@ -143,11 +106,12 @@ def test_killed_fifty_times(tmp_path, uncut):
     while deaths < 25:
         deaths += killed_and_resumed(tmp_path / str(trial), rng, uncut, first_kills=3)
         trial += 1
-    moments = [
-        f"{when} {name} {rng.randint(12, 90)}" for when in ("before", "after") for name in ("fsync",) for _ in range(8)
-    ]
-    moments += [f"half write {rng.randint(14, 60)}" for _ in range(5)]
-    moments += [f"{when} rename {number}" for when in ("before", "after") for number in (3, 5)]
+    files = ("weights", "state.pt", "values", "manifest")
+    moments = [f"{when} fsync {file} {rng.randint(1, 12)}" for when in ("before", "after") for file in files]
+    moments += [f"half write {file} {rng.randint(1, 12)}" for file in (*files, "metrics") for _ in range(2)]
+    moments += [f"{when} rename .writing {rng.randint(1, 12)}" for when in ("before", "after") for _ in range(3)]
+    moments.append(f"before fsync checkpoints {rng.randint(1, 12)}")
+    assert len(moments) == 25
     for number, moment in enumerate(moments):
         root = tmp_path / f"moment{number}"
         assert Training(root, die=moment).wait() == -signal.SIGKILL, moment

@@ -5,8 +5,9 @@
 A regression network with dropout learns from batches of random rows and random size. Python's, NumPy's and torch's
 generators all matter to the result. The environment may name a moment at which the process kills itself:
 
-    DIE="before fsync 7"    when it calls os.fsync for the seventh time; `after`, and `rename` for `fsync`, likewise
-    DIE="half write 7"      in the middle of its seventh os.write
+    DIE="before fsync manifest.json 3"     when it is about to sync its third manifest
+    DIE="after rename .writing 2"          when it has renamed the second folder with a name like this
+    DIE="half write state.pt 4"            in the middle of the write to its fourth state.pt
 """
 
 import os
@@ -93,24 +94,21 @@ def train(
 def die_as_told():
     if "DIE" not in os.environ:
         return
-    when, name, number = os.environ["DIE"].split()
+    when, name, file, number = os.environ["DIE"].split()
     original, left = getattr(os, name), int(number)
 
-    def die():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def wrapped(*arguments):
+    def wrapped(target, *arguments):
         nonlocal left
-        left -= 1
-        if left == 0 and when == "before":
-            die()
-        if left == 0 and when == "half":
-            original(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
-            die()
-        result = original(*arguments)
-        if left == 0:
-            die()
-        return result
+        path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else str(target)
+        if file in os.path.basename(path):
+            left -= 1
+            if left == 0:
+                if when == "half":
+                    original(target, bytes(arguments[0])[: len(arguments[0]) // 2])
+                elif when == "after":
+                    original(target, *arguments)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return original(target, *arguments)
 
     setattr(os, name, wrapped)
 

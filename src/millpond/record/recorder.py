@@ -39,7 +39,7 @@ class Recorder:
         self._counters = counters
         self._sinks = list(sinks)
         self._records = 0
-        self._open = False
+        self._open = self._resumed = False
 
     def write(self, metrics: Mapping[str, float]) -> Record:
         """Write one record to all sinks, and return it."""
@@ -59,6 +59,10 @@ class Recorder:
         return record
 
     def close(self) -> None:
+        """Write out everything. A resumed run that recorded nothing still cuts its files back, those at hand."""
+        if self._resumed and not self._open:
+            self._sinks = [sink for sink in self._sinks if not sink.remote]
+            self._begin()
         self._lines.sync()
         self._lines.close()
         for sink in list(self._sinks):
@@ -74,6 +78,7 @@ class Recorder:
         if self._open:
             raise RecordError("a recorder takes up a saved state before its first record, not after it")
         self._records = int(state["records"])
+        self._resumed = True
 
     def _begin(self) -> None:
         if self._open:

@@ -1,0 +1,188 @@
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from millpond.loop import Address, Loop
+from millpond.record import Counters, Recorder
+from millpond.store import (
+    Checkpoints,
+    Parts,
+    Run,
+    RunError,
+    host_facts,
+    list_runs,
+    read_status,
+    show_runs,
+    training,
+)
+from millpond.store.host import git_commit
+from millpond.store.process import Process, start_of
+from millpond.store.status import write_status
+
+
+def start(root, name="pond", **options):
+    return Run.start(root, name, config_yaml="seed: 1\n", plan={"num_envs": 4}, **options)
+
+
+def test_a_new_run(tmp_path):
+    run = start(tmp_path / "runs")
+    assert run.config_path.read_text() == "seed: 1\n"
+    assert json.loads(run.plan_path.read_text()) == {"num_envs": 4}
+    host = json.loads(run.host_path.read_text())
+    assert host["command"] == sys.argv
+    assert host["versions"]["torch"].startswith("2.")
+    assert host["cores"] == os.cpu_count()
+    assert "cpu" in host["devices"]
+    assert read_status(run.folder).state == "running"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["pond"]
+    assert run.run_id == Run.open(tmp_path / "runs", "pond").run_id
+
+
+def test_an_existing_folder_is_refused_with_the_choices(tmp_path):
+    run = start(tmp_path)
+    with pytest.raises(RunError, match=r"pond exists already.*--resume pond.*--run NAME.*--overwrite"):
+        start(tmp_path)
+    with pytest.raises(RunError, match=r"is running \(process \d+\) and cannot be overwritten"):
+        start(tmp_path, overwrite=True)
+    write_status(run.folder, "stopped")
+    run.metrics_path.write_text("{}\n")
+    assert not start(tmp_path, overwrite=True).metrics_path.exists()
+
+
+def test_overwrite_does_not_touch_what_is_no_run(tmp_path):
+    (tmp_path / "pond").mkdir()
+    (tmp_path / "pond" / "thesis.txt").write_text("years of work")
+    with pytest.raises(RunError, match="is not a run's folder"):
+        start(tmp_path, overwrite=True)
+    assert (tmp_path / "pond" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "a b", "-x"])
+def test_names_are_checked(tmp_path, name):
+    with pytest.raises(RunError, match="is no name for a run"):
+        start(tmp_path, name)
+
+
+def test_resume(tmp_path):
+    run = start(tmp_path)
+    with pytest.raises(RunError, match=r"run 'pond' is running \(process \d+\) and cannot be resumed"):
+        Run.resume(tmp_path, "pond")
+    write_status(run.folder, "stopped")
+    resumed = Run.resume(tmp_path, str(run.folder))  # a folder will do, too
+    assert resumed.resumed
+    assert resumed.run_id == run.run_id
+    assert len(json.loads(resumed.host_path.read_text())["resumes"]) == 1
+    with pytest.raises(RunError, match=r"no run 'lake' in .*; there are: pond"):
+        Run.resume(tmp_path, "lake")
+    with pytest.raises(RunError, match="there are none yet"):
+        Run.resume(tmp_path / "empty", "lake")
+
+
+def test_leftovers_of_a_start_that_died_are_cleared(tmp_path):
+    (tmp_path / ".creating-pond").mkdir()
+    (tmp_path / ".creating-pond" / "config.yaml").write_text("half")
+    start(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["pond"]
+
+
+def test_a_process_is_known_by_its_start():
+    this = Process.this()
+    assert this.is_alive()
+    assert not Process(this.pid, "another start", this.host).is_alive()
+    assert Process(1 << 22, "", "another host").is_alive()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    identity = Process(child.pid, start_of(child.pid), this.host)
+    assert identity.is_alive()
+    child.kill()
+    while start_of(child.pid) is not None:  # a zombie until we wait for it, and not alive
+        time.sleep(0.005)
+    assert not identity.is_alive()
+    child.communicate()
+
+
+def test_a_run_whose_process_died_has_failed(tmp_path):
+    code = """
+import pathlib, sys
+from millpond.store import Run
+Run.start(pathlib.Path(sys.argv[1]), "pond", config_yaml="", plan={})
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    assert json.loads((tmp_path / "pond" / "state.json").read_text())["state"] == "running"
+    status = read_status(tmp_path / "pond")
+    assert status.state == "failed"
+    assert f"its process {status.process.pid} died without a word" in status.note
+    Run.resume(tmp_path, "pond")
+
+
+def run_loop(root, name, body, until=None):
+    run, loop, counters = start(root, name), Loop(epoch=2, batch=3), Counters()
+    recorder = Recorder(run.metrics_path, counters)
+    checkpoints = Checkpoints(run.checkpoints_path)
+    loop.on_save(lambda: checkpoints.save(counters.updates, Parts(values={"loop": loop, "recorder": recorder})))
+    loop.at_end("epoch", lambda ended: recorder.write(ended.means()))
+    with training(run, loop, recorder):
+        for at in loop.run(until):
+            counters.updates += 1
+            body(loop, at)
+    return run
+
+
+def test_finished_stopped_failed_and_the_list_of_them(tmp_path, capsys):
+    run_loop(tmp_path, "done", lambda loop, at: loop.record("R_loss", 0.25))
+    assert capsys.readouterr().out == ""
+    run_loop(tmp_path, "enough", lambda loop, at: loop.stop("SIGTERM"))
+    folder = tmp_path / "enough"
+    assert capsys.readouterr().out == (
+        f"stopped (SIGTERM) before epoch 0 batch 1; resume with: millpond train --resume {folder}\n"
+    )
+    with pytest.raises(ZeroDivisionError):
+        run_loop(tmp_path, "broken", lambda loop, at: 1 / 0)
+    start(tmp_path, "now")
+    (tmp_path / "not-a-run").mkdir()
+
+    rows = list_runs(tmp_path)
+    assert [(row.name, row.state, row.checkpoint) for row in rows] == [
+        ("done", "finished", 6),
+        ("enough", "stopped", 1),
+        ("broken", "failed", None),
+        ("now", "running", None),
+    ]
+    assert rows[0].metrics == {"R_loss": 0.25}
+    assert rows[0].counters["updates"] == 6
+    assert rows[2].note == "ZeroDivisionError: division by zero"
+    lines = show_runs(rows).splitlines()
+    assert lines[0].split()[:4] == ["RUN", "STATE", "AGO", "UPDATES"]
+    assert lines[1].endswith("R_loss 0.25")
+    assert "(SIGTERM)" in lines[2]
+    assert show_runs([]) == "no runs yet"
+
+
+def test_a_state_that_cannot_be_read_is_said(tmp_path):
+    run = start(tmp_path)
+    (run.folder / "state.json").write_text("{")
+    assert "state.json cannot be read" in list_runs(tmp_path)[0].note
+
+
+def test_a_batch_is_kept(tmp_path):
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    path = start(tmp_path).save_batch(Address(("epoch", "batch"), (3, 12)), {"rows": np.arange(4), "loss": 0.5})
+    assert path.name == "epoch_3_batch_12.safetensors"
+    assert load_file(path)["rows"].tolist() == [0, 1, 2, 3]
+
+
+def test_the_commit_is_that_of_the_source(tmp_path):
+    assert git_commit(tmp_path) is None
+    assert host_facts()["git"] is None or len(host_facts()["git"]["commit"]) == 40
+    commands = [["init", "-q"], ["add", "file"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one"]]
+    (tmp_path / "file").write_text("one")
+    for command in commands:
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert git_commit(tmp_path)["changed"] is False
+    (tmp_path / "file").write_text("two")
+    assert git_commit(tmp_path)["changed"] is True
