@@ -3,12 +3,13 @@ import sys
 from fractions import Fraction
 from subprocess import run as run_process
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.loop import Loop, LoopError
+from millpond.loop import Loop, LoopError, window
 
 
 def drive(loop, body):
@@ -97,7 +98,8 @@ def test_at_names_items_and_the_last():
         loop.at_end("round", print)
 
 
-def test_tensors_are_read_once_at_the_end_of_the_parent(monkeypatch):
+def test_tensors_on_a_device_are_read_once_at_the_end_of_the_parent(monkeypatch):
+    monkeypatch.setattr(window, "is_on_host", lambda value: not isinstance(value, torch.Tensor))
     loop = Loop(iteration=2, batch=5)
     reads = []
     stack = torch.stack
@@ -107,16 +109,34 @@ def test_tensors_are_read_once_at_the_end_of_the_parent(monkeypatch):
     buffer = torch.zeros(())
     for at in loop.run():
         assert len(reads) == at["iteration"]
-        buffer.fill_(float(at["batch"]))  # reused in place: what was recorded must not change with it
+        buffer.fill_(at["batch"])  # reused in place: what was recorded must not change with it
         loop.record("loss", buffer, weight=torch.tensor(2.0))
         loop.record("norm", 1.0)
     assert reads == [10, 10]
     assert means == [{"loss": 2.0, "norm": 1.0}] * 2
 
 
+def test_numbers_of_all_kinds(recwarn):
+    loop = Loop(batch=1)
+    numbers = [
+        2,
+        2.0,
+        np.float32(2),
+        np.array([2]),
+        torch.tensor(2),
+        torch.tensor([[2.0]], requires_grad=True),
+        True + 1,
+    ]
+    for _ in loop.run():
+        for number in numbers:
+            loop.record("number", number, weight=number)
+    assert (loop.moments["number"].mean, loop.moments["number"].count) == (2.0, len(numbers))
+    assert not recwarn.list
+
+
 def test_what_is_not_a_number_is_refused():
     loop = Loop(batch=1)
-    with pytest.raises(LoopError, match=r"record\('loss'\): a tensor of shape \(2, 3\) is not one number"):
+    with pytest.raises(LoopError, match=r"record\('loss'\): Tensor of shape \(2, 3\) is not one number"):
         drive(loop, lambda at: loop.record("loss", torch.zeros(2, 3)))
     with pytest.raises(LoopError, match=r"record\('loss'\): 'high' of type str"):
         drive(loop, lambda at: loop.record("loss", "high"))

@@ -94,6 +94,18 @@ class Levels:
             return self.indices[depth] + 1 >= size
         return depth in self._last_called or (isinstance(declared, Until) and declared.predicate())
 
+    def advance_within(self, pause: int) -> bool:
+        """Finish a step with which nothing else ends: what most steps are. False, and nothing done, for others.
+
+        Every so many steps, `pause`, it declines all the same, so that a long level is looked after in between.
+        """
+        size, index = self.sizes[-1], self.indices[-1] + 1
+        if size is None or index >= size or index % pause == 0:
+            return False
+        self.indices[-1] = index
+        self.totals[-1] += 1
+        return True
+
     def advance(self, outermost: int, over: bool) -> None:
         """Finish the current step, with what `ending` said of it."""
         for depth in range(outermost, len(self.names)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat
 
@@ -13,7 +14,7 @@ from millpond.loop.errors import LoopError, NonFiniteError
 from millpond.loop.hooks import Ended, Hook
 from millpond.loop.levels import Levels, Size
 from millpond.loop.moments import Moments
-from millpond.loop.window import BadValue, Entry, Window, gather, merge_into
+from millpond.loop.window import BadValue, Entry, Window, admit, gather, merge_into
 
 # Values wait at most this many steps to be read, where the parent of the innermost level is longer than that.
 READ_AFTER_STEPS = 1000
@@ -52,6 +53,7 @@ class Loop:
         self._open: list[dict[str, Moments]] = [{} for _ in levels]  # [0]: the whole run; [d]: the item at depth d - 1
         self._window = Window()
         self._hooks: dict[str, list[Hook]] = {name: [] for name in levels}
+        self._plain_steps = True  # no hooks on the innermost level
         self._boundary = len(levels) - 1
         self._save: Callable[[], object] | None = None
         self._save_requested = False
@@ -126,6 +128,7 @@ class Loop:
         """
         self._levels.depth(level)
         self._hooks[level].append(Hook.make(action, every, at))
+        self._plain_steps = not self._hooks[self.names[-1]]
 
     def on_save(self, save: Callable[[], object]) -> None:
         """How to write a checkpoint. Called for a requested save, at a stop and at the end of training."""
@@ -149,7 +152,12 @@ class Loop:
         """
         if self._phase != "body":
             raise LoopError(f"record({name!r}) outside of a step: values belong to the body of `for at in loop.run()`")
-        if not self._window.add(name, value, weight, self._levels.indices[-1]):
+        if type(value) is not float:
+            value = admit(name, value)
+        if type(weight) is not float:
+            weight = float(weight) if type(weight) is int else admit(name, weight)
+        self._window.entries.append((name, value, weight, self._levels.indices[-1]))
+        if type(value) is float and not isfinite(value):
             self._read_window()
 
     def end(self, level: str) -> None:
@@ -203,10 +211,12 @@ class Loop:
             self._saved_after = self.count
 
     def _finish_step(self) -> None:
+        if self._plain_steps and self._levels.advance_within(READ_AFTER_STEPS):
+            return
         outermost, over = self._levels.ending()
         innermost, step = len(self.names) - 1, self._levels.indices[-1]
         recorded = self._window.at(step) if self._hooks[self.names[-1]] else []
-        read = outermost < innermost or over or self._window.older_than(READ_AFTER_STEPS, step)
+        read = outermost < innermost or over or (step + 1) % READ_AFTER_STEPS == 0
         if read:
             self._read_window()
         self._phase = "hooks"
@@ -234,6 +244,8 @@ class Loop:
             self._open[depth + 1] = {}
 
     def _save_or_stop(self) -> None:
+        if not (self._save_requested or self._stop_requested or self.done):
+            return
         if any(self._levels.indices[self._boundary + 1 :]):
             return  # stops and saves wait for the boundary
         self.stopped, self._stop_requested = self._stop_requested, None
@@ -259,7 +271,7 @@ class Loop:
         try:
             return read()
         except BadValue as found:
-            bad = found.reading
+            bad = found
         names, indices = self.names, tuple(self._levels.indices)
         address = Address(names, (*indices[:-1], bad.step))
         error = NonFiniteError(address, bad.name, bad.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,14 @@ class Moments:
             self.minimum = value
         if value > self.maximum:
             self.maximum = value
+
+    @staticmethod
+    def of(pairs: Iterable[tuple[float, float]]) -> Moments:
+        """The moments of values with their weights."""
+        moments = Moments()
+        for value, weight in pairs:
+            moments.add(value, weight)
+        return moments
 
     def merge(self, other: Moments) -> None:
         """Add all that the other has seen."""

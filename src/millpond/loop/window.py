@@ -1,43 +1,28 @@
 """Values that were recorded and not yet read.
 
-A value may be a tensor on a device whose kernel has not run. Reading it would make the host wait, so values are kept as
-they are and read together, one transfer for each device and dtype, at the end of the innermost level's parent.
+A value may be a tensor on a device whose kernel has not run. Reading it would make the host wait, so such values are
+kept as they are and read together, one transfer for each device and dtype, at the end of the innermost level's parent.
+Plain numbers and tensors in the host's own memory are read when they are recorded.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any
 
 from millpond.loop.errors import LoopError
 from millpond.loop.moments import Moments
 
-
-class Entry(NamedTuple):
-    """One call of `record`: `step` is the innermost index it was made at."""
-
-    name: str
-    value: Any
-    weight: Any
-    step: int
-
-
-class Reading(NamedTuple):
-    """An entry as floats."""
-
-    name: str
-    value: float
-    weight: float
-    step: int
+# One call of `record`: name, value, weight, and the innermost index it was made at. Both numbers may be tensors.
+Entry = tuple[str, Any, Any, int]
 
 
 class BadValue(Exception):
-    """Carries the first reading that is not finite up to the loop, which knows its address."""
+    """Carries the first value that is not finite up to the loop, which knows its address."""
 
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
-        super().__init__(f"{reading.name} = {reading.value}")
+    def __init__(self, name: str, value: float, step: int) -> None:
+        self.name, self.value, self.step = name, value, step
+        super().__init__(f"{name} = {value}")
 
 
 class Window:
@@ -46,25 +31,14 @@ class Window:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
 
-    def add(self, name: str, value: SupportsFloat, weight: SupportsFloat, step: int) -> bool:
-        """Keep a value; false when it is plainly not finite, so that reading is due at once."""
-        kept = value if type(value) is float else _admit(name, value)
-        kept_weight = weight if type(weight) is float else _admit(name, weight)
-        self.entries.append(Entry(name, kept, kept_weight, step))
-        return type(kept) is not float or math.isfinite(kept)
-
     def drop(self, step: int) -> None:
         """Forget what was recorded at a step that was not finished."""
-        while self.entries and self.entries[-1].step == step:
+        while self.entries and self.entries[-1][3] == step:
             self.entries.pop()
 
-    def older_than(self, steps: int, step: int) -> bool:
-        """Whether something was recorded `steps` or more before `step`."""
-        return bool(self.entries) and step - self.entries[0].step >= steps
-
     def at(self, step: int) -> list[Entry]:
-        """What was recorded at the newest step."""
-        return [entry for entry in self.entries if entry.step == step]
+        """What was recorded at one step."""
+        return [entry for entry in self.entries if entry[3] == step]
 
     def take(self) -> dict[str, Moments]:
         """Read everything, then forget it. Raises `BadValue`, and forgets nothing, if one cannot be averaged."""
@@ -75,18 +49,17 @@ class Window:
 
 def gather(entries: list[Entry]) -> dict[str, Moments]:
     """The moments of entries, by name."""
-    moments: dict[str, Moments] = {}
-    for reading in _read(entries):
-        name, value, weight, _ = reading
-        if not math.isfinite(value):
-            raise BadValue(reading)
-        if not (math.isfinite(weight) and weight >= 0.0):
-            raise BadValue(Reading(f"the weight of {name}", weight, 1.0, reading.step))
-        found = moments.get(name)
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for name, value, weight, step in _read(entries):
+        if not -math.inf < value < math.inf:
+            raise BadValue(name, value, step)
+        if not 0.0 <= weight < math.inf:
+            raise BadValue(f"the weight of {name}", weight, step)
+        found = pairs.get(name)
         if found is None:
-            found = moments[name] = Moments()
-        found.add(value, weight)
-    return moments
+            found = pairs[name] = []
+        found.append((value, weight))
+    return {name: Moments.of(found) for name, found in pairs.items()}
 
 
 def merge_into(target: dict[str, Moments], source: dict[str, Moments]) -> None:
@@ -94,26 +67,38 @@ def merge_into(target: dict[str, Moments], source: dict[str, Moments]) -> None:
         target.setdefault(name, Moments()).merge(moments)
 
 
-def _admit(name: str, value: Any) -> Any:
-    """A float of a plain number; of a tensor a copy, still on its device, since its owner may write to it in place."""
-    if hasattr(value, "detach"):
-        if value.numel() != 1:
-            raise LoopError(
-                f"record({name!r}): a tensor of shape {tuple(value.shape)} is not one number; "
-                f"record its mean with its number of elements as the weight"
-            )
-        return value.detach().clone()
+def admit(name: str, value: Any) -> Any:
+    """A float; of a tensor on a device a copy that stays there, since its owner may write to it in place."""
+    if not is_on_host(value):
+        return _scalar(name, value).detach().clone()
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        # A tensor that requires gradients warns when it is given to float(), and not when asked for its item().
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError):
+        if hasattr(value, "shape"):
+            _scalar(name, value)
         raise LoopError(f"record({name!r}): {value!r} of type {type(value).__name__} is not a number") from None
 
 
-def _read(entries: list[Entry]) -> Iterable[Reading]:
-    """Entries as floats, in the order of recording; at most one transfer for each device and dtype."""
-    lazy = [part for entry in entries for part in (entry.value, entry.weight) if type(part) is not float]
+def is_on_host(value: Any) -> bool:
+    """Whether a value can be read without waiting for a device: every number, and a tensor in the host's memory."""
+    return bool(getattr(value, "is_cpu", True))
+
+
+def _scalar(name: str, value: Any) -> Any:
+    if math.prod(value.shape) != 1:
+        raise LoopError(
+            f"record({name!r}): {type(value).__name__} of shape {tuple(value.shape)} is not one number; "
+            f"record its mean with its number of elements as the weight"
+        )
+    return value
+
+
+def _read(entries: list[Entry]) -> list[Entry]:
+    """Entries with floats only, in the order of recording; at most one transfer for each device and dtype."""
+    lazy = [part for entry in entries for part in entry[1:3] if type(part) is not float]
     if not lazy:
-        return map(Reading._make, entries)
+        return entries
     import torch  # a tensor was recorded, so it is loaded already
 
     groups: dict[tuple[Any, Any], list[Any]] = {}
@@ -121,10 +106,10 @@ def _read(entries: list[Entry]) -> Iterable[Reading]:
         groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     floats: dict[int, float] = {}
     for tensors in groups.values():
-        read = torch.stack([tensor.reshape(()) for tensor in tensors]).cpu().double().tolist()
-        floats.update(zip(map(id, tensors), read, strict=True))
+        read = torch.stack([tensor if tensor.ndim == 0 else tensor.reshape(()) for tensor in tensors])
+        floats.update(zip(map(id, tensors), read.cpu().double().tolist(), strict=True))
 
     def as_float(part: Any) -> float:
         return part if type(part) is float else floats[id(part)]
 
-    return [Reading(name, as_float(value), as_float(weight), step) for name, value, weight, step in entries]
+    return [(name, as_float(value), as_float(weight), step) for name, value, weight, step in entries]
