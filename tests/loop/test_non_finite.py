@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from millpond.loop import Loop, NonFiniteError, Redraw, window
+from millpond.loop import Loop, NonFiniteError, Redraw
 
 
 def drive(loop, body):
@@ -35,7 +35,7 @@ class Sampler:
 @pytest.mark.parametrize("portion", [None, 8, 11])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_the_address_is_named_and_the_batch_kept(tmp_path, monkeypatch, lazy, portion, bad):
-    monkeypatch.setattr(window, "is_on_host", lambda value: not lazy)
+    monkeypatch.setattr(torch.Tensor, "is_cpu", not lazy)
     loop, sampler, drawn, saves = Loop(epoch=2, iteration=2, batch=5), Sampler(), {}, []
 
     def save(address, batch):
@@ -70,7 +70,7 @@ def test_the_address_is_named_and_the_batch_kept(tmp_path, monkeypatch, lazy, po
 
 
 def test_the_first_of_several_is_named(monkeypatch):
-    monkeypatch.setattr(window, "is_on_host", lambda value: False)
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     loop = Loop(iteration=1, batch=4)
 
     def body(at):
@@ -89,7 +89,7 @@ def test_weights_are_checked(weight):
 
 
 def test_a_long_innermost_level_is_read_in_between(monkeypatch):
-    monkeypatch.setattr(window, "is_on_host", lambda value: False)
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     loop = Loop(batch=5000)
     with pytest.raises(NonFiniteError, match="batch 10: loss = nan"):
         drive(loop, lambda at: loop.record("loss", torch.tensor(float("nan") if at["batch"] == 10 else 0.0)))

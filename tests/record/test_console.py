@@ -14,9 +14,10 @@ def train(path, terminal, *, table=False, rhythm=0.0, cycles=3):
     def at_cycle(ended):
         record = recorder.write({**ended.means(), **timer.take()})
         if table:
-            console.table(cycle_rows(ended.address, dict(zip(loop.names, loop.sizes, strict=True)), record))
+            console.table(cycle_rows(ended.address, loop.sizes, record))
 
     loop.at_end("cycle", at_cycle)
+    recorder.begin()
     for at in loop.run():
         with timer("train"):
             counters.updates += 1

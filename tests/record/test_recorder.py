@@ -68,7 +68,7 @@ def test_a_resumed_run_that_records_nothing_still_cuts_its_file(tmp_path, ask):
     if ask:
         assert resumed.state_dict() == {"records": 1}
     else:
-        resumed.close()
+        resumed.begin()
     assert len(recorded(path)) == 1
 
 

@@ -31,6 +31,7 @@ class Player:
             self.loop.at_end(level, self.at_end)
         if resume:
             assert self.checkpoints.restore(self.parts)
+        self.recorder.begin()
 
     def state_dict(self):
         return {"weight": self.weight}

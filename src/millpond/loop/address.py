@@ -26,7 +26,9 @@ class Address(Mapping[str, int]):
         return not any(self.indices[self._depth(level) + 1 :])
 
     def __getitem__(self, level: str) -> int:
-        return self.indices[self._depth(level)]
+        if level in self.names:  # spelled out, because bodies ask it at every step
+            return self.indices[self.names.index(level)]
+        return self._depth(level)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)

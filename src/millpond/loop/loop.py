@@ -76,9 +76,9 @@ class Loop:
         return self._levels.address()
 
     @property
-    def sizes(self) -> tuple[int | None, ...]:
+    def sizes(self) -> dict[str, int | None]:
         """How many items each level has within its current parent; None where that is open."""
-        return tuple(self._levels.sizes)
+        return dict(zip(self.names, self._levels.sizes, strict=True))
 
     @property
     def totals(self) -> dict[str, int]:
@@ -105,10 +105,7 @@ class Loop:
     def describe(self) -> str:
         """The levels and their product: "epoch 10 x cycle 100 x iteration 100 x batch 50 = 5,000,000"."""
         steps = self._levels.steps_in_all
-        shown = " x ".join(
-            f"{name} {'open' if size is None else f'{size:,}'}"
-            for name, size in zip(self.names, self.sizes, strict=True)
-        )
+        shown = " x ".join(f"{name} {'open' if size is None else f'{size:,}'}" for name, size in self.sizes.items())
         return f"{shown} = {steps:,}" if steps is not None else shown
 
     # -- declarations
@@ -193,13 +190,15 @@ class Loop:
         while not (self.done or self.stopped or reached()):
             self._phase = "body"
             try:
-                yield self._levels.address()
+                yield Address(self._levels.names, tuple(self._levels.indices))
             finally:
                 self._phase = "between steps"
-            self._finish_step()
+            if not (self._plain_steps and self._levels.advance_within(READ_AFTER_STEPS)):
+                self._finish_step()
             if deadline is not None and time.monotonic() >= deadline:
                 self.stop("max_seconds")
-            self._save_or_stop()
+            if self._save_requested or self._stop_requested or self.done:
+                self._save_or_stop()
 
     def save(self) -> None:
         """Write a checkpoint now. An earlier value that was not finite is found first, and raises."""
@@ -211,8 +210,6 @@ class Loop:
             self._saved_after = self.count
 
     def _finish_step(self) -> None:
-        if self._plain_steps and self._levels.advance_within(READ_AFTER_STEPS):
-            return
         outermost, over = self._levels.ending()
         innermost, step = len(self.names) - 1, self._levels.indices[-1]
         recorded = self._window.at(step) if self._hooks[self.names[-1]] else []
@@ -244,8 +241,6 @@ class Loop:
             self._open[depth + 1] = {}
 
     def _save_or_stop(self) -> None:
-        if not (self._save_requested or self._stop_requested or self.done):
-            return
         if any(self._levels.indices[self._boundary + 1 :]):
             return  # stops and saves wait for the boundary
         self.stopped, self._stop_requested = self._stop_requested, None

@@ -69,7 +69,7 @@ def merge_into(target: dict[str, Moments], source: dict[str, Moments]) -> None:
 
 def admit(name: str, value: Any) -> Any:
     """A float; of a tensor on a device a copy that stays there, since its owner may write to it in place."""
-    if not is_on_host(value):
+    if not getattr(value, "is_cpu", True):
         return _scalar(name, value).detach().clone()
     try:
         # A tensor that requires gradients warns when it is given to float(), and not when asked for its item().
@@ -78,11 +78,6 @@ def admit(name: str, value: Any) -> Any:
         if hasattr(value, "shape"):
             _scalar(name, value)
         raise LoopError(f"record({name!r}): {value!r} of type {type(value).__name__} is not a number") from None
-
-
-def is_on_host(value: Any) -> bool:
-    """Whether a value can be read without waiting for a device: every number, and a tensor in the host's memory."""
-    return bool(getattr(value, "is_cpu", True))
 
 
 def _scalar(name: str, value: Any) -> Any:

@@ -92,10 +92,10 @@ class Console:
         return Group(Text(self._where(), style="bold"), Text(self._speed()), Text(phases, style="cyan"), metrics)
 
     def _where(self) -> str:
-        left = self._pace.seconds_left()
+        left, sizes = self._pace.seconds_left(), self._loop.sizes
         return "  ".join(
-            f"{name} {index}/{'?' if size is None else size} ({show_seconds(left[name])} left)"
-            for (name, index), size in zip(self._loop.address.items(), self._loop.sizes, strict=True)
+            f"{name} {index}/{sizes[name] or '?'} ({show_seconds(left[name])} left)"
+            for name, index in self._loop.address.items()
         )
 
     def _speed(self) -> str:

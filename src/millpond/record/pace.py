@@ -19,7 +19,7 @@ class Pace:
 
     def seconds_left(self) -> dict[str, float | None]:
         """For each level, the time until its current parent ends; None where that cannot be known."""
-        indices, sizes = self._loop.address.indices, self._loop.sizes
+        indices, sizes = self._loop.address.indices, tuple(self._loop.sizes.values())
         each = self._seconds_each(sizes)
         left: float | None = 0.0
         result: dict[str, float | None] = {}

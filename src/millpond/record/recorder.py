@@ -39,7 +39,16 @@ class Recorder:
         self._counters = counters
         self._sinks = list(sinks)
         self._records = 0
-        self._open = self._resumed = False
+        self._open = False
+
+    def begin(self) -> None:
+        """Cut the file back to the records it should have, and open all sinks. The first `write` does so, too."""
+        if self._open:
+            return
+        self._open = True
+        self._lines.open(self._records)
+        for sink in list(self._sinks):
+            self._attempt(sink, sink.open, read_records(self._lines.path))
 
     def write(self, metrics: Mapping[str, float]) -> Record:
         """Write one record to all sinks, and return it."""
@@ -51,7 +60,7 @@ class Recorder:
                 raise RecordError(
                     f"{name} = {value} at {self._counters.updates} updates; a record holds finite numbers"
                 )
-        self._begin()
+        self.begin()
         self._lines.write(record)
         for sink in list(self._sinks):
             self._attempt(sink, sink.write, record, self._records)
@@ -59,10 +68,6 @@ class Recorder:
         return record
 
     def close(self) -> None:
-        """Write out everything. A resumed run that recorded nothing still cuts its files back, those at hand."""
-        if self._resumed and not self._open:
-            self._sinks = [sink for sink in self._sinks if not sink.remote]
-            self._begin()
         self._lines.sync()
         self._lines.close()
         for sink in list(self._sinks):
@@ -70,7 +75,7 @@ class Recorder:
 
     def state_dict(self) -> dict[str, Any]:
         """The number of records, which from now on are on the disk."""
-        self._begin()
+        self.begin()
         self._lines.sync()
         return {"records": self._records}
 
@@ -78,15 +83,6 @@ class Recorder:
         if self._open:
             raise RecordError("a recorder takes up a saved state before its first record, not after it")
         self._records = int(state["records"])
-        self._resumed = True
-
-    def _begin(self) -> None:
-        if self._open:
-            return
-        self._open = True
-        self._lines.open(self._records)
-        for sink in list(self._sinks):
-            self._attempt(sink, sink.open, read_records(self._lines.path))
 
     def _attempt(self, sink: Sink, action: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -20,6 +20,7 @@ def training(run: Run, loop: Loop, recorder: Recorder) -> Iterator[None]:
     write_status(run.folder, "running")
     try:
         with closing(recorder), stop_on_signals(loop):
+            recorder.begin()
             yield
     except KeyboardInterrupt:
         write_status(
