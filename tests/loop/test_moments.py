@@ -55,6 +55,19 @@ def test_portions_and_order_do_not_matter(portions, random):
     assert (merged.count, merged.total_weight) == (whole.count, whole.total_weight)
 
 
+@given(st.lists(st.tuples(values, st.one_of(st.just(0.0), weights)), max_size=30))
+def test_many_at_once_are_the_same_as_one_by_one(pairs):
+    one_by_one = moments_of(pairs)
+    at_once = Moments.of([value for value, _ in pairs], [weight for _, weight in pairs])
+    assert at_once.count == one_by_one.count
+    if at_once.count:
+        assert (at_once.mean, at_once.std) == (one_by_one.mean, one_by_one.std)
+        assert (at_once.minimum, at_once.maximum) == (one_by_one.minimum, one_by_one.maximum)
+        assert at_once.total_weight == one_by_one.total_weight
+    else:
+        assert at_once == Moments()
+
+
 @given(observations)
 def test_state_survives_json(pairs):
     moments = moments_of(pairs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat
 
@@ -14,7 +13,7 @@ from millpond.loop.errors import LoopError, NonFiniteError
 from millpond.loop.hooks import Ended, Hook
 from millpond.loop.levels import Levels, Size
 from millpond.loop.moments import Moments
-from millpond.loop.window import BadValue, Entry, Window, admit, gather, merge_into
+from millpond.loop.window import BadValue, Window, merge_into
 
 # Values wait at most this many steps to be read, where the parent of the innermost level is longer than that.
 READ_AFTER_STEPS = 1000
@@ -149,12 +148,7 @@ class Loop:
         """
         if self._phase != "body":
             raise LoopError(f"record({name!r}) outside of a step: values belong to the body of `for at in loop.run()`")
-        if type(value) is not float:
-            value = admit(name, value)
-        if type(weight) is not float:
-            weight = float(weight) if type(weight) is int else admit(name, weight)
-        self._window.entries.append((name, value, weight, self._levels.indices[-1]))
-        if type(value) is float and not isfinite(value):
+        if not self._window.add(name, value, weight, self._levels.indices[-1]):
             self._read_window()
 
     def end(self, level: str) -> None:
@@ -212,7 +206,7 @@ class Loop:
     def _finish_step(self) -> None:
         outermost, over = self._levels.ending()
         innermost, step = len(self.names) - 1, self._levels.indices[-1]
-        recorded = self._window.at(step) if self._hooks[self.names[-1]] else []
+        recorded = Window() if self._plain_steps else self._window.at(step)
         read = outermost < innermost or over or (step + 1) % READ_AFTER_STEPS == 0
         if read:
             self._read_window()
@@ -226,13 +220,13 @@ class Loop:
         if read:
             self._take_snapshot()
 
-    def _end_item(self, depth: int, last: bool, recorded: list[Entry]) -> None:
+    def _end_item(self, depth: int, last: bool, recorded: Window) -> None:
         level, number = self.names[depth], self._levels.totals[depth]
         innermost = depth == len(self.names) - 1
         moments = {} if innermost else self._open[depth + 1]
         hooks = [hook for hook in self._hooks[level] if hook.due(number, last)]
         if hooks:
-            read = (lambda: self._checked(lambda: gather(recorded))) if innermost else lambda: moments
+            read = (lambda: self._checked(recorded.take)) if innermost else lambda: moments
             ended = Ended(level, self._levels.address(depth), number, last, read)
             for hook in hooks:
                 hook.action(ended)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import Any
 
 
@@ -55,12 +56,26 @@ class Moments:
             self.maximum = value
 
     @staticmethod
-    def of(pairs: Iterable[tuple[float, float]]) -> Moments:
-        """The moments of values with their weights."""
-        moments = Moments()
-        for value, weight in pairs:
-            moments.add(value, weight)
-        return moments
+    def of(values: Sequence[float], weights: Sequence[float]) -> Moments:
+        """The moments of many values: what `add` would give, in fewer steps of the interpreter."""
+        if 0.0 in weights:
+            values = [value for value, weight in zip(values, weights, strict=True) if weight]
+            weights = [weight for weight in weights if weight]
+        if not values:
+            return Moments()
+        tops, value_shift = _integers(values)
+        weight_tops, weight_shift = _integers(weights)
+        weighted = list(map(mul, weight_tops, tops))
+        return Moments(
+            count=len(values),
+            weight=sum(weight_tops),
+            first=sum(weighted),
+            second=sum(map(mul, weighted, tops)),
+            weight_shift=weight_shift,
+            value_shift=value_shift,
+            minimum=min(values),
+            maximum=max(values),
+        )
 
     def merge(self, other: Moments) -> None:
         """Add all that the other has seen."""
@@ -113,6 +128,16 @@ class Moments:
         minimum, maximum = state["range"] or (math.inf, -math.inf)
         weight_shift, value_shift = state["shifts"]
         return Moments(state["count"], weight, first, second, weight_shift, value_shift, minimum, maximum)
+
+
+def _integers(numbers: Sequence[float]) -> tuple[list[int], int]:
+    """Integers and a shift: each number is its integer / 2^shift."""
+    if numbers.count(numbers[0]) == len(numbers):  # weights mostly are
+        top, bottom = numbers[0].as_integer_ratio()
+        return [top] * len(numbers), bottom.bit_length() - 1
+    ratios = [number.as_integer_ratio() for number in numbers]
+    finest = max([bottom for _, bottom in ratios])
+    return [top * (finest // bottom) for top, bottom in ratios], finest.bit_length() - 1
 
 
 def _root_of_ratio(numerator: int, denominator: int) -> float:

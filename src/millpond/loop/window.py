@@ -8,13 +8,11 @@ Plain numbers and tensors in the host's own memory are read when they are record
 from __future__ import annotations
 
 import math
-from typing import Any
+from math import inf
+from typing import Any, SupportsFloat
 
 from millpond.loop.errors import LoopError
 from millpond.loop.moments import Moments
-
-# One call of `record`: name, value, weight, and the innermost index it was made at. Both numbers may be tensors.
-Entry = tuple[str, Any, Any, int]
 
 
 class BadValue(Exception):
@@ -25,41 +23,76 @@ class BadValue(Exception):
         super().__init__(f"{name} = {value}")
 
 
-class Window:
-    """Entries since the last reading."""
+class Column:
+    """What was recorded under one name: values, weights, and the innermost indices they were recorded at."""
+
+    __slots__ = ("steps", "values", "weights")
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.values: list[Any] = []
+        self.weights: list[Any] = []
+        self.steps: list[int] = []
+
+    def drop_last(self) -> None:
+        for part in (self.values, self.weights, self.steps):
+            part.pop()
+
+
+class Window:
+    """What was recorded since the last reading, by name."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, Column] = {}
+        self._unread = False  # whether there are tensors, or a number that cannot be averaged
+
+    def add(self, name: str, value: SupportsFloat, weight: SupportsFloat, step: int) -> bool:
+        """Keep a value; false when it cannot be averaged, so that reading, which says so, is due at once."""
+        column = self._columns.get(name)
+        if column is None:
+            column = self._columns[name] = Column()
+        number = value if type(value) is float else _admit(name, value)
+        share = weight if type(weight) is float else _admit(name, weight)
+        column.values.append(number)
+        column.weights.append(share)
+        column.steps.append(step)
+        if type(number) is float and type(share) is float:
+            if -inf < number < inf and 0.0 <= share < inf:
+                return True
+            self._unread = True
+            return False
+        self._unread = True
+        return True
 
     def drop(self, step: int) -> None:
         """Forget what was recorded at a step that was not finished."""
-        while self.entries and self.entries[-1][3] == step:
-            self.entries.pop()
+        for column in self._columns.values():
+            while column.steps and column.steps[-1] == step:
+                column.drop_last()
 
-    def at(self, step: int) -> list[Entry]:
-        """What was recorded at one step."""
-        return [entry for entry in self.entries if entry[3] == step]
+    def at(self, step: int) -> Window:
+        """What was recorded at the newest step, as a window of its own."""
+        found = Window()
+        found._unread = self._unread
+        for name, column in self._columns.items():
+            for index in range(len(column.steps) - 1, -1, -1):
+                if column.steps[index] != step:
+                    break
+                part = found._columns.setdefault(name, Column())
+                part.values.append(column.values[index])
+                part.weights.append(column.weights[index])
+                part.steps.append(step)
+        return found
 
     def take(self) -> dict[str, Moments]:
         """Read everything, then forget it. Raises `BadValue`, and forgets nothing, if one cannot be averaged."""
-        moments = gather(self.entries)
-        self.entries = []
+        if self._unread:
+            _read(self._columns)
+            _check(self._columns)
+        moments = {
+            name: Moments.of(column.values, column.weights) for name, column in self._columns.items() if column.values
+        }
+        self._columns, self._unread = {}, False
         return moments
-
-
-def gather(entries: list[Entry]) -> dict[str, Moments]:
-    """The moments of entries, by name."""
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    for name, value, weight, step in _read(entries):
-        if not -math.inf < value < math.inf:
-            raise BadValue(name, value, step)
-        if not 0.0 <= weight < math.inf:
-            raise BadValue(f"the weight of {name}", weight, step)
-        found = pairs.get(name)
-        if found is None:
-            found = pairs[name] = []
-        found.append((value, weight))
-    return {name: Moments.of(found) for name, found in pairs.items()}
 
 
 def merge_into(target: dict[str, Moments], source: dict[str, Moments]) -> None:
@@ -67,8 +100,10 @@ def merge_into(target: dict[str, Moments], source: dict[str, Moments]) -> None:
         target.setdefault(name, Moments()).merge(moments)
 
 
-def admit(name: str, value: Any) -> Any:
+def _admit(name: str, value: Any) -> Any:
     """A float; of a tensor on a device a copy that stays there, since its owner may write to it in place."""
+    if type(value) is int:
+        return float(value)
     if not getattr(value, "is_cpu", True):
         return _scalar(name, value).detach().clone()
     try:
@@ -89,22 +124,33 @@ def _scalar(name: str, value: Any) -> Any:
     return value
 
 
-def _read(entries: list[Entry]) -> list[Entry]:
-    """Entries with floats only, in the order of recording; at most one transfer for each device and dtype."""
-    lazy = [part for entry in entries for part in entry[1:3] if type(part) is not float]
-    if not lazy:
-        return entries
+def _read(columns: dict[str, Column]) -> None:
+    """Put floats in the place of tensors; at most one transfer for each device and dtype."""
+    groups: dict[tuple[Any, Any], list[tuple[list[Any], int]]] = {}
+    for column in columns.values():
+        for numbers in (column.values, column.weights):
+            for index, number in enumerate(numbers):
+                if type(number) is not float:
+                    groups.setdefault((number.device, number.dtype), []).append((numbers, index))
+    if not groups:
+        return
     import torch  # a tensor was recorded, so it is loaded already
 
-    groups: dict[tuple[Any, Any], list[Any]] = {}
-    for tensor in lazy:
-        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    floats: dict[int, float] = {}
-    for tensors in groups.values():
-        read = torch.stack([tensor if tensor.ndim == 0 else tensor.reshape(()) for tensor in tensors])
-        floats.update(zip(map(id, tensors), read.cpu().double().tolist(), strict=True))
+    for places in groups.values():
+        tensors = [numbers[index].reshape(()) for numbers, index in places]
+        for (numbers, index), number in zip(places, torch.stack(tensors).cpu().double().tolist(), strict=True):
+            numbers[index] = number
 
-    def as_float(part: Any) -> float:
-        return part if type(part) is float else floats[id(part)]
 
-    return [(name, as_float(value), as_float(weight), step) for name, value, weight, step in entries]
+def _check(columns: dict[str, Column]) -> None:
+    """Raise the first value or weight that cannot be averaged."""
+    bad: list[tuple[int, str, float]] = []
+    for name, column in columns.items():
+        for value, weight, step in zip(column.values, column.weights, column.steps, strict=True):
+            if not -inf < value < inf:
+                bad.append((step, name, value))
+            elif not 0.0 <= weight < inf:
+                bad.append((step, f"the weight of {name}", weight))
+    if bad:
+        step, name, value = min(bad, key=lambda found: found[0])
+        raise BadValue(name, value, step)
