@@ -51,7 +51,8 @@ class Window:
         if column is None:
             column = self._columns[name] = Column()
         number = value if type(value) is float else _admit(name, value)
-        share = weight if type(weight) is float else _admit(name, weight)
+        kind = type(weight)
+        share = weight if kind is float else float(weight) if kind is int else _admit(name, weight)
         column.values.append(number)
         column.weights.append(share)
         column.steps.append(step)
@@ -102,8 +103,6 @@ def merge_into(target: dict[str, Moments], source: dict[str, Moments]) -> None:
 
 def _admit(name: str, value: Any) -> Any:
     """A float; of a tensor on a device a copy that stays there, since its owner may write to it in place."""
-    if type(value) is int:
-        return float(value)
     if not getattr(value, "is_cpu", True):
         return _scalar(name, value).detach().clone()
     try:
