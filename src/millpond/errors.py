@@ -3,3 +3,5 @@
 
 class MillpondError(Exception):
     """Something the user can mend; the message says what and how."""
+
+    exit_code = 2  # of the command line; 1 where the input was right and something else failed

@@ -20,7 +20,9 @@ def main() -> None:
             sys.stdout.flush()  # here, where a full disk can still be told of
     except MillpondError as error:
         print(f"millpond: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing more can be written there, nor at exit
         if not isinstance(error, BrokenPipeError):  # a reader that has gone, such as `head`, is no failure

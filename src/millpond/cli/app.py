@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +21,8 @@ app = typer.Typer(
     \b
       millpond recipes                  what there is to run
       millpond plan metta               what its numbers will do
+      millpond train grid               train; Ctrl-C saves, --resume goes on
+      millpond runs                     what has been trained
       millpond compare puffer-metta metta
       millpond doctor                   what this machine has
 
@@ -51,6 +54,88 @@ def _top(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None: ...
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument = "grid",
+    overrides: OverridesArgument = None,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", metavar="NAME", help="Name of the run; without one, the recipe's with a number."),
+    ] = None,
+    preset: PresetOption = None,
+    debug: Annotated[bool, typer.Option("--debug", help="The preset `debug`: one of every level, in seconds.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Throw away a run of this name and start again.")
+    ] = False,
+    weights_from: Annotated[
+        str | None, typer.Option("--from", metavar="RUN", help="Begin with the weights of another run.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run, exactly where its checkpoint is.")
+    ] = None,
+) -> None:
+    """Train a recipe, or go on with a run.
+
+    Ctrl-C finishes the step, saves, and says how to resume; a second one stops at once. Everything is in the run folder:
+    config, plan, host, metrics, TensorBoard files, checkpoints.
+
+    \b
+      millpond train                                # the built-in world, minutes on two cores
+      millpond train grid ppo.learning_rate=1e-3 --run faster
+      millpond train metta --debug                  # one of every level
+      millpond train --resume faster trainer.total_timesteps=8e6
+    """
+    from millpond.cli.training import train as run_training
+
+    arguments = list(overrides or [])
+    if resume is not None:
+        if run is not None or overwrite or weights_from is not None or preset is not None or debug:
+            raise typer.BadParameter("--resume goes with overrides only: a run keeps its name, recipe and preset")
+        if "=" in recipe:  # with --resume the first word is an override already
+            arguments.insert(0, recipe)
+        elif recipe != "grid":
+            raise typer.BadParameter(f"--resume {resume} has its own recipe; leave {recipe!r} out")
+    run_training(
+        recipe,
+        arguments,
+        preset=_one_preset(preset, debug),
+        run_name=run,
+        overwrite=overwrite,
+        weights_from=weights_from,
+        resume=resume,
+    )
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder.")],
+    episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes to play.")] = 20,
+    render: Annotated[
+        Path | None, typer.Option("--render", metavar="FILE.gif", help="Draw the first episode as a GIF.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="First seed; without one, the recipe's eval.seed.")
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="The best checkpoint instead of the newest.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Play episodes with a run's policy, on seeds of their own, and say how it did."""
+    from millpond.cli.training import evaluate as run_evaluation
+
+    run_evaluation(run, episodes, render, seed, best, json)
+
+
+@app.command()
+def runs(
+    run_dir: Annotated[str, typer.Option("--run-dir", metavar="FOLDER", help="Where run folders are.")] = "runs",
+    json: JsonOption = False,
+) -> None:
+    """List the runs: state, counters, checkpoint, newest metrics."""
+    from millpond.cli.training import print_runs
+
+    print_runs(run_dir, json)
 
 
 @app.command()

@@ -22,7 +22,7 @@ def print_text(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """JSON for programs."""
-    print(json.dumps(value, indent=2))
+    print(json.dumps(value, indent=2, default=str))
 
 
 def _can_encode(text: str) -> bool:

@@ -49,7 +49,7 @@ class LogConfig(Section):
         "off", description="Weights & Biases (extra `wandb`); true is online, false is off."
     )
     wandb_project: str = Field("millpond", description="Project name at Weights & Biases.")
-    axis: Literal["auto", "updates", "agent_steps", "env_steps", "frames", "seconds"] = Field(
+    axis: Literal["auto", "updates", "agent_steps", "env_steps", "frames"] = Field(
         "auto", description="The x-axis of curves: auto is agent steps online and updates offline."
     )
     console_seconds: Positive = Field(10.0, description="Seconds between plain lines when there is no terminal.")

@@ -109,6 +109,11 @@ class GymnasiumWorld:
         self.num_envs = num_envs
         self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
         self._book = EpisodeBook(num_envs, 1, self.options.info)
+        self._progress = np.zeros(1, np.int64)
+
+    def watch(self, progress: npt.NDArray[np.int64]) -> None:
+        """Say in `progress[0]` which env is being stepped or reset, so that a crash can name it."""
+        self._progress = progress
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
         self._book.begin_all()
@@ -122,6 +127,7 @@ class GymnasiumWorld:
     def step(self, first: int, last: int) -> None:
         buffers, action = self.buffers, self._spaces.action
         for env in range(first, last):
+            self._progress[0] = env
             try:
                 result = self.envs[env].step(action.read(buffers.action[env, 0]))
             except Exception as error:
@@ -147,6 +153,7 @@ class GymnasiumWorld:
                 self._mask(env, observation, infos)
 
     def _begin(self, env: int, seed: int | None) -> None:
+        self._progress[0] = env
         observation, infos = reset_one(self.envs[env], seed, self.spec.id)
         self._show(observation, self.buffers.observation[env, 0])
         self._mask(env, observation, infos)

@@ -102,6 +102,11 @@ class PettingZooWorld:
         self.num_envs = num_envs
         self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
         self._book = EpisodeBook(num_envs, self.spec.num_agents, self.options.info)
+        self._progress = np.zeros(1, np.int64)
+
+    def watch(self, progress: npt.NDArray[np.int64]) -> None:
+        """Say in `progress[0]` which env is being stepped or reset, so that a crash can name it."""
+        self._progress = progress
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
         self._book.begin_all()
@@ -113,6 +118,7 @@ class PettingZooWorld:
 
     def step(self, first: int, last: int) -> None:
         for env in range(first, last):
+            self._progress[0] = env
             try:
                 self._step_one(env)
             except Exception as error:
@@ -152,6 +158,7 @@ class PettingZooWorld:
         self._begin(env, None)
 
     def _begin(self, env: int, seed: int | None) -> None:
+        self._progress[0] = env
         observations, infos = reset_one(self.envs[env], seed, self.spec.id)
         self.buffers.alive[env] = False
         self.buffers.observation[env] = 0

@@ -42,6 +42,8 @@ class RewardWorld:
         self.spec: EnvSpec = world.spec
         self.num_envs = world.num_envs
         self.buffers: Buffers = world.buffers
+        if hasattr(world, "watch"):  # only then can a crash name its env
+            self.watch = world.watch
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
         self.world.reset(seeds)

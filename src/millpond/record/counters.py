@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 # The axis of curves: agent steps online, updates offline.
-Axis = Literal["agent_steps", "updates"]
+Axis = Literal["agent_steps", "updates", "env_steps", "frames"]
 
 COUNTERS = ("updates", "agent_steps", "env_steps", "frames", "episodes", "seconds")
 

@@ -40,6 +40,8 @@ class WorkerError(MillpondError):
     was started, and the steps which it had taken since.
     """
 
+    exit_code = 1  # the input was right: a worker failed
+
     def __init__(
         self,
         failure: Failure,

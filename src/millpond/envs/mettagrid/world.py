@@ -40,6 +40,11 @@ class MettaGridWorld:
         self.cores: list[Any] = [None] * num_envs
         self._steps: list[Any] = [None] * num_envs
         self._book = EpisodeBook(num_envs, agents)
+        self._progress = np.zeros(1, np.int64)
+
+    def watch(self, progress: npt.NDArray[np.int64]) -> None:
+        """Say in `progress[0]` which env is being stepped or reset, so that a crash can name it."""
+        self._progress = progress
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
         self._random[:] = check_seeds(seeds, self.num_envs)
@@ -53,7 +58,8 @@ class MettaGridWorld:
         self._take_actions(first, last)
         terminated[:] = False
         truncated[:] = False
-        for step in self._steps[first:last]:
+        for env, step in enumerate(self._steps[first:last], first):
+            self._progress[0] = env
             step()
         if self._scenario.end_stats:
             self._end_by_stats(first, last)
@@ -89,6 +95,7 @@ class MettaGridWorld:
 
     def _begin(self, env: int) -> None:
         """A new simulation in the env's place; the core clears rewards and flags and writes the first observation."""
+        self._progress[0] = env
         stream = self._random[env : env + 1]
         map_seed, core_seed = (int(draw(stream)[0] >> SEED_SHIFT) for _ in range(2))
         core = self._scenario.new_core(map_seed, core_seed)

@@ -1,0 +1,103 @@
+"""What `train`, `eval` and `runs` do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from millpond.cli.output import print_json, print_text
+from millpond.config import Loaded, PPORecipe, load
+from millpond.errors import MillpondError
+from millpond.planner import plan_loaded
+from millpond.planner.lines import figures, sentence
+from millpond.planner.show import show_alerts
+from millpond.store import Run, list_runs, show_runs
+
+
+def train(
+    recipe: str,
+    overrides: list[str],
+    *,
+    preset: str | None,
+    run_name: str | None,
+    overwrite: bool,
+    weights_from: str | None,
+    resume: str | None,
+) -> None:
+    """Train a recipe, or go on with a run."""
+    from millpond.trainers.session import open_run, resume_run, start_run
+
+    if resume is not None:
+        loaded, run = resume_run(resume, overrides)
+    else:
+        loaded = load(recipe, overrides, preset)
+        _require_trainer(loaded)
+        run = start_run(loaded, run_name, overwrite=overwrite)
+    _require_trainer(loaded)
+    source: Run | None = None
+    if weights_from is not None:
+        _, source = open_run(weights_from, loaded.recipe.run_dir)
+    _train_ppo(loaded, run, source)
+
+
+def _require_trainer(loaded: Loaded) -> None:
+    if not isinstance(loaded.recipe, PPORecipe):
+        raise MillpondError(
+            f"{loaded.name} is of kind {loaded.recipe.kind}; this version plans such recipes and trains those of kind ppo"
+        )
+
+
+def _train_ppo(loaded: Loaded, run: Run, source: Run | None) -> None:
+    from millpond.trainers.ppo import PPOTrainer
+    from millpond.trainers.summary import summarise
+
+    planned = plan_loaded(loaded)
+    print_text("\n".join([*show_alerts(planned.alerts), f"run {run.folder}"]))
+    recipe = loaded.recipe
+    assert isinstance(recipe, PPORecipe)
+    trainer = PPOTrainer(loaded, run, weights_from=source)
+    try:
+        print_text("\n".join(sentence(f"vector: {trainer.vector.backend}; {trainer.vector.reason}")))
+        trainer.train()
+        if trainer.loop.done:
+            shares = trainer.timer.shares()
+            speed = trainer.counters.agent_steps / max(trainer.counters.seconds, 1e-9)
+            print_text("\n" + "\n".join(summarise(recipe, run, trainer.final_evaluation, shares, speed)))
+    finally:
+        trainer.close()
+
+
+def evaluate(name: str, episodes: int, render: Path | None, seed: int | None, best: bool, as_json: bool) -> None:
+    """Episodes of a run's policy on seeds of their own."""
+    from millpond.trainers.play import evaluate_run
+
+    evaluation, checkpoint = evaluate_run(name, episodes=episodes, seed=seed, best=best, render=render)
+    if as_json:
+        print_json({"run": name, "checkpoint_updates": checkpoint, **evaluation.to_json()})
+        return
+    low, high = evaluation.interval()
+    rows: list[tuple[str, str, str]] = [
+        ("episodes", str(len(evaluation.lengths)), f"checkpoint after {checkpoint:,} updates"),
+        ("return", f"{evaluation.mean:.4f}", f"95% interval {low:.4f} to {high:.4f}"),
+        ("length", f"{sum(evaluation.lengths) / len(evaluation.lengths):.1f}", "env steps, on average"),
+    ]
+    agents = [sum(agent) / len(agent) for agent in zip(*evaluation.returns, strict=True)]
+    if len(agents) > 1:
+        rows += [(f"return of agent {index}", f"{mean:.4f}", "") for index, mean in enumerate(agents)]
+    rows += [(f"env/{key}", f"{value:.4f}", "") for key, value in _infos(evaluation).items()]
+    print_text("\n".join([name, *figures(rows), *([f"  picture: {render}"] if render else [])]))
+
+
+def _infos(evaluation: Any) -> dict[str, float]:
+    prefix = "eval/env/"
+    return {key.removeprefix(prefix): value for key, value in evaluation.metrics().items() if key.startswith(prefix)}
+
+
+def print_runs(run_dir: str, as_json: bool) -> None:
+    """Every run with its state, counters and newest metrics."""
+    rows = list_runs(Path(run_dir))
+    if as_json:
+        print_json([asdict(row) for row in rows])
+    else:
+        print_text(show_runs(rows))

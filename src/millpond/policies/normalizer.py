@@ -1,0 +1,55 @@
+"""Running mean and deviation of observations, kept with the policy and saved with it. N observations  D numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+FLOOR = 0.01  # the least deviation: a number that never changed must not explode when it first does
+CLIP = 5.0
+
+AllReduce = Callable[[Tensor], object]
+
+
+class Normalizer(nn.Module):
+    """(x - mean) / max(deviation, FLOOR), clipped to [-CLIP, CLIP].
+
+    It changes only in `update`, so that what a rollout saw can be unrolled again; call that between iterations.
+    """
+
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        deviation = self.variance.sqrt().clamp(min=FLOOR).to(numbers.dtype)
+        return ((numbers - self.mean.to(numbers.dtype)) / deviation).clamp(-CLIP, CLIP)
+
+    @torch.no_grad()
+    def update(self, numbers: Tensor, all_reduce: AllReduce | None = None) -> None:
+        """Take numbers [N, D] into the statistics, exactly as if all ever seen were taken at once.
+
+        `all_reduce` sums a tensor over ranks in place, so that all ranks keep the same statistics.
+        """
+        # Sums about the mean so far: additive over ranks, and exact where mean and deviation differ widely.
+        away = numbers.to(torch.float64) - self.mean
+        sums = torch.cat((away.new_full((1,), len(away)), away.sum(0), away.square().sum(0)))
+        if all_reduce is not None:
+            all_reduce(sums)
+        new, first, second = sums[0], *sums[1:].chunk(2)
+        total = self.count + new
+        if total == 0:
+            return
+        shift = first / total
+        before = self.variance * self.count
+        self.variance.copy_(((before + second) / total - shift.square()).clamp(min=0.0))
+        self.mean.add_(shift)
+        self.count.copy_(total)

@@ -1,0 +1,60 @@
+"""Images, read by convolutions. N observations, channels first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from millpond.envs.spec import Part
+from millpond.policies.errors import PolicyError
+from millpond.policies.parts import largest, torch_dtype
+
+LARGE = 36  # pixels a side from which the three convolutions of Mnih et al. (2015) fit
+
+
+class PixelEncoder(nn.Module):
+    """Images [N, channels, height, width] or [N, height, width] -> [N, H].
+
+    From 36 pixels a side: the three convolutions of Mnih et al. (2015). Below, one of 16 filters of 3x3, as for
+    MinAtar (Young and Tian, 2019). Whole numbers are divided by their largest value: 255 for bytes, or what the world
+    says.
+    """
+
+    def __init__(self, part: Part, hidden_size: int) -> None:
+        super().__init__()
+        if len(part.shape) not in (2, 3) or min(part.shape[-2:]) < 3:
+            raise PolicyError(
+                f"observation part {part.name!r} has shape {part.shape}; pixels must be (channels, height, width) or "
+                "(height, width) with at least 3 a side; set policy.encoder to vector to read it as plain numbers"
+            )
+        dtype = torch_dtype(part.dtype, part.name)
+        high = largest(part) or (1.0 if dtype == torch.bool or dtype.is_floating_point else 255.0)
+        self.scale = 1.0 / high
+        self.image = (1, *part.shape) if len(part.shape) == 2 else part.shape
+        if min(part.shape[-2:]) >= LARGE:
+            layers: list[nn.Module] = [
+                nn.Conv2d(self.image[0], 32, 8, stride=4),
+                nn.ReLU(),
+                nn.Conv2d(32, 64, 4, stride=2),
+                nn.ReLU(),
+                nn.Conv2d(64, 64, 3),
+                nn.ReLU(),
+            ]
+        else:
+            layers = [nn.Conv2d(self.image[0], 16, 3), nn.ReLU()]
+        self.convolutions = nn.Sequential(*layers, nn.Flatten())
+        with torch.no_grad():
+            width = self.convolutions(torch.zeros(1, *self.image)).shape[1]
+        self.linear = nn.Linear(width, hidden_size, bias=False)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        for layer in [*self.convolutions, self.linear]:
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.orthogonal_(layer.weight, 2**0.5, generator=generator)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+
+    def forward(self, image: Tensor) -> Tensor:
+        scaled = image.view(-1, *self.image).to(self.linear.weight.dtype) * self.scale
+        features: Tensor = self.linear(self.convolutions(scaled))
+        return features

@@ -1,0 +1,43 @@
+"""Numbers, read by one linear layer. N observations  D numbers  H hidden."""
+
+from __future__ import annotations
+
+from math import log, prod
+
+import torch
+from torch import Tensor, nn
+
+from millpond.envs.spec import Part
+from millpond.policies.normalizer import Normalizer
+from millpond.policies.parts import largest, torch_dtype
+
+LOG_UNIT = log(16.0)  # a count of 15 without a known limit becomes 1
+
+
+class VectorEncoder(nn.Module):
+    """Numbers [N, ...] -> [N, H].
+
+    Floats are taken as they are. Whole numbers are divided by their largest value where the world knows it; where it
+    does not, they become sign(x) log(1 + |x|) / log(16), so that counts of 1 and of 200 are both fair inputs.
+    A normalizer takes the place of both.
+    """
+
+    def __init__(self, part: Part, hidden_size: int, normalizer: Normalizer | None) -> None:
+        super().__init__()
+        self.normalizer = normalizer
+        self.floats = torch_dtype(part.dtype, part.name).is_floating_point
+        self.high = 1.0 if part.dtype == "bool" else largest(part)
+        self.linear = nn.Linear(prod(part.shape), hidden_size, bias=False)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        nn.init.orthogonal_(self.linear.weight, 2**0.5, generator=generator)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        dtype = self.linear.weight.dtype
+        flat = numbers.flatten(1).to(dtype)
+        if self.normalizer is not None:
+            flat = self.normalizer(flat)
+        elif not self.floats:
+            flat = flat / self.high if self.high else flat.sign() * flat.abs().log1p() / LOG_UNIT
+        features: Tensor = self.linear(flat)
+        return features

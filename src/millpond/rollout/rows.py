@@ -1,0 +1,109 @@
+"""Rows of experience: preallocated, in the world's own dtypes, written in place.
+
+    R rows   T horizon   A agents of an env   a agents of a row: A where a row is an env, 1 where it is an agent
+
+Every array is [R, T, a, ...] (or [R, a, ...] where it belongs to the whole row). One env fills `A // a` rows at a time,
+one below the other, so that [n, A, ...] of n neighbouring envs is a reshape of what their rows hold at a time step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from millpond.planner.memory import RowField
+
+Array = npt.NDArray[Any]
+TORCH = {"bool": torch.bool, "uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32,
+         "int8": torch.int8, "int16": torch.int16, "float64": torch.float64, "float16": torch.float16}  # fmt: skip
+
+
+class Rows:
+    """The arrays of `row_fields`, which the plan counted the bytes of."""
+
+    def __init__(
+        self, fields: Sequence[RowField], rows: int, horizon: int, num_agents: int, agents_per_row: int, device: str
+    ) -> None:
+        self.rows, self.horizon = rows, horizon
+        self.num_agents, self.agents_per_row = num_agents, agents_per_row
+        self.rows_per_env = num_agents // agents_per_row
+        self.device = torch.device(device)
+        self.fields = {field.name: field for field in fields}
+        self.arrays: dict[str, Tensor] = {}
+        for field in fields:
+            time = (horizon,) if field.per_step else ()
+            shape = (rows, *time, agents_per_row, *field.shape)
+            self.arrays[field.name] = torch.zeros(shape, dtype=TORCH[field.dtype], device=self.device)
+        # On the CPU the same memory as NumPy arrays, whose small slices cost a fraction of torch's.
+        self._views: dict[str, Array] | None = (
+            {name: tensor.numpy() for name, tensor in self.arrays.items()} if self.device.type == "cpu" else None
+        )
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.arrays[name]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.arrays.values())
+
+    def write(self, name: str, first_row: int, t: int, values: Array | Tensor) -> None:
+        """Put [n, A, ...] of n neighbouring envs at time `t` of the rows from `first_row` on."""
+        count = values.shape[0] * self.rows_per_env
+        if self._views is not None:
+            place = self._views[name][first_row : first_row + count, t]
+            given = values.numpy() if isinstance(values, Tensor) else values
+            place[...] = given.reshape(place.shape)
+        else:
+            target = self.arrays[name][first_row : first_row + count, t]
+            given_tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
+            target.copy_(given_tensor.reshape(target.shape), non_blocking=True)
+
+    def write_row(self, name: str, first_row: int, values: Tensor) -> None:
+        """Put [n, A, ...] that belong to whole rows."""
+        count = values.shape[0] * self.rows_per_env
+        target = self.arrays[name][first_row : first_row + count]
+        target.copy_(values.reshape(target.shape))
+
+    def drop(self, first_row: int, envs: Array, t: int) -> int:
+        """Forget the steps before `t` of these envs' rows; returns how many living agent steps that were."""
+        dropped = 0
+        for env in np.flatnonzero(envs):
+            start = first_row + int(env) * self.rows_per_env
+            alive = self.arrays["alive"][start : start + self.rows_per_env, :t]
+            dropped += int(alive.sum())
+            alive[...] = False
+        return dropped
+
+    def keep(self, first_row: int, count: int) -> None:
+        """Move rows to the front, where the next iteration goes on from them."""
+        for tensor in self.arrays.values():
+            tensor[:count] = tensor[first_row : first_row + count].clone()
+
+    def sequences(self, names: Sequence[str], rows: Tensor, device: torch.device) -> dict[str, Tensor]:
+        """The given rows as sequences: [b, T, a, ...] becomes [b * a, T, ...] on `device`."""
+        found = {}
+        for name in names:
+            picked = self.arrays[name].index_select(0, rows.to(self.device))
+            if self.fields[name].per_step:
+                picked = picked.transpose(1, 2)
+            found[name] = picked.flatten(0, 1).contiguous().to(device)
+        return found
+
+    def state_dict(self, kept: int) -> dict[str, Tensor]:
+        """The rows that wait for the next iteration."""
+        return {name: tensor[:kept].clone() for name, tensor in self.arrays.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, tensor in state.items():
+            self.arrays[name][: tensor.shape[0]] = tensor
+
+
+def resets(terminated: Tensor, truncated: Tensor) -> Tensor:
+    """Where a sequence's state is zeroed before the step: behind each end of an episode. [b, T] -> [b, T]"""
+    ended = terminated | truncated
+    return torch.cat([torch.zeros_like(ended[:, :1]), ended[:, :-1]], dim=1)

@@ -1,0 +1,57 @@
+"""Which rows make a minibatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Sampling = Literal["uniform", "sequential", "prioritized"]
+SMALLEST = 1e-6  # added to priorities, so that every row can be drawn
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The rows of one minibatch, and the importance weight of each."""
+
+    rows: npt.NDArray[np.int64]  # [b]
+    weight: npt.NDArray[np.float32]  # [b]
+
+
+def draw_minibatches(
+    sampling: Sampling,
+    num_rows: int,
+    minibatch_rows: int,
+    rng: np.random.Generator,
+    *,
+    priority: npt.NDArray[np.float64] | None = None,
+    alpha: float = 0.0,
+    beta: float = 1.0,
+) -> Iterator[Draw]:
+    """The minibatches of one epoch.
+
+    `uniform` is a fresh permutation: every row exactly once. `prioritized` draws each minibatch afresh, without
+    replacement within it, with probability p_i ~ priority_i ** alpha, and weights (R p_i) ** -beta that undo the
+    bias as beta reaches 1. With alpha 0 all rows are alike, which is the permutation.
+    """
+    if sampling == "prioritized" and alpha > 0:
+        if priority is None:
+            raise ValueError("prioritized sampling needs priorities")
+        weights = (priority + SMALLEST) ** alpha
+        probability = weights / weights.sum()
+        for _ in range(num_rows // minibatch_rows):
+            rows = rng.choice(num_rows, size=minibatch_rows, replace=False, p=probability)
+            yield Draw(rows, ((num_rows * probability[rows]) ** -beta).astype(np.float32))
+        return
+    order = np.arange(num_rows) if sampling == "sequential" else rng.permutation(num_rows)
+    ones = np.ones(minibatch_rows, np.float32)
+    for first in range(0, num_rows, minibatch_rows):
+        yield Draw(order[first : first + minibatch_rows], ones)
+
+
+def annealed_beta(beta0: float, progress: float) -> float:
+    """From beta0 at the start of the run to 1 at its end."""
+    return beta0 + (1.0 - beta0) * min(max(progress, 0.0), 1.0)

@@ -1,0 +1,120 @@
+"""Evaluation: whole episodes on seeds of their own, apart from training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from millpond.rollout.collect import Actor
+from millpond.vector import Vector
+
+RESAMPLES = 1_000
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Episodes in the order of their seeds."""
+
+    returns: tuple[tuple[float, ...], ...]  # [episode][agent]
+    lengths: tuple[int, ...]
+    infos: tuple[dict[str, float], ...]
+
+    @property
+    def episode_returns(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The mean over an episode's agents, one number an episode."""
+        return np.array([np.mean(agents) for agents in self.returns])
+
+    @property
+    def mean(self) -> float:
+        return float(self.episode_returns.mean())
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Bootstrap interval of the mean, from a generator of its own, so that it repeats."""
+        rng = np.random.default_rng(0)
+        picks = rng.integers(0, len(self.returns), size=(RESAMPLES, len(self.returns)))
+        means = self.episode_returns[picks].mean(axis=1)
+        low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+        return float(low), float(high)
+
+    def metrics(self) -> dict[str, float]:
+        """As records hold them."""
+        low, high = self.interval()
+        names = {name for info in self.infos for name in info}
+        return {
+            "eval/episode_return": self.mean,
+            "eval/episode_return_low": low,
+            "eval/episode_return_high": high,
+            "eval/episode_length": float(np.mean(self.lengths)),
+            **{
+                f"eval/env/{name}": float(np.mean([i[name] for i in self.infos if name in i])) for name in sorted(names)
+            },
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        low, high = self.interval()
+        return {
+            "episodes": len(self.lengths),
+            "mean": self.mean,
+            "interval_95": [low, high],
+            "returns": [list(agents) for agents in self.returns],
+            "lengths": list(self.lengths),
+            "infos": list(self.infos),
+        }
+
+
+def evaluate(
+    policy: Actor,
+    vector: Vector,
+    *,
+    episodes: int,
+    seed: int,
+    device: torch.device,
+    deterministic: bool = False,
+    on_step: Any = None,
+) -> Evaluation:
+    """The first episode of each env of a vector with at least `episodes` envs, from fresh seeds.
+
+    Only first episodes count: to take whichever episodes end first would favour short ones. `on_step()` is called after
+    every step, for pictures.
+    """
+    agents = vector.spec.num_agents
+    vector.reset(seed)
+    state = policy.initial_state(vector.num_envs * agents, device)
+    state = state.view(vector.num_envs, agents, *state.shape[1:])
+    generator = torch.Generator(device).manual_seed(seed)
+    found: dict[int, tuple[tuple[float, ...], int, dict[str, float]]] = {}
+    wanted = set(range(episodes))
+    with torch.inference_mode():
+        while wanted - found.keys():
+            for _ in range(len(vector)):
+                batch = vector.recv()
+                for episode in batch.episodes:
+                    found.setdefault(episode.env, (episode.returns, episode.length, episode.info))
+                own = state[batch.first : batch.last]
+                own[torch.from_numpy(batch.terminated | batch.truncated).to(device)] = 0.0
+                mask = (
+                    torch.from_numpy(batch.action_mask).to(device).flatten(0, 1)
+                    if batch.action_mask.shape[-1]
+                    else None
+                )
+                chosen = policy.act(
+                    torch.from_numpy(np.ascontiguousarray(batch.observation)).to(device).flatten(0, 1),
+                    own.flatten(0, 1),
+                    action_mask=mask,
+                    generator=generator,
+                    deterministic=deterministic,
+                )
+                own.copy_(chosen.state.view(own.shape))
+                action = chosen.action.cpu().numpy()
+                vector.send(action.reshape(*batch.reward.shape, *action.shape[1:]))
+            if on_step is not None:
+                on_step()
+    ordered = [found[env] for env in range(episodes)]
+    return Evaluation(
+        tuple(returns for returns, _, _ in ordered),
+        tuple(length for _, length, _ in ordered),
+        tuple(info for _, _, info in ordered),
+    )

@@ -1,0 +1,89 @@
+"""A trained policy, taken from its run: to act with, to evaluate, to watch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from millpond.config import PPORecipe
+from millpond.envs.render import render_rgb, write_gif
+from millpond.envs.world import World
+from millpond.policies import build_policy, load_policy_factory
+from millpond.store import Checkpoints, RunError
+from millpond.trainers.evaluate import Evaluation, evaluate
+from millpond.trainers.session import open_run
+from millpond.trainers.worlds import build_vector, make_spec
+
+
+class LoadedPolicy:
+    """A run's policy. `act` takes one batch of observations and the state that the last call gave back."""
+
+    def __init__(self, name: str, *, best: bool = False, run_dir: str = "runs", device: str = "cpu") -> None:
+        loaded, run = open_run(name, run_dir)
+        if not isinstance(loaded.recipe, PPORecipe):
+            raise RunError(f"run {run.name!r} is of kind {loaded.recipe.kind}; only runs of kind ppo hold a policy")
+        self.recipe = loaded.recipe
+        checkpoints = Checkpoints(run.checkpoints_path)
+        checkpoint = checkpoints.best() if best else checkpoints.find().checkpoint
+        if checkpoint is None:
+            raise RunError(
+                f"run {run.name!r} has no {'best' if best else 'usable'} checkpoint in {run.checkpoints_path}"
+            )
+        self.updates = checkpoint.updates
+        self.spec = make_spec(self.recipe.env, stacked=True)
+        self.device = torch.device(device)
+        policy = self.recipe.policy
+        build = load_policy_factory(policy.target) if policy.target else build_policy
+        self.policy = build(
+            self.spec.observation,
+            self.spec.action,
+            encoder=policy.encoder,
+            core=policy.core,
+            hidden_size=policy.hidden_size,
+            normalize_observations=policy.normalize_observations,
+        ).to(self.device)
+        self.policy.load_state_dict(checkpoint.weights["policy"])
+        self.policy.eval()
+
+    def act(
+        self, observation: Any, state: Tensor | None = None, *, deterministic: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Actions [B] of observations [B, ...], and the state to pass with the next ones."""
+        tensor = torch.as_tensor(observation, device=self.device)
+        if state is None:
+            state = self.policy.initial_state(len(tensor), self.device)
+        with torch.inference_mode():
+            chosen = self.policy.act(tensor, state, deterministic=deterministic)
+        return chosen.action, chosen.state
+
+
+def evaluate_run(
+    name: str, *, episodes: int, seed: int | None = None, best: bool = False, render: Path | None = None
+) -> tuple[Evaluation, int]:
+    """Episodes of a run's policy, and after how many updates it was saved. `render` draws the first env's episode."""
+    loaded = LoadedPolicy(name, best=best)
+    env = loaded.recipe.env.model_copy(update={"stagger": False})
+    vector_config = loaded.recipe.vector.model_copy(update={"backend": "inline"})
+    worlds: list[World] = []
+    frames: list[Any] = []
+    with build_vector(
+        env, vector_config, num_envs=episodes, groups=1, num_workers=1, stacked=True, made=worlds
+    ) as vector:
+
+        def draw() -> None:
+            frames.append(render_rgb(worlds[-1], 0))
+
+        evaluation = evaluate(
+            loaded.policy,
+            vector,
+            episodes=episodes,
+            seed=loaded.recipe.eval.seed if seed is None else seed,
+            device=loaded.device,
+            on_step=draw if render is not None else None,
+        )
+    if render is not None:
+        write_gif(frames[: evaluation.lengths[0]], render)
+    return evaluation, loaded.updates

@@ -1,0 +1,293 @@
+"""Recurrent PPO: collect rows, estimate advantages, train minibatches, record, save; again.
+
+iteration > update_epoch > minibatch
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+
+from millpond.config import Loaded, PPORecipe
+from millpond.loop import Address, Ended, Loop
+from millpond.planner import PPOPlan, plan_loaded
+from millpond.planner.memory import STATES, row_fields
+from millpond.policies import build_policy, load_policy_factory
+from millpond.record import Counters, Recorder, Timer
+from millpond.rollout import Collector, Draw, Rows, draw_minibatches
+from millpond.rollout.collect import Collected
+from millpond.rollout.sampling import annealed_beta
+from millpond.schedules import named
+from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, training
+from millpond.trainers.evaluate import Evaluation, evaluate
+from millpond.trainers.optimizers import make_optimizer
+from millpond.trainers.ppo_update import Coefficients, Estimate, estimate_advantages, train_minibatch
+from millpond.trainers.sinks import make_sinks
+from millpond.trainers.vector_state import VectorState
+from millpond.trainers.worlds import build_vector
+
+
+class PPOTrainer:
+    """Everything of one PPO run. `train()` runs it to its end, or to where it is stopped."""
+
+    def __init__(self, loaded: Loaded, run: Run, *, weights_from: Run | None = None) -> None:
+        recipe = loaded.recipe
+        assert isinstance(recipe, PPORecipe)
+        planned = plan_loaded(loaded).plan
+        assert isinstance(planned, PPOPlan)
+        self.recipe, self.plan, self.run = recipe, planned, run
+        self.device = torch.device(recipe.device)
+        seeds = np.random.SeedSequence(recipe.seed).generate_state(5)
+        random.seed(int(seeds[0]))
+        torch.manual_seed(int(seeds[1]))
+        self.sampler = np.random.default_rng(int(seeds[2]))
+
+        self.timer, self.counters = Timer(), Counters()
+        self.vector = build_vector(
+            recipe.env,
+            recipe.vector,
+            num_envs=planned.num_envs,
+            groups=planned.groups,
+            num_workers=planned.num_workers,
+            stacked=True,
+        )
+        spec, core, hidden = self.vector.spec, recipe.policy.core, recipe.policy.hidden_size
+        build = load_policy_factory(recipe.policy.target) if recipe.policy.target else build_policy
+        self.policy = build(
+            spec.observation,
+            spec.action,
+            encoder=recipe.policy.encoder,
+            core=core,
+            hidden_size=hidden,
+            normalize_observations=recipe.policy.normalize_observations,
+        ).to(self.device)
+        if recipe.trainer.compile:
+            self.policy.compile()
+        self.optimizer = make_optimizer(recipe.ppo, self.policy)
+        agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
+        self.rows = Rows(
+            row_fields(spec, core, hidden),
+            planned.buffer_rows,
+            planned.bptt_horizon,
+            planned.num_agents,
+            agents_per_row,
+            "cpu" if recipe.trainer.cpu_offload else recipe.device,
+        )
+        self.collector = Collector(
+            self.vector,
+            self.rows,
+            rows_wanted=planned.segments,
+            state_shape=(STATES[core], hidden if STATES[core] else 0),
+            device=recipe.device,
+            generator=torch.Generator(self.device).manual_seed(int(seeds[3])),
+            phase=self.timer,
+        )
+        self.vector.reset(int(seeds[4]))
+
+        self.loop = self._make_loop()
+        self.recorder = Recorder(
+            run.metrics_path, self.counters, make_sinks(recipe, run, self.loop, self.counters, self.timer)
+        )
+        self.checkpoints = Checkpoints(
+            run.checkpoints_path,
+            keep_last=recipe.checkpoint.keep_last or 10**9,
+            keep_every=recipe.checkpoint.keep_every,
+        )
+        self.parts = Parts(
+            weights={"policy": self.policy},
+            state={
+                "optimizer": self.optimizer,
+                "collector": self.collector,
+                "vector": VectorState(self.vector, recipe.seed),
+                "random": RandomState(sampler=self.sampler),
+            },
+            values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
+        )
+        self.score: float | None = None
+        self.last_evaluation: Evaluation | None = None  # not yet in a record
+        self.final_evaluation: Evaluation | None = None
+        if weights_from is not None:
+            load_weights({"policy": self.policy}, weights_from.weights(), f"run {weights_from.name!r}")
+        if run.resumed:
+            self.checkpoints.restore(self.parts)
+
+    def train(self) -> None:
+        """The whole algorithm."""
+        with training(self.run, self.loop, self.recorder):
+            for at in self.loop.run(max_seconds=self.recipe.trainer.max_seconds):
+                if at.begins("iteration"):
+                    collected = self._collect()
+                    estimate = self._estimate()
+                if at.begins("update_epoch"):
+                    draws = self._draws(estimate)
+                self._update(at, next(draws), estimate)
+                if at.begins("iteration"):
+                    self._record_collection(collected, estimate)
+
+    def close(self) -> None:
+        """End the workers."""
+        self.vector.close()
+
+    # -- the stages of an iteration
+
+    def _collect(self) -> Collected:
+        with self.timer("collect"):
+            collected = self.collector.collect(self.policy)
+            if self.recipe.policy.normalize_observations:
+                self.policy.update_normalizer(self.rows["observation"][: self.plan.segments].flatten(0, 2))
+        self.counters.env_steps += collected.env_steps
+        self.counters.agent_steps += collected.agent_steps
+        self.counters.frames += collected.env_steps * self.vector.spec.frame_skip
+        self.counters.episodes += len(collected.episodes)
+        return collected
+
+    def _estimate(self) -> Estimate:
+        ppo = self.recipe.ppo
+        with self.timer("advantage"):
+            return estimate_advantages(
+                self.rows,
+                self.plan.segments,
+                gamma=ppo.gamma,
+                lam=ppo.gae_lambda,
+                rho_clip=ppo.rho_clip if ppo.advantage == "vtrace" else float("inf"),
+                c_clip=ppo.c_clip if ppo.advantage == "vtrace" else float("inf"),
+                normalize=ppo.normalize_advantage,
+            )
+
+    def _draws(self, estimate: Estimate) -> Iterator[Draw]:
+        ppo = self.recipe.ppo
+        return draw_minibatches(
+            ppo.sampling,
+            self.plan.segments,
+            self.plan.minibatch_segments,
+            self.sampler,
+            priority=estimate.priority,
+            alpha=ppo.prio_alpha,
+            beta=annealed_beta(ppo.prio_beta0, self._progress()),
+        )
+
+    def _update(self, at: Address, draw: Draw, estimate: Estimate) -> None:
+        with self.timer("train"):
+            self._set_learning_rate()
+            step = train_minibatch(
+                self.policy,
+                self.optimizer,
+                self.rows,
+                estimate,
+                draw,
+                self._coefficients(),
+                part_rows=self.plan.minibatch_segments // self.plan.accumulated_parts,
+                device=self.device,
+                autocast=self._autocast,
+            )
+        self.counters.updates += 1
+        for name, value in step.metrics.items():
+            self.loop.record(name, value, weight=step.agent_steps)
+        if self.recipe.ppo.target_kl is not None:
+            self._end_early(at, float(step.metrics["approx_kl"]))
+
+    # -- what the schedules say now
+
+    def _progress(self) -> float:
+        return self.loop.totals["iteration"] / max(1, self.plan.iterations)
+
+    def _set_learning_rate(self) -> None:
+        rate = named(self.recipe.ppo.lr_schedule, self.recipe.ppo.learning_rate, over=1.0)(self._progress())
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _coefficients(self) -> Coefficients:
+        ppo, progress = self.recipe.ppo, self._progress()
+        return Coefficients(
+            clip_coef=named(ppo.clip_schedule, ppo.clip_coef, over=1.0)(progress),
+            vf_clip_coef=ppo.vf_clip_coef,
+            vf_coef=ppo.vf_coef,
+            ent_coef=named(ppo.ent_schedule, ppo.ent_coef, over=1.0)(progress),
+            max_grad_norm=ppo.max_grad_norm,
+        )
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        enabled = self.recipe.trainer.precision == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled)
+
+    # -- the loop and its hooks
+
+    def _make_loop(self) -> Loop:
+        plan, recipe = self.plan, self.recipe
+        if recipe.ppo.target_kl is None:
+            loop = Loop(iteration=plan.iterations, update_epoch=plan.update_epochs, minibatch=plan.num_minibatches)
+        else:  # may end early, so its levels are open
+            loop = Loop(iteration=plan.iterations, update_epoch=None, minibatch=None)
+        loop.resumable_at("iteration")
+        loop.at_end("iteration", self._end_iteration)
+        if recipe.eval.interval is not None:
+            loop.at_end("iteration", self._evaluate, every=recipe.eval.interval)
+        loop.at_end("iteration", self._evaluate_at_the_end, at="last")
+        loop.at_end("iteration", self._write_record)
+        if recipe.checkpoint.interval is not None:
+            loop.at_end("iteration", lambda ended: loop.request_save(), every=recipe.checkpoint.interval)
+        loop.on_save(lambda: self.checkpoints.save(self.counters.updates, self.parts, self.score))
+        return loop
+
+    def _end_early(self, at: Address, approx_kl: float) -> None:
+        assert self.recipe.ppo.target_kl is not None
+        over = approx_kl > self.recipe.ppo.target_kl
+        if over or at["minibatch"] + 1 == self.plan.num_minibatches:
+            self.loop.end("minibatch")
+            if over or at["update_epoch"] + 1 == self.plan.update_epochs:
+                self.loop.end("update_epoch")
+
+    def _record_collection(self, collected: Collected, estimate: Estimate) -> None:
+        """Values of the whole iteration, recorded once."""
+        steps = max(1, collected.agent_steps)
+        reward, alive = self.rows["reward"][: self.plan.segments], self.rows["alive"][: self.plan.segments]
+        self.loop.record(
+            "reward_per_agent_step", torch.where(alive, reward, 0.0).sum() / alive.sum().clamp(min=1), steps
+        )
+        self.loop.record("explained_variance", estimate.explained_variance)
+        if collected.dropped_agent_steps:
+            self.loop.record("dropped_agent_steps", float(collected.dropped_agent_steps))
+        for episode in collected.episodes:
+            self.loop.record("episode_return", float(np.mean(episode.returns)))
+            self.loop.record("episode_length", float(episode.length))
+            for name, value in episode.info.items():
+                self.loop.record(f"env/{name}", float(value))
+
+    def _end_iteration(self, ended: Ended) -> None:
+        self.collector.finish()
+
+    def _write_record(self, ended: Ended) -> None:
+        times = self.timer.take()
+        seconds = sum(seconds for name, seconds in times.items() if name.count("/") == 1)
+        evaluated = self.last_evaluation.metrics() if self.last_evaluation is not None else {}
+        self.last_evaluation = None
+        rate = self.plan.agent_steps / seconds if seconds else 0.0
+        self.recorder.write({**ended.means(), **evaluated, **times, "agent_steps_per_second": rate})
+
+    def _evaluate_at_the_end(self, ended: Ended) -> None:
+        if self.last_evaluation is None:
+            self._evaluate(ended)
+
+    def _evaluate(self, ended: Ended) -> None:
+        with self.timer("evaluate"):
+            self.last_evaluation = self.final_evaluation = self.evaluate(self.recipe.eval.episodes)
+        self.score = self.last_evaluation.mean
+        self.loop.request_save()
+
+    def evaluate(self, episodes: int) -> Evaluation:
+        """Episodes of the policy as it is now, in envs of their own."""
+        vector = build_vector(
+            self.recipe.env.model_copy(update={"stagger": False}),
+            self.recipe.vector.model_copy(update={"backend": "inline"}),
+            num_envs=episodes,
+            groups=1,
+            num_workers=1,
+            stacked=True,
+        )
+        with vector:
+            return evaluate(self.policy, vector, episodes=episodes, seed=self.recipe.eval.seed, device=self.device)

@@ -1,0 +1,160 @@
+"""From rows to gradients: advantages once an iteration, then one optimiser step for each minibatch.
+
+R rows   T horizon   a agents of a row   b rows of a minibatch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from millpond.kernels.advantage import advantage_numba, advantage_torch
+from millpond.losses import explained_variance, normalise, ppo_loss
+from millpond.rollout.rows import Rows, resets
+from millpond.rollout.sampling import Draw
+
+INPUTS = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "alive")
+TRAINED = ("observation", "action", "terminated", "truncated", "alive", "log_prob", "value")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Advantages of an iteration's rows, raw and as they are trained on."""
+
+    advantage: Tensor  # [R, T, a], raw: V + A is the value's target
+    scaled: Tensor  # [R, T, a], normalised over the rows trained, where the config says so
+    priority: np.ndarray[Any, np.dtype[np.float64]]  # [R]: the sum of |A| over a row
+    explained_variance: Tensor
+
+
+def estimate_advantages(
+    rows: Rows, num_rows: int, *, gamma: float, lam: float, rho_clip: float, c_clip: float, normalize: bool
+) -> Estimate:
+    """Advantages of the first `num_rows` rows. Right after collection the policy is the one that acted: all ratios are 1."""
+    arrays: dict[str, Any] = {name: rows[name][:num_rows] for name in INPUTS}
+    numbers: dict[str, Any] = {"gamma": gamma, "lam": lam, "rho_clip": rho_clip, "c_clip": c_clip}
+    advantage = rows["advantage"][:num_rows]
+    if rows.device.type == "cpu":
+        advantage_numba(**{name: array.numpy() for name, array in arrays.items()}, **numbers, out=advantage.numpy())
+    else:
+        advantage.copy_(advantage_torch(**arrays, **numbers))
+    alive = arrays["alive"]
+    target = advantage + arrays["value"]
+    return Estimate(
+        advantage,
+        normalise(advantage, alive) if normalize else advantage,
+        advantage.abs().sum(dim=(1, 2)).double().cpu().numpy(),
+        explained_variance(arrays["value"], target, alive),
+    )
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What the loss is weighed with, at this point of the run."""
+
+    clip_coef: float
+    vf_clip_coef: float | None
+    vf_coef: float
+    ent_coef: float
+    max_grad_norm: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one optimiser step did; scalars on the device, means over `agent_steps` living steps."""
+
+    metrics: dict[str, Tensor]
+    agent_steps: Tensor
+
+
+def train_minibatch(
+    policy: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rows: Rows,
+    estimate: Estimate,
+    draw: Draw,
+    coefficients: Coefficients,
+    *,
+    part_rows: int,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Step:
+    """One gradient over the drawn rows, in parts of at most `part_rows`, and one step of the optimiser."""
+    picked = torch.from_numpy(draw.rows)
+    living = rows["alive"].index_select(0, picked.to(rows.device)).sum().clamp(min=1).to(device)
+    optimizer.zero_grad(set_to_none=True)
+    sums: dict[str, Tensor] = {}
+    for first in range(0, len(picked), part_rows):
+        part = slice(first, first + part_rows)
+        losses = _part_loss(
+            policy, rows, estimate, picked[part], draw.weight[part], coefficients, living, device, autocast
+        )
+        losses.pop("total").backward()  # type: ignore[no-untyped-call]
+        for name, value in losses.items():
+            sums[name] = sums[name] + value if name in sums else value
+    sums["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), coefficients.max_grad_norm)
+    optimizer.step()
+    return Step(sums, living)
+
+
+def _part_loss(
+    policy: nn.Module,
+    rows: Rows,
+    estimate: Estimate,
+    picked: Tensor,
+    weight: np.ndarray[Any, np.dtype[np.float32]],
+    coefficients: Coefficients,
+    living: Tensor,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> dict[str, Tensor]:
+    names = [*TRAINED, *(name for name in ("initial_state", "action_mask") if name in rows.fields)]
+    batch = rows.sequences(names, picked, device)
+    agents = rows.agents_per_row
+    chosen = picked.to(rows.device)
+    advantage, raw = (
+        array.index_select(0, chosen).transpose(1, 2).flatten(0, 1).to(device)
+        for array in (estimate.scaled, estimate.advantage)
+    )
+    alive = batch["alive"]
+    weights = torch.from_numpy(weight).to(device).repeat_interleave(agents)[:, None] * alive
+    state = batch.get("initial_state")
+    if state is None:
+        state = torch.zeros((len(alive), 0, 0), device=device)
+    with autocast():
+        unrolled = policy.unroll(  # type: ignore[operator]
+            batch["observation"],
+            state,
+            resets(batch["terminated"], batch["truncated"]),
+            batch["action"],
+            action_mask=batch.get("action_mask"),
+        )
+    loss = ppo_loss(
+        unrolled.log_prob.float(),
+        batch["log_prob"],
+        advantage,
+        unrolled.value.float(),
+        batch["value"],
+        raw + batch["value"],
+        unrolled.entropy.float(),
+        weights,
+        clip_coef=coefficients.clip_coef,
+        vf_clip_coef=coefficients.vf_clip_coef,
+        vf_coef=coefficients.vf_coef,
+        ent_coef=coefficients.ent_coef,
+        denominator=living,
+    )
+    return {
+        "total": loss.total,
+        "policy_loss": loss.policy,
+        "value_loss": loss.value,
+        "entropy": loss.entropy,
+        "approx_kl": loss.approx_kl,
+        "clip_fraction": loss.clip_fraction,
+    }

@@ -1,0 +1,69 @@
+"""The world of a config, ready for a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from millpond.config.env import EnvConfig, VectorConfig
+from millpond.config.worlds import world_options
+from millpond.envs.registry import describe, make_world, prepare
+from millpond.envs.spec import EnvSpec
+from millpond.envs.world import Buffers, World
+from millpond.vector import Vector, make_vector
+
+
+@dataclass(frozen=True)
+class WorldFactory:
+    """Makes worlds of one id and its options, also in worker processes: it is picklable and imports no torch."""
+
+    env_id: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, num_envs: int, buffers: Buffers, first_env: int) -> World:
+        return make_world(self.env_id, num_envs, self.options, buffers)
+
+
+def make_spec(env: EnvConfig, *, stacked: bool) -> EnvSpec:
+    """What the config's world shows and takes. `stacked`: observations are whole frame stacks."""
+    env_id, options = world_options(env, stacked=stacked)
+    return describe(env_id, options)
+
+
+def build_vector(
+    env: EnvConfig,
+    vector: VectorConfig,
+    *,
+    num_envs: int,
+    groups: int,
+    num_workers: int,
+    stacked: bool,
+    made: list[World] | None = None,
+) -> Vector:
+    """A vector of the config's world; whatever is compiled is compiled once, before workers start.
+
+    `made` is filled with the worlds as they are made, for those who want to draw them; only where these are made in
+    this process.
+    """
+    env_id, options = world_options(env, stacked=stacked)
+    prepare(env_id, options)
+    factory = WorldFactory(env_id, options)
+
+    def keeping(num_envs: int, buffers: Buffers, first_env: int) -> World:
+        world = factory(num_envs, buffers, first_env)
+        assert made is not None
+        made.append(world)
+        return world
+
+    return make_vector(
+        describe(env_id, options),
+        factory if made is None else keeping,
+        num_envs=num_envs,
+        groups=groups,
+        num_workers=num_workers,
+        backend=vector.backend,
+        timeout=vector.timeout,
+        on_crash=vector.on_crash,
+        threads=vector.threads,
+    )

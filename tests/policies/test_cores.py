@@ -1,0 +1,210 @@
+"""LSTM and GRU with resets inside rows, against torch's own cells stepped one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from millpond.policies import gru_kernels, lstm_kernels
+from millpond.policies.activations import fast_sigmoid, fast_tanh
+from millpond.policies.compiled import compiled
+from millpond.policies.gru import GRU, gru_unroll
+from millpond.policies.lstm import LSTM, lstm_unroll
+from millpond.policies.unrolling import blocks_backward
+
+T, B, H = 9, 7, 5
+
+
+def with_resets(generator: torch.Generator, steps: int = T, batch: int = B) -> Tensor:
+    """Random resets; some at the first and the last step, one sequence with none, one with all."""
+    reset = torch.rand(steps, batch, generator=generator) < 0.3
+    reset[0, 0] = reset[-1, 1] = True
+    reset[:, 2] = False
+    reset[:, 3] = True
+    return reset
+
+
+def reference_lstm(core: LSTM, features: Tensor, state: Tensor, reset: Tensor) -> Tensor:
+    cell = nn.LSTMCell(H, H).to(features.dtype)
+    names = {"weight_ih": core.w_input, "weight_hh": core.w_hidden, "bias_ih": core.bias}
+    given = {**names, "bias_hh": torch.zeros_like(core.bias)}
+    h, c = state[:, 0], state[:, 1]
+    rows = []
+    for x, begins in zip(features, reset, strict=True):
+        keep = (~begins)[:, None].to(x.dtype)
+        h, c = torch.func.functional_call(cell, given, (x, (h * keep, c * keep)))
+        rows.append(h)
+    return torch.stack(rows)
+
+
+def reference_gru(core: GRU, features: Tensor, state: Tensor, reset: Tensor) -> Tensor:
+    def reordered(rows: Tensor) -> Tensor:
+        """Ours are candidate, reset, update; torch's are reset, update, candidate."""
+        return torch.cat((rows[H:], rows[:H]))
+
+    cell = nn.GRUCell(H, H).to(features.dtype)
+    given = {
+        "weight_ih": reordered(core.w_input),
+        "weight_hh": core.w_hidden,
+        "bias_ih": reordered(core.bias),
+        "bias_hh": torch.cat((torch.zeros(2 * H, dtype=features.dtype), core.bias_share)),
+    }
+    h = state[:, 0]
+    rows = []
+    for x, begins in zip(features, reset, strict=True):
+        h = torch.func.functional_call(cell, given, (x, h * (~begins)[:, None].to(x.dtype)))
+        rows.append(h)
+    return torch.stack(rows)
+
+
+CORES = {"lstm": (LSTM, reference_lstm), "gru": (GRU, reference_gru)}
+
+
+def made(kind: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor, Tensor, Tensor, Tensor]:
+    """A core with random weights, features, state, reset, and a gradient for its output."""
+    generator = torch.Generator().manual_seed(3)
+    core = CORES[kind][0](H)
+    with torch.no_grad():
+        for parameter in core.parameters():
+            parameter.normal_(generator=generator)
+    core.to(dtype)
+    features = torch.randn(T, B, H, generator=generator).to(dtype).requires_grad_()
+    state = torch.randn(B, core.states, H, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(T, B, H, generator=generator).to(dtype)
+    return core, features, state, with_resets(generator), weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # float64 is plain torch, float32 the kernels
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_outputs_and_all_gradients_equal_those_of_torchs_cells(kind: str, dtype: torch.dtype) -> None:
+    core, features, state, reset, weight = made(kind, dtype)
+    wanted = [features, state, *core.parameters()]
+    ours = core.unroll(features, state, reset)
+    reference = CORES[kind][1](core, features, state, reset)
+    tolerance = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 2e-5, "atol": 2e-6}
+    torch.testing.assert_close(ours, reference, **tolerance)
+    gradients = torch.autograd.grad((ours * weight).sum(), wanted)
+    expected = torch.autograd.grad((reference * weight).sum(), wanted)
+    for gradient, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, other, **tolerance)
+    assert gradients[1][3].abs().max() == 0, "nothing flows through a reset into the initial state"
+    assert gradients[1][2].abs().max() > 0
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_gradients_equal_finite_differences(kind: str) -> None:
+    core, features, state, reset, _ = made(kind, torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda x, s, *w: core_function(kind)(x, s, reset, *w), (features, state, *core.parameters())
+    )
+
+
+def core_function(kind: str):  # type: ignore[no-untyped-def]
+    if kind == "lstm":
+        return lambda x, s, reset, *w: lstm_unroll(x, s[:, 0].contiguous(), s[:, 1].contiguous(), reset, *w)[0]
+    return lambda x, s, reset, *w: gru_unroll(x, s[:, 0].contiguous(), reset, *w)[0]
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_the_operation_keeps_torchs_rules(kind: str) -> None:
+    """Its declared shapes, its autograd registration and its tracing agree with what it does."""
+    core, features, state, reset, _ = made(kind, torch.float32)
+    weights = list(core.parameters())
+    states = [state[:, k].detach().contiguous().requires_grad_() for k in range(core.states)]
+    torch.library.opcheck(lstm_unroll if kind == "lstm" else gru_unroll, (features, *states, reset, *weights))
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_stepping_equals_unrolling(kind: str, dtype: torch.dtype) -> None:
+    core, features, state, _, _ = made(kind, dtype)
+    with torch.no_grad():
+        unrolled = core.unroll(features, state, torch.zeros(T, B, dtype=torch.bool))
+        for t in range(T):
+            hidden, state = core.step(features[t], state)
+            torch.testing.assert_close(hidden, unrolled[t], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(state[:, 0], hidden)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_bad_number_before_a_reset_does_not_reach_beyond_it_and_one_after_does(kind: str) -> None:
+    core, features, state, _, _ = made(kind, torch.float32)
+    reset = torch.zeros(T, B, dtype=torch.bool)
+    reset[4] = True
+    with torch.no_grad():
+        spoiled = state.clone()
+        spoiled[0] = float("nan")
+        hidden = core.unroll(features, spoiled, reset)
+    assert hidden[:4, 0].isnan().all()
+    assert not hidden[4:].isnan().any()
+    assert not hidden[:, 1:].isnan().any()
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_long_batches_take_several_blocks_on_the_way_back(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    core = CORES[kind][0](H)
+    core.reset_parameters(generator)
+    batch = 300
+    assert list(blocks_backward(T, batch)) == [(6, 9), (3, 6), (0, 3)]
+    features = torch.randn(T, batch, H, generator=generator, requires_grad=True)
+    state = torch.randn(batch, core.states, H, generator=generator, requires_grad=True)
+    reset = with_resets(generator, T, batch)
+    wanted = [features, state, *core.parameters()]
+    ours = torch.autograd.grad(core.unroll(features, state, reset).square().sum(), wanted)
+    reference = torch.autograd.grad(CORES[kind][1](core, features, state, reset).square().sum(), wanted)
+    for gradient, other in zip(ours, reference, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_bfloat16_autocast_agrees_with_float32(kind: str) -> None:
+    core, features, state, reset, weight = made(kind, torch.float32)
+    with torch.no_grad():
+        for parameter in core.parameters():
+            parameter.mul_(0.3)
+    wanted = [features, state, *core.parameters()]
+    plain = core.unroll(features, state, reset)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = core.unroll(features, state, reset)
+    assert low.dtype == torch.bfloat16
+    torch.testing.assert_close(low.float(), plain, rtol=0.05, atol=0.03)
+    gradients = torch.autograd.grad((low.float() * weight).sum(), wanted)
+    expected = torch.autograd.grad((plain * weight).sum(), wanted)
+    for gradient, other in zip(gradients, expected, strict=True):
+        assert gradient.dtype == torch.float32
+        assert nn.functional.cosine_similarity(gradient.flatten(), other.flatten(), 0) > 0.999
+
+
+@compiled
+def tanh_of(x: np.ndarray, out: np.ndarray) -> None:
+    for k in range(x.shape[0]):
+        out[k] = fast_tanh(x[k])
+
+
+@compiled
+def sigmoid_of(x: np.ndarray, out: np.ndarray) -> None:
+    for k in range(x.shape[0]):
+        out[k] = fast_sigmoid(x[k])
+
+
+def test_the_arithmetic_of_tanh_and_sigmoid_is_exact_to_float32() -> None:
+    x = np.concatenate([np.linspace(-20, 20, 1_000_001), 10.0 ** np.linspace(-30, 4, 100_001)]).astype(np.float32)
+    out = np.empty_like(x)
+    tanh_of(x, out)
+    expected = np.tanh(x.astype(np.float64))
+    assert np.max(np.abs(out - expected) / np.maximum(np.abs(expected), 1e-30)) < 5e-7
+    sigmoid_of(x, out)
+    assert np.max(np.abs(out - 1 / (1 + np.exp(-np.maximum(x.astype(np.float64), -500))))) < 3e-7
+    edges = np.array([np.nan, np.inf, -np.inf], np.float32)
+    out = np.empty_like(edges)
+    tanh_of(edges, out)
+    np.testing.assert_allclose(out, [np.nan, 1, -1], rtol=2e-7)
+
+
+def test_the_kernels_are_the_ones_under_test() -> None:
+    """float32 on the CPU goes through numba, or the comparisons above would compare torch with torch."""
+    assert lstm_kernels.gates_forward.signatures  # type: ignore[attr-defined]
+    assert gru_kernels.gates_backward.signatures  # type: ignore[attr-defined]

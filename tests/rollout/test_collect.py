@@ -1,0 +1,233 @@
+"""Collection: nothing wasted, nothing mixed, nothing stale; and every row replays."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.vector.vector_worlds import AGENT, ENV_STEPS, IDENTITY, CountingWorld, counting_spec
+
+from millpond.config import load
+from millpond.envs.spec import ActionSpec, EnvSpec
+from millpond.planner import PPOPlan, plan_loaded
+from millpond.planner.memory import STATES, row_fields
+from millpond.policies import Policy, build_policy
+from millpond.rollout import Collector, Rows
+from millpond.rollout.rows import resets
+from millpond.trainers.worlds import WorldFactory
+from millpond.vector import Vector, make_vector
+
+HIDDEN = 8
+
+
+def planned(**settings: Any) -> PPOPlan:
+    dotted = {"trainer.num_workers": 1, "policy.hidden_size": HIDDEN, "env.grid.width": 60, "env.grid.height": 60}
+    plan = plan_loaded(load("metta", {**dotted, **settings})).plan
+    assert isinstance(plan, PPOPlan)
+    return plan
+
+
+def open_collector(plan: PPOPlan, vector: Vector, core: str = "lstm") -> tuple[Collector, Policy]:
+    torch.manual_seed(0)
+    policy = build_policy(vector.spec.observation, vector.spec.action, core=core, hidden_size=HIDDEN)
+    rows = Rows(
+        row_fields(vector.spec, core, HIDDEN),
+        plan.buffer_rows,
+        plan.bptt_horizon,
+        plan.num_agents,
+        plan.num_agents if plan.batch_unit == "env_steps" else 1,
+        "cpu",
+    )
+    states = STATES[core]
+    collector = Collector(
+        vector,
+        rows,
+        rows_wanted=plan.segments,
+        state_shape=(states, HIDDEN if states else 0),
+        device="cpu",
+        generator=torch.Generator().manual_seed(1),
+    )
+    return collector, policy
+
+
+def counting(agents: int) -> EnvSpec:
+    return counting_spec(num_agents=agents, action=ActionSpec.discrete(5))
+
+
+CASES = [
+    # agents, unit, forward target, groups, rows
+    (3, "env_steps", 21, 2, 32),  # 7 envs a group, 14 in all: 2 rounds and 4 rows
+    (3, "agent_steps", 21, 2, 100),  # 42 agents: 2 rounds and 16 rows, 6 envs, 2 to spare
+    (24, "env_steps", 72, 1, 8),  # 3 envs: 2 rounds and 2 rows
+    (24, "agent_steps", 72, 1, 100),  # 72 agents: 1 round and 28 rows, 2 envs, 20 to spare
+    (1, "agent_steps", 5, 1, 3),  # less than one round
+    (2, "env_steps", 8, 2, 16),  # whole rounds
+]
+
+
+@pytest.mark.parametrize(("agents", "unit", "target", "groups", "rows"), CASES)
+def test_every_step_is_in_exactly_one_row(agents: int, unit: str, target: int, groups: int, rows: int) -> None:
+    horizon, iterations = 4, 5
+    plan = planned(
+        **{
+            "env.num_agents": agents,
+            "trainer.batch_unit": unit,
+            "trainer.forward_pass_minibatch_target_size": target,
+            "trainer.async_factor": groups,
+            "trainer.bptt_horizon": horizon,
+            "trainer.batch_size": rows * horizon,
+            "trainer.minibatch_size": rows * horizon,
+            "trainer.total_iterations": iterations,
+        }
+    )
+    spec = counting(agents)
+    make = partial(CountingWorld, spec=spec)
+    with make_vector(spec, make, num_envs=plan.num_envs, groups=groups, backend="inline") as vector:
+        collector, policy = open_collector(plan, vector, core="none")
+        vector.reset(3)
+        seen: set[tuple[int, int, int]] = set()
+        env_steps = 0
+        for iteration in range(iterations):
+            collected = collector.collect(policy)
+            env_steps += collected.env_steps
+            if iteration == 0:
+                assert collected.env_steps == plan.env_steps
+            trained = collector.rows["observation"][: plan.segments]  # [R, T, a, 8]
+            who, step = trained[..., IDENTITY], trained[..., ENV_STEPS]
+            assert bool((who == who[:, :1, :1]).all()), "a row holds one env"
+            assert bool((trained[..., AGENT] == trained[:, :1, :, AGENT]).all()), "and each column one agent"
+            assert bool((step == step[:, :1] + torch.arange(horizon)[None, :, None]).all()), "in order, without a gap"
+            found = {
+                (int(env), int(agent), int(at))
+                for env, agent, at in trained[..., [IDENTITY, AGENT, ENV_STEPS]].flatten(0, 2)
+            }
+            assert len(found) == plan.agent_steps
+            assert not found & seen, "a step is trained once"
+            seen |= found
+            collector.finish()
+        assert env_steps == plan.total_env_steps
+        # Nothing was skipped: each agent's trained steps are its first ones, surplus rows of the last iteration apart.
+        kept = collector.kept_rows * horizon
+        assert len(seen) == env_steps * agents - kept
+        if not kept:
+            steps_of = np.zeros((plan.num_envs, agents), int)
+            for env, agent, _ in seen:
+                steps_of[env, agent] += 1
+            assert (steps_of == vector.env_steps[:, None]).all()
+
+
+def test_top_up_rounds_rotate() -> None:
+    plan = planned(
+        **{
+            "env.num_agents": 1,
+            "trainer.forward_pass_minibatch_target_size": 5,
+            "trainer.async_factor": 1,
+            "trainer.bptt_horizon": 2,
+            "trainer.batch_size": 2 * 7,
+            "trainer.minibatch_size": 2 * 7,
+        }
+    )
+    spec = counting(1)
+    make = partial(CountingWorld, spec=spec)
+    with make_vector(spec, make, num_envs=5, groups=1, backend="inline") as vector:
+        collector, policy = open_collector(plan, vector, core="none")
+        vector.reset(3)
+        topped = []
+        for _ in range(5):
+            collector.collect(policy)
+            topped.append(sorted(int(env) for env in collector.rows["observation"][5:7, 0, 0, IDENTITY]))
+        assert topped == [[0, 1], [2, 3], [0, 4], [1, 2], [3, 4]]
+        assert len(set(vector.env_steps.tolist())) == 1  # after a whole rotation all envs are equally far
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("unit", ["env_steps", "agent_steps"])
+@pytest.mark.parametrize("env_id", ["grid", "recall"])
+def test_a_row_replays(core: str, unit: str, env_id: str) -> None:
+    """Unrolling from the stored state, with resets at episode ends, gives the log-probabilities and values of acting."""
+    agents = 3 if env_id == "grid" else 1
+    options = {
+        "num_agents": 3,
+        "max_steps": 7,
+        "width": 12,
+        "height": 12,
+        "walls": 4,
+        "mines": 4,
+        "generators": 2,
+        "altars": 2,
+    }
+    factory = WorldFactory(env_id, options if env_id == "grid" else {"min_delay": 2, "max_delay": 5})
+    world = factory(1, None, 0)  # type: ignore[arg-type]
+    plan = planned(
+        **{
+            "env.num_agents": agents,
+            "trainer.batch_unit": unit,
+            "trainer.forward_pass_minibatch_target_size": 4 * agents,
+            "trainer.bptt_horizon": 16,
+            "trainer.batch_size": 16 * 20,
+            "trainer.minibatch_size": 16 * 20,
+        }
+    )
+    with make_vector(world.spec, factory, num_envs=plan.num_envs, groups=2, backend="inline") as vector:
+        collector, policy = open_collector(plan, vector, core)
+        vector.reset(5)
+        for _ in range(2):  # the second begins in the middle of episodes
+            collector.collect(policy)
+            rows, everything = collector.rows, torch.arange(plan.segments)
+            names = ["observation", "action", "terminated", "truncated", "log_prob", "value"]
+            batch = rows.sequences(
+                [*names, *(["initial_state"] if core != "none" else [])], everything, torch.device("cpu")
+            )
+            ended = batch["terminated"] | batch["truncated"]
+            assert bool(ended.any()), "episodes end inside rows, or this shows little"
+            state = batch.get("initial_state", torch.zeros(len(ended), 0, 0))
+            with torch.no_grad():
+                again = policy.unroll(
+                    batch["observation"], state, resets(batch["terminated"], batch["truncated"]), batch["action"]
+                )
+            torch.testing.assert_close(again.log_prob, batch["log_prob"], rtol=0, atol=1e-5)
+            torch.testing.assert_close(again.value, batch["value"], rtol=0, atol=1e-5)
+            collector.finish()
+
+
+def test_rows_take_the_bytes_that_the_plan_says() -> None:
+    plan = planned(**{"trainer.batch_size": 64 * 256, "trainer.minibatch_size": 64 * 256, "policy.hidden_size": HIDDEN})
+    factory = WorldFactory("grid", {"num_agents": 3})
+    world = factory(1, None, 0)  # type: ignore[arg-type]
+    rows = Rows(row_fields(world.spec, "lstm", HIDDEN), plan.buffer_rows, 64, 3, 3, "cpu")
+    assert rows.nbytes == plan.buffer_bytes
+
+
+def test_truncated_steps_are_valued_at_the_true_final_observation() -> None:
+    """In the truncation world every step is alike but for the clock, so the bootstrap must be the value before the reset."""
+    factory = WorldFactory("truncation", {"max_steps": 3})
+    world = factory(1, None, 0)  # type: ignore[arg-type]
+    plan = planned(
+        **{
+            "env.num_agents": 1,
+            "trainer.forward_pass_minibatch_target_size": 2,
+            "trainer.async_factor": 1,
+            "trainer.bptt_horizon": 8,
+            "trainer.batch_size": 16,
+            "trainer.minibatch_size": 16,
+        }
+    )
+    with make_vector(world.spec, factory, num_envs=2, groups=1, backend="inline") as vector:
+        collector, policy = open_collector(plan, vector, "lstm")
+        vector.reset(1)
+        collector.collect(policy)
+        rows = collector.rows
+        truncated = rows["truncated"][:2, :, 0]
+        assert truncated.sum() >= 4
+        assert not rows["terminated"].any()
+        for row, t in truncated.nonzero():
+            with torch.no_grad():
+                state = policy.initial_state(1, "cpu")
+                earlier = truncated[row, : int(t)].nonzero().flatten().tolist()
+                for k in range(earlier[-1] + 1 if earlier else 0, int(t) + 1):
+                    state = policy.act(rows["observation"][row, k], state, deterministic=True).state
+                value = policy.value(rows["observation"][row, int(t)], state)  # the world shows the same number always
+            torch.testing.assert_close(rows["final_value"][row, t, 0], value[0], rtol=0, atol=1e-5)

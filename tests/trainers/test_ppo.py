@@ -1,0 +1,196 @@
+"""PPO end to end: a run does what its plan says, learns, and resumes bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from millpond.config import load
+from millpond.planner import PPOPlan
+from millpond.store import Checkpoints
+from millpond.trainers.ppo import PPOTrainer
+from millpond.trainers.session import resume_run, start_run
+
+SMALL = {
+    "trainer.num_workers": 1,
+    "trainer.num_envs": 6,
+    "trainer.async_factor": 2,
+    "trainer.bptt_horizon": 8,
+    "trainer.batch_size": 8 * 16,
+    "trainer.minibatch_size": 8 * 8,
+    "trainer.update_epochs": 2,
+    "trainer.total_iterations": 4,
+    "policy.hidden_size": 16,
+    "env.max_steps": 20,
+    "env.grid.width": 12,
+    "env.grid.height": 12,
+    "env.grid.walls": 6,
+    "env.grid.mines": 6,
+    "env.grid.generators": 4,
+    "env.grid.altars": 4,
+    "eval.episodes": 2,
+    "eval.interval": 2,
+    "checkpoint.interval": 1,
+    "log.tensorboard": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def run_to_the_end(root: Path, name: str, **changes: Any) -> PPOTrainer:
+    loaded = load("grid", {**SMALL, "run_dir": str(root), **changes})
+    trainer = PPOTrainer(loaded, start_run(loaded, name))
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return trainer
+
+
+def records(folder: Path) -> list[dict[str, float]]:
+    """The metrics, times excepted."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    timed = ("seconds", "agent_steps_per_second")
+    return [
+        {k: v for k, v in json.loads(line).items() if k not in timed and not k.startswith("time/")} for line in lines
+    ]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    checkpoints = Checkpoints(folder / "checkpoints")
+    found = load_file(next(checkpoints.path(checkpoints.updates()[-1]).glob("*.safetensors")))
+    return {name: tensor for name, tensor in found.items() if "policy" in name or "." in name}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"trainer.batch_unit": "agent_steps"},  # 16 rows: less than one round of 18
+        {"trainer.batch_unit": "agent_steps", "trainer.batch_size": 8 * 40},  # 2 rounds and 4 rows, 2 envs, 2 to spare
+        {"ppo.sampling": "prioritized", "ppo.prio_alpha": 0.8, "ppo.advantage": "vtrace"},
+        {"trainer.max_minibatch_size": 8 * 4, "policy.core": "gru"},
+        {"policy.core": "none", "ppo.lr_schedule": "linear", "vector.backend": "processes", "trainer.num_workers": 2},
+    ],
+)
+def test_a_run_does_what_its_plan_says(tmp_path: Path, changes: dict[str, Any]) -> None:
+    trainer = run_to_the_end(tmp_path, "pond", **changes)
+    plan = trainer.plan
+    assert isinstance(plan, PPOPlan)
+    found = records(tmp_path / "pond")
+    assert len(found) == plan.iterations == 4
+    last = found[-1]
+    assert last["updates"] == plan.total_gradient_updates
+    assert last["env_steps"] == plan.total_env_steps
+    assert last["agent_steps"] == plan.total_env_steps * plan.num_agents
+    assert last["frames"] == last["env_steps"]
+    assert trainer.rows.nbytes == plan.buffer_bytes
+    assert found[0]["updates"] == plan.gradient_updates
+    assert found[0]["env_steps"] == plan.env_steps
+    assert json.loads((tmp_path / "pond" / "plan.json").read_text())["gradient_updates"] == plan.gradient_updates
+    names = {"policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance", "grad_norm",
+             "reward_per_agent_step", "episode_return", "episode_length"}  # fmt: skip
+    assert names <= set(found[-1])
+
+
+def test_the_first_update_is_on_policy(tmp_path: Path) -> None:
+    """Before the first optimiser step the unrolled policy is the one that acted: no divergence, nothing clipped."""
+    trainer = run_to_the_end(
+        tmp_path,
+        "pond",
+        **{"trainer.total_iterations": 1, "trainer.update_epochs": 1, "trainer.minibatch_size": 8 * 16},
+    )
+    first = records(tmp_path / "pond")[0]
+    assert trainer.counters.updates == 1
+    assert first["approx_kl"] == pytest.approx(0.0, abs=1e-8)
+    assert first["clip_fraction"] == 0.0
+    assert first["entropy"] == pytest.approx(np.log(5), abs=0.01)
+
+
+def test_parts_of_a_minibatch_change_nothing(tmp_path: Path) -> None:
+    run_to_the_end(tmp_path, "whole")
+    run_to_the_end(tmp_path, "parts", **{"trainer.max_minibatch_size": 8 * 2})
+    for name, tensor in weights(tmp_path / "whole").items():
+        torch.testing.assert_close(weights(tmp_path / "parts")[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_target_kl_ends_an_iteration_early(tmp_path: Path) -> None:
+    trainer = run_to_the_end(
+        tmp_path, "pond", **{"ppo.target_kl": 1e-9, "trainer.update_epochs": 5, "ppo.learning_rate": 1e-2}
+    )
+    assert trainer.plan.iterations <= trainer.counters.updates < trainer.plan.total_gradient_updates
+    assert records(tmp_path / "pond")[-1]["env_steps"] == trainer.plan.total_env_steps
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        run_to_the_end(tmp_path, name)
+    assert records(tmp_path / "one") == records(tmp_path / "two")
+    run_to_the_end(tmp_path, "other", seed=2)
+    assert records(tmp_path / "one") != records(tmp_path / "other")
+
+
+@pytest.mark.parametrize("changes", [{}, {"trainer.batch_unit": "agent_steps", "trainer.batch_size": 8 * 40}])
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_stopped_run_resumes_bit_for_bit(tmp_path: Path, cut: int, changes: dict[str, Any]) -> None:
+    run_to_the_end(tmp_path, "uncut", **changes)
+    run_to_the_end(tmp_path, "cut", **{**changes, "trainer.total_iterations": cut})
+    loaded, run = resume_run("cut", ["trainer.total_iterations=4"], str(tmp_path))
+    trainer = PPOTrainer(loaded, run)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    cut_records, uncut_records = records(tmp_path / "cut"), records(tmp_path / "uncut")
+    for ours, theirs in zip(cut_records, uncut_records, strict=True):
+        shared = {key for key in ours if not key.startswith("eval/")}  # the end of the first portion was evaluated too
+        assert {key: ours[key] for key in shared} == {key: theirs[key] for key in shared}
+    for name, tensor in weights(tmp_path / "uncut").items():
+        assert torch.equal(weights(tmp_path / "cut")[name], tensor), name
+
+
+def command(root: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "millpond", "train", *arguments, f"run_dir={root}"]
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """kill -9 of the real command at a random moment, through the real files."""
+    settings = [f"{key}={value}" for key, value in {**SMALL, "trainer.total_iterations": 12}.items()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    subprocess.run(
+        command(tmp_path, "grid", *settings, "--run", "uncut"), check=True, capture_output=True, env=environment
+    )
+    process = subprocess.Popen(
+        command(tmp_path, "grid", *settings, "--run", "cut"), stdout=subprocess.DEVNULL, env=environment
+    )
+    while len(Checkpoints(tmp_path / "cut" / "checkpoints").updates()) < 3:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(records(tmp_path / "cut")) < 12
+    done = subprocess.run(
+        [sys.executable, "-m", "millpond", "train", "--resume", str(tmp_path / "cut")],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert records(tmp_path / "cut") == records(tmp_path / "uncut")
+    for name, tensor in weights(tmp_path / "uncut").items():
+        assert torch.equal(weights(tmp_path / "cut")[name], tensor), name
