@@ -1,0 +1,145 @@
+"""The commands around a run: train, resume, start from another's weights, evaluate, list."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def millpond(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "millpond", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env=environment,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("training")
+    run = millpond(folder, "train", "grid", "--debug", "--run", "first")
+    assert run.returncode == 0, run.stderr
+    for words in (
+        "(learned - random) / (greedy - random)",
+        "agent steps a second",
+        "millpond eval first",
+        "Run folder: runs/first",
+    ):
+        assert words in run.stdout
+    return folder
+
+
+def test_the_run_folder_explains_itself(trained: Path) -> None:
+    folder = trained / "runs" / "first"
+    assert {"config.yaml", "plan.json", "host.json", "metrics.jsonl", "tensorboard", "checkpoints"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert json.loads((folder / "host.json").read_text())["command"][1:4] == ["train", "grid", "--debug"]
+    assert millpond(trained, "plan", "runs/first/config.yaml").returncode == 0
+
+
+def test_runs_are_listed(trained: Path) -> None:
+    run = millpond(trained, "runs")
+    assert "first" in run.stdout
+    assert "finished" in run.stdout
+    rows = json.loads(millpond(trained, "runs", "--json").stdout)
+    assert {"name": "first", "state": "finished"}.items() <= next(row for row in rows if row["name"] == "first").items()
+    assert "no runs yet" in millpond(trained, "runs", "--run-dir", "elsewhere").stdout
+
+
+def test_an_existing_run_is_refused_with_the_choices(trained: Path) -> None:
+    run = millpond(trained, "train", "grid", "--debug", "--run", "first")
+    assert run.returncode == 2
+    for choice in ("--resume first", "--run NAME", "--overwrite"):
+        assert choice in run.stderr
+
+
+def test_without_a_name_runs_are_numbered(trained: Path) -> None:
+    for number in (1, 2):
+        assert f"runs/grid-{number}" in millpond(trained, "train", "grid", "--debug").stdout
+
+
+def test_resume_says_what_may_change(trained: Path) -> None:
+    run = millpond(
+        trained, "train", "--resume", "first", "ppo.gamma=0.5", "policy.hidden_size=32", "trainer.total_iterations=2"
+    )
+    assert run.returncode == 2
+    assert "ppo.gamma: " in run.stderr
+    assert "policy.hidden_size: " in run.stderr
+    assert "trainer.total_iterations: " not in run.stderr
+    for wrong in (["--resume", "first", "--overwrite"], ["metta", "--resume", "first"], ["--resume", "nothing"]):
+        assert millpond(trained, "train", *wrong).returncode == 2
+
+
+def test_eval_and_its_picture(trained: Path) -> None:
+    run = millpond(trained, "eval", "first", "--episodes", "3", "--render", "first.gif", "--json")
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["episodes"] == 3
+    assert len(found["returns"]) == 3
+    assert len(found["returns"][0]) == 3  # one an agent
+    assert (trained / "first.gif").read_bytes().startswith(b"GIF89a")
+    again = json.loads(millpond(trained, "eval", "first", "--episodes", "3", "--json").stdout)
+    assert again["returns"] == found["returns"]
+    other = json.loads(millpond(trained, "eval", "first", "--episodes", "3", "--seed", "5", "--json").stdout)
+    assert other["returns"] != found["returns"]
+    assert "95% interval" in millpond(trained, "eval", "first", "--best", "--episodes", "2").stdout
+    assert millpond(trained, "eval", "nothing").returncode == 2
+
+
+def test_from_another_runs_weights(trained: Path) -> None:
+    run = millpond(trained, "train", "grid", "--debug", "--run", "second", "--from", "first")
+    assert run.returncode == 0, run.stderr
+    wrong = millpond(trained, "train", "grid", "--debug", "--run", "third", "--from", "first", "policy.hidden_size=32")
+    assert wrong.returncode == 2
+    assert "do not fit" in wrong.stderr
+
+
+@pytest.mark.parametrize("recipe", ["grid", "metta", "puffer-metta"])
+def test_debug_runs_one_of_every_level(trained: Path, recipe: str) -> None:
+    run = millpond(trained, "train", recipe, "--debug", "--run", f"debug-{recipe}")
+    assert run.returncode == 0, run.stderr
+    records = (trained / "runs" / f"debug-{recipe}" / "metrics.jsonl").read_text().splitlines()
+    assert len(records) == 1
+    assert json.loads(records[0])["updates"] == 1
+
+
+def test_kinds_without_a_trainer_say_so(trained: Path) -> None:
+    run = millpond(trained, "train", "mixture", "--debug")
+    assert run.returncode == 2
+    assert "is of kind mixture" in run.stderr
+    assert not (trained / "runs" / "mixture-1").exists()
+
+
+def test_ctrl_c_finishes_the_iteration_saves_and_says_how_to_go_on(trained: Path) -> None:
+    settings = ["trainer.total_iterations=1000000", "trainer.total_timesteps=1e12", "log.console_seconds=0.1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "millpond", "train", "grid", "--debug", "--run", "long", *settings],
+        cwd=trained, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    metrics = trained / "runs" / "long" / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "resume with: millpond train --resume long" in output
+    updates = json.loads(metrics.read_text().splitlines()[-1])["updates"]
+    assert (trained / "runs" / "long" / "checkpoints" / f"{updates:012d}").is_dir()
+    done = millpond(trained, "train", "--resume", "long", f"trainer.total_iterations={int(updates) + 2}")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["updates"] for line in metrics.read_text().splitlines()] == list(
+        range(1, int(updates) + 3)
+    )
