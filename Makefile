@@ -20,13 +20,13 @@ help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 train: base  ## train the default recipe on the built-in world
-	$(VENV)/bin/millpond plan grid
+	$(VENV)/bin/millpond train grid
 
 test: full check  ## the checks and all quick tests
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n 2 --dist loadfile
 
 test-slow: full check  ## all tests, the long ones too
-	$(PYTHON) -m pytest -m 'slow or not slow'
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m 'slow or not slow'
 
 check: full  ## linter, formatter, type checker, import directions
 	$(PYTHON) -m ruff check .

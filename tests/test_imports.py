@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
         "store",
     },
     "cli": {"errors", "config", "planner", "envs", "store", "trainers"},
-    "__init__": {"planner"},
+    "__init__": {"config", "planner", "store", "trainers"},
     "__main__": {"cli"},
 }
 

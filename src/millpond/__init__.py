@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millpond.planner import Planned
+    from millpond.store import Run
+    from millpond.trainers.play import LoadedPolicy
 
 __version__ = "0.1.0"
-__all__ = ["plan"]
+__all__ = ["load", "plan", "train"]
 
 
 def plan(
@@ -35,3 +37,34 @@ def plan(
     from millpond.planner import plan as make_plan
 
     return make_plan(recipe, overrides, preset=preset, agents_source=agents_from, host=Host.here())
+
+
+def train(
+    recipe: str | Path,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    preset: str | None = None,
+    run: str | None = None,
+    overwrite: bool = False,
+) -> Run:
+    """Train a recipe to its end, as `millpond train` does, and return its run, whose folder has everything."""
+    from millpond.config import load as load_config
+    from millpond.trainers.ppo import PPOTrainer
+    from millpond.trainers.session import require_trainer, start_run
+
+    loaded = load_config(recipe, overrides, preset)
+    require_trainer(loaded)
+    started = start_run(loaded, run, overwrite=overwrite)
+    trainer = PPOTrainer(loaded, started)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return started
+
+
+def load(run: str | Path, *, best: bool = False, device: str = "cpu") -> LoadedPolicy:
+    """A trained policy, by its run's name or folder: `action, state = policy.act(observation, state)`."""
+    from millpond.trainers.play import LoadedPolicy
+
+    return LoadedPolicy(str(run), best=best, device=device)

@@ -8,7 +8,6 @@ from typing import Any
 
 from millpond.cli.output import print_json, print_text
 from millpond.config import Loaded, PPORecipe, load
-from millpond.errors import MillpondError
 from millpond.planner import plan_loaded
 from millpond.planner.lines import figures, sentence
 from millpond.planner.show import show_alerts
@@ -26,26 +25,19 @@ def train(
     resume: str | None,
 ) -> None:
     """Train a recipe, or go on with a run."""
-    from millpond.trainers.session import open_run, resume_run, start_run
+    from millpond.trainers.session import open_run, require_trainer, resume_run, start_run
 
     if resume is not None:
         loaded, run = resume_run(resume, overrides)
     else:
         loaded = load(recipe, overrides, preset)
-        _require_trainer(loaded)
+        require_trainer(loaded)
         run = start_run(loaded, run_name, overwrite=overwrite)
-    _require_trainer(loaded)
+    require_trainer(loaded)
     source: Run | None = None
     if weights_from is not None:
         _, source = open_run(weights_from, loaded.recipe.run_dir)
     _train_ppo(loaded, run, source)
-
-
-def _require_trainer(loaded: Loaded) -> None:
-    if not isinstance(loaded.recipe, PPORecipe):
-        raise MillpondError(
-            f"{loaded.name} is of kind {loaded.recipe.kind}; this version plans such recipes and trains those of kind ppo"
-        )
 
 
 def _train_ppo(loaded: Loaded, run: Run, source: Run | None) -> None:
