@@ -194,3 +194,31 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert records(tmp_path / "cut") == records(tmp_path / "uncut")
     for name, tensor in weights(tmp_path / "uncut").items():
         assert torch.equal(weights(tmp_path / "cut")[name], tensor), name
+
+
+def test_numbers_are_clipped_for_the_env_and_kept_as_drawn(tmp_path: Path) -> None:
+    """Pendulum takes torques in -2..2; a wide normal distribution draws others."""
+    loaded = load(
+        "grid",
+        {
+            **{key: value for key, value in SMALL.items() if not key.startswith("env.")},
+            "run_dir": str(tmp_path),
+            "env.id": "gymnasium:Pendulum-v1",
+            "env.num_agents": 1,
+            "env.stagger": False,
+            "env.max_steps": None,
+            "trainer.total_iterations": 1,
+            "eval.interval": None,
+        },
+    )
+    trainer = PPOTrainer(loaded, start_run(loaded, "pond"))
+    try:
+        with torch.no_grad():
+            trainer.policy.get_parameter(
+                next(n for n, _ in trainer.policy.named_parameters() if "deviation" in n)
+            ).fill_(2.0)
+        trainer.train()
+    finally:
+        trainer.close()
+    assert float(trainer.rows["action"].abs().max()) > 2.0
+    assert records(tmp_path / "pond")[0]["approx_kl"] < 1.0

@@ -1,5 +1,18 @@
-"""Policies: encoder -> core -> heads."""
+"""Networks that act: encoder (grid, tokens, pixels, vector) -> core (lstm, gru, none) -> heads."""
 
-from millpond.policies.policy import Act, Policy, Unrolled, build_policy, count_parameters, load_policy_factory
+from __future__ import annotations
 
-__all__ = ["Act", "Policy", "Unrolled", "build_policy", "count_parameters", "load_policy_factory"]
+from millpond.policies.errors import PolicyError
+from millpond.policies.own import check_policy, load_policy_factory
+from millpond.policies.policy import Act, Policy, Unrolled, build_policy, count_parameters
+
+__all__ = [
+    "Act",
+    "Policy",
+    "PolicyError",
+    "Unrolled",
+    "build_policy",
+    "check_policy",
+    "count_parameters",
+    "load_policy_factory",
+]

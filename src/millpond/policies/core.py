@@ -16,6 +16,9 @@ class Core(Protocol):
 
     states: int
 
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """First weights, drawn from `generator`."""
+
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """features [B, H], state [B, S, H] -> hidden [B, H], state [B, S, H]."""
 

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from millpond.envs.spec import Part
 from millpond.policies.compiled import compiled
 from millpond.policies.errors import PolicyError
-from millpond.policies.parts import largest
 from millpond.policies.precision import is_fused_for, is_fused_now
 from millpond.policies.threads import in_threads
 
@@ -156,7 +155,7 @@ class GridEncoder(nn.Module):
         super().__init__()
         if part.dtype != "uint8":
             raise PolicyError(f"observation part {part.name!r} is a grid of {part.dtype}; cells must be uint8 codes")
-        high = largest(part)
+        high = part.high
         kinds = cell_kinds if high is None else int(high) + 1
         if not 2 <= kinds <= 256:
             raise PolicyError(f"observation part {part.name!r}: {kinds} kinds of cells; there must be 2 to 256")

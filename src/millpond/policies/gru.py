@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from millpond.policies import gru_kernels as kernels
-from millpond.policies.precision import computing_dtype, is_fused_for
-from millpond.policies.unrolling import blocks_backward, carried_states
+from millpond.policies.precision import computing_dtype, is_fused_for, is_fused_now
+from millpond.policies.unrolling import BLOCK, blocks_backward, carried_states
 
 
 def gates_forward_plain(
@@ -181,10 +181,31 @@ class GRU(nn.Module):
 
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """features [B, H], state [B, 1, H] -> hidden [B, H], state [B, 1, H]."""
+        if is_fused_now(features) and computing_dtype(features) == torch.float32:
+            return self._step_fused(features, state)
         from_inputs = F.linear(features, self.w_input, self.bias)
         from_hidden = F.linear(state[:, 0], self.w_hidden)
         _, hidden = gates_forward_plain(from_inputs, from_hidden, self.bias_share, state[:, 0])
         return hidden, hidden[:, None].to(state.dtype)
+
+    def _step_fused(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        batch, size = features.shape
+        after = state.clone(memory_format=torch.contiguous_format)
+        hidden = after.view(batch, size)
+        rows = min(batch, BLOCK)
+        from_inputs, from_hidden = features.new_empty(rows, 3 * size), features.new_empty(rows, 3 * size)
+        gates, spare = features.new_empty(rows, 4 * size).numpy(), features.new_empty(rows, size).numpy()
+        never = torch.zeros(rows, dtype=torch.bool).numpy()
+        w_input_t, w_hidden_t, bias_share = self.w_input.t(), self.w_hidden.t(), self.bias_share.detach().numpy()
+        for start in range(0, batch, BLOCK):  # so that the gates stay in the cache
+            part = slice(start, min(start + BLOCK, batch))
+            count = part.stop - start
+            sums_inputs, sums_hidden = from_inputs[:count], from_hidden[:count]
+            torch.addmm(self.bias, features[part], w_input_t, out=sums_inputs)
+            torch.mm(hidden[part], w_hidden_t, out=sums_hidden)
+            sums = sums_inputs.numpy(), sums_hidden.numpy(), bias_share
+            kernels.gates_forward(*sums, hidden[part].numpy(), never[:count], gates[:count], spare[:count])
+        return hidden, after
 
     def unroll(self, features: Tensor, state: Tensor, reset: Tensor) -> Tensor:
         """features [T, B, H], state [B, 1, H], reset [T, B] -> hidden [T, B, H]."""

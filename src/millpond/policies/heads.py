@@ -1,107 +1,138 @@
-"""What a policy does with what it remembers: choose an action, and value the state. N rows of hidden [N, H]."""
+"""From H features to actions: choices (one or several) and vectors.
+
+All of it is in float32, whatever the precision of the network: log-probabilities are compared between rollout and
+learning, and differences of 1e-3 would pass for a change of the policy.
+
+N steps  A logits, the sizes of all choices together
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from math import log, pi
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from millpond.envs.spec import ActionSpec
-
-NEVER = -1e9  # a logit that is never drawn, and finite in every dtype that is computed in
-LOG_ROOT_TWO_PI = 0.9189385332046727
+from millpond.policies.errors import PolicyError
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Log-probability and entropy of given actions, each [N]."""
-
-    log_prob: Tensor
-    entropy: Tensor
+def precise(numbers: Tensor) -> Tensor:
+    """float32, or float64 where that is what came."""
+    return numbers if numbers.dtype == torch.float64 else numbers.float()
 
 
-class DiscreteHead(nn.Module):
-    """One choice, or one of each of several; the joint log-probability is the sum."""
+class Head(Protocol):
+    """Turns `outputs` numbers a step into a distribution over actions."""
 
-    def __init__(self, spec: ActionSpec, hidden_size: int) -> None:
-        super().__init__()
-        self.sizes = spec.sizes
-        self.several = spec.kind == "multidiscrete"
-        self.linear = nn.Linear(hidden_size, sum(spec.sizes))
+    outputs: int
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        nn.init.orthogonal_(self.linear.weight, 0.01, generator=generator)
-        nn.init.zeros_(self.linear.bias)
-
-    def _log_probs(self, hidden: Tensor, mask: Tensor | None) -> list[Tensor]:
-        logits = self.linear(hidden).float()
-        if mask is not None:
-            logits = logits.masked_fill(~mask, NEVER)
-        return [F.log_softmax(part, dim=-1) for part in logits.split(self.sizes, dim=-1)]
-
-    def act(
-        self, hidden: Tensor, mask: Tensor | None, generator: torch.Generator | None, deterministic: bool
+    def sample(
+        self, numbers: Tensor, mask: Tensor | None, generator: torch.Generator | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
-        """Actions [N] or [N, choices] and their log-probabilities [N]."""
-        chosen, total = [], hidden.new_zeros(hidden.shape[0], dtype=torch.float32)
-        for log_probs in self._log_probs(hidden, mask):
-            if deterministic:
-                action = log_probs.argmax(-1)
-            else:  # the exponential race: argmin of Exp(1) / p is drawn with probability p, faster than multinomial
-                noise = torch.empty_like(log_probs).exponential_(generator=generator)
-                action = (log_probs - noise.log()).argmax(-1)
-            chosen.append(action)
-            total = total + log_probs.gather(-1, action[:, None])[:, 0]
-        actions = torch.stack(chosen, dim=-1) if self.several else chosen[0]
-        return actions.to(torch.int32), total
+        """numbers [N, outputs] -> action [N, *action], log_prob [N]."""
 
-    def score(self, hidden: Tensor, action: Tensor, mask: Tensor | None) -> Scores:
-        log_prob = entropy = hidden.new_zeros(hidden.shape[0], dtype=torch.float32)
-        actions = action.long().view(hidden.shape[0], len(self.sizes))
-        for index, log_probs in enumerate(self._log_probs(hidden, mask)):
-            log_prob = log_prob + log_probs.gather(-1, actions[:, index : index + 1])[:, 0]
-            entropy = entropy - (log_probs.exp() * log_probs).sum(-1)
-        return Scores(log_prob, entropy)
+    def evaluate(self, numbers: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """numbers [..., outputs], action [..., *action] -> log_prob [...], entropy [...]."""
+
+
+class ChoiceHead(nn.Module):
+    """One choice, or several at once that are independent given the features.
+
+    log pi(a) = sum over choices of log softmax(logits)[a], and entropies add up likewise. An action that the mask
+    [N, A] forbids has probability 0, and adds nothing to the entropy.
+    """
+
+    def __init__(self, spec: ActionSpec) -> None:
+        super().__init__()
+        if not spec.sizes or min(spec.sizes) < 1:
+            raise PolicyError(f"{spec.kind} actions have sizes {spec.sizes}; each must be at least 1")
+        self.sizes = spec.sizes
+        self.outputs = sum(spec.sizes)
+        self.several = spec.kind == "multidiscrete"
+
+    def _log_probs(self, logits: Tensor, mask: Tensor | None) -> list[Tensor]:
+        """Normalised logits of each choice."""
+        logits = precise(logits)
+        if mask is not None:
+            # The least finite number and not -inf: where all were forbidden, -inf would become NaN.
+            logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+        return [choice.log_softmax(-1) for choice in torch.split(logits, list(self.sizes), -1)]
+
+    def sample(
+        self, numbers: Tensor, mask: Tensor | None, generator: torch.Generator | None, deterministic: bool
+    ) -> tuple[Tensor, Tensor]:
+        actions, chosen = [], []
+        for choice in self._log_probs(numbers, mask):
+            if deterministic:
+                picked = choice.argmax(-1, keepdim=True)
+            else:
+                # The first of independent exponential clocks with rates p is k with probability p_k.
+                clocks = torch.empty_like(choice).exponential_(generator=generator)
+                picked = (choice.exp() / clocks).argmax(-1, keepdim=True)
+            actions.append(picked)
+            chosen.append(choice.gather(-1, picked).squeeze(-1))
+        action = torch.cat(actions, -1) if self.several else actions[0].squeeze(-1)
+        return action.int(), sum(chosen[1:], start=chosen[0])
+
+    def evaluate(self, numbers: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        taken = (action if self.several else action.unsqueeze(-1)).long()
+        choices = self._log_probs(numbers, mask)
+        chosen = [choice.gather(-1, taken[..., k : k + 1]).squeeze(-1) for k, choice in enumerate(choices)]
+        spreads = [-(choice.exp() * choice).sum(-1) for choice in choices]
+        return sum(chosen[1:], start=chosen[0]), sum(spreads[1:], start=spreads[0])
 
 
 class GaussianHead(nn.Module):
-    """A normal distribution with a deviation of its own for each number, the same in every state.
+    """A vector, each of whose D numbers is normal with a mean from the features and a deviation of its own.
 
-    Actions are not squashed: what lies outside of the action space is clipped by the env, not by the policy.
+        action = centre + reach * (mean + exp(log_deviation) * noise)
+
+    centre and reach describe the range [low, high], so that the same weights mean the same in any unit; they are 0 and 1
+    where it is not bounded. Actions are not squashed, and not clipped here: the log-probability is that of the number
+    drawn, and whoever steps the env clips a copy to [low, high]. Storing what was clipped would make the stored
+    log-probability that of another action.
     """
 
-    def __init__(self, spec: ActionSpec, hidden_size: int) -> None:
+    centre: Tensor
+    reach: Tensor
+
+    def __init__(self, spec: ActionSpec) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden_size, len(spec.low))
-        self.log_deviation = nn.Parameter(torch.zeros(len(spec.low)))
-
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        nn.init.orthogonal_(self.linear.weight, 0.01, generator=generator)
-        nn.init.zeros_(self.linear.bias)
-        nn.init.zeros_(self.log_deviation)
-
-    def act(
-        self, hidden: Tensor, mask: Tensor | None, generator: torch.Generator | None, deterministic: bool
-    ) -> tuple[Tensor, Tensor]:
-        mean = self.linear(hidden).float()
-        action = mean
-        if not deterministic:
-            noise = torch.empty_like(mean).normal_(generator=generator)
-            action = mean + noise * self.log_deviation.exp()
-        return action, self._log_prob(mean, action)
-
-    def score(self, hidden: Tensor, action: Tensor, mask: Tensor | None) -> Scores:
-        mean = self.linear(hidden).float()
-        entropy = (0.5 + LOG_ROOT_TWO_PI + self.log_deviation).sum().expand(mean.shape[0])
-        return Scores(self._log_prob(mean, action), entropy)
+        if len(spec.shape) != 1 or spec.shape[0] < 1 or not len(spec.low) == len(spec.high) == spec.shape[0]:
+            raise PolicyError(
+                f"continuous actions have shape {spec.shape}, {len(spec.low)} lows and {len(spec.high)} highs; "
+                "there must be one axis, and one low and one high for each number"
+            )
+        self.outputs = spec.shape[0]
+        self.log_deviation = nn.Parameter(torch.zeros(self.outputs))
+        low, high = torch.tensor(spec.low), torch.tensor(spec.high)
+        bounded = low.isfinite() & high.isfinite() & (high > low)
+        self.register_buffer("centre", ((low + high) / 2).where(bounded, torch.zeros(())), persistent=False)
+        self.register_buffer("reach", ((high - low) / 2).where(bounded, torch.ones(())), persistent=False)
 
     def _log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
-        away = (action - mean) / self.log_deviation.exp()
-        return (-0.5 * away.square() - self.log_deviation - LOG_ROOT_TWO_PI).sum(-1)
+        spread = self.log_deviation + self.reach.log()
+        away = (action - mean) * (-spread).exp()
+        return -0.5 * away.square().sum(-1) - spread.sum() - 0.5 * log(2 * pi) * self.outputs
+
+    def sample(
+        self, numbers: Tensor, mask: Tensor | None, generator: torch.Generator | None, deterministic: bool
+    ) -> tuple[Tensor, Tensor]:
+        mean = torch.addcmul(self.centre, precise(numbers), self.reach)
+        if deterministic:
+            action = mean
+        else:
+            noise = torch.empty_like(mean).normal_(generator=generator)
+            action = torch.addcmul(mean, noise, self.log_deviation.exp() * self.reach)
+        return action, self._log_prob(mean, action)
+
+    def evaluate(self, numbers: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        mean = torch.addcmul(self.centre, precise(numbers), self.reach)
+        each = self.log_deviation + self.reach.log() + 0.5 * log(2 * pi) + 0.5
+        return self._log_prob(mean, action), each.sum().expand(mean.shape[:-1])
 
 
-def make_head(spec: ActionSpec, hidden_size: int) -> DiscreteHead | GaussianHead:
-    """The head that an action space needs."""
-    return GaussianHead(spec, hidden_size) if spec.kind == "continuous" else DiscreteHead(spec, hidden_size)
+def make_head(spec: ActionSpec) -> ChoiceHead | GaussianHead:
+    return GaussianHead(spec) if spec.kind == "continuous" else ChoiceHead(spec)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from millpond.policies import lstm_kernels as kernels
 from millpond.policies.precision import computing_dtype, is_fused_for, is_fused_now
-from millpond.policies.unrolling import blocks_backward, carried_states
+from millpond.policies.unrolling import BLOCK, blocks_backward, carried_states
 
 
 def gates_forward_plain(gates: Tensor, before: Tensor, reset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,14 +199,24 @@ class LSTM(nn.Module):
 
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """features [B, H], state [B, 2, H] -> hidden [B, H], state [B, 2, H]."""
+        if is_fused_now(features) and computing_dtype(features) == torch.float32:
+            return self._step_fused(features, state.contiguous())
         gates = F.linear(features, self.w_input, self.bias) + F.linear(state[:, 0], self.w_hidden)
-        if is_fused_now(gates):
-            after = torch.empty_like(state)
-            kernels.step_forward(gates.numpy(), state.numpy(), after.numpy())
-            return after[:, 0], after
         never = torch.zeros(state.shape[0], dtype=torch.bool, device=state.device)
         _, cell, hidden = gates_forward_plain(gates, state[:, 1], never)
         return hidden, torch.stack((hidden.to(state.dtype), cell), 1)
+
+    def _step_fused(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        after = torch.empty_like(state)
+        gates = features.new_empty(min(len(features), BLOCK), self.bias.shape[0])
+        w_input_t, w_hidden_t = self.w_input.t(), self.w_hidden.t()
+        for start in range(0, len(features), BLOCK):  # so that the gates stay in the cache
+            part = slice(start, min(start + BLOCK, len(features)))
+            sums = gates[: part.stop - start]
+            torch.addmm(self.bias, features[part], w_input_t, out=sums)
+            sums.addmm_(state[part, 0], w_hidden_t)
+            kernels.step_forward(sums.numpy(), state[part].numpy(), after[part].numpy())
+        return after[:, 0], after
 
     def unroll(self, features: Tensor, state: Tensor, reset: Tensor) -> Tensor:
         """features [T, B, H], state [B, 2, H], reset [T, B] -> hidden [T, B, H]."""

@@ -22,12 +22,6 @@ def torch_dtype(name: str, part: str) -> torch.dtype:
     return found
 
 
-def largest(part: Part) -> float | None:
-    """The largest value of a part, where its world says it."""
-    high: float | None = getattr(part, "high", None)
-    return high
-
-
 class PartReader:
     """Takes one part out of observations [N, *shape] of a spec, as [N, *part.shape] in the part's own dtype."""
 

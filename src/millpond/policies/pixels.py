@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from millpond.envs.spec import Part
 from millpond.policies.errors import PolicyError
-from millpond.policies.parts import largest, torch_dtype
+from millpond.policies.parts import torch_dtype
 
 LARGE = 36  # pixels a side from which the three convolutions of Mnih et al. (2015) fit
 
@@ -28,7 +28,7 @@ class PixelEncoder(nn.Module):
                 "(height, width) with at least 3 a side; set policy.encoder to vector to read it as plain numbers"
             )
         dtype = torch_dtype(part.dtype, part.name)
-        high = largest(part) or (1.0 if dtype == torch.bool or dtype.is_floating_point else 255.0)
+        high = part.high or (1.0 if dtype == torch.bool or dtype.is_floating_point else 255.0)
         self.scale = 1.0 / high
         self.image = (1, *part.shape) if len(part.shape) == 2 else part.shape
         if min(part.shape[-2:]) >= LARGE:

@@ -1,36 +1,29 @@
-"""The network that acts: encoders -> core -> heads.
+"""The network that acts and learns: encoder -> core -> heads.
 
-B sequences  T steps  H hidden  S state vectors of the core (lstm 2, gru 1, none 0)
+B sequences  T steps  H hidden  S state vectors (lstm 2, gru 1, none 0)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
-from typing import Any
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from millpond.envs.dotted import load_dotted
-from millpond.envs.spec import ActionSpec, ObservationSpec, Part
-from millpond.policies.core import Feedforward
+from millpond.envs.spec import ActionSpec, ObservationSpec
+from millpond.policies.core import Core, Feedforward
+from millpond.policies.encoder import EncoderKind, ObservationEncoder
 from millpond.policies.errors import PolicyError
-from millpond.policies.grid import GridEncoder
 from millpond.policies.gru import GRU
-from millpond.policies.heads import make_head
+from millpond.policies.heads import Head, make_head
 from millpond.policies.lstm import LSTM
-from millpond.policies.normalizer import Normalizer
-from millpond.policies.parts import PartReader
-from millpond.policies.pixels import PixelEncoder
-from millpond.policies.vector import VectorEncoder
+from millpond.policies.normalizer import AllReduce
 
-CELL_KINDS = 16
+CoreKind = Literal["lstm", "gru", "none"]
 
 
-@dataclass(frozen=True)
-class Act:
-    """What `act` gives, one row a sequence."""
+class Act(NamedTuple):
+    """What the policy does now: action [B, *action], log_prob [B], value [B], state [B, S, H] after it."""
 
     action: Tensor
     log_prob: Tensor
@@ -38,89 +31,39 @@ class Act:
     state: Tensor
 
 
-@dataclass(frozen=True)
-class Unrolled:
-    """What `unroll` gives, each [B, T]."""
+class Unrolled(NamedTuple):
+    """What the policy says of rows that were collected: each [B, T], with gradients."""
 
     log_prob: Tensor
     entropy: Tensor
     value: Tensor
 
 
-class Encoder(nn.Module):
-    """All parts of an observation, each read in its own way, summed into H features."""
-
-    def __init__(self, observation: ObservationSpec, encoder: str, hidden_size: int, normalize: bool) -> None:
-        super().__init__()
-        self.readers = [PartReader(observation, part) for part in observation.parts]
-        self.normalizers = nn.ModuleDict()
-        encoders = []
-        for index, part in enumerate(observation.parts):
-            kind = part.kind if encoder == "auto" or len(observation.parts) > 1 else encoder
-            normalizer = None
-            if normalize and kind == "vector":
-                normalizer = self.normalizers[str(index)] = Normalizer(prod(part.shape))
-            encoders.append(_part_encoder(part, kind, hidden_size, normalizer))
-        self.encoders = nn.ModuleList(encoders)
-        self.bias = nn.Parameter(torch.zeros(hidden_size))
-
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        for encoder in self.encoders:
-            encoder.reset_parameters(generator)  # type: ignore[operator]
-        nn.init.zeros_(self.bias)
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """[N, *shape] -> [N, H]"""
-        features = self.bias
-        for reader, encoder in zip(self.readers, self.encoders, strict=True):
-            features = features + encoder(reader(observation))
-        return torch.relu(features)
-
-    def update_normalizers(self, observation: Tensor) -> None:
-        for index, normalizer in self.normalizers.items():
-            normalizer.update(self.readers[int(index)](observation).flatten(1))  # type: ignore[operator]
-
-
-def _part_encoder(part: Part, kind: str, hidden_size: int, normalizer: Normalizer | None) -> nn.Module:
-    if kind == "grid":
-        return GridEncoder(part, hidden_size, CELL_KINDS)
-    if kind == "pixels":
-        return PixelEncoder(part, hidden_size)
-    if kind == "vector":
-        return VectorEncoder(part, hidden_size, normalizer)
-    raise PolicyError(f"observation part {part.name!r} is of kind {kind!r}; encoders are grid, pixels and vector")
-
-
 class Policy(nn.Module):
-    """Acts one step at a time, and learns over whole rows from the states that acting stored."""
+    """An encoder, a core and heads. Unrolling stored rows gives what acting gave, to 1e-5 in float32."""
 
-    def __init__(
-        self,
-        observation: ObservationSpec,
-        action: ActionSpec,
-        *,
-        encoder: str = "auto",
-        core: str = "lstm",
-        hidden_size: int = 128,
-        normalize_observations: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, encoder: ObservationEncoder, core: nn.Module, head: nn.Module, hidden_size: int) -> None:
         super().__init__()
         self.hidden_size = hidden_size
-        self.encoder = Encoder(observation, encoder, hidden_size, normalize_observations)
-        self.core = _make_core(core, hidden_size)
-        self.actor = make_head(action, hidden_size)
-        self.critic = nn.Linear(hidden_size, 1)
-        for module in (self.encoder, self.core, self.actor):
-            module.reset_parameters(generator)
-        nn.init.orthogonal_(self.critic.weight, 1.0, generator=generator)
-        nn.init.zeros_(self.critic.bias)
+        self.encoder = encoder
+        self.core: Core = core  # type: ignore[assignment]
+        self.head: Head = head  # type: ignore[assignment]
+        # The numbers of the actions' distribution, then the value: one product for both.
+        self.output = nn.Linear(hidden_size, self.head.outputs + 1)
 
-    def initial_state(self, batch: int, device: torch.device | str) -> Tensor:
-        """The state before an episode's first step: zeros [B, S, H]."""
-        states = int(self.core.states)
-        return torch.zeros(batch, states, self.hidden_size if states else 0, device=device)
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Orthogonal throughout; the actions begin nearly uniform (gain 0.01), the value with gain 1."""
+        self.encoder.reset_parameters(generator)
+        self.core.reset_parameters(generator)
+        nn.init.orthogonal_(self.output.weight[:-1], 0.01, generator=generator)
+        nn.init.orthogonal_(self.output.weight[-1:], 1.0, generator=generator)
+        nn.init.zeros_(self.output.bias)
 
+    def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
+        """Zeros [B, S, H]: the state at the beginning of an episode."""
+        return torch.zeros(batch, self.core.states, self.hidden_size, dtype=torch.float32, device=device)
+
+    @torch.no_grad()
     def act(
         self,
         observation: Tensor,
@@ -130,50 +73,81 @@ class Policy(nn.Module):
         generator: torch.Generator | None = None,
         deterministic: bool = False,
     ) -> Act:
-        """observation [B, *obs], state [B, S, H]"""
-        hidden, after = self.core.step(self.encoder(observation), state)
-        action, log_prob = self.actor.act(hidden, action_mask, generator, deterministic)
-        return Act(action, log_prob, self.critic(hidden)[:, 0].float(), after)
+        """observation [B, *obs], state [B, S, H], action_mask [B, sum of sizes] (true where allowed).
 
+        Draws from `generator`; `deterministic` takes the likeliest action instead. Vector actions are not clipped.
+        """
+        hidden, state = self.core.step(self.encoder(observation), state)
+        numbers = self.output(hidden)
+        action, log_prob = self.head.sample(numbers[:, :-1], action_mask, generator, deterministic)
+        return Act(action, log_prob, numbers[:, -1].float(), state)
+
+    @torch.no_grad()
     def value(self, observation: Tensor, state: Tensor) -> Tensor:
-        """Values [B] of observations, from states that stay as they are."""
+        """The value [B] of being at `observation` with `state`; nothing changes."""
         hidden, _ = self.core.step(self.encoder(observation), state)
-        value: Tensor = self.critic(hidden)[:, 0].float()
+        value: Tensor = self.output(hidden)[:, -1].float()
         return value
 
     def unroll(
         self, observation: Tensor, state: Tensor, reset: Tensor, action: Tensor, *, action_mask: Tensor | None = None
     ) -> Unrolled:
-        """observation [B, T, *obs], state [B, S, H], reset [B, T] (the state is zeroed before that step), action [B, T, *]"""
+        """Rows: observation [B, T, *obs], reset [B, T], action [B, T, *action], action_mask [B, T, sum of sizes].
+
+        `state` [B, S, H] is what the first step began with. reset[b, t]: an episode began at t, so that the state is
+        zeroed before step t is taken.
+        """
         batch, steps = reset.shape
-        in_time = observation.transpose(0, 1).flatten(0, 1)
-        features = self.encoder(in_time).view(steps, batch, -1)
-        hidden = self.core.unroll(features, state, reset.t()).flatten(0, 1)
-        mask = None if action_mask is None else action_mask.transpose(0, 1).flatten(0, 1)
-        scores = self.actor.score(hidden, action.transpose(0, 1).flatten(0, 1), mask)
-        value = self.critic(hidden)[:, 0].float()
-        return Unrolled(*(x.view(steps, batch).t() for x in (scores.log_prob, scores.entropy, value)))
+        # Time goes first from here on, so that each step of the core is one piece of memory. Bytes are cheap to move.
+        features = self.encoder(observation.transpose(0, 1).flatten(0, 1)).view(steps, batch, -1)
+        hidden = self.core.unroll(features, state, reset.t().contiguous())
+        numbers = self.output(hidden).transpose(0, 1)
+        log_prob, entropy = self.head.evaluate(numbers[..., :-1], action, action_mask)
+        return Unrolled(log_prob, entropy, numbers[..., -1].float())
 
-    def update_normalizer(self, observation: Tensor) -> None:
-        """Take observations [N, *obs] into the running statistics; between iterations only."""
-        self.encoder.update_normalizers(observation)
+    @torch.no_grad()
+    def update_normalizer(self, observation: Tensor, all_reduce: AllReduce | None = None) -> None:
+        """Take observations [N, *obs] into the running statistics, where the policy keeps any.
 
-
-def _make_core(core: str, hidden_size: int) -> Any:
-    if core == "none":
-        return Feedforward(hidden_size, nn.Tanh())
-    return {"lstm": LSTM, "gru": GRU}[core](hidden_size)
+        Call it between iterations: in the middle of one, rows would no longer unroll to what was acted.
+        `all_reduce` sums a tensor over ranks in place (torch.distributed.all_reduce).
+        """
+        self.encoder.update_normalizer(observation, all_reduce)
 
 
-def build_policy(observation: ObservationSpec, action: ActionSpec, **options: Any) -> Policy:
-    """The policy that a config describes."""
-    return Policy(observation, action, **options)
+def build_policy(
+    observation: ObservationSpec,
+    action: ActionSpec,
+    *,
+    encoder: EncoderKind = "auto",
+    core: CoreKind = "lstm",
+    hidden_size: int = 128,
+    normalize_observations: bool = False,
+    cell_kinds: int = 16,
+    generator: torch.Generator | None = None,
+) -> Policy:
+    """The policy for a world. Its weights are drawn from `generator` (torch's default one without).
+
+    `cell_kinds` is for grids whose world does not say how many kinds of cells there are.
+    """
+    if hidden_size < 1:
+        raise PolicyError(f"policy.hidden_size={hidden_size} must be at least 1")
+    reader = ObservationEncoder(observation, hidden_size, encoder, normalize_observations, cell_kinds)
+    policy = Policy(reader, _make_core(core, hidden_size, reader.activation), make_head(action), hidden_size)
+    policy.reset_parameters(generator)
+    return policy
 
 
-def load_policy_factory(path: str) -> Any:
-    """A function of the user's own, by its dotted path, with the arguments of `build_policy`."""
-    return load_dotted(path)
+def _make_core(kind: CoreKind, hidden_size: int, activation: nn.Module) -> nn.Module:
+    if kind == "lstm":
+        return LSTM(hidden_size)
+    if kind == "gru":
+        return GRU(hidden_size)
+    if kind == "none":
+        return Feedforward(hidden_size, activation)
+    raise PolicyError(f"policy.core={kind!r} must be one of lstm, gru, none")
 
 
 def count_parameters(policy: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in policy.parameters())
+    """How many numbers are learned."""
+    return sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-BLOCK = 1_024  # sequence steps whose gate gradients are held at once: 2 MB at H = 128, and products are long enough
+BLOCK = 1_024  # sequence steps whose gates are in hand at once: 2 MB at H = 128, and products are long enough
 
 
 def blocks_backward(steps: int, batch: int) -> Iterator[tuple[int, int]]:

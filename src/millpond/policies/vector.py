@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from millpond.envs.spec import Part
 from millpond.policies.normalizer import Normalizer
-from millpond.policies.parts import largest, torch_dtype
+from millpond.policies.parts import torch_dtype
 
 LOG_UNIT = log(16.0)  # a count of 15 without a known limit becomes 1
 
@@ -26,7 +26,7 @@ class VectorEncoder(nn.Module):
         super().__init__()
         self.normalizer = normalizer
         self.floats = torch_dtype(part.dtype, part.name).is_floating_point
-        self.high = 1.0 if part.dtype == "bool" else largest(part)
+        self.high = 1.0 if part.dtype == "bool" else part.high
         self.linear = nn.Linear(prod(part.shape), hidden_size, bias=False)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:

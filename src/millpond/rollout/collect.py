@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from millpond.envs.world import Episode
+from millpond.rollout.actions import put_actions
 from millpond.rollout.rows import Rows
 from millpond.vector import Batch, Vector
 
@@ -140,10 +141,11 @@ class Collector:
             state.copy_(chosen.state.view(state.shape))
             action = chosen.action.view(*agents, *chosen.action.shape[1:])
             log_prob, value = chosen.log_prob.view(agents), chosen.value.view(agents)
-        batch.action[...] = action.cpu().numpy()
+        taken = action.cpu().numpy()
+        put_actions(self.vector.spec.action, taken, batch.action)
         with self.phase("store"):
             self.rows.write("observation", row, t, batch.observation)
-            self.rows.write("action", row, t, batch.action)
+            self.rows.write("action", row, t, taken)
             if mask is not None:
                 self.rows.write("action_mask", row, t, batch.action_mask)
             self.rows.write("alive", row, t, batch.alive)

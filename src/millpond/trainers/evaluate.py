@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from millpond.rollout.actions import put_actions
 from millpond.rollout.collect import Actor
 from millpond.vector import Vector
 
@@ -109,7 +110,8 @@ def evaluate(
                 )
                 own.copy_(chosen.state.view(own.shape))
                 action = chosen.action.cpu().numpy()
-                vector.send(action.reshape(*batch.reward.shape, *action.shape[1:]))
+                put_actions(vector.spec.action, action.reshape(*batch.reward.shape, *action.shape[1:]), batch.action)
+                vector.send()
             if on_step is not None:
                 on_step()
     ordered = [found[env] for env in range(episodes)]

@@ -37,7 +37,7 @@ class LoadedPolicy:
         self.device = torch.device(device)
         policy = self.recipe.policy
         build = load_policy_factory(policy.target) if policy.target else build_policy
-        self.policy = build(
+        self.policy: Any = build(
             self.spec.observation,
             self.spec.action,
             encoder=policy.encoder,

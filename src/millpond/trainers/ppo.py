@@ -58,7 +58,7 @@ class PPOTrainer:
         )
         spec, core, hidden = self.vector.spec, recipe.policy.core, recipe.policy.hidden_size
         build = load_policy_factory(recipe.policy.target) if recipe.policy.target else build_policy
-        self.policy = build(
+        self.policy: Any = build(
             spec.observation,
             spec.action,
             encoder=recipe.policy.encoder,

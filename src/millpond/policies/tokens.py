@@ -1,0 +1,175 @@
+"""MettaGrid's tokens: (place, feature, value), each a byte; place 0xFF is padding, 0xFE is nowhere in particular.
+
+    features = U sum over tokens of  where[place] * (low[feature, value % 16] + high[feature, value // 16])
+
+Values are looked up, not scaled, because many are names (of object types, of actions), and in two halves, because a
+table of all 256 would rarely be visited. The product says that a thing means something else at another place; it is
+what a linear layer over (place, feature, value) would compute, as a tensor of rank H instead of a full one.
+Only real tokens cost anything, some 25 of 200.
+
+N observations  M tokens  H hidden
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from millpond.envs.spec import Part
+from millpond.policies.compiled import compiled
+from millpond.policies.errors import PolicyError
+from millpond.policies.precision import is_fused_for, is_fused_now
+from millpond.policies.threads import in_threads
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+PADDING = 0xFF
+ZERO = np.float32(0.0)
+LEAST = 512  # observations for which another thread is worth waking
+USUAL = 24  # tokens that an observation has, for the scale of the first weights
+
+
+@compiled
+def sum_tokens(tokens: Bytes, where: Floats, low: Floats, high: Floats, out: Floats, start: int, stop: int) -> None:
+    """tokens [N, M, 3], where [256, H], low and high [256 * 16, H] -> out[start:stop] of [N, H]."""
+    size = where.shape[1]
+    for n in range(start, stop):
+        total = out[n]
+        total[:] = ZERO
+        for m in range(tokens.shape[1]):
+            place = int(tokens[n, m, 0])
+            if place != PADDING:
+                first, value = int(tokens[n, m, 1]) * 16, int(tokens[n, m, 2])
+                p, a, b = where[place], low[first + (value & 15)], high[first + (value >> 4)]
+                for h in range(size):
+                    total[h] += p[h] * (a[h] + b[h])
+
+
+@compiled
+def spread_tokens(
+    tokens: Bytes,
+    where: Floats,
+    low: Floats,
+    high: Floats,
+    d_out: Floats,
+    d_where: Floats,
+    d_low: Floats,
+    d_high: Floats,
+    start: int,
+    stop: int,
+) -> None:
+    """The way back, for columns start..stop-1 of the three tables."""
+    size = stop - start
+    share = np.empty(size, np.float32)
+    for n in range(tokens.shape[0]):
+        above = d_out[n, start:stop]
+        for m in range(tokens.shape[1]):
+            place = int(tokens[n, m, 0])
+            if place != PADDING:
+                first, value = int(tokens[n, m, 1]) * 16, int(tokens[n, m, 2])
+                at_low, at_high = first + (value & 15), first + (value >> 4)
+                p, dp = where[place, start:stop], d_where[place, start:stop]
+                a, da = low[at_low, start:stop], d_low[at_low, start:stop]
+                b, db = high[at_high, start:stop], d_high[at_high, start:stop]
+                for h in range(size):
+                    dp[h] += above[h] * (a[h] + b[h])
+                for h in range(size):
+                    share[h] = above[h] * p[h]
+                for h in range(size):
+                    da[h] += share[h]
+                for h in range(size):
+                    db[h] += share[h]
+
+
+def token_sum_plain(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """tokens [N, M, 3], where [256, H], low and high [256 * 16, H] -> [N, H], on any device."""
+    n, m = (tokens[:, :, 0] != PADDING).nonzero(as_tuple=True)
+    place, feature, value = tokens[n, m].long().unbind(1)
+    shares = where[place] * (low[feature * 16 + value % 16] + high[feature * 16 + value // 16])
+    return where.new_zeros(tokens.shape[0], where.shape[1]).index_add(0, n, shares)
+
+
+def _summed(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    out = where.new_empty(tokens.shape[0], where.shape[1])
+    tables = where.detach().numpy(), low.detach().numpy(), high.detach().numpy()
+    arrays = tokens.numpy(), *tables, out.numpy()
+    in_threads(lambda start, stop: sum_tokens(*arrays, start, stop), tokens.shape[0], LEAST)
+    return out
+
+
+@torch.library.custom_op("millpond::token_sum", mutates_args=())
+def token_sum(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The same on the CPU in float32, in one pass."""
+    return _summed(tokens, where, low, high)
+
+
+@token_sum.register_fake
+def _(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return where.new_empty(tokens.shape[0], where.shape[1])
+
+
+@torch.library.custom_op("millpond::token_sum_backward", mutates_args=())
+def token_sum_backward(
+    d_out: Tensor, tokens: Tensor, where: Tensor, low: Tensor, high: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    d_where, d_low, d_high = torch.zeros_like(where), torch.zeros_like(low), torch.zeros_like(high)
+    tables = where.numpy(), low.numpy(), high.numpy()
+    gradients = d_where.numpy(), d_low.numpy(), d_high.numpy()
+    arrays = tokens.numpy(), *tables, d_out.contiguous().numpy(), *gradients
+    columns = where.shape[1]
+    least = columns if tokens.shape[0] < LEAST else 32
+    in_threads(lambda start, stop: spread_tokens(*arrays, start, stop), columns, least)
+    return d_where, d_low, d_high
+
+
+@token_sum_backward.register_fake
+def _(d_out: Tensor, tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(where), torch.empty_like(low), torch.empty_like(high)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    return None, *token_sum_backward(d_out, *ctx.saved_tensors)
+
+
+token_sum.register_autograd(_backward, setup_context=_save)
+
+
+class TokenEncoder(nn.Module):
+    """Tokens [N, M, 3] -> [N, H]."""
+
+    def __init__(self, part: Part, hidden_size: int) -> None:
+        super().__init__()
+        if part.dtype != "uint8" or len(part.shape) != 2 or part.shape[1] != 3:
+            raise PolicyError(
+                f"observation part {part.name!r} is {part.dtype} of shape {part.shape}; tokens must be uint8 of shape "
+                "(tokens, 3): place, feature, value"
+            )
+        self.where = nn.Parameter(torch.empty(256, hidden_size))
+        self.low = nn.Parameter(torch.empty(256 * 16, hidden_size))
+        self.high = nn.Parameter(torch.empty(256 * 16, hidden_size))
+        self.linear = nn.Linear(hidden_size, hidden_size, bias=False)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        nn.init.normal_(self.where, generator=generator)
+        nn.init.normal_(self.low, std=0.5, generator=generator)
+        nn.init.normal_(self.high, std=0.5, generator=generator)
+        nn.init.orthogonal_(self.linear.weight, (2 / USUAL) ** 0.5, generator=generator)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tables = self.where, self.low, self.high
+        if is_fused_now(self.where):
+            summed = _summed(tokens.contiguous(), *tables)
+        elif is_fused_for(self.where):
+            summed = token_sum(tokens.contiguous(), *tables)
+        else:
+            summed = token_sum_plain(tokens, *tables)
+        features: Tensor = self.linear(summed)
+        return features

@@ -1,0 +1,230 @@
+"""Each way of reading an observation, against a plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from millpond.envs.spec import ObservationSpec, Part, PartKind
+from millpond.policies import PolicyError
+from millpond.policies.encoder import ObservationEncoder, kind_of
+from millpond.policies.grid import GridEncoder, grid_sum, grid_sum_plain
+from millpond.policies.parts import PartReader
+from millpond.policies.pixels import PixelEncoder
+from millpond.policies.tokens import TokenEncoder, token_sum, token_sum_plain
+from millpond.policies.vector import VectorEncoder
+
+H = 24
+
+
+def cells_and_table(count: int = 700) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    cells = torch.randint(0, 8, (count, 30), generator=generator, dtype=torch.uint8)
+    cells[torch.rand(count, 30, generator=generator) < 0.5] = 0
+    return cells, torch.randn(30, 7, H, generator=generator, requires_grad=True)
+
+
+def tokens_and_tables(count: int = 700) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 255, (count, 40, 3), generator=generator, dtype=torch.uint8)
+    tokens[torch.rand(count, 40, generator=generator) < 0.6] = 0xFF
+    tokens[0] = 0xFF  # nothing to see
+    shapes = (256, 4096, 4096)
+    return tokens, *(torch.randn(rows, H, generator=generator, requires_grad=True) for rows in shapes)
+
+
+def test_a_grid_is_read_as_a_linear_layer_over_one_hot_cells_would() -> None:
+    cells, table = cells_and_table()
+    one_hot = nn.functional.one_hot(cells.long(), 8)[:, :, 1:].flatten(1).float()  # the empty kind has no column
+    expected = one_hot @ table.flatten(0, 1)
+    torch.testing.assert_close(grid_sum(cells, table), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(grid_sum_plain(cells, table), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_tokens_are_read_one_by_one_as_the_formula_says() -> None:
+    tokens, where, low, high = tokens_and_tables(20)
+    expected = torch.zeros(20, H)
+    for n, observation in enumerate(tokens.tolist()):
+        for place, feature, value in observation:
+            if place != 0xFF:
+                expected[n] += where[place] * (low[feature * 16 + value % 16] + high[feature * 16 + value // 16])
+    torch.testing.assert_close(token_sum(tokens, where, low, high), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(token_sum_plain(tokens, where, low, high), expected, rtol=1e-4, atol=1e-4)
+    assert not token_sum(tokens, where, low, high)[0].any()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("fused", "plain", "inputs"),
+    [(grid_sum, grid_sum_plain, cells_and_table()), (token_sum, token_sum_plain, tokens_and_tables())],
+    ids=["grid", "tokens"],
+)
+def test_the_kernels_equal_plain_torch_on_any_number_of_threads(
+    fused: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: tuple[Tensor, ...], threads: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        ours, theirs = fused(*inputs), plain(*inputs)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        weight = torch.randn(ours.shape, generator=torch.Generator().manual_seed(9))
+        tables = list(inputs[1:])
+        for left, right in zip(
+            torch.autograd.grad((ours * weight).sum(), tables),
+            torch.autograd.grad((theirs * weight).sum(), tables),
+            strict=True,
+        ):
+            torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("function", "inputs"), [(grid_sum, cells_and_table(9)), (token_sum, tokens_and_tables(9))])
+def test_the_operations_keep_torchs_rules(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
+    torch.library.opcheck(function, inputs)
+
+
+def test_a_cell_of_an_unknown_kind_is_an_error_that_says_what_to_do() -> None:
+    encoder = GridEncoder(Part("cells", "grid", (3, 3), "uint8"), H, cell_kinds=8)
+    cells = torch.zeros(2, 3, 3, dtype=torch.uint8)
+    cells[1, 2, 2] = 8
+    with pytest.raises(PolicyError, match=r"has code 8, but the policy was built for codes 0\.\.7; .*cell_kinds=9"):
+        encoder(cells)
+    cells[1, 2, 2] = 7
+    encoder(cells)
+    encoder.double()
+    cells[1, 2, 2] = 8
+    with pytest.raises(RuntimeError, match="beyond 7"):  # the way of other devices and dtypes
+        encoder(cells)
+
+
+def reading(kind: PartKind, shape: tuple[int, ...], dtype: str) -> Part:
+    return Part("part", kind, shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GridEncoder(reading("grid", (3, 3), "int32"), H, 8), "grid of int32; cells must be uint8"),
+        (lambda: GridEncoder(reading("grid", (3, 3), "uint8"), H, 300), "300 kinds of cells; there must be 2 to 256"),
+        (lambda: TokenEncoder(reading("tokens", (3, 4), "uint8"), H), r"shape \(3, 4\); tokens must be uint8 of shape"),
+        (lambda: PixelEncoder(reading("pixels", (4,), "uint8"), H), r"shape \(4,\); pixels must be"),
+        (lambda: PixelEncoder(reading("pixels", (4, 2, 9), "uint8"), H), "at least 3 a side"),
+        (lambda: VectorEncoder(reading("vector", (3,), "float128"), H, None), "dtype 'float128', which torch does not"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        make()
+
+
+def test_parts_are_taken_from_where_they_lie() -> None:
+    spec = ObservationSpec.packed(
+        [("flags", "vector", (3,), "bool"), ("speed", "vector", (2,), "float32"), ("view", "pixels", (2, 3), "uint8")]
+    )
+    stored = np.zeros((4, spec.shape[0]), np.uint8)
+    speed = np.arange(8, dtype=np.float32).reshape(4, 2) / 3
+    stored[:, :3] = [1, 0, 1]
+    stored[:, 3:11] = speed.view(np.uint8)
+    stored[:, 11:] = range(6)
+    flags, fast, view = (PartReader(spec, part)(torch.from_numpy(stored)) for part in spec.parts)
+    assert flags.tolist() == [[True, False, True]] * 4
+    np.testing.assert_array_equal(fast.numpy(), speed)
+    assert view.shape == (4, 2, 3)
+    assert view[3].tolist() == [[0, 1, 2], [3, 4, 5]]
+    together = ObservationSpec.packed([("a", "vector", (2,), "float32"), ("b", "vector", (3,), "float32")])
+    assert together.dtype == "float32"
+    numbers = torch.arange(5.0)[None]
+    assert PartReader(together, together.parts[1])(numbers).tolist() == [[2.0, 3.0, 4.0]]
+
+
+def bounded(name: str, kind: PartKind, shape: tuple[int, ...], dtype: str) -> Part:
+    """A part whose world says its largest value."""
+    return Part(name, kind, shape, dtype, high=6.0)
+
+
+def test_whole_numbers_are_scaled_and_floats_are_not() -> None:
+    def read(part: Part, numbers: Tensor) -> list[float]:
+        encoder = VectorEncoder(part, 2, None)
+        with torch.no_grad():
+            encoder.linear.weight.copy_(torch.eye(2))
+            return [round(number, 4) for number in encoder(numbers)[0].tolist()]
+
+    counts = torch.tensor([[0, 15]], dtype=torch.uint8)
+    assert read(Part("n", "vector", (2,), "uint8"), counts) == [0.0, 1.0]
+    assert read(bounded("n", "vector", (2,), "uint8"), torch.tensor([[3, 6]], dtype=torch.uint8)) == [0.5, 1.0]
+    assert read(Part("n", "vector", (2,), "int32"), torch.tensor([[-15, 255]], dtype=torch.int32)) == [-1.0, 2.0]
+    assert read(Part("n", "vector", (2,), "bool"), torch.tensor([[False, True]])) == [0.0, 1.0]
+    assert read(Part("n", "vector", (2,), "float32"), torch.tensor([[-3.0, 40.0]])) == [-3.0, 40.0]
+
+
+def test_pixels_are_scaled_by_their_largest_value() -> None:
+    image = torch.full((1, 2, 10, 10), 6, dtype=torch.uint8)
+    bytes_, known = (
+        PixelEncoder(reading("pixels", (2, 10, 10), "uint8"), H),
+        PixelEncoder(bounded("n", "pixels", (2, 10, 10), "uint8"), H),
+    )
+    known.load_state_dict(bytes_.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(known(image), bytes_(image.float() * 255 / 6))
+    names = [type(layer).__name__ for layer in bytes_.convolutions]
+    assert names == ["Conv2d", "ReLU", "Flatten"]
+    nature = PixelEncoder(reading("pixels", (4, 84, 84), "uint8"), H)
+    assert nature.linear.in_features == 64 * 7 * 7
+
+
+def test_the_number_of_kinds_is_what_the_world_says() -> None:
+    assert GridEncoder(bounded("cells", "grid", (3, 3), "uint8"), H, 16).table.shape == (9, 6, H)
+    assert GridEncoder(Part("cells", "grid", (3, 3), "uint8"), H, 16).table.shape == (9, 15, H)
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "alone", "read"),
+    [
+        ("grid", "auto", True, "grid"),
+        ("grid", "vector", False, "vector"),
+        ("grid", "pixels", False, "pixels"),
+        ("vector", "pixels", False, "vector"),
+        ("vector", "pixels", True, "pixels"),
+    ],
+)
+def test_an_encoder_that_is_asked_for_reads_what_is_not_a_vector(
+    own: PartKind, asked: PartKind, alone: bool, read: str
+) -> None:
+    assert kind_of(Part("part", own, (9,), "uint8"), asked, alone) == read
+
+
+def test_the_parts_together_are_one_linear_layer_over_all_their_numbers() -> None:
+    spec = ObservationSpec.packed([("a", "vector", (2,), "float32"), ("b", "vector", (3,), "float32")])
+    encoder = ObservationEncoder(spec, H, "auto", False, 16)
+    encoder.reset_parameters()
+    seen = torch.randn(5, 5)
+    weight = torch.cat([part.linear.weight for part in encoder.encoders], 1)  # type: ignore[union-attr]
+    torch.testing.assert_close(encoder(seen), torch.tanh(seen @ weight.t() + encoder.bias))
+
+
+def test_the_first_features_are_of_the_size_of_one() -> None:
+    """For every kind, so that the core begins neither deaf nor saturated."""
+    generator = torch.Generator().manual_seed(0)
+    cells = torch.randint(1, 7, (500, 11, 11), generator=generator) * (
+        torch.rand(500, 11, 11, generator=generator) < 0.3
+    )
+    tokens = torch.randint(0, 30, (500, 200, 3), generator=generator, dtype=torch.uint8)
+    tokens[:, 24:] = 0xFF
+    inputs: dict[PartKind, tuple[Tensor, Part]] = {
+        "grid": (cells.to(torch.uint8), replace(Part("", "grid", (11, 11), "uint8"))),
+        "tokens": (tokens, Part("", "tokens", (200, 3), "uint8")),
+        "pixels": (torch.rand(500, 4, 10, 10, generator=generator), Part("", "pixels", (4, 10, 10), "float32")),
+        "vector": (torch.randn(500, 8, generator=generator), Part("", "vector", (8,), "float32")),
+    }
+    for kind, (seen, part) in inputs.items():
+        encoder = ObservationEncoder(ObservationSpec(part.shape, part.dtype, (part,)), 128, "auto", False, 16)
+        encoder.reset_parameters(generator)
+        with torch.no_grad():
+            features = encoder.encoders[0](seen)
+        assert 0.2 < features.std() < 3, kind

@@ -1,0 +1,72 @@
+"""Policies by dotted path."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from millpond.envs.spec import ActionSpec, ObservationSpec
+from millpond.policies import PolicyError, build_policy, load_policy_factory
+
+OBSERVATION = ObservationSpec.single((4,), "float32", "vector")
+ACTION = ActionSpec.discrete(2)
+
+
+def nothing(observation: ObservationSpec, action: ActionSpec, **settings: object) -> str:
+    return "a policy"
+
+
+def unnormalised(observation: ObservationSpec, action: ActionSpec, **settings: object) -> nn.Module:
+    policy = build_policy(observation, action)
+    policy.update_normalizer = None  # type: ignore[assignment]
+    return policy
+
+
+def headless(observation: ObservationSpec, action: ActionSpec, **settings: object) -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+number = 3
+
+
+def test_the_built_in_policy_can_be_named_too() -> None:
+    build = load_policy_factory("millpond.policies:build_policy")
+    policy = build(OBSERVATION, ACTION, core="gru", hidden_size=8)
+    assert policy.initial_state(3, "cpu").shape == (3, 1, 8)  # type: ignore[operator]
+
+
+def test_an_own_policy_is_found_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from millpond.policies import build_policy\ndef small(observation, action, **settings):\n"
+    (tmp_path / "my_policies.py").write_text(text + "    return build_policy(observation, action, hidden_size=5)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    policy = load_policy_factory("my_policies:small")(OBSERVATION, ACTION, hidden_size=128)
+    monkeypatch.delitem(sys.modules, "my_policies")
+    acted = policy.act(torch.zeros(2, 4), policy.initial_state(2, "cpu"))  # type: ignore[operator]
+    assert acted.state.shape == (2, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("build_policy", "must be written package.module:function"),
+        ("no_such_package.here:build", "there is no module 'no_such_package'; it must be on the Python path"),
+        ("millpond.policies:build", "module millpond.policies has no 'build'"),
+        (f"{__name__}:number", "is a int, not a function"),
+        (f"{__name__}:nothing", "returned a str; it must be a torch.nn.Module"),
+        (f"{__name__}:headless", "a Linear without initial_state, act, value, unroll; .*docs/policies.md"),
+    ],
+)
+def test_what_is_wrong_with_a_path_is_said(path: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        load_policy_factory(path)(OBSERVATION, ACTION)
+
+
+def test_a_policy_that_should_normalise_must_be_able_to() -> None:
+    build = load_policy_factory(f"{__name__}:unnormalised")
+    build(OBSERVATION, ACTION)
+    with pytest.raises(PolicyError, match="has no update_normalizer"):
+        build(OBSERVATION, ACTION, normalize_observations=True)
