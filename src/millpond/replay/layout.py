@@ -1,0 +1,192 @@
+"""Where things are in a lake's folder, and the three small binary formats beside the records and frames.
+
+lake.json                       format, version, schema, max_bytes, segment_bytes
+streams/NAME/stream.json        lanes, agent
+streams/NAME/commits            the commit log: one entry an append
+streams/NAME/head               what the writer has acknowledged (generation, first segment, commits)
+streams/NAME/lock               held by the writer
+streams/NAME/maintenance        held while files are dropped, compacted or rolled back
+streams/NAME/000000.steps       step records of one segment
+streams/NAME/000000.lz4         their frames, one by one; 000000.zst once compacted
+streams/NAME/000000.index       flags and frame positions of a whole segment; can be built again from the others
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from millpond.replay.durable import write_all, write_small
+from millpond.replay.faults import LakeError
+from millpond.replay.schema import Schema
+
+FORMAT, VERSION = "millpond-lake", 1
+SEGMENT_BYTES = 256 << 20
+LANES_AT_MOST = 65_536
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What holds for the whole lake, written once when it is made."""
+
+    schema: Schema
+    max_bytes: int | None = None
+    segment_bytes: int = SEGMENT_BYTES
+
+    def to_bytes(self) -> bytes:
+        tree = {
+            "format": FORMAT,
+            "version": VERSION,
+            "max_bytes": self.max_bytes,
+            "segment_bytes": self.segment_bytes,
+            "schema": self.schema.to_json(),
+        }
+        return json.dumps(tree, indent=2).encode() + b"\n"
+
+    @staticmethod
+    def read(folder: Path) -> Manifest:
+        path = folder / "lake.json"
+        try:
+            tree = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise LakeError(f"{folder} is not a lake: it has no lake.json") from None
+        except ValueError as error:
+            raise LakeError(f"{path} cannot be read: {error}") from None
+        if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+            raise LakeError(f"{path} is not the manifest of a lake (format is not {FORMAT!r})")
+        if tree.get("version") != VERSION:
+            raise LakeError(f"{path} has version {tree.get('version')}; this Millpond reads version {VERSION}")
+        try:
+            return Manifest(Schema.from_json(tree["schema"]), tree["max_bytes"], int(tree["segment_bytes"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise LakeError(f"{path} is damaged: {error!r}") from None
+
+
+@dataclass(frozen=True)
+class StreamFolder:
+    """Paths and facts of one stream."""
+
+    path: Path
+    lanes: int
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def commits(self) -> Path:
+        return self.path / "commits"
+
+    @property
+    def head(self) -> Path:
+        return self.path / "head"
+
+    def segment(self, number: int, kind: str) -> Path:
+        return self.path / f"{number:06d}.{kind}"
+
+    def segments(self) -> list[int]:
+        """Numbers of the segments whose records are on disk."""
+        return sorted(int(path.stem) for path in self.path.glob("*.steps") if path.stem.isdigit())
+
+    def codec(self, number: int) -> str:
+        """`zst` once a segment is compacted, else `lz4`. The compacted file appears only when it is whole."""
+        return "zst" if self.segment(number, "zst").exists() else "lz4"
+
+    def stored_bytes(self) -> int:
+        total = 0
+        for entry in os.scandir(self.path):
+            try:
+                total += entry.stat().st_size
+            except FileNotFoundError:  # dropped or renamed between listing and looking
+                continue
+        return total
+
+    @staticmethod
+    def make(path: Path, lanes: int) -> StreamFolder:
+        """The stream's folder, made where it is missing; its lanes never change."""
+        if not 1 <= lanes <= LANES_AT_MOST:
+            raise LakeError(f"stream {path.name!r}: lanes={lanes} must be between 1 and {LANES_AT_MOST:,}")
+        path.mkdir(parents=True, exist_ok=True)
+        write_small(path / "stream.json", json.dumps({"lanes": lanes}).encode() + b"\n", exclusive=True)
+        stream = StreamFolder.read(path)
+        if stream.lanes != lanes:
+            raise LakeError(f"stream {path.name!r} has {stream.lanes} lanes, not {lanes}; take another stream")
+        return stream
+
+    @staticmethod
+    def read(path: Path) -> StreamFolder:
+        try:
+            return StreamFolder(path, int(json.loads((path / "stream.json").read_bytes())["lanes"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            raise LakeError(f"{path}/stream.json cannot be read: {error!r}") from None
+
+
+def commit_dtype(lanes: int) -> np.dtype[Any]:
+    """One append: where its records and frames lie in which segment, and how many rows each lane got."""
+    return np.dtype(
+        [
+            ("checksum", "<u4"),
+            ("segment", "<u4"),
+            ("number", "<u8"),
+            ("row_begin", "<u4"),
+            ("row_end", "<u4"),
+            ("frame_begin", "<u4"),
+            ("frame_end", "<u4"),
+            ("next_episode", "<u4"),
+            ("reserved", "<u4"),
+            ("time", "<f8"),
+            ("lane_rows", "<u4", (lanes,)),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Head:
+    """What readers may see. Rewritten in place after every sync of the log, itself never synced.
+
+    Within one boot of the machine it is exact, since the page cache outlives any process. After a power cut the
+    `boot` differs, and the log, which was synced before each acknowledgement, speaks for itself.
+    `generation` counts the times that rows were taken away (dropped or rolled back): a reader then starts afresh.
+    """
+
+    boot: bytes
+    generation: int
+    first_segment: int
+    commits: int
+
+    LAYOUT = struct.Struct("<8s36sQQQ")
+
+    def write(self, fd: int) -> None:
+        data = self.LAYOUT.pack(b"millhead", self.boot, self.generation, self.first_segment, self.commits)
+        write_all(fd, data + google_crc32c.value(data).to_bytes(4, "little"), 0)
+
+    @staticmethod
+    def read(path: Path) -> Head | None:
+        """None where there is none, or a torn one."""
+        for _ in range(3):  # a reader may see a write half done; the next look is at another moment
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                return None
+            body, checksum = data[: Head.LAYOUT.size], data[Head.LAYOUT.size :]
+            if len(checksum) == 4 and google_crc32c.value(body).to_bytes(4, "little") == checksum:
+                magic, boot, generation, first, commits = Head.LAYOUT.unpack(body)
+                if magic == b"millhead":
+                    return Head(boot, generation, first, commits)
+        return None
+
+
+def this_boot() -> bytes | None:
+    """Names this boot of this machine; None where the system does not say, and then only the log counts."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()[:36].ljust(36)
+    except OSError:
+        return None

@@ -1,0 +1,182 @@
+"""What a lake stores of each step: the fields of an observation, the action, extra numbers, and where they came from.
+
+A field is stored in one of two ways. `fixed`: inside the step's record, as it is (numbers). `lz4`: in the frames
+file, compressed by itself (images and other large arrays of bytes). A record has the same width for every step, so
+that the record of row r begins at byte r * width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from millpond.envs.spec import EnvSpec
+from millpond.replay.faults import LakeError
+
+Storage = Literal["fixed", "lz4"]
+
+# Arrays of single bytes from this size on are worth compressing.
+COMPRESS_FROM_BYTES = 256
+
+# Where a step came from and what became of it; the first four bytes are the checksum of all that follow.
+HEADER: list[tuple[str, str]] = [
+    ("checksum", "<u4"),
+    ("flags", "u1"),
+    ("reserved", "u1"),
+    ("lane", "<u2"),
+    ("episode", "<u4"),
+    ("episode_step", "<u4"),
+    ("agent", "<u4"),
+    ("round", "<u4"),
+    ("policy_version", "<u4"),
+    ("epsilon", "<f4"),
+    ("time", "<f8"),
+    ("frame_end", "<u4"),
+    ("reward", "<f4"),
+]
+
+# Flags of a record.
+FIRST = 1  # the first step of an episode
+TERMINATED = 2
+TRUNCATED = 4
+FINAL = 8  # not a step: the final observation of the episode, behind its last step
+HAS_FINAL = 16  # an episode's last step whose final observation is stored behind it
+ENDED = TERMINATED | TRUNCATED
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of every step: its name, shape, dtype, and how it is stored."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    storage: Storage = "fixed"
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """Little-endian on every machine."""
+        return np.dtype(self.dtype).newbyteorder("<")
+
+    @staticmethod
+    def of(name: str, shape: tuple[int, ...], dtype: str) -> Field:
+        """A field stored in the way that suits it: large arrays of bytes compressed, everything else fixed."""
+        field = Field(name, tuple(int(side) for side in shape), np.dtype(dtype).name)
+        large = field.nbytes >= COMPRESS_FROM_BYTES and np.dtype(dtype).itemsize == 1
+        return Field(field.name, field.shape, field.dtype, "lz4" if large else "fixed")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """All fields of a step. An observation of one field named `observation` is a plain array, others are dicts."""
+
+    observation: tuple[Field, ...]
+    action: Field
+    extra: tuple[Field, ...] = ()
+
+    def __post_init__(self) -> None:
+        taken = {name for name, _ in HEADER}
+        for field in (*self.observation, self.action, *self.extra):
+            if field.storage == "lz4" and field not in self.observation:
+                raise LakeError(f"field {field.name!r}: only observations can be stored as lz4; make it fixed")
+            if np.dtype(field.dtype).hasobject:
+                raise LakeError(f"field {field.name!r} has dtype {field.dtype}; a lake stores numbers only")
+            column = self.column(field)
+            if column in taken:
+                raise LakeError(f"two fields are called {column!r}; rename one")
+            taken.add(column)
+        if not self.observation:
+            raise LakeError("a schema needs at least one field of observation")
+
+    def column(self, field: Field) -> str:
+        """The name of a field's column in the records; observations have a prefix, so that they never collide."""
+        return f"observation/{field.name}" if field in self.observation else field.name
+
+    @property
+    def single(self) -> bool:
+        """Whether an observation is one plain array."""
+        return len(self.observation) == 1 and self.observation[0].name == "observation"
+
+    @cached_property
+    def compressed(self) -> tuple[Field, ...]:
+        return tuple(field for field in self.observation if field.storage == "lz4")
+
+    @cached_property
+    def record(self) -> np.dtype[Any]:
+        """The step record, without gaps, so that its checksum covers every byte."""
+        fixed = [field for field in self.observation if field.storage == "fixed"]
+        columns = [(self.column(f), f.stored_dtype, f.shape) for f in (self.action, *self.extra, *fixed)]
+        return np.dtype([*HEADER, *columns])
+
+    @property
+    def raw_row_bytes(self) -> int:
+        """A step as plain arrays, its observation stored once: what compression is measured against."""
+        return self.record.itemsize + sum(field.nbytes for field in self.compressed)
+
+    def observations(self, value: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """Arrays by field name, from a plain array or a mapping."""
+        if isinstance(value, Mapping):
+            arrays = {name: np.asarray(array) for name, array in value.items()}
+        elif self.single:
+            arrays = {"observation": np.asarray(value)}
+        else:
+            raise LakeError(f"the observation is an array; the schema has {[f.name for f in self.observation]}")
+        names = {field.name for field in self.observation}
+        if set(arrays) != names:
+            raise LakeError(f"the observation has {sorted(arrays)}; the schema has {sorted(names)}")
+        return arrays
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "observation": [asdict(field) for field in self.observation],
+            "action": asdict(self.action),
+            "extra": [asdict(field) for field in self.extra],
+        }
+
+    @staticmethod
+    def from_json(tree: Mapping[str, Any]) -> Schema:
+        def field(entry: Mapping[str, Any]) -> Field:
+            return Field(str(entry["name"]), tuple(entry["shape"]), str(entry["dtype"]), entry["storage"])
+
+        return Schema(
+            tuple(field(entry) for entry in tree["observation"]),
+            field(tree["action"]),
+            tuple(field(entry) for entry in tree["extra"]),
+        )
+
+    @staticmethod
+    def from_spec(spec: EnvSpec, *, frame_shape: tuple[int, ...] | None = None) -> Schema:
+        """The schema of a world; `frame_shape` where its observation is a stack and single frames are stored."""
+        shape = spec.observation.shape if frame_shape is None else frame_shape
+        observation = Field.of("observation", shape, spec.observation.dtype)
+        return Schema((observation,), Field("action", spec.action.shape, spec.action.dtype))
+
+    @staticmethod
+    def from_spaces(observation_space: Any, action_space: Any) -> Schema:
+        """The schema of a Gymnasium env: Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and Tuples of these."""
+        parts = dict(_leaves("", observation_space))
+        actions = dict(_leaves("", action_space))
+        if set(actions) != {""}:
+            raise LakeError(f"action space {action_space}: only one array of actions can be stored; flatten it first")
+        observation = tuple(Field.of(name or "observation", *shape_dtype) for name, shape_dtype in parts.items())
+        return Schema(observation, Field("action", *actions[""]))
+
+
+def _leaves(name: str, space: Any) -> list[tuple[str, tuple[tuple[int, ...], str]]]:
+    """Shapes and dtypes of a space's arrays; the parts of a Dict or Tuple are named by their path."""
+    children = getattr(space, "spaces", None)
+    if children is not None:
+        named = children.items() if isinstance(children, Mapping) else enumerate(children)
+        prefix = f"{name}." if name else ""
+        return [leaf for key, child in named for leaf in _leaves(f"{prefix}{key}", child)]
+    if getattr(space, "shape", None) is None or getattr(space, "dtype", None) is None:
+        raise LakeError(f"space {space} has no fixed shape; a lake stores arrays of one shape and dtype")
+    return [(name, (tuple(space.shape), np.dtype(space.dtype).name))]

@@ -1,0 +1,137 @@
+"""A reader's view of one stream: five bytes a row, the runs of each append, and where the segments lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millpond.replay.growing import Growing
+from millpond.replay.index import build_index, load_index
+from millpond.replay.layout import StreamFolder
+from millpond.replay.log import acknowledged, read_log
+from millpond.replay.schema import Schema
+from millpond.replay.walk import count_transitions
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment as this reader sees it. `begin` is its first row, counted over the rows that the stream still has."""
+
+    number: int
+    codec: str
+    begin: int
+    rows: int = 0
+    frame_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class View:
+    """A stream at one moment; it stays as it is while the reader follows the writer.
+
+    flags      u1[rows]   what kind of row, see the schema
+    position   u4[rows]   lz4: where the row's frames end in its segment; zst: where its chunk begins
+    run_begin  i8[runs+1] first row of each run, see `walk`
+    """
+
+    folder: StreamFolder
+    flags: Array
+    position: Array
+    run_begin: Array
+    segments: tuple[Segment, ...]
+    segment_begin: Array
+    counts: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return len(self.flags)
+
+    @property
+    def lanes(self) -> int:
+        return self.folder.lanes
+
+    def transitions(self, stack: int = 1, n_step: int = 1) -> int:
+        """How many valid transitions there are."""
+        key = (stack, n_step)
+        if key not in self.counts:
+            self.counts[key] = int(count_transitions(self.flags, self.run_begin, self.lanes, stack, n_step))
+        return self.counts[key]
+
+    def segment_of(self, rows: Array) -> Array:
+        """Which of `segments` holds each row."""
+        return np.searchsorted(self.segment_begin, rows, side="right") - 1
+
+    def files(self, kind: str) -> list[Path]:
+        """The segments' files of one kind: `steps`, or `frames`, whatever their codec."""
+        return [self.folder.segment(s.number, s.codec if kind == "frames" else kind) for s in self.segments]
+
+
+class StreamReader:
+    """Follows one stream. Only what the writer has acknowledged is ever seen."""
+
+    def __init__(self, folder: StreamFolder, schema: Schema) -> None:
+        self.folder, self.schema, self.name = folder, schema, folder.name
+        self.replayed = 0
+        self._restart(0)
+        self.refresh()
+
+    def _restart(self, generation: int) -> None:
+        self.generation, self.commits, self.lost_commits = generation, 0, 0
+        self.rebuilt: list[int] = []
+        self._segments: list[Segment] = []
+        self._flags, self._position = Growing(np.uint8), Growing(np.uint32)
+        self._run_begin = Growing(np.int64)
+        self._run_begin.extend(np.zeros(1, np.int64))
+
+    def refresh(self) -> bool:
+        """See what was acknowledged since; True where anything changed."""
+        head = acknowledged(self.folder, 0)[1]
+        generation = head.generation if head else 0
+        restarted = generation != self.generation or self._compacted_since()
+        if restarted:
+            self._restart(generation)
+        found = read_log(self.folder, self.schema, self.commits)
+        if found.lost and self.commits:  # a fresh look has the entry before, from which a damaged one is rebuilt
+            self._restart(generation)
+            restarted, found = True, read_log(self.folder, self.schema)
+        visible, head = acknowledged(self.folder, self.commits + len(found.entries))
+        entries = found.entries[: visible - self.commits]
+        self.lost_commits = found.lost
+        self.rebuilt += [number for number in found.rebuilt if number < visible]
+        self.commits += len(entries)
+        numbers = self.folder.segments()
+        first = max(head.first_segment if head else 0, numbers[0] if numbers else 0)
+        entries = entries[entries["segment"] >= first]
+        for number in np.unique(entries["segment"]).tolist():
+            self._extend(number, entries[entries["segment"] == number])
+        if restarted or len(entries) or self.commits == 0:
+            begins = np.array([segment.begin for segment in self._segments], np.int64)
+            arrays = (self._flags.values, self._position.values, self._run_begin.values)
+            self.view = View(self.folder, *arrays, tuple(self._segments), begins)
+        return restarted or len(entries) > 0
+
+    def _compacted_since(self) -> bool:
+        """Whether a segment that was read as lz4 has been compacted."""
+        if not any(segment.codec == "lz4" for segment in self._segments):
+            return False
+        compacted = {int(path.stem) for path in self.folder.path.glob("*.zst") if path.stem.isdigit()}
+        return any(segment.codec == "lz4" and segment.number in compacted for segment in self._segments)
+
+    def _extend(self, number: int, entries: Array) -> None:
+        """Take in appends of one segment."""
+        if not self._segments or self._segments[-1].number != number:
+            self._segments.append(Segment(number, self.folder.codec(number), len(self._flags.values)))
+        segment = self._segments[-1]
+        begin, end = segment.rows, int(entries["row_end"][-1])
+        index = load_index(self.folder, number, segment.codec, self.schema, end) if begin == 0 else None
+        if index is None:
+            index = build_index(self.folder, number, segment.codec, self.schema, begin, end, segment.frame_bytes)
+        self._flags.extend(index.flags)
+        self._position.extend(index.position)
+        lane_rows = entries["lane_rows"].reshape(-1)
+        self._run_begin.extend(segment.begin + begin + np.cumsum(lane_rows, dtype=np.int64))
+        self._segments[-1] = replace(segment, rows=end, frame_bytes=int(entries["frame_end"][-1]))
