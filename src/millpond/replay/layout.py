@@ -24,13 +24,31 @@ import google_crc32c
 import numpy as np
 
 from millpond.replay.durable import write_all, write_small
-from millpond.replay.faults import LakeError
+from millpond.replay.faults import LakeDamaged, LakeError
 from millpond.replay.schema import Schema
 
 FORMAT, VERSION = "millpond-lake", 1
 SEGMENT_BYTES = 256 << 20
 LANES_AT_MOST = 65_536
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+
+
+def signed_json(tree: dict[str, Any]) -> bytes:
+    """JSON with the checksum of everything else in it."""
+    checksum = google_crc32c.value(json.dumps(tree, sort_keys=True).encode())
+    return json.dumps({**tree, "crc32c": checksum}, indent=2).encode() + b"\n"
+
+
+def read_signed_json(path: Path) -> dict[str, Any]:
+    """What `signed_json` wrote, if it is still that."""
+    try:
+        tree = json.loads(path.read_bytes())
+        checksum = tree.pop("crc32c")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LakeDamaged(f"{path} cannot be read: {error!r}; restore it from another copy of the lake") from None
+    if google_crc32c.value(json.dumps(tree, sort_keys=True).encode()) != checksum:
+        raise LakeDamaged(f"{path} does not match its checksum; restore it from another copy of the lake")
+    return dict(tree)
 
 
 @dataclass(frozen=True)
@@ -49,18 +67,15 @@ class Manifest:
             "segment_bytes": self.segment_bytes,
             "schema": self.schema.to_json(),
         }
-        return json.dumps(tree, indent=2).encode() + b"\n"
+        return signed_json(tree)
 
     @staticmethod
     def read(folder: Path) -> Manifest:
         path = folder / "lake.json"
-        try:
-            tree = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            raise LakeError(f"{folder} is not a lake: it has no lake.json") from None
-        except ValueError as error:
-            raise LakeError(f"{path} cannot be read: {error}") from None
-        if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        if not path.exists():
+            raise LakeError(f"{folder} is not a lake: it has no lake.json")
+        tree = read_signed_json(path)
+        if tree.get("format") != FORMAT:
             raise LakeError(f"{path} is not the manifest of a lake (format is not {FORMAT!r})")
         if tree.get("version") != VERSION:
             raise LakeError(f"{path} has version {tree.get('version')}; this Millpond reads version {VERSION}")
@@ -115,7 +130,7 @@ class StreamFolder:
         if not 1 <= lanes <= LANES_AT_MOST:
             raise LakeError(f"stream {path.name!r}: lanes={lanes} must be between 1 and {LANES_AT_MOST:,}")
         path.mkdir(parents=True, exist_ok=True)
-        write_small(path / "stream.json", json.dumps({"lanes": lanes}).encode() + b"\n", exclusive=True)
+        write_small(path / "stream.json", signed_json({"lanes": lanes}), exclusive=True)
         stream = StreamFolder.read(path)
         if stream.lanes != lanes:
             raise LakeError(f"stream {path.name!r} has {stream.lanes} lanes, not {lanes}; take another stream")
@@ -123,10 +138,7 @@ class StreamFolder:
 
     @staticmethod
     def read(path: Path) -> StreamFolder:
-        try:
-            return StreamFolder(path, int(json.loads((path / "stream.json").read_bytes())["lanes"]))
-        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-            raise LakeError(f"{path}/stream.json cannot be read: {error!r}") from None
+        return StreamFolder(path, int(read_signed_json(path / "stream.json")["lanes"]))
 
 
 def commit_dtype(lanes: int) -> np.dtype[Any]:
