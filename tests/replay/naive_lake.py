@@ -6,6 +6,7 @@ Every observation is a number; the arrays that are stored are made from it, so t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ def shown(frames: np.ndarray[Any, Any]) -> list[int]:
     return (flat @ np.array([10_000, 100, 1])).tolist()
 
 
+@cache
 def picture(number: int, spec: Field) -> np.ndarray[Any, Any]:
     """An array that shows a number: its digits in the first elements, then something that compresses in part."""
     rng = np.random.default_rng([number, len(spec.name)])

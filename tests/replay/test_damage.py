@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,26 +39,31 @@ def files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in NO_DATA and p.stat().st_size)
 
 
-def assert_nothing_wrong_comes_out(folder: Path, naive: NaiveLake, *, must_report: bool) -> None:
+def assert_nothing_wrong_comes_out(folder: Path, naive: NaiveLake) -> None:
     report = verify(folder)
-    if must_report:
-        assert not report.good
+    assert not report.good
     valid = naive.transitions(stack=2, n_step=1, gamma=1.0, repeat=False)
-    try:
-        with Lake(folder) as lake:
-            batch = lake.sample(150, np.random.default_rng(0), stack=2, on_damage="skip")
-            for i in range(150):
-                assert_transition(batch, i, valid[int(batch.record["id"][i])], MIXED, stacked=True)
-            for episode in lake.episodes():
-                assert episode.record["id"].size
-    except LakeError as error:
-        assert must_report, error
+    with suppress(LakeError), Lake(folder) as lake:  # an error is a report too
+        batch = lake.sample(150, np.random.default_rng(0), stack=2, on_damage="skip")
+        for i in range(150):
+            assert_transition(batch, i, valid[int(batch.record["id"][i])], MIXED, stacked=True)
     assert sum(stream.readable for stream in report.streams) <= len(
         naive.transitions(stack=1, n_step=1, gamma=1.0, repeat=False)
     )
 
 
-@settings(max_examples=60)
+def test_the_last_byte_of_every_file(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
+    folder = tmp_path / "lake"
+    shutil.copytree(whole[0], folder)
+    for struck in files(folder):
+        data = struck.read_bytes()
+        struck.write_bytes(data[:-2] + bytes([data[-2] ^ 16]) + data[-1:])
+        assert not verify(folder).good, struck
+        struck.write_bytes(data)
+    assert verify(folder).good
+
+
+@settings(max_examples=40)
 @given(file=st.integers(0), place=st.integers(0), bit=st.integers(0, 7))
 def test_a_flipped_bit(whole: tuple[Path, NaiveLake], file: int, place: int, bit: int) -> None:
     with TemporaryDirectory() as scratch:
@@ -67,10 +73,10 @@ def test_a_flipped_bit(whole: tuple[Path, NaiveLake], file: int, place: int, bit
         data = bytearray(struck.read_bytes())
         data[place % len(data)] ^= 1 << bit
         struck.write_bytes(data)
-        assert_nothing_wrong_comes_out(folder, whole[1], must_report=True)
+        assert_nothing_wrong_comes_out(folder, whole[1])
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(file=st.integers(0), size=st.integers(0))
 def test_a_torn_file(whole: tuple[Path, NaiveLake], file: int, size: int) -> None:
     with TemporaryDirectory() as scratch:
@@ -80,7 +86,7 @@ def test_a_torn_file(whole: tuple[Path, NaiveLake], file: int, size: int) -> Non
         keep = size % struck.stat().st_size
         with open(struck, "r+b") as torn:
             torn.truncate(keep)
-        assert_nothing_wrong_comes_out(folder, whole[1], must_report=struck.name != "commits")
+        assert_nothing_wrong_comes_out(folder, whole[1])
         # Whatever it was, writing goes on or is refused with a reason, and what is then returned is still right.
         try:
             with Lake(folder) as lake, lake.writer("a", 2) as writer:
@@ -105,8 +111,7 @@ def test_damage_is_an_error_that_names_file_and_row(whole: tuple[Path, NaiveLake
     struck.write_bytes(data)
     with Lake(folder) as lake:
         with pytest.raises(LakeDamaged, match=rf"{struck.name}, row \d+: .*lake verify"):
-            for seed in range(20):
-                lake.sample(50, np.random.default_rng(seed))
+            lake.sample(500, np.random.default_rng(0))
         lake.sample(200, np.random.default_rng(0), on_damage="skip")
         assert any(struck.name in str(damage) for damage in lake.damage)
     report = verify(folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from millpond.replay.durable import Lock
 from millpond.replay.faults import LakeBusy
-from millpond.replay.layout import Head, Manifest, StreamFolder, this_boot
+from millpond.replay.layout import Head, Manifest, StreamFolder
 
 KINDS = ("steps", "lz4", "zst", "index")
 
@@ -30,7 +30,9 @@ def drop_for_space(
     streams = [StreamFolder.read(path.parent) for path in sorted((lake / "streams").glob("*/stream.json"))]
     whole = {stream.name: _whole_segments(stream) for stream in streams if stream.name != own.name}
     whole[own.name] = {number: segment_bytes(own, number) for number in range(first, last + 1)}
-    room = (manifest.max_bytes or 0) - (len(streams) + 1) * manifest.segment_bytes
+    # A segment is a little larger than segment_bytes: by the rest of its last append, and by its index.
+    largest = max([manifest.segment_bytes, *(size for sizes in whole.values() for size in sizes.values())])
+    room = (manifest.max_bytes or 0) - (len(streams) + 1) * largest
     by_name = {stream.name: stream for stream in streams}
     while sum(sum(sizes.values()) for sizes in whole.values()) > room:
         name = max(whole, key=lambda each: sum(whole[each].values()))
@@ -62,9 +64,7 @@ def _drop_of_idle(stream: StreamFolder, oldest: int) -> bool:
         head = Head.read(stream.head)
         if head is not None:
             with open(stream.head, "r+b") as file:
-                boot = this_boot() or b""
-                commits = head.commits if head.boot == boot else 2**63 - 1
-                Head(boot, head.generation + 1, oldest + 1, commits).write(file.fileno())
+                Head(head.boot, head.generation + 1, oldest + 1, head.commits).write(file.fileno())
         _remove(stream, oldest)
     finally:
         lock.release()

@@ -46,7 +46,12 @@ def recover(stream: StreamFolder, schema: Schema) -> Recovered:
     commits = len(found.entries)
     while commits and not _has_bytes(stream, schema, found.entries[commits - 1]):
         commits -= 1
-    return cut_behind(stream, schema, commits)
+    state = cut_behind(stream, schema, commits)
+    if state.cut_bytes:
+        log.warning(
+            "stream %s: cut off %d bytes behind append %d, never acknowledged", stream.name, state.cut_bytes, commits
+        )
+    return state
 
 
 def _has_bytes(stream: StreamFolder, schema: Schema, entry: Array) -> bool:
@@ -89,14 +94,14 @@ def cut_behind(stream: StreamFolder, schema: Schema, commits: int) -> Recovered:
         if number > segment or number < first or (path.suffix == ".lz4" and stream.codec(number) == "zst"):
             cut += path.stat().st_size if number > segment and path.suffix != ".index" else 0
             path.unlink(missing_ok=True)
-    cut += _truncate(stream.segment(segment, "steps"), rows * schema.record.itemsize)
+    shorter = _truncate(stream.segment(segment, "steps"), rows * schema.record.itemsize)
     compacted = stream.codec(segment) == "zst"
+    if shorter or not compacted:  # the index is of another length now, or soon will be
+        stream.segment(segment, "index").unlink(missing_ok=True)
     if not compacted:
         cut += _truncate(stream.segment(segment, "lz4"), frame_bytes)
-        stream.segment(segment, "index").unlink(missing_ok=True)
     sync_folder(stream.path)
-    if cut:
-        log.warning("stream %s: cut %d bytes behind commit %d", stream.name, cut, commits)
+    cut += shorter
     lanes = Lanes.fresh(stream.lanes) if last is None else _lanes(stream, schema, last)
     if compacted:  # a compacted segment is never appended to
         segment, rows, frame_bytes = segment + 1, 0, 0

@@ -86,8 +86,13 @@ def _verify_stream(folder: StreamFolder, schema: Schema, reader: SpanReader) -> 
         report.notes.append(
             f"{folder.commits}: {found.tail} bytes behind the last whole entry; the next writer cuts them off"
         )
-    if folder.head.exists() and Head.read(folder.head) is None:
+    head = Head.read(folder.head)
+    if head is None and folder.head.exists():
         report.damage.append(f"{folder.head} does not match its checksum; the next writer makes it anew")
+    readable = len(found.entries) + found.lost
+    if head is not None and head.commits > readable:
+        missing = f"{head.commits - readable} acknowledged appends behind entry {readable} are missing or unreadable"
+        report.damage.append(f"{folder.commits}: {missing}")
     view = StreamReader(folder, schema).view
     report.rows, report.transitions = view.rows, view.transitions()
     flags = view.flags.copy()

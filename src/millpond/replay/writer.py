@@ -75,7 +75,7 @@ class Writer:
         if self._broken or self._lock is None:
             raise LakeError(f"stream {self.stream.name!r}: {self._broken or 'the writer is closed'}; open a new writer")
         checked = check(steps, self.schema, self.stream.lanes)
-        if max(self._frame_bytes, self._rows * self.schema.record.itemsize) >= self.manifest.segment_bytes:
+        if self._frame_bytes + self._rows * self.schema.record.itemsize >= self.manifest.segment_bytes:
             self._next_segment()
         encoded = encode(checked, self.schema, self._lanes, self._frame_bytes, time.time())
         if self._frame_bytes + len(encoded.frames) > LARGEST_SEGMENT and self._rows:

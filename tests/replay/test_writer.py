@@ -1,0 +1,156 @@
+"""What the writer refuses, where episodes begin, and taking appends back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from millpond.replay import Field, Lake, LakeDamaged, LakeError, Schema, Steps
+from replay.naive_lake import FRAME, NaiveLake
+
+VECTOR = Schema((Field("observation", (2,), "float32"),), Field("action", (), "int32"))
+
+
+def steps(count: int = 3, lanes: int = 2, **changes: object) -> Steps:
+    shape = (count, lanes)
+    values: dict[str, object] = {
+        "observation": np.arange(count * lanes * 2, dtype=np.float32).reshape(*shape, 2),
+        "action": np.zeros(shape, np.int64),
+        "reward": np.ones(shape),
+        "terminated": np.zeros(shape, bool),
+        "truncated": np.zeros(shape, bool),
+    }
+    return Steps(**{**values, **changes})  # type: ignore[arg-type]
+
+
+TRUNCATED = np.array([[False, True], [False, False], [False, False]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward": np.ones((3, 4))}, r"reward has shape \(3, 4\); expected \[T, 2\]"),
+        ({"observation": np.ones((3, 2, 5))}, r"'observation' has shape \(3, 2, 5\); expected \(3, 2, 2\)"),
+        ({"action": np.full((3, 2), 0.5)}, "'action' has dtype float64, and values that int32 cannot hold"),
+        ({"truncated": TRUNCATED}, "1 truncated steps have no final observation"),
+        ({"has_final": TRUNCATED}, "has_final is set where no episode ended"),
+        ({"truncated": TRUNCATED, "final_observation": np.ones((2, 2))}, r"shape \(2, 2\); expected \(1, 2\)"),
+        ({"extra": {"speed": 1}}, r"extra has \['speed'\]"),
+        ({"round": -1}, "round=-1..-1 must lie between 0"),
+        ({"epsilon": np.ones(5)}, "epsilon has shape"),
+        ({"terminated": np.zeros(3)}, r"terminated has shape \(3,\); expected \(3, 2\)"),
+    ],
+)
+def test_refused_with_a_reason(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with Lake.create(tmp_path, VECTOR) as lake, lake.writer("a", 2) as writer:
+        with pytest.raises(LakeError, match=message):
+            writer.append(steps(**changes))
+        assert writer.position == 0
+        writer.append(steps())
+
+
+def test_provenance_is_kept(tmp_path: Path) -> None:
+    epsilon = np.linspace(0, 1, 6).reshape(3, 2)
+    with Lake.create(tmp_path, VECTOR) as lake:
+        with lake.writer("a", 2) as writer:
+            ack = writer.append(steps(agent=3, round=7, policy_version=np.array([5, 6]), epsilon=epsilon))
+        assert (ack.stream, ack.commits, ack.steps, ack.rows) == ("a", 1, 6, 6)
+        lake.refresh()
+        batch = lake.sample(50, np.random.default_rng(0))
+        for record in batch.record:
+            t, lane = int(record["episode_step"]), int(record["lane"])
+            assert record["epsilon"] == np.float32(epsilon[t, lane])
+            assert (record["agent"], record["round"], record["policy_version"]) == (3, 7, 5 + lane)
+            assert record["episode"] == lane
+            assert abs(record["time"] - 1.7e9) < 1e9
+
+
+def test_episodes_go_on_or_begin_anew_when_a_stream_is_opened_again(tmp_path: Path) -> None:
+    with Lake.create(tmp_path, VECTOR) as lake:
+        for open_again, expected in ((False, 4), (True, 10), (False, 14)):
+            with lake.writer("a", 2, continue_episodes=open_again) as writer:
+                writer.append(steps())
+            lake.refresh()
+            assert lake.transitions() == expected
+        with lake.writer("a", 2, continue_episodes=True) as writer:
+            writer.cut(lanes=[1])
+            writer.append(steps())
+        lake.refresh()
+        # Lane 0 went on: its last step of before has a next observation now. Lane 1 did not.
+        assert lake.transitions() == 14 + 3 + 2
+        records = lake.sample(500, np.random.default_rng(0)).record
+        assert np.unique(records["episode"]).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_rollback(tmp_path: Path) -> None:
+    naive, rng = NaiveLake(), np.random.default_rng(0)
+    with Lake.create(tmp_path, FRAME, segment_bytes=4_000) as lake, lake.writer("a", 3) as writer:
+        for _ in range(20):
+            writer.append(naive.generate("a", 3, 4, rng, FRAME, fresh=False, ends=0.1))
+        lake.refresh()
+        assert len(lake.view("a").segments) > 4
+        follower = Lake(tmp_path)
+        assert writer.rollback(6) == 14
+        assert writer.position == 6
+        again, replay = NaiveLake(), np.random.default_rng(0)
+        for _ in range(6):
+            again.generate("a", 3, 4, replay, FRAME, fresh=False, ends=0.1)
+        for _ in range(9):
+            writer.append(again.generate("a", 3, 4, replay, FRAME, fresh=False, ends=0.1))
+        valid = again.transitions(stack=2, n_step=1, gamma=1.0, repeat=False)
+        for reader in (lake, follower):
+            reader.refresh()
+            assert reader.transitions(2) == len(valid)
+            assert set(reader.sample(3_000, rng, stack=2).record["id"].tolist()) == set(valid)
+        with pytest.raises(LakeError, match=r"position=99 is not in 0\.\.15"):
+            writer.rollback(99)
+        follower.close()
+
+
+def test_names_lanes_schemas_and_versions_are_checked(tmp_path: Path) -> None:
+    with Lake.create(tmp_path, VECTOR) as lake:
+        for name in ("", "../up", ".hidden", "a/b"):
+            with pytest.raises(LakeError, match="a name has"):
+                lake.writer(name, 1)
+        lake.writer("a", 2).close()
+        with pytest.raises(LakeError, match="has 2 lanes, not 3"):
+            lake.writer("a", 3)
+        with pytest.raises(LakeError, match="between 1 and"):
+            lake.writer("b", 0)
+        with pytest.raises(LakeError, match="another schema"):
+            Lake.create(tmp_path, FRAME)
+        with pytest.raises(LakeError, match="append first"):
+            lake.sample(1, np.random.default_rng(0))
+    with pytest.raises(LakeError, match=r"it has no lake\.json"):
+        Lake(tmp_path / "streams")
+    manifest = tmp_path / "lake.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"version": 1', b'"version": 2'))
+    with pytest.raises(LakeDamaged, match="checksum"):
+        Lake(tmp_path)
+
+
+def test_schemas_of_gymnasium_spaces() -> None:
+    spaces = gymnasium.spaces
+    observation = spaces.Dict(
+        {"image": spaces.Box(0, 255, (32, 32, 3), np.uint8), "arm": spaces.Dict({"joint": spaces.Box(-1, 1, (7,))})}
+    )
+    schema = Schema.from_spaces(observation, spaces.Box(-1, 1, (4,), np.float32))
+    fields = {field.name: (field.shape, field.dtype, field.storage) for field in schema.observation}
+    assert fields == {"arm.joint": ((7,), "float32", "fixed"), "image": ((32, 32, 3), "uint8", "lz4")}
+    assert (schema.action.shape, schema.action.dtype) == ((4,), "float32")
+    assert Schema.from_json(schema.to_json()) == schema
+    assert Schema.from_spaces(spaces.Discrete(5), spaces.Discrete(3)).single
+    with pytest.raises(LakeError, match="only one array of actions"):
+        Schema.from_spaces(spaces.Discrete(5), spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}))
+    with pytest.raises(LakeError, match="no fixed shape"):
+        Schema.from_spaces(spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(3))
+
+
+def test_a_lake_needs_no_torch() -> None:
+    code = "import sys, millpond.replay; assert 'torch' not in sys.modules and 'gymnasium' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
