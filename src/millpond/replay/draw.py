@@ -9,15 +9,14 @@ ones is needed. What comes out depends on the generator's state and on the lake 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from millpond.replay.faults import LakeError
-from millpond.replay.stream import View
-from millpond.replay.walk import plan_sequences, plan_transitions
+from millpond.replay.walk import Rows, plan_sequences, plan_transitions
 
 Array = np.ndarray[Any, Any]
 
@@ -45,11 +44,18 @@ class PickedSequences:
 
 
 def draw_transitions(
-    views: list[View], shares: Array | None, n: int, rng: np.random.Generator, *, stack: int, n_step: int, repeat: bool
+    views: Sequence[Rows],
+    shares: Array | None,
+    n: int,
+    rng: np.random.Generator,
+    *,
+    stack: int,
+    n_step: int,
+    repeat: bool,
 ) -> Picked:
     """`shares`: how many of each stream (they add up to n); None: uniform over all of them together."""
 
-    def plan(view: View, rows: Array) -> tuple[Array, tuple[Array, ...]]:
+    def plan(view: Rows, rows: Array) -> tuple[Array, tuple[Array, ...]]:
         observed, next_observed = (np.empty((len(rows), stack), np.int64) for _ in range(2))
         path, steps = np.empty((len(rows), n_step), np.int64), np.empty(len(rows), np.int32)
         plan_transitions(rows, view.flags, view.run_begin, view.lanes, repeat, observed, next_observed, path, steps)
@@ -61,9 +67,9 @@ def draw_transitions(
 
 
 def draw_sequences(
-    views: list[View], shares: Array | None, n: int, rng: np.random.Generator, *, length: int, burn_in: int
+    views: Sequence[Rows], shares: Array | None, n: int, rng: np.random.Generator, *, length: int, burn_in: int
 ) -> PickedSequences:
-    def plan(view: View, rows: Array) -> tuple[Array, tuple[Array, ...]]:
+    def plan(view: Rows, rows: Array) -> tuple[Array, tuple[Array, ...]]:
         path = np.empty((len(rows), burn_in + length), np.int64)
         behind, valid = np.empty(len(rows), np.int64), np.empty(len(rows), bool)
         plan_sequences(rows, view.flags, view.run_begin, view.lanes, burn_in, path, behind, valid)
@@ -73,11 +79,11 @@ def draw_sequences(
     return PickedSequences(stream, *parts)
 
 
-Plan = Callable[[View, Array], tuple[Array, tuple[Array, ...]]]
+Plan = Callable[[Rows, Array], tuple[Array, tuple[Array, ...]]]
 
 
 def _draw(
-    views: list[View], shares: Array | None, n: int, rng: np.random.Generator, plan: Plan, wanted: str
+    views: Sequence[Rows], shares: Array | None, n: int, rng: np.random.Generator, plan: Plan, wanted: str
 ) -> tuple[Array, tuple[Array, ...]]:
     if n < 1:
         raise LakeError(f"n={n} must be at least 1")
@@ -95,7 +101,7 @@ def _draw(
 
 
 def _draw_from(
-    views: list[View], numbers: Array, n: int, rng: np.random.Generator, plan: Plan, wanted: str
+    views: Sequence[Rows], numbers: Array, n: int, rng: np.random.Generator, plan: Plan, wanted: str
 ) -> tuple[Array, tuple[Array, ...]]:
     """n draws from these streams together."""
     rows = np.array([views[number].rows for number in numbers], np.int64)
@@ -120,7 +126,7 @@ def _draw_from(
 
 
 def _plan_each(
-    views: list[View], numbers: Array, which: Array, rows: Array, plan: Plan
+    views: Sequence[Rows], numbers: Array, which: Array, rows: Array, plan: Plan
 ) -> tuple[Array, tuple[Array, ...]]:
     """Plan every drawn row with its own stream; only valid ones stay, in the order in which they were drawn."""
     if len(numbers) == 1:
@@ -137,7 +143,7 @@ def _plan_each(
     return stream, tuple(rest)
 
 
-def _any_valid(view: View, plan: Plan) -> bool:
+def _any_valid(view: Rows, plan: Plan) -> bool:
     """Whether any row of a stream will do."""
     return any(
         bool(plan(view, np.arange(begin, min(begin + MOST_AT_ONCE, view.rows)))[0].any())

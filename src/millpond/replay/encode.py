@@ -52,7 +52,7 @@ def encode(steps: CheckedSteps, schema: Schema, lanes: Lanes, frame_begin: int, 
     place = lane_begin + np.arange(steps.steps)[:, None] + earlier_finals  # [T, L] row of each step
     final_place = place[has_final] + 1
 
-    episode, episode_step, first, after = _number_episodes(steps, lanes)
+    episode, episode_step, first, after = number_episodes(steps, lanes)
     records = np.zeros(int(lane_rows.sum()), schema.record)
     flags = first * FIRST + steps.terminated * TERMINATED + steps.truncated * TRUNCATED + has_final * HAS_FINAL
     columns = {
@@ -80,7 +80,7 @@ def encode(steps: CheckedSteps, schema: Schema, lanes: Lanes, frame_begin: int, 
     return Encoded(records, frames, lane_rows, after)
 
 
-def _number_episodes(steps: CheckedSteps, lanes: Lanes) -> tuple[Array, Array, Array, Lanes]:
+def number_episodes(steps: CheckedSteps, lanes: Lanes) -> tuple[Array, Array, Array, Lanes]:
     """Episode, step within it and whether it is the first, for [T, L]; and the lanes' state behind them."""
     ended = steps.terminated | steps.truncated
     first = np.empty(ended.shape, bool)

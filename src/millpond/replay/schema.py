@@ -45,6 +45,7 @@ TERMINATED = 2
 TRUNCATED = 4
 FINAL = 8  # not a step: the final observation of the episode, behind its last step
 HAS_FINAL = 16  # an episode's last step whose final observation is stored behind it
+CONTEXT = 32  # in ponds only: a step that is kept for the stacks and returns of others, and not drawn itself
 ENDED = TERMINATED | TRUNCATED
 
 

@@ -9,15 +9,32 @@ observation; a terminated step needs none), and the frames before it that its st
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from millpond.replay.compiled import compiled
 from millpond.replay.index import DAMAGED
-from millpond.replay.schema import ENDED, FINAL, FIRST, HAS_FINAL
+from millpond.replay.schema import CONTEXT, ENDED, FINAL, FIRST, HAS_FINAL
 
 NO_ROW = -1
+NOT_DRAWN = FINAL | DAMAGED | CONTEXT
+
+
+class Rows(Protocol):
+    """Rows that can be walked: a stream's, or a pond's."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def flags(self) -> np.ndarray[Any, Any]: ...
+
+    @property
+    def run_begin(self) -> np.ndarray[Any, Any]: ...
+
+    @property
+    def lanes(self) -> int: ...
 
 
 @compiled
@@ -125,7 +142,7 @@ def plan_transitions(
         run = run_of(row, run_begin)
         steps[i] = 0
         path[i, :] = NO_ROW
-        if flags[row] & (FINAL | DAMAGED) or not history(row, run, flags, run_begin, lanes, repeat, observed[i]):
+        if flags[row] & NOT_DRAWN or not history(row, run, flags, run_begin, lanes, repeat, observed[i]):
             continue
         count, behind, _ = follow(row, run, flags, run_begin, lanes, n_step, path[i])
         if count == 0:
@@ -152,7 +169,7 @@ def plan_sequences(
         row = rows[i]
         run = run_of(row, run_begin)
         valid[i] = False
-        if flags[row] & (FINAL | DAMAGED):
+        if flags[row] & NOT_DRAWN:
             continue
         if not history(row, run, flags, run_begin, lanes, False, path[i, : burn_in + 1]):
             continue
@@ -167,10 +184,23 @@ def count_transitions(flags: Any, run_begin: Any, lanes: Any, stack: Any, n_step
     observed, path = np.empty(stack, np.int64), np.empty(n_step, np.int64)
     for run in range(len(run_begin) - 1):
         for row in range(run_begin[run], run_begin[run + 1]):
-            if flags[row] & (FINAL | DAMAGED):
+            if flags[row] & NOT_DRAWN:
                 continue
             if not history(row, run, flags, run_begin, lanes, False, observed):
                 continue
             count, _, _ = follow(row, run, flags, run_begin, lanes, n_step, path)
             total += count > 0
     return total
+
+
+@compiled
+def _succeeds(rows: Any, run_begin: Any, lanes: Any, out: Any) -> None:
+    for i in range(1, len(rows)):
+        out[i] = after(rows[i - 1], run_of(rows[i - 1], run_begin), run_begin, lanes)[0] == rows[i]
+
+
+def succeeds(rows: np.ndarray[Any, Any], run_begin: np.ndarray[Any, Any], lanes: int) -> np.ndarray[Any, Any]:
+    """For rows [n] in the order of their lanes: whether each is the next row of its lane after the one before it."""
+    out = np.zeros(len(rows), bool)
+    _succeeds(rows, run_begin, lanes, out)
+    return out
