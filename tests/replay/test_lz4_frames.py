@@ -1,72 +1,74 @@
-"""The decoder without the GIL against the lz4 package, and against bytes that nobody wrote."""
+"""Frames of a batch against the lz4 package one by one, and against bytes that nobody wrote."""
 
 from __future__ import annotations
 
+import google_crc32c
 import lz4.block
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.replay.compiled import Position
-from millpond.replay.lz4_frames import BAD_CHECKSUM, BAD_LENGTH, GOOD, decode_block, decode_rows, encode_frame
+from millpond.replay.lz4_frames import BAD_BLOCK, BAD_CHECKSUM, BAD_LENGTH, GOOD, decode_rows, encode_rows
 
-# Runs of small alphabets give matches of all distances and lengths, also overlapping ones.
-repetitive = st.lists(st.tuples(st.binary(min_size=1, max_size=40), st.integers(1, 60)), min_size=1, max_size=30).map(
-    lambda runs: b"".join(piece * times for piece, times in runs)
+WIDTH, OTHER, GUARD = 300, 40, 64
+# Runs of small alphabets give matches of all distances and lengths; noise does not compress at all.
+frames = st.one_of(
+    st.binary(min_size=WIDTH + OTHER, max_size=WIDTH + OTHER),
+    st.lists(st.tuples(st.binary(min_size=1, max_size=20), st.integers(1, 40)), min_size=1, max_size=20).map(
+        lambda runs: b"".join(piece * times for piece, times in runs).ljust(WIDTH + OTHER, b"x")[: WIDTH + OTHER]
+    ),
 )
-GUARD = 64
 
 
-def decode(block: bytes, size: int) -> bytes | None:
-    """Decode between two guards that must stay as they are."""
-    source = np.frombuffer(block, np.uint8).copy() if block else np.zeros(1, np.uint8)
-    target = np.full(size + 2 * GUARD, 0xA5, np.uint8)
-    good = decode_block(source, Position(0), Position(len(block)), target, Position(GUARD), Position(GUARD + size))
-    assert (target[:GUARD] == 0xA5).all(), "wrote before its place"
-    assert (target[GUARD + size :] == 0xA5).all(), "wrote behind its place"
-    return target[GUARD : GUARD + size].tobytes() if good else None
+def decode(source: np.ndarray, begins: np.ndarray, ends: np.ndarray, skip: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows in reverse order, between two guards that must stay as they are."""
+    width = (WIDTH, OTHER)[skip]
+    whole = np.full(GUARD + width * len(ends) + GUARD, 0xA5, np.uint8)
+    target, status = whole[GUARD:-GUARD], np.empty(len(ends), np.uint8)
+    decode_rows(source, begins, ends, np.arange(len(ends))[::-1].copy(), target, width, skip, status)
+    assert (whole[:GUARD] == 0xA5).all()
+    assert (whole[-GUARD:] == 0xA5).all()
+    return target.reshape(-1, width)[::-1], status
 
 
-@given(data=st.one_of(st.binary(min_size=1, max_size=3_000), repetitive), high=st.booleans())
-def test_decodes_what_lz4_compresses(data: bytes, high: bool) -> None:
-    mode = {"mode": "high_compression"} if high else {}
-    block = lz4.block.compress(data, store_size=False, **mode)
-    assert decode(block, len(data)) == data
-    assert decode(block, len(data) + 1) is None
-    assert decode(block, len(data) - 1) is None
-    assert decode(block[:-1], len(data)) is None
-
-
-@given(data=repetitive, at=st.integers(0), bit=st.integers(0, 7), noise=st.binary(max_size=200))
-def test_damaged_blocks_never_leave_their_place(data: bytes, at: int, bit: int, noise: bytes) -> None:
-    block = bytearray(lz4.block.compress(data, store_size=False))
-    block[at % len(block)] ^= 1 << bit
-    decode(bytes(block), len(data))
-    decode(noise, 100)
-
-
-@given(
-    frames=st.lists(st.lists(st.integers(0, 3), min_size=50, max_size=50), min_size=1, max_size=5), flip=st.integers(0)
-)
-def test_rows_of_frames(frames: list[list[int]], flip: int) -> None:
-    arrays = [np.array(frame, np.uint8) for frame in frames]
-    pieces = [encode_frame(array) for array in arrays]
-    ends = np.cumsum([len(piece) for piece in pieces])
-    begins = ends - [len(piece) for piece in pieces]
-    source = np.frombuffer(b"".join(pieces), np.uint8).copy()
-    slots = np.arange(len(frames))[::-1].copy()
-    target, status = np.zeros(50 * len(frames), np.uint8), np.empty(len(frames), np.uint8)
-    decode_rows(source, begins, ends, slots, target, 50, 0, status)
-    assert (status == GOOD).all()
-    np.testing.assert_array_equal(target.reshape(-1, 50)[::-1], arrays)
-    place = flip % (8 * len(source))
-    source[place // 8] ^= 1 << (place % 8)
-    decode_rows(source, begins, ends, slots, target, 50, 0, status)
+@given(rows=st.lists(frames, min_size=1, max_size=6), split=st.integers(0, 6), flip=st.integers(0))
+def test_rows_of_two_frames(rows: list[bytes], split: int, flip: int) -> None:
+    arrays = np.array([np.frombuffer(row, np.uint8) for row in rows])
+    order = np.random.default_rng(flip).permutation(len(rows))
+    coded, ends = encode_rows(order, arrays[:split], arrays[split:], [WIDTH, OTHER])
+    begins = np.append(0, ends[:-1])
+    assert ends[-1] == len(coded)
+    first, second = (decode(coded, begins, ends, skip) for skip in (0, 1))
+    assert (first[1] == GOOD).all()
+    assert (second[1] == GOOD).all()
+    np.testing.assert_array_equal(np.concatenate([first[0], second[0]], axis=1), arrays[order])
+    # The format: what stands there is what the lz4 package writes and reads.
+    length, checksum = coded[:8].view("<u4")
+    block = coded[8 : 8 + length].tobytes()
+    assert google_crc32c.value(block) == checksum
+    plain = block if length == WIDTH else lz4.block.decompress(block, uncompressed_size=WIDTH)
+    assert plain == arrays[order[0], :WIDTH].tobytes()
+    # One flipped bit: the row that it struck is found out, and no other.
+    place = flip % (8 * len(coded))
+    damaged = coded.copy()
+    damaged[place // 8] ^= 1 << (place % 8)
     struck = int(np.searchsorted(ends, place // 8, side="right"))
+    status = np.maximum(decode(damaged, begins, ends, 0)[1], decode(damaged, begins, ends, 1)[1])
     assert status[struck] in (BAD_CHECKSUM, BAD_LENGTH)
     assert (np.delete(status, struck) == GOOD).all()
 
 
+@given(noise=st.binary(max_size=200), right=st.booleans())
+def test_bytes_that_nobody_wrote_never_leave_their_place(noise: bytes, right: bool) -> None:
+    """Also where length and checksum are right and only the block is not one."""
+    header = np.array([len(noise), google_crc32c.value(noise)], "<u4").tobytes() if right else b""
+    source = np.frombuffer(header + noise, np.uint8).copy()
+    _, status = decode(source, np.array([0]), np.array([len(source)]), 0)
+    assert status[0] in (BAD_LENGTH, BAD_CHECKSUM, BAD_BLOCK)
+
+
 def test_what_does_not_shrink_is_stored_as_it_is() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, 500, np.uint8)
-    assert len(encode_frame(noise)) == 508
+    noise = np.random.default_rng(0).integers(0, 256, (3, WIDTH), np.uint8)
+    coded, ends = encode_rows(np.arange(3), noise, noise[:0], [WIDTH])
+    assert ends.tolist() == [308, 616, 924]
+    assert coded[8:308].tobytes() == noise[0].tobytes()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from millpond.replay.checksum import row_checksums
-from millpond.replay.lz4_frames import encode_frame
+from millpond.replay.lz4_frames import encode_rows
 from millpond.replay.schema import FINAL, FIRST, HAS_FINAL, TERMINATED, TRUNCATED, Schema
 from millpond.replay.steps import CheckedSteps
 
@@ -37,7 +37,7 @@ class Lanes:
 @dataclass(frozen=True)
 class Encoded:
     records: Array
-    frames: bytes
+    frames: Array
     lane_rows: Array
     lanes: Lanes
 
@@ -100,19 +100,23 @@ def number_episodes(steps: CheckedSteps, lanes: Lanes) -> tuple[Array, Array, Ar
 
 def _encode_frames(
     steps: CheckedSteps, schema: Schema, place: Array, final_place: Array, rows: int
-) -> tuple[bytes, Array]:
+) -> tuple[Array, Array]:
     """All frames in the order of the rows, and where each row's frames end."""
     if not schema.compressed:
-        return b"", np.zeros(rows, np.int64)
+        return np.empty(0, np.uint8), np.zeros(rows, np.int64)
     # Number of a row's observation: T * L steps in the order of the arrays, then the final ones.
     order = np.empty(rows, np.int64)
     order[place.reshape(-1)] = np.arange(place.size)
     order[final_place] = place.size + np.arange(len(final_place))
-    sources = []
-    for field in schema.compressed:
-        flat = steps.observation[field.name].reshape(place.size, field.nbytes // field.stored_dtype.itemsize)
-        finals = steps.final_observation[field.name].reshape(len(final_place), flat.shape[1])
-        sources.append([*flat, *finals])
-    pieces = [encode_frame(source[number]) for number in order.tolist() for source in sources]
-    lengths = np.array([len(piece) for piece in pieces], np.int64).reshape(rows, len(sources))
-    return b"".join(pieces), np.cumsum(lengths.sum(axis=1))
+    fields = schema.compressed
+    widths = [field.nbytes for field in fields]
+    observed = [as_bytes(steps.observation[field.name], place.size) for field in fields]
+    finals = [as_bytes(steps.final_observation[field.name], len(final_place)) for field in fields]
+    if len(fields) == 1:
+        return encode_rows(order, observed[0], finals[0], widths)
+    return encode_rows(order, np.concatenate(observed, axis=1), np.concatenate(finals, axis=1), widths)
+
+
+def as_bytes(array: Array, count: int) -> Array:
+    """An array of `count` frames as `[count, bytes]`."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(count, array.nbytes // max(count, 1))

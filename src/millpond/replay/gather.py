@@ -66,7 +66,7 @@ def read_records(view: View, schema: Schema, reader: SpanReader, rows: Array) ->
     width = schema.record.itemsize
     offset = (wanted[first] - view.segment_begin[segment[first]]) * width
     buffer = records.view(np.uint8).data
-    reader.read(view.files("steps"), segment[first], offset, (last - first + 1) * width, slots[first] * width, buffer)
+    reader.read(view.steps_files, segment[first], offset, (last - first + 1) * width, slots[first] * width, buffer)
     # A padding of zeros does not match the checksum of zeros: compare only what was read.
     bad = slots[(row_checksums(records) != records["checksum"])[slots]]
     return records, [(int(i), _damage(view, int(rows[i]), "steps", "checksum does not match")) for i in bad]
@@ -74,7 +74,8 @@ def read_records(view: View, schema: Schema, reader: SpanReader, rows: Array) ->
 
 def _damage(view: View, row: int, kind: str, what: str) -> Damage:
     segment = int(view.segment_of(np.array([row]))[0])
-    return Damage(str(view.files(kind)[segment]), row - int(view.segment_begin[segment]), what)
+    files = view.steps_files if kind == "steps" else view.frames_files
+    return Damage(str(files[segment]), row - int(view.segment_begin[segment]), what)
 
 
 def read_frames(
@@ -84,13 +85,14 @@ def read_frames(
 
     Returns what is damaged, by place in `rows`.
     """
-    empty = slots[rows == NO_ROW]
-    for name, target in targets.items():
-        width = next(field.nbytes for field in schema.compressed if field.name == name)
-        target.reshape(-1, width)[empty] = 0
-    entries = np.flatnonzero(rows != NO_ROW)
+    there = rows != NO_ROW
+    entries = np.flatnonzero(there)
+    if len(entries) < len(rows):
+        for field in schema.compressed:
+            if field.name in targets:
+                targets[field.name].reshape(-1, field.nbytes)[slots[~there]] = 0
     segment = view.segment_of(rows[entries])
-    compacted = np.array([each.codec == "zst" for each in view.segments], bool)[segment]
+    compacted = view.compacted[segment]
     damaged: list[tuple[int, Damage]] = []
     if not compacted.all():
         damaged += _read_lz4(view, schema, reader, rows, slots, targets, entries[~compacted], segment[~compacted])
@@ -112,7 +114,7 @@ def _read_lz4(
     wanted = rows[entries]
     ends = view.position[wanted].astype(np.int64)
     begins = np.where(wanted == view.segment_begin[segment], 0, view.position[wanted - 1]).astype(np.int64)
-    limits = np.array([each.frame_bytes for each in view.segments], np.int64)[segment]
+    limits = view.frame_bytes[segment]
     usable = (begins < ends) & (ends <= limits)  # what a damaged record says may be anything
     damaged = [
         (int(entries[i]), _damage(view, int(wanted[i]), "frames", WORDS_FOR[1])) for i in np.flatnonzero(~usable)
@@ -125,7 +127,7 @@ def _read_lz4(
     nbytes = ends[last] - begins[first]
     place = np.cumsum(nbytes) - nbytes
     source = np.empty(int(nbytes.sum()), np.uint8)
-    reader.read(view.files("frames"), segment[first], begins[first], nbytes, place, source.data)
+    reader.read(view.frames_files, segment[first], begins[first], nbytes, place, source.data)
     shift = np.repeat(place - begins[first], last - first + 1)
     status = np.empty(len(entries), np.uint8)
     for number, field in enumerate(schema.compressed):
@@ -150,7 +152,7 @@ def _read_zst(
     """Each chunk is read and decompressed once, however many of its rows are wanted."""
     damaged: list[tuple[int, Damage]] = []
     row_bytes = sum(field.nbytes for field in schema.compressed)
-    files = view.files("frames")
+    files = view.frames_files
     position = view.position[rows[entries]]
     keys = segment.astype(np.int64) << 32 | position
     for key in np.unique(keys).tolist():

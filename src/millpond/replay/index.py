@@ -19,7 +19,7 @@ import numpy as np
 
 from millpond.replay.checksum import row_checksums
 from millpond.replay.layout import StreamFolder
-from millpond.replay.lz4_frames import FRAME_HEADER
+from millpond.replay.lz4_frames import FRAME_HEADER_BYTES
 from millpond.replay.schema import Schema
 from millpond.replay.zst_chunks import chunk_positions
 
@@ -95,8 +95,8 @@ def _frame_end(stream: StreamFolder, number: int, schema: Schema, begin: int) ->
     with open(stream.segment(number, "lz4"), "rb") as file:
         for _ in schema.compressed:
             file.seek(begin)
-            header = file.read(FRAME_HEADER.size)
-            if len(header) < FRAME_HEADER.size:
+            header = file.read(FRAME_HEADER_BYTES)
+            if len(header) < FRAME_HEADER_BYTES:
                 return begin
-            begin += FRAME_HEADER.size + FRAME_HEADER.unpack(header)[0]
+            begin += FRAME_HEADER_BYTES + int.from_bytes(header[:4], "little")
     return min(begin, 2**32 - 1)

@@ -144,7 +144,7 @@ def _by_round(sums: tuple[Array, Array, Array], number: int, edges: Array) -> Re
 def _episode_sums(lake: Lake, view: View) -> tuple[Array, Array, Array]:
     """Return, length and round of every complete episode. Episodes of a stream are numbered without gaps."""
     total, length, begun, ended, rounds = (np.zeros(0) for _ in range(5))
-    for path, segment in zip(view.files("steps"), view.segments, strict=True):
+    for path, segment in zip(view.steps_files, view.segments, strict=True):
         records = np.fromfile(path, lake.schema.record, count=segment.rows)
         records = records[records["flags"] & FINAL == 0]
         if not len(records):

@@ -1,6 +1,6 @@
-"""A few loads and stores that Numba cannot express: unaligned, several bytes at once.
+"""What Numba cannot express by itself: unaligned loads, the processor's checksum, and calls of C that need no GIL.
 
-They check nothing. Whoever calls them has compared the positions with the ends of both buffers.
+They check nothing. Whoever calls them has compared the positions with the ends of the buffers.
 """
 
 from __future__ import annotations
@@ -8,57 +8,42 @@ from __future__ import annotations
 from typing import Any
 
 import llvmlite.binding  # type: ignore[import-untyped]
+import lz4.block
 import numba
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-BYTE = ir.IntType(8)
 WORD = ir.IntType(64)
 
 
-def _address(context: Any, builder: Any, signature: Any, args: Any, which: int, kind: Any) -> Any:
-    """A pointer of LLVM type `kind` to element `args[which + 1]` of the byte array `args[which]`."""
-    array = context.make_array(signature.args[which])(context, builder, args[which])
-    return builder.bitcast(builder.gep(array.data, [args[which + 1]]), kind.as_pointer())
-
-
-def _copier(width: int) -> Any:
-    vector = ir.VectorType(BYTE, width)
-
-    def copy(typing: Any, target: Any, to: Any, source: Any, start: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            value = builder.load(_address(context, builder, signature, args, 2, vector), align=1)
-            builder.store(value, _address(context, builder, signature, args, 0, vector), align=1)
-            return context.get_dummy_value()
-
-        return types.void(target, types.uintp, source, types.uintp), generate
-
-    return intrinsic(copy)
-
-
 def _loader(bits: int, result: Any) -> Any:
+    """A number of `bits` bits from any position of a byte array."""
+
     def load(typing: Any, source: Any, start: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.load(_address(context, builder, signature, args, 0, ir.IntType(bits)), align=1)
+            array = context.make_array(signature.args[0])(context, builder, args[0])
+            address = builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(bits).as_pointer())
+            return builder.load(address, align=1)
 
         return result(source, types.uintp), generate
 
     return intrinsic(load)
 
 
-def _fill16(typing: Any, target: Any, to: Any, pattern: Any) -> Any:
-    """Store eight bytes twice."""
-    vector = ir.VectorType(WORD, 2)
+def _storer(bits: int, value: Any) -> Any:
+    """Store a number of `bits` bits at any position of a byte array."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = ir.Constant(vector, ir.Undefined)
-        for half in range(2):
-            value = builder.insert_element(value, args[2], ir.Constant(ir.IntType(32), half))
-        builder.store(value, _address(context, builder, signature, args, 0, vector), align=1)
-        return context.get_dummy_value()
+    def store(typing: Any, target: Any, to: Any, number: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, args[0])
+            address = builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(bits).as_pointer())
+            builder.store(args[2], address, align=1)
+            return context.get_dummy_value()
 
-    return types.void(target, types.uintp, types.uint64), generate
+        return types.void(target, types.uintp, value), generate
+
+    return intrinsic(store)
 
 
 def _crc32c_word(typing: Any, checksum: Any, word: Any) -> Any:
@@ -71,13 +56,27 @@ def _crc32c_word(typing: Any, checksum: Any, word: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generate
 
 
-copy16 = _copier(16)
-copy32 = _copier(32)
-load16 = _loader(16, types.uint16)
 load32 = _loader(32, types.uint32)
 load64 = _loader(64, types.uint64)
-fill16 = intrinsic(_fill16)
+store32 = _storer(32, types.uint32)
 crc32c_word = intrinsic(_crc32c_word)
 
 # Numba compiles for this machine unless it was told of another processor.
 HAS_CRC32C = bool(llvmlite.binding.get_host_cpu_features().get("sse4.2", False)) and not numba.config.CPU_NAME
+
+
+def _lz4(name: str) -> Any:
+    """A function of the liblz4 that the lz4 package brings: (source, target, source bytes, target bytes) -> bytes."""
+    if llvmlite.binding.address_of_symbol(name) is None:
+        raise ImportError(f"{lz4.block._block.__file__} does not show {name}; install the lz4 package from PyPI")
+    return types.ExternalFunction(name, types.int32(types.uintp, types.uintp, types.int32, types.int32))
+
+
+llvmlite.binding.load_library_permanently(lz4.block._block.__file__)
+lz4_compress = _lz4("LZ4_compress_default")
+lz4_decompress = _lz4("LZ4_decompress_safe")  # stays inside both buffers, whatever the bytes are
+
+# The system's own call. Only where Python has it too: it then defines `os.RWF_NOWAIT`.
+preadv2: Any = types.ExternalFunction(
+    "preadv2", types.intp(types.int32, types.uintp, types.int32, types.int64, types.int32)
+)

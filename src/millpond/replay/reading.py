@@ -17,8 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from millpond.replay.compiled import compiled
+from millpond.replay.memory import preadv2
+
 Array = np.ndarray[Any, Any]
-NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+NOWAIT = getattr(os, "RWF_NOWAIT", 0)  # 0 where the system cannot say what is cached
 HAS_PREADV = hasattr(os, "preadv")
 OPEN_FILES = 256
 THREADS = 32
@@ -64,21 +67,18 @@ class SpanReader:
         self, paths: Sequence[Path], which: Array, offset: Array, nbytes: Array, place: Array, buffer: memoryview
     ) -> None:
         """Span i: `nbytes[i]` bytes of file `paths[which[i]]` from `offset[i]` on go to `buffer[place[i]:]`."""
-        used = np.unique(which).tolist()
-        files = {number: self.open(paths[number]) for number in used}
-        fds = {number: file.fd for number, file in files.items()}
-        late = []
-        for number, start, count, at in zip(
-            which.tolist(), offset.tolist(), nbytes.tolist(), place.tolist(), strict=True
-        ):
-            target = buffer[at : at + count]
-            try:
-                if not NOWAIT or os.preadv(fds[number], (target,), start, NOWAIT) != count:
-                    late.append((files[number], start, target))
-            except OSError:  # not in the page cache, or a file system that cannot tell
-                late.append((files[number], start, target))
-        if late:
-            for _ in self._workers().map(_read_whole, late):
+        used, local = np.unique(which, return_inverse=True)
+        files = [self.open(paths[number]) for number in used.tolist()]
+        late = np.arange(len(which))
+        if NOWAIT:
+            fds = np.array([file.fd for file in files], np.int32)[local]
+            late = late[_read_cached(fds, offset, nbytes, place, np.frombuffer(buffer, np.uint8))]
+        if len(late):
+            spans = [
+                (files[local[i]], int(offset[i]), buffer[int(place[i]) : int(place[i] + nbytes[i])])
+                for i in late.tolist()
+            ]
+            for _ in self._workers().map(_read_whole, spans):
                 pass
 
     def _workers(self) -> ThreadPoolExecutor:
@@ -92,6 +92,17 @@ class SpanReader:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+
+@compiled
+def _read_cached(fds: Any, offset: Any, nbytes: Any, place: Any, buffer: Any) -> Any:
+    """Read every span that is in the page cache, without the GIL; returns which are not, or not whole."""
+    late = np.zeros(len(fds), np.bool_)
+    vector = np.empty(2, np.uintp)  # struct iovec: address, length
+    for i in range(len(fds)):
+        vector[0], vector[1] = buffer.ctypes.data + place[i], nbytes[i]
+        late[i] = preadv2(fds[i], vector.ctypes.data, 1, offset[i], NOWAIT) != nbytes[i]
+    return late
 
 
 def _read_whole(span: tuple[OpenFile, int, memoryview]) -> None:

@@ -58,7 +58,7 @@ class Field:
     dtype: str
     storage: Storage = "fixed"
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 

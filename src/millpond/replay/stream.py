@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,24 @@ class View:
         """Which of `segments` holds each row."""
         return np.searchsorted(self.segment_begin, rows, side="right") - 1
 
-    def files(self, kind: str) -> list[Path]:
-        """The segments' files of one kind: `steps`, or `frames`, whatever their codec."""
-        return [self.folder.segment(s.number, s.codec if kind == "frames" else kind) for s in self.segments]
+    @cached_property
+    def steps_files(self) -> list[Path]:
+        return [self.folder.segment(each.number, "steps") for each in self.segments]
+
+    @cached_property
+    def frames_files(self) -> list[Path]:
+        """The segments' frames, whatever their codec."""
+        return [self.folder.segment(each.number, each.codec) for each in self.segments]
+
+    @cached_property
+    def compacted(self) -> Array:
+        """bool[segments]"""
+        return np.array([each.codec == "zst" for each in self.segments], bool)
+
+    @cached_property
+    def frame_bytes(self) -> Array:
+        """i8[segments]: where the frames of each end."""
+        return np.array([each.frame_bytes for each in self.segments], np.int64)
 
 
 class StreamReader:

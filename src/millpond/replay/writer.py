@@ -98,11 +98,11 @@ class Writer:
         entry["checksum"] = row_checksums(entry)
         syncing = False
         try:
-            if encoded.frames:
-                write_all(self._file("lz4"), encoded.frames, self._frame_bytes)
+            if len(encoded.frames):
+                write_all(self._file("lz4"), encoded.frames.data, self._frame_bytes)
             write_all(self._file("steps"), encoded.records.view(np.uint8).data, self._rows * width)
             syncing = True
-            for kind in ("lz4", "steps") if encoded.frames else ("steps",):
+            for kind in ("lz4", "steps") if len(encoded.frames) else ("steps",):
                 sync(self._file(kind))
             syncing = False
             write_all(self._files["commits"], entry.tobytes(), self.commits * entry.itemsize)

@@ -1,0 +1,284 @@
+"""How fast a lake is, against a memory map, against the emulator that feeds it, and against torchrl.
+
+    python benchmarks/lake.py                      all but torchrl, 10^6 frames (needs 9 GB of disk, a few minutes)
+    python benchmarks/lake.py --peer               torchrl too, in an environment of its own that is made on first use
+    python benchmarks/lake.py --only warm,cold --frames 200000
+
+Frames are real ones: 20,000 recorded from Gravitar, written again and again until there are enough. All parties run in
+the same minutes on the same frames, batch 256, stacks of 4 with the next observation, one thread each unless said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millpond.replay import Field, Lake, Schema, Steps
+
+SIDE, STACK, BATCH = 84, 4, 256
+LANES, STEPS = 128, 32
+RECORDED = 20_000
+FRAME = Schema((Field.of("observation", (SIDE, SIDE), "uint8"),), Field("action", (), "int32"))
+SMALL = Schema((Field("observation", (4,), "float32"),), Field("action", (), "int32"))
+PARTS = ("append", "warm", "cold", "scale", "memory")
+
+
+def hardware() -> str:
+    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    return f"{model.partition(':')[2].strip() or platform.processor()}, {os.cpu_count()} cores, {platform.system()}"
+
+
+def record_frames() -> tuple[np.ndarray, float]:
+    """Real frames, lane by lane, and the emulator's env steps a second."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    env = AtariVectorEnv("gravitar", 8, stack_num=1, reward_clipping=False)
+    rng = np.random.default_rng(0)
+    env.reset(seed=0)
+    frames = np.empty((8, RECORDED // 8, SIDE, SIDE), np.uint8)
+    began = time.perf_counter()
+    for t in range(RECORDED // 8):
+        frames[:, t] = env.step(rng.integers(0, 18, 8))[0][:, 0]
+    speed = RECORDED / (time.perf_counter() - began)
+    env.close()
+    return frames.reshape(RECORDED, SIDE, SIDE), speed
+
+
+def append_all(folder: Path, frames: np.ndarray, count: int) -> float:
+    """Append `count` frames, 4,096 an acknowledgement; returns env steps a second, syncs included."""
+    rng, spent = np.random.default_rng(0), 0.0
+    with Lake.create(folder, FRAME) as lake, lake.writer("a", LANES) as writer:
+        for k in range(count // (LANES * STEPS)):
+            starts = rng.integers(0, RECORDED - STEPS, LANES)
+            observation = np.ascontiguousarray(frames[starts[None] + np.arange(STEPS)[:, None]])
+            terminated = rng.random((STEPS, LANES)) < 0.001
+            zeros = np.zeros((STEPS, LANES), bool)
+            steps = Steps(observation, zeros.astype(int), zeros.astype(float), terminated, zeros)
+            began = time.perf_counter()
+            writer.append(steps)
+            spent += (time.perf_counter() - began) if k else 0.0  # the first one compiles
+    return (count // (LANES * STEPS) - 1) * LANES * STEPS / spent
+
+
+def write_raw(path: Path, frames: np.ndarray, count: int) -> None:
+    with open(path, "wb") as file:
+        for begin in range(0, count, RECORDED):
+            frames[: min(RECORDED, count - begin)].tofile(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def gather(path: Path, count: int) -> Callable[[np.random.Generator], Any]:
+    """A batch from uncompressed frames in a memory map: what reading costs at the very least."""
+    raw = np.memmap(path, np.uint8, "r", shape=(count, SIDE * SIDE))
+    window = np.arange(STACK + 1)
+    return lambda rng: raw[(rng.integers(0, count - STACK, BATCH)[:, None] + window).reshape(-1)]
+
+
+def per_second(work: Callable[[np.random.Generator], Any], batches: int, seed: int, before: Any = None) -> float:
+    """Transitions a second of wall time, the median batch."""
+    rng, spent = np.random.default_rng(seed), []
+    for _ in range(batches):
+        if before:
+            before()
+        began = time.perf_counter()
+        work(rng)
+        spent.append(time.perf_counter() - began)
+    return BATCH / float(np.median(spent))
+
+
+def throughput(work: Callable[[np.random.Generator], Any], batches: int, threads: int) -> float:
+    """Transitions a second of several threads together."""
+
+    def run(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(batches):
+            work(rng)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(run, range(threads)))
+    return threads * batches * BATCH / (time.perf_counter() - began)
+
+
+def warm(lake: Lake, raw: Path, count: int) -> dict[str, float]:
+    """Everything in the page cache. Parties take turns, so that a busy machine hits both."""
+    subprocess.run(
+        ["cat", str(raw), *(str(p) for p in lake.folder.rglob("*") if p.is_file())], stdout=subprocess.DEVNULL
+    )
+    ours, theirs = lambda rng: lake.sample(BATCH, rng, stack=STACK), gather(raw, count)
+    per_second(ours, 20, 0), per_second(theirs, 20, 0)
+    rounds = [(per_second(ours, 20, k), per_second(theirs, 20, k)) for k in range(1, 11)]
+    lake_speed, raw_speed = (float(np.median(column)) for column in zip(*rounds, strict=True))
+    result = {"lake": lake_speed, "mmap": raw_speed, "ratio": float(np.median([a / b for a, b in rounds]))}
+    pairs = [(throughput(ours, 40, 2), throughput(theirs, 40, 2)) for _ in range(5)]
+    result["lake, 2 threads"], result["mmap, 2 threads"] = (float(np.median(c)) for c in zip(*pairs, strict=True))
+    result["ratio, 2 threads"] = float(np.median([a / b for a, b in pairs]))
+    return result
+
+
+def evict(paths: list[Path]) -> None:
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def cold(lake: Lake, raw: Path, count: int) -> dict[str, float]:
+    """Nothing in the page cache: evicted before every batch."""
+    files = [path for path in lake.folder.rglob("*") if path.is_file()]
+    ours = per_second(lambda rng: lake.sample(BATCH, rng, stack=STACK), 15, 0, lambda: evict(files))
+    # A map keeps its pages: it is made anew for every batch.
+    theirs = per_second(lambda rng: gather(raw, count)(rng), 5, 0, lambda: evict([raw]))
+    return {"lake": ours, "mmap": theirs, "ratio": ours / theirs}
+
+
+def small_lake(folder: Path, transitions: int) -> None:
+    rng = np.random.default_rng(0)
+    steps = min(8_192, transitions // LANES)
+    with Lake.create(folder, SMALL) as lake, lake.writer("a", LANES) as writer:
+        for _ in range(transitions // (LANES * steps)):
+            shape = (steps, LANES)
+            observation, ended = rng.random((*shape, 4), np.float32), rng.random(shape) < 0.01
+            writer.append(Steps(observation, np.zeros(shape, int), np.zeros(shape), ended, np.zeros(shape, bool)))
+
+
+OPENED = """
+import json, os, sys, time, numpy as np
+from millpond.replay import Lake
+def resident(): return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+rng = np.random.default_rng(0)
+with Lake(sys.argv[2]) as warm_up: warm_up.sample(256, rng, stack=4)   # everything compiled and loaded
+before = resident()
+began = time.perf_counter()
+lake = Lake(sys.argv[1])
+opened = time.perf_counter() - began
+held = resident() - before
+rows = sum(lake.view(name).rows for name in lake.streams)
+for _ in range(int(sys.argv[3])): lake.sample(256, rng, stack=4)
+peak = int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1]) * 1024
+print(json.dumps({'seconds': opened, 'bytes a row': held / rows, 'rows': rows, 'peak': peak}))
+"""
+
+
+def opened(folder: Path, other: Path, batches: int = 50) -> dict[str, float]:
+    """Open a lake in a process of its own and look at its time and memory."""
+    run = subprocess.run(
+        [sys.executable, "-c", OPENED, folder, other, str(batches)], capture_output=True, text=True, check=True
+    )
+    return dict(json.loads(run.stdout))
+
+
+def scale(folder: Path) -> dict[str, float]:
+    sizes = {"10^5": 100_000, "10^7": 10_000_000}
+    lakes = {}
+    for name, transitions in sizes.items():
+        small_lake(folder / name, transitions)
+        lakes[name] = Lake(folder / name)
+    sample = {name: (lambda rng, lake=lake: lake.sample(BATCH, rng, stack=STACK)) for name, lake in lakes.items()}
+    for name in sizes:
+        per_second(sample[name], 50, 0)
+    rounds = [{name: per_second(sample[name], 50, k) for name in sizes} for k in range(1, 11)]
+    result = {f"sampling from {name}": float(np.median([r[name] for r in rounds])) for name in sizes}
+    result["cost of 10^7 against 10^5"] = float(np.median([r["10^5"] / r["10^7"] for r in rounds]))
+    process = opened(folder / "10^7", folder / "10^5")
+    result["opening 10^7, seconds"], result["resident bytes a row"] = process["seconds"], process["bytes a row"]
+    for lake in lakes.values():
+        lake.close()
+    return result
+
+
+def memory(folder: Path) -> dict[str, float]:
+    """Frames of noise, which are stored as they are: 5 GB of them."""
+    rng, appends = np.random.default_rng(0), 180
+    for name, count in (("tiny", 1), ("large", appends)):
+        with Lake.create(folder / name, FRAME) as lake, lake.writer("a", LANES) as writer:
+            zeros = np.zeros((STEPS, LANES), bool)
+            for _ in range(count):
+                noise = rng.integers(0, 256, (STEPS, LANES, SIDE, SIDE), np.uint8)
+                writer.append(Steps(noise, zeros.astype(int), zeros.astype(float), zeros, zeros))
+    process = opened(folder / "large", folder / "tiny", 300)
+    return {
+        "GB on disk": sum(p.stat().st_size for p in (folder / "large").rglob("*.lz4")) / 1e9,
+        "peak MB": process["peak"] / 1e6,
+    }
+
+
+def peer(frames: Path, count: int, cache: Path) -> dict[str, Any]:
+    """torchrl in an environment of its own, never in this one."""
+    python = cache / "bin" / "python"
+    if not python.exists():
+        print(f"making {cache} with torch and torchrl", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(cache)], check=True)
+        subprocess.run(
+            [str(python), "-m", "pip", "install", "--quiet", "torch", "torchrl", "tensordict", "numpy"], check=True
+        )
+    script = Path(__file__).with_name("lake_torchrl.py")
+    run = subprocess.run(
+        [str(python), str(script), str(frames), str(count)], capture_output=True, text=True, check=False
+    )
+    if run.returncode:
+        raise SystemExit(f"torchrl failed:\n{run.stderr}")
+    return dict(json.loads(run.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--frames", type=int, default=1_000_000)
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--peer", action="store_true", help="measure torchrl too")
+    parser.add_argument("--peer-environment", type=Path, default=Path.home() / ".cache" / "millpond" / "torchrl")
+    parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
+    arguments = parser.parse_args()
+    parts = arguments.only.split(",")
+    work = Path(tempfile.mkdtemp(prefix="lake-benchmark-", dir=arguments.folder))
+    print(f"{hardware()}; {arguments.frames:,} frames of {SIDE} x {SIDE}, stacks of {STACK}, batch {BATCH}")
+    results: dict[str, Any] = {}
+
+    def show(name: str, values: dict[str, Any]) -> None:
+        results[name] = values
+        print(name, *(f"  {key}: {value:,.3f}" for key, value in values.items()), sep="\n", flush=True)
+
+    try:
+        if {"append", "warm", "cold"} & set(parts):
+            frames, emulator = record_frames()
+            appended = append_all(work / "lake", frames, arguments.frames)
+            show("append", {"lake": appended, "emulator": emulator, "ratio": appended / emulator})
+            count = arguments.frames // (LANES * STEPS) * LANES * STEPS
+            if {"warm", "cold"} & set(parts):
+                write_raw(work / "raw", frames, count)
+                with Lake(work / "lake") as lake:
+                    for name, measure in (("warm", warm), ("cold", cold)):
+                        if name in parts:
+                            show(name, measure(lake, work / "raw", count))
+                        if name in parts and arguments.peer:
+                            np.save(work / "frames.npy", frames)
+                if arguments.peer:
+                    (work / "raw").unlink()
+                    show("torchrl", peer(work / "frames.npy", count, arguments.peer_environment))
+                    for name, key in (("warm", "warm, stacks as stored"), ("cold", "cold, stacks as stored")):
+                        if name in results:
+                            show(f"{name} against torchrl", {"ratio": results[name]["lake"] / results["torchrl"][key]})
+        if "scale" in parts:
+            show("scale", scale(work))
+        if "memory" in parts:
+            show("memory", memory(work / "memory"))
+    finally:
+        shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    main()
