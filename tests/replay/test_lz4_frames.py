@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.replay.lz4_frames import BAD_BLOCK, BAD_CHECKSUM, BAD_LENGTH, GOOD, decode_rows, encode_rows
+from millpond.replay.lz4_frames import BAD_BLOCK, BAD_CHECKSUM, BAD_LENGTH, GOOD, HERE, decode_rows, encode_rows
 
 WIDTH, OTHER, GUARD = 300, 40, 64
 # Runs of small alphabets give matches of all distances and lengths; noise does not compress at all.
@@ -25,7 +25,8 @@ def decode(source: np.ndarray, begins: np.ndarray, ends: np.ndarray, skip: int) 
     width = (WIDTH, OTHER)[skip]
     whole = np.full(GUARD + width * len(ends) + GUARD, 0xA5, np.uint8)
     target, status = whole[GUARD:-GUARD], np.empty(len(ends), np.uint8)
-    decode_rows(source, begins, ends, np.arange(len(ends))[::-1].copy(), target, width, skip, status)
+    state = np.full(len(ends), HERE, np.uint8)
+    decode_rows(source, begins, ends, state, np.arange(len(ends))[::-1].copy(), target, width, skip, status)
     assert (whole[:GUARD] == 0xA5).all()
     assert (whole[-GUARD:] == 0xA5).all()
     return target.reshape(-1, width)[::-1], status

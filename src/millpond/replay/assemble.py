@@ -33,9 +33,13 @@ class Assembler:
 
     def records(self, stream: Array, rows: Array) -> tuple[Array, Found]:
         """Records of `rows` [n, W]; and what is damaged, by place in the first axis."""
+        groups = self._by_stream(stream)
+        if len(groups) == 1:
+            part, bad = read_records(self.views[groups[0][0]], self.schema, self.reader, rows.reshape(-1))
+            return part.reshape(rows.shape), [(k // rows.shape[1], what) for k, what in bad]
         out = np.zeros(rows.shape, self.schema.record)
         damaged: Found = []
-        for number, mine in self._by_stream(stream):
+        for number, mine in groups:
             part, bad = read_records(self.views[number], self.schema, self.reader, rows[mine].reshape(-1))
             out[mine] = part.reshape(-1, rows.shape[1])
             damaged += [(int(mine[k // rows.shape[1]]), what) for k, what in bad]
@@ -59,10 +63,13 @@ class Assembler:
         return shaped, damaged
 
     def _by_stream(self, stream: Array) -> list[tuple[int, Array]]:
-        present = np.unique(stream)
+        """Each stream that is present, and where."""
+        if len(self.views) == 1:
+            return [(0, np.arange(len(stream)))]
+        present = np.unique(stream).tolist()
         if len(present) == 1:
-            return [(int(present[0]), np.arange(len(stream)))]
-        return [(int(number), np.flatnonzero(stream == number)) for number in present]
+            return [(present[0], np.arange(len(stream)))]
+        return [(number, np.flatnonzero(stream == number)) for number in present]
 
     def windows(self, stream: Array, rows: Array, records: Array | None = None) -> tuple[dict[str, Array], Found]:
         """All fields of the observations at `rows` [n, W], fixed ones from their records."""

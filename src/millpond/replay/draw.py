@@ -115,7 +115,7 @@ def _draw_from(
         rate = max(found, 1) / max(tried, 1) if tried else 1.0
         at_once = min(int((n - found) / rate * 1.05) + 8, MOST_AT_ONCE)
         drawn = rng.integers(0, total, at_once)
-        which = np.searchsorted(ends, drawn, side="right")
+        which = np.searchsorted(ends, drawn, side="right") if len(ends) > 1 else np.zeros(at_once, np.int64)
         stream, parts = _plan_each(views, numbers, which, drawn - (ends - rows)[which], plan)
         streams.append(stream[: n - found])
         columns.append(tuple(part[: n - found] for part in parts))

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from millpond.replay.checksum import row_checksums
-from millpond.replay.compiled import compiled
 from millpond.replay.faults import LakeDamaged
-from millpond.replay.lz4_frames import GOOD, WORDS_FOR, decode_rows
+from millpond.replay.lz4_frames import CHUNKED, WORDS_FOR, decode_rows
 from millpond.replay.reading import SpanReader
 from millpond.replay.schema import Schema
+from millpond.replay.spans import frame_spans, record_spans
 from millpond.replay.stream import View
 from millpond.replay.walk import NO_ROW
 from millpond.replay.zst_chunks import CHUNK_HEADER, NOWHERE, decode_chunk
@@ -36,40 +36,18 @@ class Damage:
         return f"{self.file}, row {self.row}: {self.what}"
 
 
-@compiled
-def _spans(rows: Any, segment: Any, slots: Any, first: Any) -> Any:
-    """Mark where a span begins: wherever a row does not follow the one before it, on disk and in the result."""
-    count = 0
-    for i in range(len(rows)):
-        if i == 0 or rows[i] != rows[i - 1] + 1 or segment[i] != segment[i - 1] or slots[i] != slots[i - 1] + 1:
-            first[count] = i
-            count += 1
-    return count
-
-
-def _span_starts(rows: Array, segment: Array, slots: Array) -> tuple[Array, Array]:
-    """First and last entry of each span."""
-    first = np.empty(len(rows), np.int64)
-    first = first[: _spans(rows, segment, slots, first)]
-    return first, np.append(first[1:], len(rows)) - 1
-
-
 def read_records(view: View, schema: Schema, reader: SpanReader, rows: Array) -> tuple[Array, list[tuple[int, Damage]]]:
     """Records of `rows` [n], zeros for NO_ROW; and what is damaged, by place in `rows`."""
     records = np.zeros(len(rows), schema.record)
-    slots = np.flatnonzero(rows != NO_ROW)
-    if not len(slots):
+    spans = record_spans(view, rows, schema.record.itemsize)
+    if len(spans.segment):
+        reader.read(view.steps_files, spans, records.view(np.uint8).data)
+    bad = row_checksums(records) != records["checksum"]
+    if not bad.any():
         return records, []
-    wanted = rows[slots]
-    segment = view.segment_of(wanted)
-    first, last = _span_starts(wanted, segment, slots)
-    width = schema.record.itemsize
-    offset = (wanted[first] - view.segment_begin[segment[first]]) * width
-    buffer = records.view(np.uint8).data
-    reader.read(view.steps_files, segment[first], offset, (last - first + 1) * width, slots[first] * width, buffer)
-    # A padding of zeros does not match the checksum of zeros: compare only what was read.
-    bad = slots[(row_checksums(records) != records["checksum"])[slots]]
-    return records, [(int(i), _damage(view, int(rows[i]), "steps", "checksum does not match")) for i in bad]
+    # Zeros of NO_ROW do not match either, and are right all the same.
+    places = np.flatnonzero(bad & (rows != NO_ROW)).tolist()
+    return records, [(i, _damage(view, int(rows[i]), "steps", "checksum does not match")) for i in places]
 
 
 def _damage(view: View, row: int, kind: str, what: str) -> Damage:
@@ -85,57 +63,21 @@ def read_frames(
 
     Returns what is damaged, by place in `rows`.
     """
-    there = rows != NO_ROW
-    entries = np.flatnonzero(there)
-    if len(entries) < len(rows):
-        for field in schema.compressed:
-            if field.name in targets:
-                targets[field.name].reshape(-1, field.nbytes)[slots[~there]] = 0
-    segment = view.segment_of(rows[entries])
-    compacted = view.compacted[segment]
+    spans, state, begins, ends = frame_spans(view, rows)
+    source = np.empty(int(spans.nbytes.sum()), np.uint8)
+    if len(source):
+        reader.read(view.frames_files, spans, source.data)
     damaged: list[tuple[int, Damage]] = []
-    if not compacted.all():
-        damaged += _read_lz4(view, schema, reader, rows, slots, targets, entries[~compacted], segment[~compacted])
-    if compacted.any():
-        damaged += _read_zst(view, schema, reader, rows, slots, targets, entries[compacted], segment[compacted])
-    return damaged
-
-
-def _read_lz4(
-    view: View,
-    schema: Schema,
-    reader: SpanReader,
-    rows: Array,
-    slots: Array,
-    targets: dict[str, Array],
-    entries: Array,
-    segment: Array,
-) -> list[tuple[int, Damage]]:
-    wanted = rows[entries]
-    ends = view.position[wanted].astype(np.int64)
-    begins = np.where(wanted == view.segment_begin[segment], 0, view.position[wanted - 1]).astype(np.int64)
-    limits = view.frame_bytes[segment]
-    usable = (begins < ends) & (ends <= limits)  # what a damaged record says may be anything
-    damaged = [
-        (int(entries[i]), _damage(view, int(wanted[i]), "frames", WORDS_FOR[1])) for i in np.flatnonzero(~usable)
-    ]
-    if damaged:
-        entries, segment, wanted, begins, ends = (a[usable] for a in (entries, segment, wanted, begins, ends))
-    if not len(entries):
-        return damaged
-    first, last = _span_starts(wanted, segment, np.arange(len(entries)))
-    nbytes = ends[last] - begins[first]
-    place = np.cumsum(nbytes) - nbytes
-    source = np.empty(int(nbytes.sum()), np.uint8)
-    reader.read(view.frames_files, segment[first], begins[first], nbytes, place, source.data)
-    shift = np.repeat(place - begins[first], last - first + 1)
-    status = np.empty(len(entries), np.uint8)
+    status = np.empty(len(rows), np.uint8)
     for number, field in enumerate(schema.compressed):
         if field.name in targets:
             flat = targets[field.name]
-            decode_rows(source, begins + shift, ends + shift, slots[entries], flat, field.nbytes, number, status)
-            bad = np.flatnonzero(status != GOOD).tolist()
-            damaged += [(int(entries[i]), _damage(view, int(wanted[i]), "frames", WORDS_FOR[status[i]])) for i in bad]
+            decode_rows(source, begins, ends, state, slots, flat, field.nbytes, number, status)
+            bad = np.flatnonzero(status).tolist() if status.any() else []
+            damaged += [(i, _damage(view, int(rows[i]), "frames", WORDS_FOR[status[i]])) for i in bad]
+    if view.compacted.any():
+        entries = np.flatnonzero(state == CHUNKED)
+        damaged += _read_zst(view, schema, reader, rows, slots, targets, entries, view.segment_of(rows[entries]))
     return damaged
 
 

@@ -21,6 +21,8 @@ from millpond.replay.memory import load32, lz4_compress, lz4_decompress, store32
 
 Array = np.ndarray[Any, Any]
 FRAME_HEADER_BYTES = 8
+# What is with the frames of a row that is to be decoded.
+HERE, NOTHING, CHUNKED, UNUSABLE = 0, 1, 2, 3
 # Status of a decoded frame.
 GOOD, BAD_LENGTH, BAD_CHECKSUM, BAD_BLOCK = 0, 1, 2, 3
 WORDS_FOR = ("good", "length that leads out of its row", "checksum does not match", "lz4 block does not decode")
@@ -65,36 +67,46 @@ def encode_rows(order: Array, rows: Array, more: Array, widths: list[int]) -> tu
 
 @compiled
 def decode_frame(source: Any, at: Any, end: Any, target: Any, to: Any, width: Any) -> Any:
-    """The frame at source[at:end] with its header goes to target[to:][:width]. Returns what is behind it, and a status."""
+    """The frame at source[at:end] with its header goes to target[to:][:width]. Returns a status."""
     if end - at < Position(8):
-        return end, BAD_LENGTH
+        return BAD_LENGTH
     length = Position(load32(source, at))
     checksum = load32(source, at + Position(4))
     at += Position(8)
     if length > end - at:
-        return end, BAD_LENGTH
+        return BAD_LENGTH
     stop = at + length
     if range_checksum(source, at, stop) != checksum:
-        return stop, BAD_CHECKSUM
+        return BAD_CHECKSUM
     if length == width:
         target[to : to + width] = source[at:stop]
-        return stop, GOOD
+        return GOOD
     start, place = Position(source.ctypes.data) + at, Position(target.ctypes.data) + to
     if lz4_decompress(start, place, np.int32(length), np.int32(width)) != np.int32(width):
-        return stop, BAD_BLOCK
-    return stop, GOOD
+        return BAD_BLOCK
+    return GOOD
 
 
 @compiled
 def decode_rows(
-    source: Any, begins: Any, ends: Any, slots: Any, target: Any, width: Any, skip: Any, status: Any
+    source: Any, begins: Any, ends: Any, state: Any, slots: Any, target: Any, width: Any, skip: Any, status: Any
 ) -> None:
-    """The frame number `skip` of many rows: source[begins[i]:ends[i]] goes to target[slots[i] * width:][:width]."""
+    """The frame number `skip` of many rows: source[begins[i]:ends[i]] goes to target[slots[i] * width:][:width].
+
+    `state` says where there is nothing to decode: zeros then, or, for rows of compacted segments, nothing at all.
+    """
     for i in range(len(begins)):
-        at, end = Position(begins[i]), Position(ends[i])
-        for _ in range(skip):
-            if end - at >= Position(8) and Position(load32(source, at)) <= end - at - Position(8):
-                at += Position(8) + Position(load32(source, at))
-            else:
-                at = end
-        at, status[i] = decode_frame(source, at, end, target, Position(slots[i]) * Position(width), Position(width))
+        to = Position(slots[i]) * Position(width)
+        status[i] = GOOD
+        if state[i] == HERE:
+            at, end = Position(begins[i]), Position(ends[i])
+            for _ in range(skip):
+                if end - at >= Position(8) and Position(load32(source, at)) <= end - at - Position(8):
+                    at += Position(8) + Position(load32(source, at))
+                else:
+                    at = end
+            status[i] = decode_frame(source, at, end, target, to, Position(width))
+        elif state[i] == NOTHING:
+            target[to : to + Position(width)] = 0
+        elif state[i] == UNUSABLE:
+            status[i] = BAD_LENGTH

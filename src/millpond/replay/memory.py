@@ -76,6 +76,8 @@ llvmlite.binding.load_library_permanently(lz4.block._block.__file__)
 lz4_compress = _lz4("LZ4_compress_default")
 lz4_decompress = _lz4("LZ4_decompress_safe")  # stays inside both buffers, whatever the bytes are
 
+# memcpy: (target, source, bytes) -> target.
+copy_bytes: Any = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
 # The system's own call. Only where Python has it too: it then defines `os.RWF_NOWAIT`.
 preadv2: Any = types.ExternalFunction(
     "preadv2", types.intp(types.int32, types.uintp, types.int32, types.int64, types.int32)

@@ -1,12 +1,17 @@
 """Many small reads at once.
 
-Every span is first asked for with RWF_NOWAIT, which returns at once: with the bytes where they are in the page cache,
-with EAGAIN where they are not. The latter go to a pool of threads, so that the disk has many requests to work on
-(page faults of a memory map come one at a time, which is what makes those slow). Warm reads never change threads.
+A few spans are first asked for with RWF_NOWAIT, which returns at once: with the bytes where they are in the page cache,
+with EAGAIN where they are not. If those few are all there, the rest is copied from a memory map, without a call of the
+system for each. If not, all are asked for so, and what is not cached goes to a pool of threads, so that the disk has
+many requests to work on: page faults of a map come one at a time, which is what makes maps slow on cold files.
+
+Maps are only read, and only where the file was long enough when it was mapped. Writers never cut off what they have
+acknowledged, so such a page never goes away under a reader; removed files stay as long as they are open.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections import OrderedDict
@@ -17,23 +22,30 @@ from typing import Any
 
 import numpy as np
 
-from millpond.replay.compiled import compiled
-from millpond.replay.memory import preadv2
+from millpond.replay.compiled import Position, compiled
+from millpond.replay.memory import copy_bytes, preadv2
+from millpond.replay.spans import Spans
 
 Array = np.ndarray[Any, Any]
 NOWAIT = getattr(os, "RWF_NOWAIT", 0)  # 0 where the system cannot say what is cached
 HAS_PREADV = hasattr(os, "preadv")
 OPEN_FILES = 256
 THREADS = 32
+PROBES = 6
 
 
 class OpenFile:
-    """A file that is open as long as anybody refers to it, also when it was removed meanwhile."""
+    """A file that is open and mapped as long as anybody refers to it, also when it was removed meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.fd = -1
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.mapped_bytes = os.fstat(self.fd).st_size
+        self.address = 0
+        if self.mapped_bytes:
+            self._map = np.frombuffer(mmap.mmap(self.fd, self.mapped_bytes, access=mmap.ACCESS_READ), np.uint8)
+            self.address = self._map.ctypes.data
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -63,22 +75,21 @@ class SpanReader:
         with self._lock:
             self._files.clear()
 
-    def read(
-        self, paths: Sequence[Path], which: Array, offset: Array, nbytes: Array, place: Array, buffer: memoryview
-    ) -> None:
-        """Span i: `nbytes[i]` bytes of file `paths[which[i]]` from `offset[i]` on go to `buffer[place[i]:]`."""
-        used, local = np.unique(which, return_inverse=True)
-        files = [self.open(paths[number]) for number in used.tolist()]
-        late = np.arange(len(which))
+    def read(self, paths: Sequence[Path], spans: Spans, buffer: memoryview) -> None:
+        """Read all spans of the segments' files `paths` into the buffer."""
+        used, local = _number(spans.segment) if len(paths) > 1 else ([0], np.zeros(len(spans.segment), np.int64))
+        files = [self.open(paths[number]) for number in used]
+        late = np.ones(len(local), bool)
         if NOWAIT:
-            fds = np.array([file.fd for file in files], np.int32)[local]
-            late = late[_read_cached(fds, offset, nbytes, place, np.frombuffer(buffer, np.uint8))]
-        if len(late):
-            spans = [
-                (files[local[i]], int(offset[i]), buffer[int(place[i]) : int(place[i] + nbytes[i])])
-                for i in late.tolist()
+            table = np.array([(file.fd, file.address, file.mapped_bytes) for file in files], np.int64)[local]
+            target = np.frombuffer(buffer, np.uint8)
+            _read_cached(table, spans.offset, spans.nbytes, spans.place, target, late)
+        if late.any():
+            waiting = [
+                (files[local[i]], int(spans.offset[i]), buffer[spans.place[i] : spans.place[i] + spans.nbytes[i]])
+                for i in np.flatnonzero(late).tolist()
             ]
-            for _ in self._workers().map(_read_whole, spans):
+            for _ in self._workers().map(_read_whole, waiting):
                 pass
 
     def _workers(self) -> ThreadPoolExecutor:
@@ -94,15 +105,33 @@ class SpanReader:
             self._pool = None
 
 
+def _number(segment: Array) -> tuple[list[int], Array]:
+    used, local = np.unique(segment, return_inverse=True)
+    return used.tolist(), local
+
+
 @compiled
-def _read_cached(fds: Any, offset: Any, nbytes: Any, place: Any, buffer: Any) -> Any:
-    """Read every span that is in the page cache, without the GIL; returns which are not, or not whole."""
-    late = np.zeros(len(fds), np.bool_)
+def _read_cached(table: Any, offset: Any, nbytes: Any, place: Any, buffer: Any, late: Any) -> None:
+    """Read every span that is in the page cache, without the GIL; `late` says which are not, or not whole.
+
+    table [n, 3]: file descriptor, address of the map, bytes that are mapped
+    """
     vector = np.empty(2, np.uintp)  # struct iovec: address, length
-    for i in range(len(fds)):
-        vector[0], vector[1] = buffer.ctypes.data + place[i], nbytes[i]
-        late[i] = preadv2(fds[i], vector.ctypes.data, 1, offset[i], NOWAIT) != nbytes[i]
-    return late
+    base = Position(buffer.ctypes.data)
+    stride = max(1, len(offset) // PROBES)
+    cached = True
+    for probing in (True, False):
+        for i in range(len(offset)):
+            if (i % stride == 0) != probing:
+                continue
+            target = base + Position(place[i])
+            if cached and not probing and table[i, 1] != 0 and offset[i] + nbytes[i] <= table[i, 2]:
+                copy_bytes(target, Position(table[i, 1] + offset[i]), Position(nbytes[i]))
+                late[i] = False
+            else:
+                vector[0], vector[1] = target, Position(nbytes[i])
+                late[i] = preadv2(np.int32(table[i, 0]), vector.ctypes.data, 1, offset[i], NOWAIT) != nbytes[i]
+                cached = cached and not late[i]
 
 
 def _read_whole(span: tuple[OpenFile, int, memoryview]) -> None:

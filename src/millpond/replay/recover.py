@@ -13,6 +13,7 @@ from millpond.replay.checksum import row_checksums
 from millpond.replay.durable import sync, sync_folder
 from millpond.replay.encode import Lanes
 from millpond.replay.faults import LakeDamaged, LakeError
+from millpond.replay.index import write_index
 from millpond.replay.layout import Head, StreamFolder, commit_dtype
 from millpond.replay.log import read_log
 from millpond.replay.schema import ENDED, FINAL, Schema
@@ -73,8 +74,12 @@ def _first_segment(stream: StreamFolder) -> int:
     return max(head.first_segment if head else 0, numbers[0] if numbers else 0)
 
 
-def cut_behind(stream: StreamFolder, schema: Schema, commits: int) -> Recovered:
-    """Cut the log and the data files behind the first `commits` appends."""
+def cut_behind(stream: StreamFolder, schema: Schema, commits: int, *, acknowledged: bool = False) -> Recovered:
+    """Cut the log and the data files behind the first `commits` appends.
+
+    `acknowledged`: readers may have seen what is cut, and may have mapped it. Then whole files go, which such readers
+    keep, but none is made shorter under them: the last one stays as it is, and a new segment begins.
+    """
     entries = read_log(stream, schema).entries
     first, head = _first_segment(stream), Head.read(stream.head)
     last = entries[commits - 1] if commits else None
@@ -94,16 +99,16 @@ def cut_behind(stream: StreamFolder, schema: Schema, commits: int) -> Recovered:
         if number > segment or number < first or (path.suffix == ".lz4" and stream.codec(number) == "zst"):
             cut += path.stat().st_size if number > segment and path.suffix != ".index" else 0
             path.unlink(missing_ok=True)
-    shorter = _truncate(stream.segment(segment, "steps"), rows * schema.record.itemsize)
-    compacted = stream.codec(segment) == "zst"
-    if shorter or not compacted:  # the index is of another length now, or soon will be
-        stream.segment(segment, "index").unlink(missing_ok=True)
-    if not compacted:
+    closed = acknowledged or stream.codec(segment) == "zst"  # a compacted segment is never appended to
+    if not closed:
+        cut += _truncate(stream.segment(segment, "steps"), rows * schema.record.itemsize)
         cut += _truncate(stream.segment(segment, "lz4"), frame_bytes)
+        stream.segment(segment, "index").unlink(missing_ok=True)
+    elif rows:
+        write_index(stream, segment, schema, rows)
     sync_folder(stream.path)
-    cut += shorter
     lanes = Lanes.fresh(stream.lanes) if last is None else _lanes(stream, schema, last)
-    if compacted:  # a compacted segment is never appended to
+    if closed:
         segment, rows, frame_bytes = segment + 1, 0, 0
     generation = head.generation if head else 0
     return Recovered(commits, generation + bool(cut), first, segment, rows, frame_bytes, lanes, cut)

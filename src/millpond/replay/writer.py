@@ -147,7 +147,7 @@ class Writer:
         self._close_segment()
         maintenance = Lock(self.stream.path / "maintenance", "maintenance", wait=True)
         try:
-            self._take(cut_behind(self.stream, self.schema, position))
+            self._take(cut_behind(self.stream, self.schema, position, acknowledged=True))
             self._generation += 1
             self._publish()
         finally:
