@@ -81,11 +81,15 @@ def write_raw(path: Path, frames: np.ndarray, count: int) -> None:
         os.fsync(file.fileno())
 
 
-def gather(path: Path, count: int) -> Callable[[np.random.Generator], Any]:
-    """A batch from uncompressed frames in a memory map: what reading costs at the very least."""
+def gather(path: Path, count: int, *, stacks: bool) -> Callable[[np.random.Generator], Any]:
+    """A batch from uncompressed frames in a memory map. `stacks`: both stacks, as a learner takes them (8 frames).
+
+    Else only the five frames that both consist of: what reading costs at the very least. (The lake reads those five
+    and returns two views of them.)
+    """
     raw = np.memmap(path, np.uint8, "r", shape=(count, SIDE * SIDE))
-    window = np.arange(STACK + 1)
-    return lambda rng: raw[(rng.integers(0, count - STACK, BATCH)[:, None] + window).reshape(-1)]
+    offsets = [*range(STACK), *range(1, STACK + 1)] if stacks else [*range(STACK + 1)]
+    return lambda rng: raw[(rng.integers(0, count - STACK, BATCH)[:, None] + np.array(offsets)).reshape(-1)]
 
 
 def per_second(work: Callable[[np.random.Generator], Any], batches: int, seed: int, before: Any = None) -> float:
@@ -119,14 +123,20 @@ def warm(lake: Lake, raw: Path, count: int) -> dict[str, float]:
     subprocess.run(
         ["cat", str(raw), *(str(p) for p in lake.folder.rglob("*") if p.is_file())], stdout=subprocess.DEVNULL
     )
-    ours, theirs = lambda rng: lake.sample(BATCH, rng, stack=STACK), gather(raw, count)
-    per_second(ours, 20, 0), per_second(theirs, 20, 0)
-    rounds = [(per_second(ours, 20, k), per_second(theirs, 20, k)) for k in range(1, 11)]
-    lake_speed, raw_speed = (float(np.median(column)) for column in zip(*rounds, strict=True))
-    result = {"lake": lake_speed, "mmap": raw_speed, "ratio": float(np.median([a / b for a, b in rounds]))}
-    pairs = [(throughput(ours, 40, 2), throughput(theirs, 40, 2)) for _ in range(5)]
-    result["lake, 2 threads"], result["mmap, 2 threads"] = (float(np.median(c)) for c in zip(*pairs, strict=True))
-    result["ratio, 2 threads"] = float(np.median([a / b for a, b in pairs]))
+    parties: dict[str, Callable[[np.random.Generator], Any]] = {
+        "lake": lambda rng: lake.sample(BATCH, rng, stack=STACK),
+        "mmap, two stacks": gather(raw, count, stacks=True),
+        "mmap, five frames": gather(raw, count, stacks=False),
+    }
+    for work in parties.values():
+        per_second(work, 20, 0)
+    result: dict[str, float] = {}
+    for threads in (1, 2):
+        suffix = "" if threads == 1 else ", 2 threads"
+        rounds = [{name: throughput(work, 40, threads) for name, work in parties.items()} for _ in range(9)]
+        result.update({name + suffix: float(np.median([r[name] for r in rounds])) for name in parties})
+        for name in list(parties)[1:]:
+            result[f"ratio to {name}{suffix}"] = float(np.median([r["lake"] / r[name] for r in rounds]))
     return result
 
 
@@ -140,10 +150,18 @@ def evict(paths: list[Path]) -> None:
 def cold(lake: Lake, raw: Path, count: int) -> dict[str, float]:
     """Nothing in the page cache: evicted before every batch."""
     files = [path for path in lake.folder.rglob("*") if path.is_file()]
-    ours = per_second(lambda rng: lake.sample(BATCH, rng, stack=STACK), 15, 0, lambda: evict(files))
-    # A map keeps its pages: it is made anew for every batch.
-    theirs = per_second(lambda rng: gather(raw, count)(rng), 5, 0, lambda: evict([raw]))
-    return {"lake": ours, "mmap": theirs, "ratio": ours / theirs}
+    fresh: list[Lake] = [lake]
+
+    def reopen() -> None:  # a map keeps its pages in the cache: all are made anew for every batch
+        fresh[0].close()
+        evict(files)
+        fresh[0] = Lake(lake.folder)
+        evict(files)
+
+    ours = per_second(lambda rng: fresh[0].sample(BATCH, rng, stack=STACK), 15, 0, reopen)
+    fresh[0].close()
+    theirs = per_second(lambda rng: gather(raw, count, stacks=False)(rng), 5, 0, lambda: evict([raw]))
+    return {"lake": ours, "mmap, five frames": theirs, "ratio": ours / theirs}
 
 
 def small_lake(folder: Path, transitions: int) -> None:
@@ -159,7 +177,7 @@ def small_lake(folder: Path, transitions: int) -> None:
 OPENED = """
 import json, os, sys, time, numpy as np
 from millpond.replay import Lake
-def resident(): return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+def resident(): return int(next(l for l in open('/proc/self/status') if l.startswith('RssAnon')).split()[1]) * 1024
 rng = np.random.default_rng(0)
 with Lake(sys.argv[2]) as warm_up: warm_up.sample(256, rng, stack=4)   # everything compiled and loaded
 before = resident()
@@ -168,17 +186,18 @@ lake = Lake(sys.argv[1])
 opened = time.perf_counter() - began
 held = resident() - before
 rows = sum(lake.view(name).rows for name in lake.streams)
-for _ in range(int(sys.argv[3])): lake.sample(256, rng, stack=4)
-peak = int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1]) * 1024
+peak = 0
+for _ in range(int(sys.argv[3])):
+    batch = lake.sample(256, rng, stack=4)
+    peak = max(peak, resident())   # anonymous memory: page cache apart
 print(json.dumps({'seconds': opened, 'bytes a row': held / rows, 'rows': rows, 'peak': peak}))
 """
 
 
 def opened(folder: Path, other: Path, batches: int = 50) -> dict[str, float]:
     """Open a lake in a process of its own and look at its time and memory."""
-    run = subprocess.run(
-        [sys.executable, "-c", OPENED, folder, other, str(batches)], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", OPENED, str(folder), str(other), str(batches)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
     return dict(json.loads(run.stdout))
 
 
