@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"errors", "loop", "record"},
     "planner": {"errors", "sizes", "envs", "config"},
     "policies": {"errors", "envs"},
+    "replay": {"errors", "envs"},
     "rollout": {"errors", "envs", "planner", "vector"},
     "trainers": {
         "errors",
