@@ -129,6 +129,17 @@ def test_stepping_equals_unrolling(kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_large_batches_take_several_blocks_in_a_step(kind: str) -> None:
+    core, _, _, _, _ = made(kind, torch.float32)
+    features, state = torch.randn(2_500, H), torch.randn(2_500, core.states, H)
+    with torch.no_grad():
+        hidden, after = core.step(features, state)
+        unrolled = core.unroll(features[None], state, torch.zeros(1, 2_500, dtype=torch.bool))
+    torch.testing.assert_close(hidden, unrolled[0], rtol=1e-5, atol=1e-6)
+    assert torch.equal(after[:, 0], hidden)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_bad_number_before_a_reset_does_not_reach_beyond_it_and_one_after_does(kind: str) -> None:
     core, features, state, _, _ = made(kind, torch.float32)
     reset = torch.zeros(T, B, dtype=torch.bool)

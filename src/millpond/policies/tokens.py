@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.envs.spec import Part
-from millpond.policies.compiled import compiled
+from millpond.policies.compiled import compiled, inlined
 from millpond.policies.errors import PolicyError
 from millpond.policies.precision import is_fused_for, is_fused_now
 from millpond.policies.threads import in_threads
@@ -33,20 +33,29 @@ LEAST = 512  # observations for which another thread is worth waking
 USUAL = 24  # tokens that an observation has, for the scale of the first weights
 
 
+@inlined
+def real_tokens(tokens: Bytes, found: npt.NDArray[np.int64]) -> int:
+    """Where the real ones of tokens [M, 3] are, into `found` [M + 1], and how many; without a branch for each."""
+    count = 0
+    for m in range(tokens.shape[0]):
+        found[count] = m
+        count += tokens[m, 0] != PADDING
+    return count
+
+
 @compiled
 def sum_tokens(tokens: Bytes, where: Floats, low: Floats, high: Floats, out: Floats, start: int, stop: int) -> None:
     """tokens [N, M, 3], where [256, H], low and high [256 * 16, H] -> out[start:stop] of [N, H]."""
     size = where.shape[1]
+    found = np.empty(tokens.shape[1] + 1, np.int64)
     for n in range(start, stop):
         total = out[n]
         total[:] = ZERO
-        for m in range(tokens.shape[1]):
-            place = int(tokens[n, m, 0])
-            if place != PADDING:
-                first, value = int(tokens[n, m, 1]) * 16, int(tokens[n, m, 2])
-                p, a, b = where[place], low[first + (value & 15)], high[first + (value >> 4)]
-                for h in range(size):
-                    total[h] += p[h] * (a[h] + b[h])
+        for k in range(real_tokens(tokens[n], found)):
+            place, feature, value = tokens[n, found[k]]
+            p, a, b = where[place], low[feature * 16 + (value & 15)], high[feature * 16 + (value >> 4)]
+            for h in range(size):
+                total[h] += p[h] * (a[h] + b[h])
 
 
 @compiled
@@ -65,24 +74,23 @@ def spread_tokens(
     """The way back, for columns start..stop-1 of the three tables."""
     size = stop - start
     share = np.empty(size, np.float32)
+    found = np.empty(tokens.shape[1] + 1, np.int64)
     for n in range(tokens.shape[0]):
         above = d_out[n, start:stop]
-        for m in range(tokens.shape[1]):
-            place = int(tokens[n, m, 0])
-            if place != PADDING:
-                first, value = int(tokens[n, m, 1]) * 16, int(tokens[n, m, 2])
-                at_low, at_high = first + (value & 15), first + (value >> 4)
-                p, dp = where[place, start:stop], d_where[place, start:stop]
-                a, da = low[at_low, start:stop], d_low[at_low, start:stop]
-                b, db = high[at_high, start:stop], d_high[at_high, start:stop]
-                for h in range(size):
-                    dp[h] += above[h] * (a[h] + b[h])
-                for h in range(size):
-                    share[h] = above[h] * p[h]
-                for h in range(size):
-                    da[h] += share[h]
-                for h in range(size):
-                    db[h] += share[h]
+        for k in range(real_tokens(tokens[n], found)):
+            place, feature, value = tokens[n, found[k]]
+            at_low, at_high = feature * 16 + (value & 15), feature * 16 + (value >> 4)
+            p, dp = where[place, start:stop], d_where[place, start:stop]
+            a, da = low[at_low, start:stop], d_low[at_low, start:stop]
+            b, db = high[at_high, start:stop], d_high[at_high, start:stop]
+            for h in range(size):
+                dp[h] += above[h] * (a[h] + b[h])
+            for h in range(size):
+                share[h] = above[h] * p[h]
+            for h in range(size):
+                da[h] += share[h]
+            for h in range(size):
+                db[h] += share[h]
 
 
 def token_sum_plain(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> Tensor:
