@@ -13,6 +13,7 @@ from millpond.envs.spec import EnvSpec, Part
 FLOAT = 4  # bytes of a float32
 STATES = {"lstm": 2, "gru": 1, "none": 0}  # vectors of a core's recurrent state
 GATES = {"lstm": 4, "gru": 3, "none": 0}
+CELL_KINDS = 16  # codes of a grid cell, where the world does not say how many there are
 MOMENTS = {"adam": 2, "adamw": 2, "radam": 2, "muon": 1}  # numbers that an optimiser keeps a parameter
 
 
@@ -75,21 +76,32 @@ def field_bytes(field: RowField, rows: int, horizon: int, agents_per_row: int) -
 
 
 def parameters(spec: EnvSpec | None, core: str, hidden_size: int) -> int | None:
-    """About how many parameters the policy has: encoder, core, heads."""
+    """How many parameters the built-in policy has: encoders, their common bias, core, heads."""
     if spec is None:
         return None
-    encoder = sum(_encoder(part, hidden_size) for part in spec.observation.parts)
-    recurrent = GATES[core] * (2 * hidden_size * hidden_size + 2 * hidden_size)
-    outputs = 2 * spec.action.shape[0] if spec.action.kind == "continuous" else sum(spec.action.sizes)
-    return encoder + recurrent + (outputs + 1) * (hidden_size + 1)
+    encoders = sum(_encoder(part, hidden_size) for part in spec.observation.parts) + hidden_size
+    if core == "none":
+        remembering = hidden_size * hidden_size + hidden_size
+    else:
+        remembering = GATES[core] * 2 * hidden_size * hidden_size + 4 * hidden_size
+    deviations = spec.action.shape[0] if spec.action.kind == "continuous" else 0
+    outputs = deviations or sum(spec.action.sizes)
+    return encoders + remembering + (outputs + 1) * (hidden_size + 1) + deviations
 
 
 def _encoder(part: Part, hidden_size: int) -> int:
-    if _is_image(part):
+    if part.kind == "grid":  # a table of what each cell can hold, but for empty
+        return prod(part.shape) * (CELL_KINDS - 1 if part.high is None else int(part.high)) * hidden_size
+    if part.kind == "tokens":  # tables of places and of features with their values, and a product of the two
+        return (256 + 8_192) * hidden_size + hidden_size * hidden_size
+    if part.kind == "pixels":
         channels = part.shape[0] if len(part.shape) == 3 else 1
-        convolutions = 32 * (channels * 64 + 1) + 64 * (32 * 16 + 1) + 64 * (64 * 9 + 1)
-        return convolutions + (_convolved(part)[-1] + 1) * hidden_size
-    return (prod(part.shape) + 1) * hidden_size
+        if _is_image(part):
+            convolutions = 32 * (channels * 64 + 1) + 64 * (32 * 16 + 1) + 64 * (64 * 9 + 1)
+            return convolutions + _convolved(part)[-1] * hidden_size
+        height, width = part.shape[-2:]
+        return 16 * (9 * channels + 1) + 16 * (height - 2) * (width - 2) * hidden_size
+    return prod(part.shape) * hidden_size
 
 
 def _is_image(part: Part) -> bool:

@@ -207,7 +207,7 @@ def _training_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     rows = [
         (f"minibatch{parts}", size(training.minibatch), ""),
         ("activations", size(training.activations), f"kept for the backward pass, {recipe.trainer.precision}"),
-        ("parameters", size(training.parameters), f"about {training.parameters // FLOAT32:,} numbers"),
+        ("parameters", size(training.parameters), f"{training.parameters // FLOAT32:,} numbers"),
         ("gradients", size(training.gradients), ""),
         ("optimiser state", size(training.optimizer), recipe.ppo.optimizer),
         ("in all", size(training.total), f"on {recipe.device}, beside the rows"),

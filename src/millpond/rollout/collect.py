@@ -70,7 +70,7 @@ class Collector:
         rows: Rows,
         *,
         rows_wanted: int,
-        state_shape: tuple[int, int],
+        state_shape: tuple[int, ...],
         device: str,
         generator: torch.Generator,
         phase: Phase | None = None,

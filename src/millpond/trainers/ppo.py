@@ -16,7 +16,7 @@ import torch
 from millpond.config import Loaded, PPORecipe
 from millpond.loop import Address, Ended, Loop
 from millpond.planner import PPOPlan, plan_loaded
-from millpond.planner.memory import STATES, row_fields
+from millpond.planner.memory import row_fields
 from millpond.policies import build_policy, load_policy_factory
 from millpond.record import Counters, Recorder, Timer
 from millpond.rollout import Collector, Draw, Rows, draw_minibatches
@@ -58,7 +58,7 @@ class PPOTrainer:
         )
         spec, core, hidden = self.vector.spec, recipe.policy.core, recipe.policy.hidden_size
         build = load_policy_factory(recipe.policy.target) if recipe.policy.target else build_policy
-        self.policy: Any = build(
+        policy: Any = build(
             spec.observation,
             spec.action,
             encoder=recipe.policy.encoder,
@@ -66,8 +66,8 @@ class PPOTrainer:
             hidden_size=hidden,
             normalize_observations=recipe.policy.normalize_observations,
         ).to(self.device)
-        if recipe.trainer.compile:
-            self.policy.compile()
+        self.policy = policy
+        self.unroll = torch.compile(policy.unroll) if recipe.trainer.compile else policy.unroll
         self.optimizer = make_optimizer(recipe.ppo, self.policy)
         agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
         self.rows = Rows(
@@ -82,7 +82,7 @@ class PPOTrainer:
             self.vector,
             self.rows,
             rows_wanted=planned.segments,
-            state_shape=(STATES[core], hidden if STATES[core] else 0),
+            state_shape=tuple(policy.initial_state(1, self.device).shape[1:]),
             device=recipe.device,
             generator=torch.Generator(self.device).manual_seed(int(seeds[3])),
             phase=self.timer,
@@ -175,7 +175,8 @@ class PPOTrainer:
         with self.timer("train"):
             self._set_learning_rate()
             step = train_minibatch(
-                self.policy,
+                self.unroll,
+                list(self.policy.parameters()),
                 self.optimizer,
                 self.rows,
                 estimate,

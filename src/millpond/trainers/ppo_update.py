@@ -74,7 +74,8 @@ class Step:
 
 
 def train_minibatch(
-    policy: nn.Module,
+    unroll: Callable[..., Any],
+    parameters: list[nn.Parameter],
     optimizer: torch.optim.Optimizer,
     rows: Rows,
     estimate: Estimate,
@@ -85,7 +86,10 @@ def train_minibatch(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Step:
-    """One gradient over the drawn rows, in parts of at most `part_rows`, and one step of the optimiser."""
+    """One gradient over the drawn rows, in parts of at most `part_rows`, and one step of the optimiser.
+
+    `unroll` is the policy's own, compiled or not, and `parameters` are what it learns.
+    """
     picked = torch.from_numpy(draw.rows)
     living = rows["alive"].index_select(0, picked.to(rows.device)).sum().clamp(min=1).to(device)
     optimizer.zero_grad(set_to_none=True)
@@ -93,18 +97,18 @@ def train_minibatch(
     for first in range(0, len(picked), part_rows):
         part = slice(first, first + part_rows)
         losses = _part_loss(
-            policy, rows, estimate, picked[part], draw.weight[part], coefficients, living, device, autocast
+            unroll, rows, estimate, picked[part], draw.weight[part], coefficients, living, device, autocast
         )
         losses.pop("total").backward()  # type: ignore[no-untyped-call]
         for name, value in losses.items():
             sums[name] = sums[name] + value if name in sums else value
-    sums["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), coefficients.max_grad_norm)
+    sums["grad_norm"] = nn.utils.clip_grad_norm_(parameters, coefficients.max_grad_norm)
     optimizer.step()
     return Step(sums, living)
 
 
 def _part_loss(
-    policy: nn.Module,
+    unroll: Callable[..., Any],
     rows: Rows,
     estimate: Estimate,
     picked: Tensor,
@@ -128,7 +132,7 @@ def _part_loss(
     if state is None:
         state = torch.zeros((len(alive), 0, 0), device=device)
     with autocast():
-        unrolled = policy.unroll(  # type: ignore[operator]
+        unrolled = unroll(
             batch["observation"],
             state,
             resets(batch["terminated"], batch["truncated"]),
