@@ -1,6 +1,6 @@
 """Real worlds behind the vector: agent steps a second by backend, each beside one core's bare world.
 
-    python benchmarks/vector_worlds.py      about a minute; run it with nothing else running
+    python benchmarks/vectors.py      about a minute; run it with nothing else running
 
 All backends of a world are measured in turn, several times, and the best of each is shown.
 """
