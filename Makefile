@@ -29,8 +29,8 @@ test-slow: full check  ## all tests, the long ones too
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m 'slow or not slow'
 
 check: full  ## linter, formatter, type checker, import directions
-	$(PYTHON) -m ruff check .
-	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check --no-cache .
+	$(PYTHON) -m ruff format --no-cache --check .
 	$(PYTHON) -m mypy
 	$(PYTHON) -m pytest tests/test_imports.py
 
