@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from millpond.compiled import compiled_fast
 from millpond.policies import gru_kernels, lstm_kernels
 from millpond.policies.activations import fast_sigmoid, fast_tanh
-from millpond.policies.compiled import compiled
 from millpond.policies.gru import GRU, gru_unroll
 from millpond.policies.lstm import LSTM, lstm_unroll
 from millpond.policies.unrolling import blocks_backward
@@ -189,13 +189,13 @@ def test_bfloat16_autocast_agrees_with_float32(kind: str) -> None:
         assert nn.functional.cosine_similarity(gradient.flatten(), other.flatten(), 0) > 0.999
 
 
-@compiled
+@compiled_fast
 def tanh_of(x: np.ndarray, out: np.ndarray) -> None:
     for k in range(x.shape[0]):
         out[k] = fast_tanh(x[k])
 
 
-@compiled
+@compiled_fast
 def sigmoid_of(x: np.ndarray, out: np.ndarray) -> None:
     for k in range(x.shape[0]):
         out[k] = fast_sigmoid(x[k])

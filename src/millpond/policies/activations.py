@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.policies.compiled import inlined
+from millpond.compiled import inlined
 
 LIMIT = np.float32(9.0)
 HALF = np.float32(0.5)

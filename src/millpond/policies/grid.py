@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from millpond.compiled import compiled_fast
 from millpond.envs.spec import Part
-from millpond.policies.compiled import compiled
 from millpond.policies.errors import PolicyError
 from millpond.policies.precision import is_fused_for, is_fused_now
 from millpond.policies.threads import in_threads
@@ -30,7 +30,7 @@ BLOCK = 128  # observations whose gradients stay in the second-level cache
 LEAST = 512  # observations for which another thread is worth waking
 
 
-@compiled
+@compiled_fast
 def sum_rows(cells: Bytes, table: Floats, out: Floats, start: int, stop: int) -> int:
     """cells [N, C], table [C, K, H] -> out[start:stop] of [N, H]. Returns the largest kind that it saw."""
     kinds, size = table.shape[1], table.shape[2]
@@ -58,7 +58,7 @@ def sum_rows(cells: Bytes, table: Floats, out: Floats, start: int, stop: int) ->
     return most
 
 
-@compiled
+@compiled_fast
 def spread_rows(cells: Bytes, d_out: Floats, d_table: Floats, start: int, stop: int) -> None:
     """The way back: d_table[start:stop] of [C, K, H] gets d_out [N, H] added wherever a row was read.
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from millpond.compiled import compiled_fast
 from millpond.policies.activations import fast_sigmoid, fast_tanh
-from millpond.policies.compiled import compiled
 
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
@@ -19,7 +19,7 @@ ONE = np.float32(1.0)
 ZERO = np.float32(0.0)
 
 
-@compiled
+@compiled_fast
 def gates_forward(
     from_inputs: Floats,
     from_hidden: Floats,
@@ -55,7 +55,7 @@ def gates_forward(
                 old[k] = h[k]
 
 
-@compiled
+@compiled_fast
 def gates_backward(
     gates: Floats, before: Floats, reset: Flags, d_hidden: Floats, d_before: Floats, d_gates: Floats
 ) -> None:

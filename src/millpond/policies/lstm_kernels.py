@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from millpond.compiled import compiled_fast
 from millpond.policies.activations import fast_sigmoid, fast_tanh
-from millpond.policies.compiled import compiled
 
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
@@ -17,7 +17,7 @@ ONE = np.float32(1.0)
 ZERO = np.float32(0.0)
 
 
-@compiled
+@compiled_fast
 def gates_forward(
     gates: Floats, before: Floats, reset: Flags, reset_after: Flags, cell: Floats, hidden: Floats, carried: Floats
 ) -> None:
@@ -56,7 +56,7 @@ def gates_forward(
                 kept[k] = h[k]
 
 
-@compiled
+@compiled_fast
 def gates_backward(
     gates: Floats,
     before: Floats,
@@ -109,7 +109,7 @@ def gates_backward(
                 dc[k] *= f[k]
 
 
-@compiled
+@compiled_fast
 def step_forward(gates: Floats, state: Floats, after: Floats) -> None:
     """One step of acting: `state` and `after` are [B, 2, H], hidden and cell; gates [B, 4H] are overwritten."""
     size = state.shape[2]

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from millpond.compiled import compiled_fast, inlined
 from millpond.envs.spec import Part
-from millpond.policies.compiled import compiled, inlined
 from millpond.policies.errors import PolicyError
 from millpond.policies.precision import is_fused_for, is_fused_now
 from millpond.policies.threads import in_threads
@@ -43,7 +43,7 @@ def real_tokens(tokens: Bytes, found: npt.NDArray[np.int64]) -> int:
     return count
 
 
-@compiled
+@compiled_fast
 def sum_tokens(tokens: Bytes, where: Floats, low: Floats, high: Floats, out: Floats, start: int, stop: int) -> None:
     """tokens [N, M, 3], where [256, H], low and high [256 * 16, H] -> out[start:stop] of [N, H]."""
     size = where.shape[1]
@@ -58,7 +58,7 @@ def sum_tokens(tokens: Bytes, where: Floats, low: Floats, high: Floats, out: Flo
                 total[h] += p[h] * (a[h] + b[h])
 
 
-@compiled
+@compiled_fast
 def spread_tokens(
     tokens: Bytes,
     where: Floats,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.compiled import compiled, prefetch
+from millpond.compiled import compiled
 from millpond.envs.grid.spec import (
     AGENT,
     ALTAR,
@@ -34,6 +34,7 @@ from millpond.envs.grid.spec import (
     WEST,
 )
 from millpond.envs.grid.state import Rules, State
+from millpond.envs.prefetch import prefetch
 from millpond.envs.seeds import GAMMA, MIX_1, MIX_2, SHIFT_1, SHIFT_2, SHIFT_3
 
 Array = npt.NDArray[Any]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.compiled import compiled
+from millpond.compiled import compiled
 from millpond.envs.grid.kernels import draw_below
 from millpond.envs.grid.spec import (
     ALTAR,

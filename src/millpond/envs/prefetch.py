@@ -1,36 +1,14 @@
-"""How worlds are compiled: numba, without Python's lock, kept on disk.
-
-numba keeps compiled code beside the source, or, where that folder cannot be written to (a system-wide installation),
-in the user's cache folder; NUMBA_CACHE_DIR overrides both.
-"""
+"""What numba has no word for: a hint to the processor's cache."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
-
-def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Compile a function when it is first called; its type stays what it says."""
-    try:
-        made = njit(nogil=True, cache=True)(function)
-    except RuntimeError as error:  # numba found no folder that it may write to
-        warnings.warn(
-            f"compiled code cannot be kept on disk, so every process compiles it anew ({error}); "
-            "set NUMBA_CACHE_DIR to a folder that can be written to",
-            stacklevel=2,
-        )
-        made = njit(nogil=True)(function)
-    return cast(Callable[Parameters, Result], made)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
