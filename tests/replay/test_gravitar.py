@@ -38,7 +38,7 @@ def record(folder: Path, steps: int, at_once: int, frames_an_episode: int) -> tu
     observed, _ = env.reset(seed=0)
     kept: dict[str, Any] = {"now": [], "then": [], "reward": [], "terminated": []}
     ended_episodes = 0
-    with Lake.create(folder, SCHEMA) as lake, lake.writer("a", LANES) as writer:
+    with Lake.create(folder, SCHEMA, segment_bytes=32 << 20) as lake, lake.writer("a", LANES) as writer:
         for begin in range(0, steps, at_once):
             rows: dict[str, list[Any]] = {name: [] for name in ("frame", "action", "reward", "terminated", "truncated")}
             finals = []
@@ -108,7 +108,8 @@ def test_200_000_transitions(tmp_path: Path) -> None:
     for _ in range(5):
         compare(folder, kept, 4_000)
     assert verify(folder).good
-    with Lake(folder) as lake, lake.writer("a", LANES):
-        pass
-    print(compact(folder))
+    sizes = compact(folder)
+    print(sizes)
+    assert sizes.segments >= 3
+    assert sizes.after < sizes.before / 3
     compare(folder, kept, 2_000)

@@ -57,6 +57,7 @@ class SpanReader:
 
     def __init__(self, threads: int = THREADS) -> None:
         self._files: OrderedDict[Path, OpenFile] = OrderedDict()
+        self._tables: dict[int, tuple[Sequence[Path], list[OpenFile], Array]] = {}
         self._lock = threading.Lock()
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
@@ -74,16 +75,15 @@ class SpanReader:
         """Close all files, so that removed ones give up their space."""
         with self._lock:
             self._files.clear()
+            self._tables.clear()
 
     def read(self, paths: Sequence[Path], spans: Spans, buffer: memoryview) -> None:
         """Read all spans of the segments' files `paths` into the buffer."""
-        used, local = _number(spans.segment) if len(paths) > 1 else ([0], np.zeros(len(spans.segment), np.int64))
-        files = [self.open(paths[number]) for number in used]
+        files, table, local = self._open_all(paths, spans.segment)
         late = np.ones(len(local), bool)
         if NOWAIT:
-            table = np.array([(file.fd, file.address, file.mapped_bytes) for file in files], np.int64)[local]
             target = np.frombuffer(buffer, np.uint8)
-            _read_cached(table, spans.offset, spans.nbytes, spans.place, target, late)
+            _read_cached(table, local, spans.offset, spans.nbytes, spans.place, target, late)
         if late.any():
             waiting = [
                 (files[local[i]], int(spans.offset[i]), buffer[spans.place[i] : spans.place[i] + spans.nbytes[i]])
@@ -91,6 +91,19 @@ class SpanReader:
             ]
             for _ in self._workers().map(_read_whole, waiting):
                 pass
+
+    def _open_all(self, paths: Sequence[Path], segment: Array) -> tuple[list[OpenFile], Array, Array]:
+        """Files, their table (descriptor, address and length of the map), and which of them each span is in."""
+        kept = self._tables.get(id(paths))
+        if kept is not None and kept[0] is paths:
+            return kept[1], kept[2], segment
+        few = sum(len(table[1]) for table in self._tables.values()) + len(paths) <= OPEN_FILES
+        used, local = (range(len(paths)), segment) if few else np.unique(segment, return_inverse=True)
+        files = [self.open(paths[number]) for number in used]
+        table = np.array([(file.fd, file.address, file.mapped_bytes) for file in files], np.int64)
+        if few:  # they may all stay open: the next read need not look them up
+            self._tables[id(paths)] = (paths, files, table)
+        return files, table, local
 
     def _workers(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -105,33 +118,37 @@ class SpanReader:
             self._pool = None
 
 
-def _number(segment: Array) -> tuple[list[int], Array]:
-    used, local = np.unique(segment, return_inverse=True)
-    return used.tolist(), local
-
-
 @compiled
-def _read_cached(table: Any, offset: Any, nbytes: Any, place: Any, buffer: Any, late: Any) -> None:
+def _read_cached(table: Any, which: Any, offset: Any, nbytes: Any, place: Any, buffer: Any, late: Any) -> None:
     """Read every span that is in the page cache, without the GIL; `late` says which are not, or not whole.
 
-    table [n, 3]: file descriptor, address of the map, bytes that are mapped
+    table [files, 3]: file descriptor, address of the map, bytes that are mapped    which [n]: the file of each span
     """
     vector = np.empty(2, np.uintp)  # struct iovec: address, length
     base = Position(buffer.ctypes.data)
     stride = max(1, len(offset) // PROBES)
     cached = True
-    for probing in (True, False):
+    for i in range(0, len(offset), stride):
+        vector[0], vector[1] = base + Position(place[i]), Position(nbytes[i])
+        late[i] = preadv2(np.int32(table[which[i], 0]), vector.ctypes.data, 1, offset[i], NOWAIT) != nbytes[i]
+        cached = cached and not late[i]
+    # The ends of every span first: memory then works on all of them at once, and the copies find them in the caches.
+    for whole in (False, True):
         for i in range(len(offset)):
-            if (i % stride == 0) != probing:
+            if i % stride == 0:
                 continue
-            target = base + Position(place[i])
-            if cached and not probing and table[i, 1] != 0 and offset[i] + nbytes[i] <= table[i, 2]:
-                copy_bytes(target, Position(table[i, 1] + offset[i]), Position(nbytes[i]))
+            target, count = base + Position(place[i]), Position(nbytes[i])
+            if cached and table[which[i], 1] != 0 and offset[i] + nbytes[i] <= table[which[i], 2]:
+                source = Position(table[which[i], 1] + offset[i])
                 late[i] = False
-            else:
-                vector[0], vector[1] = target, Position(nbytes[i])
-                late[i] = preadv2(np.int32(table[i, 0]), vector.ctypes.data, 1, offset[i], NOWAIT) != nbytes[i]
-                cached = cached and not late[i]
+                if whole:
+                    copy_bytes(target, source, count)
+                else:
+                    copy_bytes(target, source, Position(1))
+                    copy_bytes(target, source + count - Position(1), Position(1))
+            elif whole:
+                vector[0], vector[1] = target, count
+                late[i] = preadv2(np.int32(table[which[i], 0]), vector.ctypes.data, 1, offset[i], NOWAIT) != nbytes[i]
 
 
 def _read_whole(span: tuple[OpenFile, int, memoryview]) -> None:

@@ -137,6 +137,8 @@ def plan_transitions(
     rows [n]   observed, next_observed [n, stack]   path [n, n_step]   steps [n], 0 where there is no transition
     """
     stack, n_step = observed.shape[1], path.shape[1]
+    for i in range(len(rows)):  # every flag once before it is needed: memory works on all of them at the same time
+        steps[i] = flags[rows[i]]
     for i in range(len(rows)):
         row = rows[i]
         run = run_of(row, run_begin)
@@ -152,7 +154,8 @@ def plan_transitions(
         if stack > 1:
             # The stack at the last step, without its oldest frame: never shorter of history than the first one's.
             shifted = next_observed[i, : stack - 1]
-            history(last, run_of(last, run_begin), flags, run_begin, lanes, repeat, shifted)
+            run_last = run if count == 1 else run_of(last, run_begin)
+            history(last, run_last, flags, run_begin, lanes, repeat, shifted)
         steps[i] = count
 
 
