@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 
 from millpond.replay import Field, Lake, LakeDamaged, LakeError, Schema, Steps
+from millpond.replay.verify import verify
 from replay.naive_lake import FRAME, NaiveLake
 
 VECTOR = Schema((Field("observation", (2,), "float32"),), Field("action", (), "int32"))
@@ -154,3 +157,91 @@ def test_schemas_of_gymnasium_spaces() -> None:
 def test_a_lake_needs_no_torch() -> None:
     code = "import sys, millpond.replay; assert 'torch' not in sys.modules and 'gymnasium' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_data_is_synced_before_the_log_and_the_log_before_the_ack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    names: dict[int, str] = {}
+    original = {name: getattr(os, name) for name in ("open", "pwrite", "fdatasync")}
+
+    def opened(path: str | Path, *arguments: int) -> int:
+        fd = original["open"](path, *arguments)
+        names[fd] = Path(path).name
+        return fd
+
+    def logged(name: str) -> Any:
+        def call(fd: int, *arguments: Any) -> Any:
+            calls.append(f"{name} {names.get(fd, '?').rpartition('.')[2]}")
+            return original[name](fd, *arguments)
+
+        return call
+
+    monkeypatch.setattr(os, "open", opened)
+    for name in ("pwrite", "fdatasync"):
+        monkeypatch.setattr(os, name, logged(name))
+    with Lake.create(tmp_path, FRAME) as lake, lake.writer("a", 1) as writer:
+        calls.clear()
+        writer.append(NaiveLake().generate("a", 1, 3, np.random.default_rng(0), FRAME, fresh=False, ends=0))
+        assert calls == [
+            "pwrite lz4", "pwrite steps", "fdatasync lz4", "fdatasync steps",
+            "pwrite commits", "fdatasync commits", "pwrite head",
+        ]  # fmt: skip
+
+
+def test_a_failed_sync_closes_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows what a disk holds after a failed sync: a new writer has to look."""
+    with Lake.create(tmp_path, VECTOR) as lake:
+        with lake.writer("a", 2) as writer:
+            writer.append(steps())
+
+            def fail(fd: int) -> None:
+                raise OSError(5, "Input/output error")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fdatasync", fail)
+                with pytest.raises(OSError, match="Input/output"):
+                    writer.append(steps())
+            with pytest.raises(LakeError, match=r"a sync failed .* open a new writer"):
+                writer.append(steps())
+        with lake.writer("a", 2) as writer:
+            assert writer.position == 1
+            writer.append(steps())
+
+
+@pytest.mark.parametrize("kind", ["steps", "lz4"])
+def test_an_append_whose_bytes_are_gone_is_cut_off(tmp_path: Path, kind: str) -> None:
+    """A disk that lies about its syncs: the log has the append, the data is shorter. The longest whole prefix stays."""
+    naive, rng = NaiveLake(), np.random.default_rng(0)
+    with Lake.create(tmp_path, FRAME) as lake:
+        with lake.writer("a", 2) as writer:
+            for _ in range(3):
+                kept = {key: list(lane) for key, lane in naive.lanes.items()}
+                writer.append(naive.generate("a", 2, 4, rng, FRAME, fresh=False, ends=0.1))
+        naive.lanes = kept
+        with open(tmp_path / "streams" / "a" / f"000000.{kind}", "r+b") as file:
+            file.truncate(file.seek(0, 2) - 1)
+        with lake.writer("a", 2, continue_episodes=True) as writer:
+            assert writer.position == 2
+            assert writer.recovered.cut_bytes > 0
+            writer.append(naive.generate("a", 2, 4, rng, FRAME, fresh=False, ends=0.1))
+        lake.refresh()
+        assert lake.transitions(2) == len(naive.transitions(stack=2, n_step=1, gamma=1.0, repeat=False))
+        assert verify(tmp_path).good
+
+
+def test_readers_see_only_what_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the sync of the log and the acknowledgement the log is ahead of the head; after a power cut too."""
+    head = tmp_path / "streams" / "a" / "head"
+    with Lake.create(tmp_path, VECTOR) as lake, lake.writer("a", 2) as writer:
+        writer.append(steps())
+        earlier = head.read_bytes()
+        writer.append(steps())
+        head.write_bytes(earlier)
+        assert Lake(tmp_path).reader("a").commits == 1
+        lake.refresh()
+        assert lake.reader("a").commits == 1
+        monkeypatch.setattr("millpond.replay.log.this_boot", lambda: b"another boot of the machine".ljust(36))
+        lake.refresh()
+        assert lake.reader("a").commits == 2
