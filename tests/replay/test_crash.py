@@ -198,3 +198,28 @@ def test_readers_follow_a_writer_in_another_process(tmp_path: Path) -> None:
         finally:
             os.kill(child, signal.SIGKILL)
             acknowledged_until_death(child, pipe)
+
+
+def test_several_writers_at_once(tmp_path: Path) -> None:
+    """Each in a process of its own, all making the lake at the same moment."""
+
+    def work(name: str) -> Callable[[int], None]:
+        def run(pipe: int) -> None:
+            with (
+                Lake.create(tmp_path / "lake", FRAME, segment_bytes=SEGMENT_BYTES) as lake,
+                lake.writer(name, LANES) as writer,
+            ):
+                for number in range(12):
+                    os.write(pipe, f"{writer.append(append_number(number)).commits}\n".encode())
+
+        return run
+
+    children = [in_child(work(f"agent{k}")) for k in range(3)]
+    assert [acknowledged_until_death(*child)[-1] for child in children] == [12, 12, 12]
+    naive = NaiveLake()
+    for number in range(12):
+        append_number(number, naive)
+    expected = len(naive.transitions(stack=2, n_step=1, gamma=1.0, repeat=False))
+    with Lake(tmp_path / "lake") as lake:
+        assert [lake.view(name).transitions(2) for name in lake.streams] == [expected] * 3
+    assert verify(tmp_path / "lake").good

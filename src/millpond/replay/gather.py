@@ -75,47 +75,41 @@ def read_frames(
             decode_rows(source, begins, ends, state, slots, flat, field.nbytes, number, status)
             bad = np.flatnonzero(status).tolist() if status.any() else []
             damaged += [(i, _damage(view, int(rows[i]), "frames", WORDS_FOR[status[i]])) for i in bad]
-    if view.compacted.any():
-        entries = np.flatnonzero(state == CHUNKED)
-        damaged += _read_zst(view, schema, reader, rows, slots, targets, entries, view.segment_of(rows[entries]))
+    entries = np.flatnonzero(state == CHUNKED) if view.compacted.any() else ()
+    if len(entries):
+        damaged += _read_zst(view, schema, reader, rows, slots, targets, np.asarray(entries))
     return damaged
 
 
 def _read_zst(
-    view: View,
-    schema: Schema,
-    reader: SpanReader,
-    rows: Array,
-    slots: Array,
-    targets: dict[str, Array],
-    entries: Array,
-    segment: Array,
+    view: View, schema: Schema, reader: SpanReader, rows: Array, slots: Array, targets: dict[str, Array], entries: Array
 ) -> list[tuple[int, Damage]]:
-    """Each chunk is read and decompressed once, however many of its rows are wanted."""
-    damaged: list[tuple[int, Damage]] = []
+    """Each chunk is read and decompressed once, however many of its rows are wanted, several at the same time."""
     row_bytes = sum(field.nbytes for field in schema.compressed)
-    files = view.frames_files
-    position = view.position[rows[entries]]
-    keys = segment.astype(np.int64) << 32 | position
-    for key in np.unique(keys).tolist():
-        members = entries[keys == key]
-        number, at = key >> 32, key & 0xFFFFFFFF
+    segment = view.segment_of(rows[entries])
+    wanted = rows[entries] - view.segment_begin[segment]
+    keys = segment << 32 | view.position[rows[entries]].astype(np.int64)
+    order = np.argsort(keys, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(keys[order])) + 1)
+
+    def place(members: Array) -> list[tuple[int, Damage]]:
+        file, at = view.frames_files[segment[members[0]]], int(keys[members[0]] & 0xFFFFFFFF)
         try:
-            held, frames = decode_chunk(_read_chunk(reader, files[number], at), row_bytes, f"{files[number]} at {at}")
-            within = np.searchsorted(held, rows[members] - view.segment_begin[number])
-            within = np.minimum(within, len(held) - 1)
-            if not np.array_equal(held[within], rows[members] - view.segment_begin[number]):
-                raise LakeDamaged(f"{files[number]} at {at}: the chunk does not hold the rows that it should")
+            held, frames = decode_chunk(_read_chunk(reader, file, at), row_bytes, f"{file} at {at}")
+            within = np.minimum(np.searchsorted(held, wanted[members]), len(held) - 1)
+            if not np.array_equal(held[within], wanted[members]):
+                raise LakeDamaged(f"{file} at {at}: the chunk does not hold the rows that it should")
         except LakeDamaged as error:
-            damaged += [(int(i), _damage(view, int(rows[i]), "frames", str(error))) for i in members]
-            continue
+            return [(int(entries[m]), _damage(view, int(rows[entries[m]]), "frames", str(error))) for m in members]
         begin = 0
         for field in schema.compressed:
             if field.name in targets:
                 flat = targets[field.name].reshape(-1, field.nbytes)
-                flat[slots[members]] = frames[within, begin : begin + field.nbytes]
+                flat[slots[entries[members]]] = frames[within, begin : begin + field.nbytes]
             begin += field.nbytes
-    return damaged
+        return []
+
+    return [found for damage in reader.each(place, groups) for found in damage]
 
 
 def _read_chunk(reader: SpanReader, path: Any, at: int) -> bytes:

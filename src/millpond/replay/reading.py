@@ -15,10 +15,10 @@ import mmap
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,9 +29,11 @@ from millpond.replay.spans import Spans
 Array = np.ndarray[Any, Any]
 NOWAIT = getattr(os, "RWF_NOWAIT", 0)  # 0 where the system cannot say what is cached
 HAS_PREADV = hasattr(os, "preadv")
-OPEN_FILES = 256
+OPEN_FILES = 128  # each takes two descriptors, one of them held by its map
 THREADS = 32
 PROBES = 6
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class OpenFile:
@@ -89,8 +91,11 @@ class SpanReader:
                 (files[local[i]], int(spans.offset[i]), buffer[spans.place[i] : spans.place[i] + spans.nbytes[i]])
                 for i in np.flatnonzero(late).tolist()
             ]
-            for _ in self._workers().map(_read_whole, waiting):
-                pass
+            list(self.each(_read_whole, waiting))
+
+    def each(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Do `work` for all items, in the threads of the pool."""
+        return self._workers().map(work, items)
 
     def _open_all(self, paths: Sequence[Path], segment: Array) -> tuple[list[OpenFile], Array, Array]:
         """Files, their table (descriptor, address and length of the map), and which of them each span is in."""
