@@ -150,16 +150,12 @@ def evict(paths: list[Path]) -> None:
 def cold(lake: Lake, raw: Path, count: int) -> dict[str, float]:
     """Nothing in the page cache: evicted before every batch."""
     files = [path for path in lake.folder.rglob("*") if path.is_file()]
-    fresh: list[Lake] = [lake]
 
-    def reopen() -> None:  # a map keeps its pages in the cache: all are made anew for every batch
-        fresh[0].close()
-        evict(files)
-        fresh[0] = Lake(lake.folder)
+    def forget() -> None:  # a map keeps its pages in the cache: all are made anew for every batch
+        lake.release()
         evict(files)
 
-    ours = per_second(lambda rng: fresh[0].sample(BATCH, rng, stack=STACK), 15, 0, reopen)
-    fresh[0].close()
+    ours = per_second(lambda rng: lake.sample(BATCH, rng, stack=STACK), 15, 0, forget)
     theirs = per_second(lambda rng: gather(raw, count, stacks=False)(rng), 5, 0, lambda: evict([raw]))
     return {"lake": ours, "mmap, five frames": theirs, "ratio": ours / theirs}
 

@@ -281,6 +281,10 @@ class Lake:
         for reader, count in zip(self._streams.values(), counts.tolist(), strict=True):
             reader.replayed += count * each
 
+    def release(self) -> None:
+        """Close all files and maps for now; they are opened again when they are needed."""
+        self._reader.forget()
+
     def close(self) -> None:
         """Close all files and end the reading threads."""
         self._reader.close()
