@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.replay.checksum import ONES, range_checksum, row_checksums, words_by_processor, words_by_table
-from millpond.replay.compiled import Position
 from millpond.replay.memory import HAS_CRC32C
+from millpond.replay.position import Position
 
 
 @given(data=st.binary(min_size=1, max_size=300), start=st.integers(0, 40), end=st.integers(0, 300))

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from millpond.replay.compiled import Position, compiled
+from millpond.compiled import compiled
 from millpond.replay.memory import HAS_CRC32C, crc32c_word, load64
+from millpond.replay.position import Position
 
 POLYNOMIAL = 0x82F63B78  # reflected
 ONES = np.uint32(0xFFFFFFFF)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.replay.compiled import compiled
+from millpond.compiled import compiled
 from millpond.replay.index import DAMAGED
 from millpond.replay.schema import ENDED, FINAL, FIRST
 from millpond.replay.stream import View

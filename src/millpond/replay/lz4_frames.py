@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from millpond.compiled import compiled
 from millpond.replay.checksum import range_checksum
-from millpond.replay.compiled import Position, compiled
 from millpond.replay.memory import load32, lz4_compress, lz4_decompress, store32
+from millpond.replay.position import Position
 
 Array = np.ndarray[Any, Any]
 FRAME_HEADER_BYTES = 8

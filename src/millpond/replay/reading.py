@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from millpond.replay.compiled import Position, compiled
+from millpond.compiled import compiled
 from millpond.replay.memory import copy_bytes, preadv2
+from millpond.replay.position import Position
 from millpond.replay.spans import Spans
 
 Array = np.ndarray[Any, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.replay.compiled import compiled
+from millpond.compiled import compiled
 from millpond.replay.lz4_frames import CHUNKED, HERE, NOTHING, UNUSABLE
 from millpond.replay.stream import View
 from millpond.replay.walk import NO_ROW

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from millpond.replay.compiled import compiled
+from millpond.compiled import compiled
 from millpond.replay.index import DAMAGED
 from millpond.replay.schema import CONTEXT, ENDED, FINAL, FIRST, HAS_FINAL
 
