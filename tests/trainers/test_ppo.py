@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from millpond.config import load
+from millpond.errors import MillpondError
 from millpond.planner import PPOPlan
 from millpond.store import Checkpoints
 from millpond.trainers.ppo import PPOTrainer
@@ -222,3 +223,8 @@ def test_numbers_are_clipped_for_the_env_and_kept_as_drawn(tmp_path: Path) -> No
         trainer.close()
     assert float(trainer.rows["action"].abs().max()) > 2.0
     assert records(tmp_path / "pond")[0]["approx_kl"] < 1.0
+
+
+def test_what_no_world_does_yet_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MillpondError, match="env.episodic=true can be planned"):
+        run_to_the_end(tmp_path, "pond", **{"env.episodic": True})
