@@ -226,5 +226,5 @@ def test_numbers_are_clipped_for_the_env_and_kept_as_drawn(tmp_path: Path) -> No
 
 
 def test_what_no_world_does_yet_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MillpondError, match="env.episodic=true can be planned"):
+    with pytest.raises(MillpondError, match="can be planned, but no world holds its rewards back"):
         run_to_the_end(tmp_path, "pond", **{"env.episodic": True})
