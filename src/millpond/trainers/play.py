@@ -11,11 +11,11 @@ from torch import Tensor
 from millpond.config import PPORecipe
 from millpond.envs.render import render_rgb, write_gif
 from millpond.envs.world import World
-from millpond.policies import build_policy, load_policy_factory
 from millpond.store import Checkpoints, RunError
+from millpond.trainers.build import make_policy
 from millpond.trainers.evaluate import Evaluation, evaluate
 from millpond.trainers.session import open_run
-from millpond.trainers.worlds import build_vector, make_spec
+from millpond.trainers.worlds import evaluation_vector, make_spec
 
 
 class LoadedPolicy:
@@ -35,16 +35,7 @@ class LoadedPolicy:
         self.updates = checkpoint.updates
         self.spec = make_spec(self.recipe.env, stacked=True)
         self.device = torch.device(device)
-        policy = self.recipe.policy
-        build = load_policy_factory(policy.target) if policy.target else build_policy
-        self.policy: Any = build(
-            self.spec.observation,
-            self.spec.action,
-            encoder=policy.encoder,
-            core=policy.core,
-            hidden_size=policy.hidden_size,
-            normalize_observations=policy.normalize_observations,
-        ).to(self.device)
+        self.policy = make_policy(self.recipe.policy, self.spec, self.device)
         self.policy.load_state_dict(checkpoint.weights["policy"])
         self.policy.eval()
 
@@ -65,13 +56,9 @@ def evaluate_run(
 ) -> tuple[Evaluation, int]:
     """Episodes of a run's policy, and after how many updates it was saved. `render` draws the first env's episode."""
     loaded = LoadedPolicy(name, best=best)
-    env = loaded.recipe.env.model_copy(update={"stagger": False})
-    vector_config = loaded.recipe.vector.model_copy(update={"backend": "inline"})
     worlds: list[World] = []
     frames: list[Any] = []
-    with build_vector(
-        env, vector_config, num_envs=episodes, groups=1, num_workers=1, stacked=True, made=worlds
-    ) as vector:
+    with evaluation_vector(loaded.recipe.env, loaded.recipe.vector, episodes, made=worlds) as vector:
 
         def draw() -> None:
             frames.append(render_rgb(worlds[-1], 0))

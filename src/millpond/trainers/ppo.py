@@ -17,19 +17,19 @@ from millpond.config import Loaded, PPORecipe
 from millpond.loop import Address, Ended, Loop
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.memory import row_fields
-from millpond.policies import build_policy, load_policy_factory
 from millpond.record import Counters, Recorder, Timer
 from millpond.rollout import Collector, Draw, Rows, draw_minibatches
 from millpond.rollout.collect import Collected
 from millpond.rollout.sampling import annealed_beta
 from millpond.schedules import named
 from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, training
+from millpond.trainers.build import make_policy
 from millpond.trainers.evaluate import Evaluation, evaluate
 from millpond.trainers.optimizers import make_optimizer
 from millpond.trainers.ppo_update import Coefficients, Estimate, estimate_advantages, train_minibatch
 from millpond.trainers.sinks import make_sinks
 from millpond.trainers.vector_state import VectorState
-from millpond.trainers.worlds import build_vector
+from millpond.trainers.worlds import build_vector, evaluation_vector
 
 
 class PPOTrainer:
@@ -57,15 +57,7 @@ class PPOTrainer:
             stacked=True,
         )
         spec, core, hidden = self.vector.spec, recipe.policy.core, recipe.policy.hidden_size
-        build = load_policy_factory(recipe.policy.target) if recipe.policy.target else build_policy
-        policy: Any = build(
-            spec.observation,
-            spec.action,
-            encoder=recipe.policy.encoder,
-            core=core,
-            hidden_size=hidden,
-            normalize_observations=recipe.policy.normalize_observations,
-        ).to(self.device)
+        policy = make_policy(recipe.policy, spec, self.device)
         self.policy = policy
         self.unroll = torch.compile(policy.unroll) if recipe.trainer.compile else policy.unroll
         self.optimizer = make_optimizer(recipe.ppo, self.policy)
@@ -282,13 +274,6 @@ class PPOTrainer:
 
     def evaluate(self, episodes: int) -> Evaluation:
         """Episodes of the policy as it is now, in envs of their own."""
-        vector = build_vector(
-            self.recipe.env.model_copy(update={"stagger": False}),
-            self.recipe.vector.model_copy(update={"backend": "inline"}),
-            num_envs=episodes,
-            groups=1,
-            num_workers=1,
-            stacked=True,
-        )
+        vector = evaluation_vector(self.recipe.env, self.recipe.vector, episodes)
         with vector:
             return evaluate(self.policy, vector, episodes=episodes, seed=self.recipe.eval.seed, device=self.device)

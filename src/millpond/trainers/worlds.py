@@ -72,3 +72,9 @@ def build_vector(
         on_crash=vector.on_crash,
         threads=vector.threads,
     )
+
+
+def evaluation_vector(env: EnvConfig, vector: VectorConfig, episodes: int, made: list[World] | None = None) -> Vector:
+    """One env an episode, in this process, each from the very beginning of its episode."""
+    whole, inline = env.model_copy(update={"stagger": False}), vector.model_copy(update={"backend": "inline"})
+    return build_vector(whole, inline, num_envs=episodes, groups=1, num_workers=1, stacked=True, made=made)
