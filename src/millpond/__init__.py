@@ -49,13 +49,13 @@ def train(
 ) -> Run:
     """Train a recipe to its end, as `millpond train` does, and return its run, whose folder has everything."""
     from millpond.config import load as load_config
-    from millpond.trainers.ppo import PPOTrainer
-    from millpond.trainers.session import require_trainer, start_run
+    from millpond.trainers.kinds import make_trainer, require_trainer
+    from millpond.trainers.session import start_run
 
     loaded = load_config(recipe, overrides, preset)
     require_trainer(loaded)
     started = start_run(loaded, run, overwrite=overwrite)
-    trainer = PPOTrainer(loaded, started)
+    trainer = make_trainer(loaded, started)
     try:
         trainer.train()
     finally:

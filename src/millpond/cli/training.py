@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from millpond.cli.output import print_json, print_text
-from millpond.config import Loaded, PPORecipe, load
+from millpond.config import load
 from millpond.planner import plan_loaded
-from millpond.planner.lines import figures, sentence
+from millpond.planner.lines import figures
 from millpond.planner.show import show_alerts
 from millpond.store import Run, list_runs, show_runs
 
@@ -25,7 +25,8 @@ def train(
     resume: str | None,
 ) -> None:
     """Train a recipe, or go on with a run."""
-    from millpond.trainers.session import open_run, require_trainer, resume_run, start_run
+    from millpond.trainers.kinds import make_trainer, require_trainer
+    from millpond.trainers.session import open_run, resume_run, start_run
 
     if resume is not None:
         loaded, run = resume_run(resume, overrides)
@@ -33,29 +34,17 @@ def train(
         loaded = load(recipe, overrides, preset)
         require_trainer(loaded)
         run = start_run(loaded, run_name, overwrite=overwrite)
-    require_trainer(loaded)
     source: Run | None = None
     if weights_from is not None:
         _, source = open_run(weights_from, loaded.recipe.run_dir)
-    _train_ppo(loaded, run, source)
-
-
-def _train_ppo(loaded: Loaded, run: Run, source: Run | None) -> None:
-    from millpond.trainers.ppo import PPOTrainer
-    from millpond.trainers.summary import summarise
-
-    planned = plan_loaded(loaded)
-    print_text("\n".join([*show_alerts(planned.alerts), f"run {run.folder}"]))
-    recipe = loaded.recipe
-    assert isinstance(recipe, PPORecipe)
-    trainer = PPOTrainer(loaded, run, weights_from=source)
+    print_text("\n".join([*show_alerts(plan_loaded(loaded).alerts), f"run {run.folder}"]))
+    trainer = make_trainer(loaded, run, weights_from=source)
     try:
-        print_text("\n".join(sentence(f"vector: {trainer.vector.backend}; {trainer.vector.reason}")))
+        print_text("\n".join(trainer.opening()))
         trainer.train()
-        if trainer.loop.done:
-            shares = trainer.timer.shares()
-            speed = trainer.counters.agent_steps / max(trainer.counters.seconds, 1e-9)
-            print_text("\n" + "\n".join(summarise(recipe, run, trainer.final_evaluation, shares, speed)))
+        summary = trainer.summary()
+        if summary:
+            print_text("\n" + "\n".join(summary))
     finally:
         trainer.close()
 

@@ -16,6 +16,7 @@ import torch
 from millpond.config import Loaded, PPORecipe
 from millpond.loop import Address, Ended, Loop
 from millpond.planner import PPOPlan, plan_loaded
+from millpond.planner.lines import sentence
 from millpond.planner.memory import row_fields
 from millpond.record import Counters, Recorder, Timer
 from millpond.rollout import Collector, Draw, Rows, draw_minibatches
@@ -28,6 +29,7 @@ from millpond.trainers.evaluate import Evaluation, evaluate
 from millpond.trainers.optimizers import make_optimizer
 from millpond.trainers.ppo_update import Coefficients, Estimate, estimate_advantages, train_minibatch
 from millpond.trainers.sinks import make_sinks
+from millpond.trainers.summary import summarise
 from millpond.trainers.vector_state import VectorState
 from millpond.trainers.worlds import build_vector, evaluation_vector
 
@@ -124,6 +126,17 @@ class PPOTrainer:
     def close(self) -> None:
         """End the workers."""
         self.vector.close()
+
+    def opening(self) -> list[str]:
+        """How the envs are stepped, and why so."""
+        return sentence(f"vector: {self.vector.backend}; {self.vector.reason}")
+
+    def summary(self) -> list[str]:
+        """Return, speed and where the time went, when the run is over."""
+        if not self.loop.done:
+            return []
+        speed = self.counters.agent_steps / max(self.counters.seconds, 1e-9)
+        return summarise(self.recipe, self.run, self.final_evaluation, self.timer.shares(), speed)
 
     # -- the stages of an iteration
 

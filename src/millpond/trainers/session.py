@@ -7,10 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from millpond.config import Loaded, PPORecipe, load
+from millpond.config import Loaded, load
 from millpond.config.check import flatten
 from millpond.envs.families import FAMILIES, family_of
-from millpond.errors import MillpondError
 from millpond.planner import plan_loaded
 from millpond.store import Run, RunError, check_changes, find_run
 from millpond.store.durable import replace_file
@@ -26,14 +25,6 @@ MAY_CHANGE_IN = ("checkpoint.", "eval.", "log.")
 def may_change(key: str) -> bool:
     """Whether a run can be resumed with another value of this key."""
     return key in MAY_CHANGE or key.startswith(MAY_CHANGE_IN)
-
-
-def require_trainer(loaded: Loaded) -> None:
-    """Refuse a kind that can only be planned, before a folder is made for it."""
-    if not isinstance(loaded.recipe, PPORecipe):
-        raise MillpondError(
-            f"{loaded.name} is of kind {loaded.recipe.kind}; this version plans such recipes and trains those of kind ppo"
-        )
 
 
 def config_text(loaded: Loaded) -> str:

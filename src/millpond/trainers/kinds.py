@@ -1,0 +1,41 @@
+"""The trainer of each kind of recipe, behind one face: what the command line and the Python interface drive."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from millpond.config import Loaded, PPORecipe
+from millpond.errors import MillpondError
+from millpond.store import Run
+
+
+class Trainer(Protocol):
+    """Everything of one run."""
+
+    def train(self) -> None:
+        """Run to the end, or to where it is stopped."""
+
+    def close(self) -> None:
+        """End workers and close files."""
+
+    def opening(self) -> list[str]:
+        """Lines to print before training."""
+
+    def summary(self) -> list[str]:
+        """Lines to print when the run is over; none where it was stopped before its end."""
+
+
+def require_trainer(loaded: Loaded) -> None:
+    """Refuse a kind that can only be planned, before a folder is made for it."""
+    if not isinstance(loaded.recipe, PPORecipe):
+        raise MillpondError(
+            f"{loaded.name} is of kind {loaded.recipe.kind}; this version plans such recipes and trains those of kind ppo"
+        )
+
+
+def make_trainer(loaded: Loaded, run: Run, *, weights_from: Run | None = None) -> Trainer:
+    """The trainer for a recipe of any kind. Heavy modules are imported for the kind that is asked for."""
+    require_trainer(loaded)
+    from millpond.trainers.ppo import PPOTrainer
+
+    return PPOTrainer(loaded, run, weights_from=weights_from)
