@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "loop": {"errors"},
     "record": {"errors", "loop"},
     "store": {"errors", "loop", "record"},
+    "ranks": {"errors", "loop", "record", "store"},
     "planner": {"errors", "sizes", "envs", "config"},
     "policies": {"errors", "envs", "compiled"},
     "replay": {"errors", "envs", "compiled"},
@@ -47,9 +48,10 @@ ALLOWED: dict[str, set[str]] = {
         "loop",
         "record",
         "store",
+        "ranks",
     },
-    "cli": {"errors", "config", "planner", "envs", "store", "trainers"},
-    "__init__": {"config", "planner", "store", "trainers"},
+    "cli": {"errors", "config", "planner", "envs", "store", "ranks", "trainers"},
+    "__init__": {"config", "planner", "store", "ranks", "trainers"},
     "__main__": {"cli"},
 }
 

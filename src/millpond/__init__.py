@@ -48,18 +48,25 @@ def train(
     overwrite: bool = False,
 ) -> Run:
     """Train a recipe to its end, as `millpond train` does, and return its run, whose folder has everything."""
+    from millpond.config import Loaded
     from millpond.config import load as load_config
+    from millpond.ranks import join
     from millpond.trainers.kinds import make_trainer, require_trainer
-    from millpond.trainers.session import start_run
+    from millpond.trainers.session import run_of_all, start_run
 
-    loaded = load_config(recipe, overrides, preset)
-    require_trainer(loaded)
-    started = start_run(loaded, run, overwrite=overwrite)
-    trainer = make_trainer(loaded, started)
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
+    with join() as ranks:
+
+        def begin() -> tuple[Loaded, Run]:
+            loaded = load_config(recipe, overrides, preset)
+            require_trainer(loaded)
+            return loaded, start_run(loaded, run, overwrite=overwrite, ranks=ranks.count)
+
+        loaded, started = run_of_all(ranks, begin)
+        trainer = make_trainer(loaded, started, ranks=ranks)
+        try:
+            trainer.train()
+        finally:
+            trainer.close()
     return started
 
 

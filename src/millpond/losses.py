@@ -5,10 +5,13 @@ S steps (any shape)   `weight` [S]: 0 where the agent was not alive, else the ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+AllReduce = Callable[[Tensor], object]
 
 
 @dataclass(frozen=True)
@@ -70,16 +73,27 @@ def _value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: float |
     return 0.5 * squared
 
 
-def normalise(advantage: Tensor, alive: Tensor) -> Tensor:
-    """To mean 0 and standard deviation 1 over the steps that count; the others stay 0."""
-    count = alive.sum().clamp(min=1)
-    mean = torch.where(alive, advantage, 0.0).sum() / count
-    variance = torch.where(alive, (advantage - mean).square(), 0.0).sum() / count
+def normalise(advantage: Tensor, alive: Tensor, add_up: AllReduce | None = None) -> Tensor:
+    """To mean 0 and standard deviation 1 over the steps that count, of all ranks; the others stay 0."""
+    mean, variance = mean_and_variance(advantage, alive, add_up)
     return torch.where(alive, (advantage - mean) / (variance.sqrt() + 1e-8), 0.0)
 
 
-def explained_variance(value: Tensor, target: Tensor, alive: Tensor) -> Tensor:
+def explained_variance(value: Tensor, target: Tensor, alive: Tensor, add_up: AllReduce | None = None) -> Tensor:
     """1 - Var(target - value) / Var(target): 1 is perfect, 0 is as good as the mean, below that worse."""
-    residual, wanted = (target - value)[alive], target[alive]
-    variance = wanted.var(unbiased=False)
-    return torch.where(variance > 0, 1 - residual.var(unbiased=False) / variance.clamp(min=1e-12), 0.0)
+    _, variance = mean_and_variance(target, alive, add_up)
+    _, unexplained = mean_and_variance(target - value, alive, add_up)
+    return torch.where(variance > 0, 1 - unexplained / variance.clamp(min=1e-12), 0.0)
+
+
+def mean_and_variance(values: Tensor, alive: Tensor, add_up: AllReduce | None = None) -> tuple[Tensor, Tensor]:
+    """Over the steps that count. `add_up` adds a tensor up over ranks in place: sums and counts are what ranks share."""
+    sums = torch.stack((alive.sum().double(), torch.where(alive, values, 0.0).sum().double()))
+    if add_up is not None:
+        add_up(sums)
+    count = sums[0].clamp(min=1)
+    mean = (sums[1] / count).to(values.dtype)
+    squares = torch.where(alive, (values - mean).square(), 0.0).sum().double()
+    if add_up is not None:
+        add_up(squares)
+    return mean, (squares / count).to(values.dtype)

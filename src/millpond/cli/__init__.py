@@ -19,7 +19,8 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # here, where a full disk can still be told of
     except MillpondError as error:
-        print(f"millpond: {error}", file=sys.stderr)
+        if not error.quiet:
+            print(f"millpond: {_who()}{error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -28,3 +29,11 @@ def main() -> None:
         if not isinstance(error, BrokenPipeError):  # a reader that has gone, such as `head`, is no failure
             print(f"millpond: {error.strerror or error}", file=sys.stderr)
             sys.exit(1)
+
+
+def _who() -> str:
+    """Which rank speaks, where it is not the first."""
+    from millpond.ranks.place import Place
+
+    rank = Place.here().rank
+    return f"rank {rank}: " if rank else ""

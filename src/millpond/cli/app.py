@@ -86,6 +86,7 @@ def train(
       millpond train grid ppo.learning_rate=1e-3 --run faster
       millpond train metta --debug                  # one of every level
       millpond train --resume faster trainer.total_timesteps=8e6
+      torchrun --nproc-per-node=2 -m millpond train # sizes are totals that ranks share
     """
     from millpond.cli.training import train as run_training
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.cli.output import print_json, print_text
-from millpond.config import load
+from millpond.config import Loaded, load
 from millpond.planner import plan_loaded
 from millpond.planner.lines import figures
 from millpond.planner.show import show_alerts
@@ -25,28 +25,38 @@ def train(
     resume: str | None,
 ) -> None:
     """Train a recipe, or go on with a run."""
+    from millpond.ranks import join
     from millpond.trainers.kinds import make_trainer, require_trainer
-    from millpond.trainers.session import open_run, resume_run, start_run
+    from millpond.trainers.session import open_run, resume_run, run_of_all, start_run
 
-    if resume is not None:
-        loaded, run = resume_run(resume, overrides)
-    else:
-        loaded = load(recipe, overrides, preset)
-        require_trainer(loaded)
-        run = start_run(loaded, run_name, overwrite=overwrite)
-    source: Run | None = None
-    if weights_from is not None:
-        _, source = open_run(weights_from, loaded.recipe.run_dir)
-    print_text("\n".join([*show_alerts(plan_loaded(loaded).alerts), f"run {run.folder}"]))
-    trainer = make_trainer(loaded, run, weights_from=source)
-    try:
-        print_text("\n".join(trainer.opening()))
-        trainer.train()
-        summary = trainer.summary()
-        if summary:
-            print_text("\n" + "\n".join(summary))
-    finally:
-        trainer.close()
+    with join() as ranks:
+
+        def begin() -> tuple[Loaded, Run]:
+            if resume is not None:
+                return resume_run(resume, overrides, ranks=ranks.count)
+            loaded = load(recipe, overrides, preset)
+            require_trainer(loaded)
+            if weights_from is not None:
+                open_run(weights_from, loaded.recipe.run_dir)  # refused, if it is, before there is a folder
+            return loaded, start_run(loaded, run_name, overwrite=overwrite, ranks=ranks.count)
+
+        loaded, run = run_of_all(ranks, begin)
+        source = Run.open(Path(loaded.recipe.run_dir), weights_from) if weights_from and ranks.first else None
+        say = print_text if ranks.first else _say_nothing
+        say("\n".join([*show_alerts(plan_loaded(loaded).alerts), f"run {run.folder}"]))
+        trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks)
+        try:
+            say("\n".join(trainer.opening()))
+            trainer.train()
+            summary = trainer.summary() if ranks.first else []
+            if summary:
+                say("\n" + "\n".join(summary))
+        finally:
+            trainer.close()
+
+
+def _say_nothing(text: str) -> None:
+    """What ranks other than the first print."""
 
 
 def evaluate(name: str, episodes: int, render: Path | None, seed: int | None, best: bool, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -88,11 +88,26 @@ def check(values: Mapping[str, Any], source: str = "") -> Recipe:
     return recipe
 
 
-def mend(flat: Mapping[str, Any], set_keys: set[str], first: Overrides | None = None) -> dict[str, Any] | None:
+def refuse_violations(recipe: Recipe, rule: rules.Rule, source: str = "") -> None:
+    """Hold a recipe, which keeps its own rules, to one more. Fixes keep them all."""
+    flat, set_keys = flatten(recipe), written(recipe)
+    found = list(rule(flat))
+    if found:
+        raise ConfigError(_with_valid_fixes(found, flat, set_keys, rule), mend(flat, set_keys, None, rule), source)
+
+
+def _no_more(values: rules.Values) -> Iterator[Violation]:
+    return iter(())
+
+
+def mend(
+    flat: Mapping[str, Any], set_keys: set[str], first: Overrides | None = None, more: rules.Rule = _no_more
+) -> dict[str, Any] | None:
     """Overrides after which no rule is broken: `first`, and then the best fix of whatever is still wrong."""
     fix: dict[str, Any] = dict(first or {})
     for _ in range(ROUNDS):
-        broken = rules.violations({**flat, **fix}, set_keys - {k for k, v in fix.items() if v is None})
+        values = {**flat, **fix}
+        broken = rules.violations(values, set_keys - {k for k, v in fix.items() if v is None}) or list(more(values))
         if not broken:
             return fix
         if not broken[0].fixes:
@@ -101,9 +116,11 @@ def mend(flat: Mapping[str, Any], set_keys: set[str], first: Overrides | None = 
     return None
 
 
-def _with_valid_fixes(found: list[Violation], flat: Mapping[str, Any], set_keys: set[str]) -> list[Violation]:
+def _with_valid_fixes(
+    found: list[Violation], flat: Mapping[str, Any], set_keys: set[str], more: rules.Rule = _no_more
+) -> list[Violation]:
     """A single violation's proposals are completed; of several, the one fix for all says what is valid."""
-    return [_completed(found[0], flat, set_keys)] if len(found) == 1 else found
+    return [_completed(found[0], flat, set_keys, more)] if len(found) == 1 else found
 
 
 def _within_limits(violation: Violation, rest: Mapping[str, Any], model: type[BaseModel]) -> Violation:
@@ -118,11 +135,13 @@ def _within_limits(violation: Violation, rest: Mapping[str, Any], model: type[Ba
     return Violation(violation.keys, violation.message, tuple(allowed))
 
 
-def _completed(violation: Violation, flat: Mapping[str, Any], set_keys: set[str]) -> Violation:
+def _completed(
+    violation: Violation, flat: Mapping[str, Any], set_keys: set[str], more: rules.Rule = _no_more
+) -> Violation:
     """The violation with its proposals completed so that taking one of them alone is enough; the others are dropped."""
     completed: list[Overrides] = []
     for fix in violation.fixes:
-        whole = mend(flat, set_keys | set(fix), fix)
+        whole = mend(flat, set_keys | set(fix), fix, more)
         if whole is not None and whole not in completed:
             completed.append(whole)
     return Violation(violation.keys, violation.message, tuple(completed))

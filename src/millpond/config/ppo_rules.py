@@ -45,7 +45,7 @@ def batch_size(values: Values) -> int | None:
     return envs and rows_per_round(envs, values[AGENTS], values[UNIT]) * values[HORIZON]
 
 
-def _unit(values: Values) -> int | None:
+def batch_step(values: Values) -> int | None:
     """What a batch must be a multiple of: a row, or a whole round in worlds whose envs all step together."""
     family = family_of(values["env.id"])
     if family is None or family.partial_step:
@@ -94,7 +94,7 @@ def _envs_fill_workers_and_groups(values: Values) -> Iterator[Violation]:
 
 
 def _rows_fill_the_batch(values: Values) -> Iterator[Violation]:
-    unit = _unit(values)
+    unit = batch_step(values)
     if values[BATCH] == "auto" or unit is None or values[BATCH] % unit == 0:
         return
     horizon, batch = values[HORIZON], values[BATCH]
@@ -107,10 +107,10 @@ def _rows_fill_the_batch(values: Values) -> Iterator[Violation]:
             f"{values['env.id']} cannot be stepped in part"
         )
         keys = (BATCH, HORIZON, UNIT, "env.id", *ENV_COUNT)
-    yield Violation(keys, rule, tuple(_batch_fixes(batch, unit, values[MINIBATCH], horizon)))
+    yield Violation(keys, rule, tuple(batch_fixes(batch, unit, values[MINIBATCH], horizon)))
 
 
-def _batch_fixes(batch: int, unit: int, minibatch: int, horizon: int) -> Iterator[dict[str, Any]]:
+def batch_fixes(batch: int, unit: int, minibatch: int, horizon: int) -> Iterator[dict[str, Any]]:
     """Nearby multiples of `unit`, with another minibatch size where the present one would not divide."""
     if minibatch % horizon == 0:
         for size in nearest_multiples(batch, lcm(unit, minibatch)):
@@ -126,7 +126,7 @@ def _near(value: int, wanted: int) -> bool:
 
 
 def _minibatches_divide_the_batch(values: Values) -> Iterator[Violation]:
-    batch, minibatch, horizon, unit = batch_size(values), values[MINIBATCH], values[HORIZON], _unit(values)
+    batch, minibatch, horizon, unit = batch_size(values), values[MINIBATCH], values[HORIZON], batch_step(values)
     batch_is_right = batch is not None and unit is not None and batch % unit == 0
     if minibatch % horizon:
         near = sorted(nearest_multiples(minibatch, horizon))

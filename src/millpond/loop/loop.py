@@ -61,6 +61,7 @@ class Loop:
         self._sampler: tuple[int, Any] = (0, None)  # the innermost index at the last snapshot, and the snapshot
         self._phase: Literal["between steps", "body", "hooks"] = "between steps"
         self._stop_requested: str | None = None
+        self._agree: Callable[[str | None], str | None] | None = None
         self.stopped: str | None = None  # why the last `run` ended before its time, if it did
 
     # -- where we are
@@ -138,6 +139,13 @@ class Loop:
         """Let stops and saves wait for the end of an item of `level`. Without this, any step will do."""
         self._boundary = self._levels.depth(level)
 
+    def agree_on_stops(self, agree: Callable[[str | None], str | None]) -> None:
+        """Let several processes with equal loops stop together.
+
+        Wherever a stop may happen, `agree` is given this process's reason to stop, or None, and returns the one of all.
+        """
+        self._agree = agree
+
     # -- for the body
 
     def record(self, name: str, value: SupportsFloat, weight: SupportsFloat = 1.0) -> None:
@@ -191,7 +199,7 @@ class Loop:
                 self._finish_step()
             if deadline is not None and time.monotonic() >= deadline:
                 self.stop("max_seconds")
-            if self._save_requested or self._stop_requested or self.done:
+            if self._save_requested or self._stop_requested or self.done or self._agree:
                 self._save_or_stop()
 
     def save(self) -> None:
@@ -237,7 +245,8 @@ class Loop:
     def _save_or_stop(self) -> None:
         if any(self._levels.indices[self._boundary + 1 :]):
             return  # stops and saves wait for the boundary
-        self.stopped, self._stop_requested = self._stop_requested, None
+        wanted, self._stop_requested = self._stop_requested, None
+        self.stopped = self._agree(wanted) if self._agree else wanted
         ending = (self.stopped is not None or self.done) and self._saved_after != self.count
         if self._save_requested or ending:
             self.save()

@@ -39,6 +39,7 @@ class Run:
         self.tensorboard_path = folder / "tensorboard"
         self.checkpoints_path = folder / "checkpoints"
         self.report_path = folder / "report.html"
+        self.launcher = ""  # what stands before `millpond` in a command for as many ranks
 
     @staticmethod
     def start(root: Path, name: str, *, config_yaml: str, plan: Mapping[str, Any], overwrite: bool = False) -> Run:
@@ -93,7 +94,9 @@ class Run:
     @property
     def resume_command(self) -> str:
         """The command that goes on with this run."""
-        return f"millpond train --resume {self.name if self.folder.parent == Path('runs') else self.folder}"
+        return (
+            f"{self.launcher}millpond train --resume {self.name if self.folder.parent == Path('runs') else self.folder}"
+        )
 
     def save_batch(self, address: Address, batch: Mapping[str, Any]) -> Path:
         """Keep the batch behind a value that was not finite, as safetensors."""

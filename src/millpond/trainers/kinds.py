@@ -6,6 +6,7 @@ from typing import Protocol
 
 from millpond.config import Loaded, PPORecipe
 from millpond.errors import MillpondError
+from millpond.ranks import ALONE, Ranks
 from millpond.store import Run
 
 
@@ -33,9 +34,9 @@ def require_trainer(loaded: Loaded) -> None:
         )
 
 
-def make_trainer(loaded: Loaded, run: Run, *, weights_from: Run | None = None) -> Trainer:
+def make_trainer(loaded: Loaded, run: Run, *, weights_from: Run | None = None, ranks: Ranks = ALONE) -> Trainer:
     """The trainer for a recipe of any kind. Heavy modules are imported for the kind that is asked for."""
     require_trainer(loaded)
     from millpond.trainers.ppo import PPOTrainer
 
-    return PPOTrainer(loaded, run, weights_from=weights_from)
+    return PPOTrainer(loaded, run, weights_from=weights_from, ranks=ranks)

@@ -15,18 +15,22 @@ import torch
 
 from millpond.config import Loaded, PPORecipe
 from millpond.loop import Address, Ended, Loop
+from millpond.losses import mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.lines import sentence
 from millpond.planner.memory import row_fields
+from millpond.planner.ranks import plan_over_ranks, share_of_rank
+from millpond.ranks import ALONE, NoRecorder, PerRank, Ranks, restore_over_ranks, save_over_ranks, training_over_ranks
 from millpond.record import Counters, Recorder, Timer
 from millpond.rollout import Collector, Draw, Rows, draw_minibatches
 from millpond.rollout.collect import Collected
 from millpond.rollout.sampling import annealed_beta
 from millpond.schedules import named
-from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, training
+from millpond.store import Checkpoints, Parts, RandomState, Run
 from millpond.trainers.build import make_policy
 from millpond.trainers.evaluate import Evaluation, evaluate
 from millpond.trainers.optimizers import make_optimizer
+from millpond.trainers.over_ranks import begin_with_weights, collected_by_all, rank_device, rank_seeds, rank_vector
 from millpond.trainers.ppo_update import Coefficients, Estimate, estimate_advantages, train_minibatch
 from millpond.trainers.sinks import make_sinks
 from millpond.trainers.summary import summarise
@@ -37,22 +41,24 @@ from millpond.trainers.worlds import build_vector, evaluation_vector
 class PPOTrainer:
     """Everything of one PPO run. `train()` runs it to its end, or to where it is stopped."""
 
-    def __init__(self, loaded: Loaded, run: Run, *, weights_from: Run | None = None) -> None:
-        recipe = loaded.recipe
+    def __init__(self, loaded: Loaded, run: Run, *, weights_from: Run | None = None, ranks: Ranks = ALONE) -> None:
+        recipe, share = loaded.recipe, share_of_rank(loaded, ranks.count)
         assert isinstance(recipe, PPORecipe)
-        planned = plan_loaded(loaded).plan
+        planned, total = plan_loaded(share).plan, plan_over_ranks(loaded, ranks.count).plan
         assert isinstance(planned, PPOPlan)
-        self.recipe, self.plan, self.run = recipe, planned, run
-        self.device = torch.device(recipe.device)
-        seeds = np.random.SeedSequence(recipe.seed).generate_state(5)
-        random.seed(int(seeds[0]))
-        torch.manual_seed(int(seeds[1]))
-        self.sampler = np.random.default_rng(int(seeds[2]))
+        assert isinstance(total, PPOPlan)
+        self.recipe, self.run, self.ranks = recipe, run, ranks
+        self.plan, self.share = total, planned  # of all ranks together, and of this one
+        self.device = rank_device(recipe.device, ranks.place)
+        seeds = rank_seeds(recipe.seed, ranks.rank)
+        random.seed(seeds[0])
+        torch.manual_seed(seeds[1])
+        self.sampler = np.random.default_rng(seeds[2])
 
         self.timer, self.counters = Timer(), Counters()
         self.vector = build_vector(
             recipe.env,
-            recipe.vector,
+            rank_vector(share.recipe.vector, ranks.place),
             num_envs=planned.num_envs,
             groups=planned.groups,
             num_workers=planned.num_workers,
@@ -61,6 +67,7 @@ class PPOTrainer:
         spec, core, hidden = self.vector.spec, recipe.policy.core, recipe.policy.hidden_size
         policy = make_policy(recipe.policy, spec, self.device)
         self.policy = policy
+        begin_with_weights(ranks, {"policy": policy}, weights_from)
         self.unroll = torch.compile(policy.unroll) if recipe.trainer.compile else policy.unroll
         self.optimizer = make_optimizer(recipe.ppo, self.policy)
         agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
@@ -70,22 +77,24 @@ class PPOTrainer:
             planned.bptt_horizon,
             planned.num_agents,
             agents_per_row,
-            "cpu" if recipe.trainer.cpu_offload else recipe.device,
+            "cpu" if recipe.trainer.cpu_offload else str(self.device),
         )
         self.collector = Collector(
             self.vector,
             self.rows,
             rows_wanted=planned.segments,
             state_shape=tuple(policy.initial_state(1, self.device).shape[1:]),
-            device=recipe.device,
-            generator=torch.Generator(self.device).manual_seed(int(seeds[3])),
+            device=str(self.device),
+            generator=torch.Generator(self.device).manual_seed(seeds[3]),
             phase=self.timer,
         )
-        self.vector.reset(int(seeds[4]))
+        self.vector.reset(seeds[4])
 
         self.loop = self._make_loop()
-        self.recorder = Recorder(
-            run.metrics_path, self.counters, make_sinks(recipe, run, self.loop, self.counters, self.timer)
+        self.recorder = (
+            Recorder(run.metrics_path, self.counters, make_sinks(recipe, run, self.loop, self.counters, self.timer))
+            if ranks.first
+            else NoRecorder()
         )
         self.checkpoints = Checkpoints(
             run.checkpoints_path,
@@ -96,23 +105,21 @@ class PPOTrainer:
             weights={"policy": self.policy},
             state={
                 "optimizer": self.optimizer,
-                "collector": self.collector,
-                "vector": VectorState(self.vector, recipe.seed),
-                "random": RandomState(sampler=self.sampler),
+                "collector": PerRank(ranks, self.collector),
+                "vector": PerRank(ranks, VectorState(self.vector, seeds[4])),
+                "random": PerRank(ranks, RandomState(sampler=self.sampler)),
             },
             values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
         )
         self.score: float | None = None
         self.last_evaluation: Evaluation | None = None  # not yet in a record
         self.final_evaluation: Evaluation | None = None
-        if weights_from is not None:
-            load_weights({"policy": self.policy}, weights_from.weights(), f"run {weights_from.name!r}")
         if run.resumed:
-            self.checkpoints.restore(self.parts)
+            restore_over_ranks(ranks, self.checkpoints, self.parts)
 
     def train(self) -> None:
         """The whole algorithm."""
-        with training(self.run, self.loop, self.recorder):
+        with training_over_ranks(self.ranks, self.run, self.loop, self.recorder):
             for at in self.loop.run(max_seconds=self.recipe.trainer.max_seconds):
                 if at.begins("iteration"):
                     collected = self._collect()
@@ -142,9 +149,10 @@ class PPOTrainer:
 
     def _collect(self) -> Collected:
         with self.timer("collect"):
-            collected = self.collector.collect(self.policy)
+            collected = collected_by_all(self.ranks, self.collector.collect(self.policy), self.share.num_envs)
             if self.recipe.policy.normalize_observations:
-                self.policy.update_normalizer(self.rows["observation"][: self.plan.segments].flatten(0, 2))
+                seen = self.rows["observation"][: self.share.segments].flatten(0, 2)
+                self.policy.update_normalizer(seen, self.ranks.add_up)
         self.counters.env_steps += collected.env_steps
         self.counters.agent_steps += collected.agent_steps
         self.counters.frames += collected.env_steps * self.vector.spec.frame_skip
@@ -156,20 +164,21 @@ class PPOTrainer:
         with self.timer("advantage"):
             return estimate_advantages(
                 self.rows,
-                self.plan.segments,
+                self.share.segments,
                 gamma=ppo.gamma,
                 lam=ppo.gae_lambda,
                 rho_clip=ppo.rho_clip if ppo.advantage == "vtrace" else float("inf"),
                 c_clip=ppo.c_clip if ppo.advantage == "vtrace" else float("inf"),
                 normalize=ppo.normalize_advantage,
+                add_up=self.ranks.add_up,
             )
 
     def _draws(self, estimate: Estimate) -> Iterator[Draw]:
         ppo = self.recipe.ppo
         return draw_minibatches(
             ppo.sampling,
-            self.plan.segments,
-            self.plan.minibatch_segments,
+            self.share.segments,
+            self.share.minibatch_segments,
             self.sampler,
             priority=estimate.priority,
             alpha=ppo.prio_alpha,
@@ -187,9 +196,10 @@ class PPOTrainer:
                 estimate,
                 draw,
                 self._coefficients(),
-                part_rows=self.plan.minibatch_segments // self.plan.accumulated_parts,
+                part_rows=self.share.minibatch_segments // self.share.accumulated_parts,
                 device=self.device,
                 autocast=self._autocast,
+                add_up=self.ranks.add_up,
             )
         self.counters.updates += 1
         for name, value in step.metrics.items():
@@ -237,7 +247,9 @@ class PPOTrainer:
         loop.at_end("iteration", self._write_record)
         if recipe.checkpoint.interval is not None:
             loop.at_end("iteration", lambda ended: loop.request_save(), every=recipe.checkpoint.interval)
-        loop.on_save(lambda: self.checkpoints.save(self.counters.updates, self.parts, self.score))
+        loop.on_save(
+            lambda: save_over_ranks(self.ranks, self.checkpoints, self.counters.updates, self.parts, self.score)
+        )
         return loop
 
     def _end_early(self, at: Address, approx_kl: float) -> None:
@@ -251,10 +263,9 @@ class PPOTrainer:
     def _record_collection(self, collected: Collected, estimate: Estimate) -> None:
         """Values of the whole iteration, recorded once."""
         steps = max(1, collected.agent_steps)
-        reward, alive = self.rows["reward"][: self.plan.segments], self.rows["alive"][: self.plan.segments]
-        self.loop.record(
-            "reward_per_agent_step", torch.where(alive, reward, 0.0).sum() / alive.sum().clamp(min=1), steps
-        )
+        reward, alive = self.rows["reward"][: self.share.segments], self.rows["alive"][: self.share.segments]
+        mean_reward, _ = mean_and_variance(reward, alive, self.ranks.add_up)
+        self.loop.record("reward_per_agent_step", mean_reward, steps)
         self.loop.record("explained_variance", estimate.explained_variance)
         if collected.dropped_agent_steps:
             self.loop.record("dropped_agent_steps", float(collected.dropped_agent_steps))
@@ -280,10 +291,12 @@ class PPOTrainer:
             self._evaluate(ended)
 
     def _evaluate(self, ended: Ended) -> None:
+        self.loop.request_save()
+        if not self.ranks.first:
+            return
         with self.timer("evaluate"):
             self.last_evaluation = self.final_evaluation = self.evaluate(self.recipe.eval.episodes)
         self.score = self.last_evaluation.mean
-        self.loop.request_save()
 
     def evaluate(self, episodes: int) -> Evaluation:
         """Episodes of the policy as it is now, in envs of their own."""

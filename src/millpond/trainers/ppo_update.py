@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.kernels.advantage import advantage_numba, advantage_torch
-from millpond.losses import explained_variance, normalise, ppo_loss
+from millpond.losses import AllReduce, explained_variance, normalise, ppo_loss
 from millpond.rollout.rows import Rows, resets
 from millpond.rollout.sampling import Draw
 
@@ -34,9 +34,20 @@ class Estimate:
 
 
 def estimate_advantages(
-    rows: Rows, num_rows: int, *, gamma: float, lam: float, rho_clip: float, c_clip: float, normalize: bool
+    rows: Rows,
+    num_rows: int,
+    *,
+    gamma: float,
+    lam: float,
+    rho_clip: float,
+    c_clip: float,
+    normalize: bool,
+    add_up: AllReduce | None = None,
 ) -> Estimate:
-    """Advantages of the first `num_rows` rows. Right after collection the policy is the one that acted: all ratios are 1."""
+    """Advantages of the first `num_rows` rows. Right after collection the policy is the one that acted: all ratios are 1.
+
+    `add_up` adds a tensor up over ranks, so that statistics are of all their rows.
+    """
     arrays: dict[str, Any] = {name: rows[name][:num_rows] for name in INPUTS}
     numbers: dict[str, Any] = {"gamma": gamma, "lam": lam, "rho_clip": rho_clip, "c_clip": c_clip}
     advantage = rows["advantage"][:num_rows]
@@ -48,9 +59,9 @@ def estimate_advantages(
     target = advantage + arrays["value"]
     return Estimate(
         advantage,
-        normalise(advantage, alive) if normalize else advantage,
+        normalise(advantage, alive, add_up) if normalize else advantage,
         advantage.abs().sum(dim=(1, 2)).double().cpu().numpy(),
-        explained_variance(arrays["value"], target, alive),
+        explained_variance(arrays["value"], target, alive, add_up),
     )
 
 
@@ -85,13 +96,18 @@ def train_minibatch(
     part_rows: int,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    add_up: AllReduce | None = None,
 ) -> Step:
     """One gradient over the drawn rows, in parts of at most `part_rows`, and one step of the optimiser.
 
-    `unroll` is the policy's own, compiled or not, and `parameters` are what it learns.
+    `unroll` is the policy's own, compiled or not, and `parameters` are what it learns. `add_up` adds a tensor up over
+    ranks: all of them divide by the living steps of all, so that their gradients add up to that of all rows together.
     """
     picked = torch.from_numpy(draw.rows)
-    living = rows["alive"].index_select(0, picked.to(rows.device)).sum().clamp(min=1).to(device)
+    living = rows["alive"].index_select(0, picked.to(rows.device)).sum().to(device)
+    if add_up is not None:
+        add_up(living)
+    living = living.clamp(min=1)
     optimizer.zero_grad(set_to_none=True)
     sums: dict[str, Tensor] = {}
     for first in range(0, len(picked), part_rows):
@@ -102,9 +118,19 @@ def train_minibatch(
         losses.pop("total").backward()  # type: ignore[no-untyped-call]
         for name, value in losses.items():
             sums[name] = sums[name] + value if name in sums else value
+    if add_up is not None:
+        _add_up_together(add_up, [*(p.grad for p in parameters if p.grad is not None), *sums.values()])
     sums["grad_norm"] = nn.utils.clip_grad_norm_(parameters, coefficients.max_grad_norm)
     optimizer.step()
     return Step(sums, living)
+
+
+def _add_up_together(add_up: AllReduce, tensors: list[Tensor]) -> None:
+    """Add many tensors up over ranks in one go: there are dozens of small ones, and each journey costs."""
+    joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    add_up(joined)
+    for tensor, summed in zip(tensors, torch.split(joined, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.detach().copy_(summed.view_as(tensor))
 
 
 def _part_loss(

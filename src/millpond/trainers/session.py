@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from millpond.config import Loaded, load
-from millpond.config.check import flatten
+from millpond.config.check import check, flatten
 from millpond.envs.families import FAMILIES, family_of
-from millpond.planner import plan_loaded
+from millpond.planner.ranks import plan_over_ranks
+from millpond.ranks import Ranks
+from millpond.ranks.parts import require_ranks
 from millpond.store import Run, RunError, check_changes, find_run
 from millpond.store.durable import replace_file
 
@@ -37,10 +41,10 @@ def config_text(loaded: Loaded) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
-def start_run(loaded: Loaded, name: str | None, *, overwrite: bool = False) -> Run:
+def start_run(loaded: Loaded, name: str | None, *, overwrite: bool = False, ranks: int = 1) -> Run:
     """A new run's folder. Without a name it is called after the recipe, with the next free number."""
     root = Path(loaded.recipe.run_dir)
-    plan = plan_loaded(loaded).to_json()
+    plan = {**plan_over_ranks(loaded, ranks).to_json(), "ranks": ranks}
     if name is not None:
         return Run.start(root, name, config_yaml=config_text(loaded), plan=plan, overwrite=overwrite)
     stem = Path(loaded.name).stem
@@ -50,9 +54,12 @@ def start_run(loaded: Loaded, name: str | None, *, overwrite: bool = False) -> R
     return Run.start(root, f"{stem}-{number}", config_yaml=config_text(loaded), plan=plan)
 
 
-def resume_run(name: str, overrides: Iterable[str], run_dir: str = "runs") -> tuple[Loaded, Run]:
+def resume_run(name: str, overrides: Iterable[str], run_dir: str = "runs", *, ranks: int = 1) -> tuple[Loaded, Run]:
     """A run to go on with, and its config with those changes that a resumed run may have."""
     folder = find_run(Path(run_dir), name)
+    plan = folder / "plan.json"
+    saved = json.loads(plan.read_text()).get("ranks", 1) if plan.is_file() else 1
+    require_ranks(saved, ranks, f"run {folder.name!r}", f"--resume {name}")
     before = load(folder / "config.yaml")
     after = load(folder / "config.yaml", overrides)
     changes = check_changes(flatten(before.recipe), flatten(after.recipe), may_change)
@@ -60,6 +67,24 @@ def resume_run(name: str, overrides: Iterable[str], run_dir: str = "runs") -> tu
     if changes:
         replace_file(run.config_path, config_text(after).encode())
     return after, run
+
+
+def run_of_all(ranks: Ranks, begin: Callable[[], tuple[Loaded, Run]]) -> tuple[Loaded, Run]:
+    """What rank 0 begins; the others learn its config and its folder, and touch neither."""
+    begun: list[tuple[Loaded, Run]] = []
+
+    def lead() -> dict[str, Any]:
+        begun.append(begin())
+        loaded, run = begun[0]
+        return {"name": loaded.name, "config": config_text(loaded), "run": str(run.folder), "resumed": run.resumed}
+
+    told = ranks.lead(lead)
+    if not begun:
+        values = yaml.safe_load(told["config"])
+        recipe = check(values, told["name"])
+        begun.append((Loaded(told["name"], recipe, values), Run(Path(told["run"]), resumed=told["resumed"])))
+    begun[0][1].launcher = ranks.place.launcher
+    return begun[0]
 
 
 def open_run(name: str, run_dir: str = "runs") -> tuple[Loaded, Run]:

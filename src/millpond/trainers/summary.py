@@ -48,6 +48,6 @@ def summarise(
         f"Run folder: {run.folder}",
         f"  millpond eval {name} --episodes 100",
         f"  millpond eval {name} --episodes 1 --render {name}.gif",
-        f"  millpond train --resume {name} trainer.total_timesteps=...   # longer",
+        f"  {run.resume_command} trainer.total_timesteps=...   # longer",
     ]
     return lines

@@ -1,0 +1,98 @@
+"""Rules of several ranks: all sizes are totals, and every rank takes the same whole share of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import lcm
+from typing import Any
+
+from millpond.config.ppo_rules import (
+    BATCH,
+    ENVS,
+    GROUPS,
+    HORIZON,
+    LARGEST,
+    MINIBATCH,
+    TARGET,
+    WORKERS,
+    batch_fixes,
+    batch_size,
+    batch_step,
+)
+from millpond.config.violations import Violation
+from millpond.sizes import nearest_divisors, nearest_multiples
+
+Values = Mapping[str, Any]
+THREADS = "vector.threads"
+
+
+def rank_rules(ranks: int) -> Callable[[Values], Iterator[Violation]]:
+    """The rules for so many ranks, as one rule. A recipe that keeps its own rules is assumed."""
+
+    def rule(values: Values) -> Iterator[Violation]:
+        yield from _device(values, ranks)
+        yield from _workers(values, ranks)
+        yield from _rows(values, ranks)
+
+    return rule
+
+
+def _device(values: Values, ranks: int) -> Iterator[Violation]:
+    device = values["device"]
+    if device not in ("cpu", "cuda"):
+        yield Violation(
+            ("device",),
+            f"device={device} is one device for {ranks} ranks; with cuda each rank takes the GPU of its own number",
+            ({"device": "cpu" if device == "mps" else "cuda"},),
+        )
+
+
+def _workers(values: Values, ranks: int) -> Iterator[Violation]:
+    workers, groups, envs, threads = values[WORKERS], values[GROUPS], values[ENVS], values[THREADS]
+    if workers % ranks:
+        yield _share(WORKERS, workers, ranks, tuple({WORKERS: count} for count in nearest_multiples(workers, ranks)))
+    elif envs is not None and values[TARGET] is None and envs % lcm(workers, groups * ranks):
+        unit = lcm(workers, groups * ranks)
+        fixes = tuple({ENVS: count} for count in nearest_multiples(envs, unit))
+        yield Violation(
+            (ENVS, WORKERS, GROUPS),
+            f"{ENVS}={envs:,} does not give each of {ranks} ranks whole workers and {GROUPS}={groups:,} equal groups",
+            fixes,
+        )
+    if threads is not None and threads % ranks:
+        yield _share(THREADS, threads, ranks, tuple({THREADS: count} for count in nearest_multiples(threads, ranks)))
+
+
+def _rows(values: Values, ranks: int) -> Iterator[Violation]:
+    batch, minibatch, largest, horizon = batch_size(values), values[MINIBATCH], values[LARGEST], values[HORIZON]
+    unit, rows = horizon * ranks, f" in whole rows of {HORIZON}={horizon:,} steps"
+    if batch is None:
+        return
+    if batch % unit:
+        if values[BATCH] == "auto":  # one round of all envs: it divides when the envs do
+            return
+        step = batch_step(values)
+        fixes = tuple(batch_fixes(batch, lcm(step, unit), minibatch, unit)) if step is not None else ()
+        yield _share(BATCH, batch, ranks, fixes, rows)
+    elif minibatch % unit:
+        near = nearest_divisors(minibatch, batch, unit)
+        yield _share(
+            MINIBATCH,
+            minibatch,
+            ranks,
+            tuple({MINIBATCH: size} for size in near),
+            f" in whole rows of {HORIZON}={horizon:,} steps",
+        )
+    elif largest is not None and largest < minibatch and largest % unit:
+        near = nearest_divisors(largest, minibatch, unit)
+        yield _share(
+            LARGEST,
+            largest,
+            ranks,
+            tuple({LARGEST: size} for size in near),
+            f" in whole rows of {HORIZON}={horizon:,} steps",
+        )
+
+
+def _share(key: str, value: int, ranks: int, fixes: tuple[dict[str, Any], ...], how: str = "") -> Violation:
+    return Violation((key,), f"{key}={value:,} is a total, and {ranks} ranks have no equal share of it{how}", fixes)

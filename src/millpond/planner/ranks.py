@@ -1,0 +1,85 @@
+"""What one of several ranks does, and what all of them do together."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from millpond.config import Loaded, PPORecipe
+from millpond.config.check import refuse_violations
+from millpond.config.rank_rules import rank_rules
+from millpond.errors import MillpondError
+from millpond.planner.make import Planned, plan_loaded
+from millpond.planner.memory import TrainingMemory
+from millpond.planner.ppo import PPOPlan
+
+# Numbers of a plan that add up over ranks. The others, such as horizon or iterations, are the same for all.
+ADDED = (
+    "num_envs", "envs_per_group", "num_workers", "total_agents", "batch_size", "segments", "minibatch_size",
+    "minibatch_segments", "env_steps", "agent_steps", "agent_steps_per_gradient", "rows_per_round", "top_up_rows",
+    "top_up_envs", "surplus_rows", "total_env_steps", "total_agent_steps", "buffer_rows", "buffer_bytes",
+)  # fmt: skip
+
+
+def share_of_rank(loaded: Loaded, ranks: int) -> Loaded:
+    """The config of one rank: its share of every size. What has no equal share is refused, with sizes that have."""
+    if ranks == 1:
+        return loaded
+    recipe = loaded.recipe
+    if not isinstance(recipe, PPORecipe):
+        raise MillpondError(
+            f"{loaded.name} is of kind {recipe.kind}, which trains in one process; start it without torchrun"
+        )
+    refuse_violations(recipe, rank_rules(ranks), loaded.name)
+    plan, trainer = _plan(loaded), recipe.trainer
+    sizes: dict[str, Any] = {
+        "num_workers": trainer.num_workers // ranks,
+        "num_envs": plan.num_envs // ranks,
+        "forward_pass_minibatch_target_size": None,
+        "batch_size": plan.batch_size // ranks,
+        "minibatch_size": trainer.minibatch_size // ranks,
+        "max_minibatch_size": trainer.max_minibatch_size
+        and min(trainer.max_minibatch_size, trainer.minibatch_size) // ranks,
+        "total_timesteps": trainer.total_timesteps // ranks,
+    }
+    vector = recipe.vector.model_copy(update={"threads": recipe.vector.threads and recipe.vector.threads // ranks})
+    share = recipe.model_copy(update={"trainer": trainer.model_copy(update=sizes), "vector": vector})
+    return replace(loaded, recipe=share)
+
+
+def plan_over_ranks(loaded: Loaded, ranks: int) -> Planned:
+    """The plan of all ranks together: the sum of their shares.
+
+    Each rank tops up its own rows with whole envs, so that with batch unit agent steps a few more rows may wait for
+    the next iteration than with one rank.
+    """
+    planned = plan_loaded(loaded)
+    if ranks == 1:
+        return planned
+    share = _plan(share_of_rank(loaded, ranks))
+    added: dict[str, Any] = {name: getattr(share, name) * ranks for name in ADDED}
+    if share.observation_bytes is not None:
+        added["observation_bytes"] = share.observation_bytes * ranks
+    recipe = loaded.recipe
+    assert isinstance(recipe, PPORecipe)
+    total = replace(
+        share,
+        **added,
+        unused_timesteps=max(0, recipe.trainer.total_timesteps - share.iterations * share.batch_size * ranks),
+        field_bytes=tuple((name, f"{ranks} ranks of {shape}", size * ranks) for name, shape, size in share.field_bytes),
+        training=_times(share.training, ranks),
+    )
+    return replace(planned, plan=total)
+
+
+def _plan(loaded: Loaded) -> PPOPlan:
+    plan = plan_loaded(loaded).plan
+    assert isinstance(plan, PPOPlan)
+    return plan
+
+
+def _times(memory: TrainingMemory | None, ranks: int) -> TrainingMemory | None:
+    """Every rank has the network and its optimiser, and the activations of its part."""
+    if memory is None:
+        return None
+    return TrainingMemory(**{field.name: getattr(memory, field.name) * ranks for field in fields(memory)})
