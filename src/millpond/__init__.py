@@ -8,6 +8,7 @@ planned.plan.gradient_updates   # 64, before anything runs
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from millpond.planner import Planned
     from millpond.store import Run
     from millpond.trainers.play import LoadedPolicy
+
+# Torch's threads sleep while they wait, which must be said before torch is imported. Left alone they spin, against the
+# envs' workers and whatever else the machine does: beside a few busy processes, training became ten times slower.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 __version__ = "0.1.0"
 __all__ = ["load", "plan", "train"]

@@ -18,8 +18,10 @@ from millpond.policies.gru import GRU
 from millpond.policies.heads import Head, make_head
 from millpond.policies.lstm import LSTM
 from millpond.policies.normalizer import AllReduce
+from millpond.policies.threads import in_lanes
 
 CoreKind = Literal["lstm", "gru", "none"]
+LEAST = 32  # observations for which another lane is worth waking
 
 
 class Act(NamedTuple):
@@ -77,17 +79,32 @@ class Policy(nn.Module):
 
         Draws from `generator`; `deterministic` takes the likeliest action instead. Vector actions are not clipped.
         """
-        hidden, state = self.core.step(self.encoder(observation), state)
-        numbers = self.output(hidden)
+        numbers, state = self._step(observation, state)
         action, log_prob = self.head.sample(numbers[:, :-1], action_mask, generator, deterministic)
         return Act(action, log_prob, numbers[:, -1].float(), state)
 
     @torch.no_grad()
     def value(self, observation: Tensor, state: Tensor) -> Tensor:
         """The value [B] of being at `observation` with `state`; nothing changes."""
-        hidden, _ = self.core.step(self.encoder(observation), state)
-        value: Tensor = self.output(hidden)[:, -1].float()
+        value: Tensor = self._step(observation, state)[0][:, -1].float()
         return value
+
+    def _step(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The network's numbers [B, outputs + 1] and the state after it; on the CPU each lane takes a share of B."""
+        inference, device = torch.is_inference_mode_enabled(), observation.device.type
+
+        def share(start: int, stop: int) -> tuple[Tensor, Tensor]:
+            with torch.inference_mode(inference), torch.no_grad():
+                hidden, after = self.core.step(self.encoder(observation[start:stop]), state[start:stop])
+                return self.output(hidden), after
+
+        if device != "cpu" or torch.is_autocast_enabled(device) or torch.compiler.is_compiling():
+            return share(0, len(observation))
+        shares = in_lanes(share, len(observation), LEAST)
+        if len(shares) == 1:
+            return shares[0]
+        numbers, after = zip(*shares, strict=True)
+        return torch.cat(numbers), torch.cat(after)
 
     def unroll(
         self, observation: Tensor, state: Tensor, reset: Tensor, action: Tensor, *, action_mask: Tensor | None = None

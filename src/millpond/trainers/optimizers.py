@@ -14,9 +14,9 @@ def make_optimizer(ppo: PPOConfig, policy: nn.Module) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     betas = (ppo.adam_beta1, ppo.adam_beta2)
     if ppo.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps)
+        return torch.optim.Adam(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps, fused=True)
     if ppo.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps)
+        return torch.optim.AdamW(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps, fused=True)
     if ppo.optimizer == "muon":
         raise MillpondError("ppo.optimizer=muon can be planned (it is PufferLib's default) but not trained; try adam")
     return torch.optim.RAdam(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps)

@@ -20,6 +20,7 @@ from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.lines import sentence
 from millpond.planner.memory import row_fields
 from millpond.planner.ranks import plan_over_ranks, share_of_rank
+from millpond.policies.threads import torch_threads
 from millpond.ranks import ALONE, NoRecorder, PerRank, Ranks, restore_over_ranks, save_over_ranks, training_over_ranks
 from millpond.record import Counters, Recorder, Timer
 from millpond.rollout import Collector, Draw, Rows, draw_minibatches
@@ -148,7 +149,7 @@ class PPOTrainer:
     # -- the stages of an iteration
 
     def _collect(self) -> Collected:
-        with self.timer("collect"):
+        with self.timer("collect"), torch_threads(self._acting_threads()):
             collected = collected_by_all(self.ranks, self.collector.collect(self.policy), self.share.num_envs)
             if self.recipe.policy.normalize_observations:
                 seen = self.rows["observation"][: self.share.segments].flatten(0, 2)
@@ -158,6 +159,11 @@ class PPOTrainer:
         self.counters.frames += collected.env_steps * self.vector.spec.frame_skip
         self.counters.episodes += len(collected.episodes)
         return collected
+
+    def _acting_threads(self) -> int:
+        """While the policy looks at one group of envs, worker processes step the other: they need cores too."""
+        workers = self.vector.num_workers if self.vector.backend == "processes" and self.vector.groups > 1 else 0
+        return max(1, torch.get_num_threads() - workers)
 
     def _estimate(self) -> Estimate:
         ppo = self.recipe.ppo
@@ -199,6 +205,7 @@ class PPOTrainer:
                 part_rows=self.share.minibatch_segments // self.share.accumulated_parts,
                 device=self.device,
                 autocast=self._autocast,
+                in_parallel=not self.recipe.trainer.compile,
                 add_up=self.ranks.add_up,
             )
         self.counters.updates += 1

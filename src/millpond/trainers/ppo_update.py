@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,13 @@ from torch import Tensor, nn
 
 from millpond.kernels.advantage import advantage_numba, advantage_torch
 from millpond.losses import AllReduce, explained_variance, normalise, ppo_loss
+from millpond.policies.threads import in_lanes
 from millpond.rollout.rows import Rows, resets
 from millpond.rollout.sampling import Draw
 
 INPUTS = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "alive")
+Gradients = tuple[Tensor | None, ...]
+LEAST = 8  # rows for which another lane is worth waking
 TRAINED = ("observation", "action", "terminated", "truncated", "alive", "log_prob", "value")
 
 
@@ -96,33 +100,51 @@ def train_minibatch(
     part_rows: int,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    in_parallel: bool = True,
     add_up: AllReduce | None = None,
 ) -> Step:
     """One gradient over the drawn rows, in parts of at most `part_rows`, and one step of the optimiser.
 
-    `unroll` is the policy's own, compiled or not, and `parameters` are what it learns. `add_up` adds a tensor up over
-    ranks: all of them divide by the living steps of all, so that their gradients add up to that of all rows together.
+    `unroll` is the policy's own, compiled or not, and `parameters` are what it learns. On the CPU each lane takes a
+    share of the rows, unless `in_parallel` says not to. `add_up` adds a tensor up over ranks: all of them divide by the
+    living steps of all, so that their gradients add up to that of all rows together.
     """
     picked = torch.from_numpy(draw.rows)
     living = rows["alive"].index_select(0, picked.to(rows.device)).sum().to(device)
     if add_up is not None:
         add_up(living)
     living = living.clamp(min=1)
-    optimizer.zero_grad(set_to_none=True)
-    sums: dict[str, Tensor] = {}
-    for first in range(0, len(picked), part_rows):
-        part = slice(first, first + part_rows)
+
+    def share(first: int, start: int, stop: int) -> tuple[dict[str, Tensor], Gradients]:
+        part = slice(first + start, first + stop)
         losses = _part_loss(
             unroll, rows, estimate, picked[part], draw.weight[part], coefficients, living, device, autocast
         )
-        losses.pop("total").backward()  # type: ignore[no-untyped-call]
-        for name, value in losses.items():
-            sums[name] = sums[name] + value if name in sums else value
+        return losses, torch.autograd.grad(losses.pop("total"), parameters, allow_unused=True)
+
+    optimizer.zero_grad(set_to_none=True)
+    sums: dict[str, Tensor] = {}
+    for first in range(0, len(picked), part_rows):
+        count = min(part_rows, len(picked) - first)
+        least = LEAST if in_parallel and device.type == "cpu" else count
+        for losses, gradients in in_lanes(partial(share, first), count, least):
+            _add(parameters, gradients, sums, losses)
     if add_up is not None:
         _add_up_together(add_up, [*(p.grad for p in parameters if p.grad is not None), *sums.values()])
     sums["grad_norm"] = nn.utils.clip_grad_norm_(parameters, coefficients.max_grad_norm)
     optimizer.step()
     return Step(sums, living)
+
+
+def _add(
+    parameters: list[nn.Parameter], gradients: Gradients, sums: dict[str, Tensor], losses: dict[str, Tensor]
+) -> None:
+    """Add what one lane found, always in the order of the rows, so that a run repeats."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient.contiguous() if parameter.grad is None else parameter.grad.add_(gradient)
+    for name, value in losses.items():
+        sums[name] = sums[name] + value if name in sums else value
 
 
 def _add_up_together(add_up: AllReduce, tensors: list[Tensor]) -> None:

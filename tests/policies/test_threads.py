@@ -1,0 +1,54 @@
+"""Lanes: shares of a batch in threads of their own, with torch's number of threads as it was afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from millpond.envs.registry import describe
+from millpond.policies.policy import LEAST, build_policy
+from millpond.policies.threads import in_lanes, torch_threads
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    with torch_threads(2):
+        yield
+
+
+def test_pieces_come_back_in_order_and_compute_with_one_thread_each() -> None:
+    found = in_lanes(lambda start, stop: (start, stop, torch.get_num_threads()), 100, 10)
+    assert found == [(0, 50, 1), (50, 100, 1)]
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("count", "least"), [(19, 10), (1, 1), (5, 5)])
+def test_too_little_for_two_lanes_stays_where_it_is(count: int, least: int) -> None:
+    assert in_lanes(lambda start, stop: (start, stop, torch.get_num_threads()), count, least) == [(0, count, 2)]
+
+
+def test_an_error_in_a_lane_is_the_callers_and_threads_are_given_back() -> None:
+    def fail(start: int, stop: int) -> None:
+        raise ValueError(f"rows {start} to {stop}")
+
+    with pytest.raises(ValueError, match="rows"):
+        in_lanes(fail, 8, 1)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+def test_a_policy_acts_the_same_in_lanes(core: str) -> None:
+    spec = describe("grid", {})
+    policy = build_policy(spec.observation, spec.action, core=core, hidden_size=16)  # type: ignore[arg-type]
+    count = 2 * LEAST + 1
+    observation = torch.randint(0, 4, (count, *spec.observation.shape), dtype=torch.uint8)
+    state = torch.randn(count, policy.core.states, 16)
+    with torch.inference_mode():
+        together = policy.act(observation, state, deterministic=True)
+        with torch_threads(1):
+            alone = policy.act(observation, state, deterministic=True)
+    torch.testing.assert_close(together.value, alone.value, rtol=0, atol=1e-6)
+    torch.testing.assert_close(together.state, alone.state, rtol=0, atol=1e-6)
+    assert torch.equal(together.action, alone.action)
