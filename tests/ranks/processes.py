@@ -1,0 +1,63 @@
+"""Real ranks for tests: processes that find each other as torchrun's do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from millpond.ranks import Ranks, join
+
+
+def run_ranks(count: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """work(ranks, *arguments) in `count` processes; what each returned, in their order."""
+    context = get_context("spawn")
+    answers: Any = context.SimpleQueue()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [
+        context.Process(target=_rank, args=(rank, count, port, answers, work, arguments)) for rank in range(count)
+    ]
+    for process in processes:
+        process.start()
+    found = dict(answers.get() for _ in processes)
+    for process in processes:
+        process.join()
+    for answer in found.values():
+        if isinstance(answer, Exception):
+            raise answer
+    return [found[rank] for rank in range(count)]
+
+
+def _rank(rank: int, count: int, port: int, answers: Any, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    try:
+        with join() as ranks:
+            assert isinstance(ranks, Ranks)
+            answer = work(ranks, *arguments)
+    except Exception as error:
+        answers.put((rank, error))
+        raise
+    answers.put((rank, answer))
+
+
+def torchrun(count: int, *arguments: str) -> list[str]:
+    """The real command. `--` is for torchrun, which would take `--run` for an option of its own."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    return [*launcher, "-m", "--", "millpond", "train", *arguments]
+
+
+def run_torchrun(folder: Path, count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        torchrun(count, *arguments), cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )

@@ -1,0 +1,172 @@
+"""The real command under the real torchrun: totals, one writer, exact resume, and a rank that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.ranks.processes import run_torchrun, torchrun
+
+from millpond.store import Checkpoints, ResumeError, read_status
+from millpond.trainers.session import resume_run
+
+ITERATIONS = 24
+SETTINGS = {
+    "trainer.num_workers": 2,
+    "trainer.num_envs": 8,
+    "trainer.bptt_horizon": 8,
+    "trainer.batch_unit": "agent_steps",
+    "trainer.batch_size": 8 * 28,  # 14 rows a rank: one round of 12, then one env tops up 2 and has 1 to spare
+    "trainer.minibatch_size": 8 * 14,
+    "trainer.update_epochs": 2,
+    "trainer.total_iterations": ITERATIONS,
+    "policy.hidden_size": 16,
+    "env.max_steps": 20,
+    "eval.episodes": 2,
+    "eval.interval": 10,
+    "checkpoint.interval": 1,
+    "log.tensorboard": "false",
+    "log.console_seconds": 0.01,
+}
+
+
+def arguments(name: str) -> list[str]:
+    return ["grid", *(f"{key}={value}" for key, value in SETTINGS.items()), "--run", name]
+
+
+def records(folder: Path) -> list[dict[str, float]]:
+    """The metrics, times excepted."""
+    timed = ("seconds", "agent_steps_per_second")
+    return [
+        {k: v for k, v in json.loads(line).items() if k not in timed and not k.startswith("time/")}
+        for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    checkpoints = Checkpoints(folder / "checkpoints")
+    return load_file(checkpoints.path(checkpoints.updates()[-1]) / "weights.safetensors")
+
+
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("ranks")
+    run = run_torchrun(root, 2, *arguments("uncut"))
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("run runs/uncut\n") == 1
+    assert run.stdout.count(f"\niteration {ITERATIONS - 1}/") <= 1
+    assert "torchrun --nproc-per-node=2 -m millpond train --resume uncut" in run.stdout
+    return root / "runs" / "uncut"
+
+
+def test_two_ranks_do_what_the_plan_says(uncut: Path) -> None:
+    plan, found = json.loads((uncut / "plan.json").read_text()), records(uncut)
+    assert plan["ranks"] == 2
+    assert (plan["num_envs"], plan["segments"], plan["minibatch_segments"]) == (8, 28, 14)
+    assert len(found) == plan["iterations"] == ITERATIONS  # one writer
+    assert found[-1]["updates"] == plan["total_gradient_updates"] == 2 * 2 * ITERATIONS
+    assert found[-1]["env_steps"] == plan["total_env_steps"]
+    assert found[-1]["agent_steps"] == 3 * plan["total_env_steps"]
+    assert found[0]["env_steps"] == plan["env_steps"] == 2 * (4 + 1) * 8  # each rank tops up with one env
+    episodes = sum(record["env_steps"] for record in found[-1:]) / SETTINGS["env.max_steps"]  # type: ignore[operator]
+    assert found[-1]["episodes"] == pytest.approx(episodes, rel=0.25)  # of both ranks
+    evaluated = [index for index, record in enumerate(found) if "eval/episode_return" in record]
+    assert evaluated == [9, 19, 23]
+    assert read_status(uncut).state == "finished"
+
+
+def test_another_number_of_ranks_is_refused(uncut: Path) -> None:
+    with pytest.raises(ResumeError, match="run 'uncut' is of 2 ranks, and this is 1 rank") as refused:
+        resume_run("uncut", [], str(uncut.parent))
+    assert "Resume with: torchrun --nproc-per-node=2 -m millpond train --resume uncut" in str(refused.value)
+    assert "--from" in str(refused.value)
+    assert read_status(uncut).state == "finished"
+
+
+def rank_process(launcher: int, rank: int) -> int:
+    """The process of a rank, among the children of torchrun."""
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            return int(child)
+    raise AssertionError(f"no rank {rank}")
+
+
+def start_and_signal(root: Path, name: str, rank: int | None, number: signal.Signals) -> tuple[int, str, str, int]:
+    """Start a run, send a signal to a rank (or to torchrun) after three checkpoints; code, outputs, and who it was."""
+    process = subprocess.Popen(
+        torchrun(2, *arguments(name)), cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    checkpoints = Checkpoints(root / "runs" / name / "checkpoints")
+    while len(checkpoints.updates()) < 3:
+        assert process.poll() is None, "it ended before the signal"
+        time.sleep(0.002)
+    target = process.pid if rank is None else rank_process(process.pid, rank)
+    os.kill(target, number)
+    output, errors = process.communicate(timeout=120)
+    return process.returncode, output, errors, target
+
+
+def resume_and_compare(root: Path, name: str, uncut: Path) -> None:
+    assert len(records(root / "runs" / name)) < ITERATIONS
+    resumed = run_torchrun(root, 2, "--resume", name)
+    assert resumed.returncode == 0, resumed.stderr
+    assert records(root / "runs" / name) == records(uncut)
+    for key, tensor in weights(uncut).items():
+        assert torch.equal(weights(root / "runs" / name)[key], tensor), key
+
+
+def test_a_killed_rank_ends_the_run_and_it_resumes_bit_for_bit(uncut: Path, tmp_path: Path) -> None:
+    code, _, errors, killed = start_and_signal(tmp_path, "cut", 1, signal.SIGKILL)
+    assert code == 1
+    said = [line for line in errors.splitlines() if line.startswith("millpond: ")]
+    assert len(said) == 1, errors
+    newest = Checkpoints(tmp_path / "runs" / "cut" / "checkpoints").updates()[-1]
+    assert said[0] == (
+        f"millpond: rank 1 (process {killed}) died, and training cannot go on without it. The newest checkpoint is "
+        f"after {newest} updates; resume with: torchrun --nproc-per-node=2 -m millpond train --resume cut"
+    )
+    status = read_status(tmp_path / "runs" / "cut")
+    assert status.state == "failed"
+    assert f"rank 1 (process {killed}) died" in status.note
+    resume_and_compare(tmp_path, "cut", uncut)
+
+
+@pytest.mark.slow
+def test_the_last_rank_that_lives_tells_of_rank_0(uncut: Path, tmp_path: Path) -> None:
+    code, _, errors, killed = start_and_signal(tmp_path, "cut", 0, signal.SIGKILL)
+    assert code == 1
+    assert f"millpond: rank 1: rank 0 (process {killed}) died" in errors
+    resume_and_compare(tmp_path, "cut", uncut)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [None, 1])
+def test_a_signal_stops_all_ranks_after_the_same_iteration(uncut: Path, tmp_path: Path, rank: int | None) -> None:
+    """Ctrl-C reaches torchrun, which passes it on; a scheduler may send SIGTERM to any process."""
+    number = signal.SIGINT if rank is None else signal.SIGTERM
+    _, output, errors, _ = start_and_signal(tmp_path, "cut", rank, number)
+    assert f"stopped ({number.name}) before iteration" in output, errors
+    assert "resume with: torchrun --nproc-per-node=2 -m millpond train --resume cut" in output
+    assert read_status(tmp_path / "runs" / "cut").state == "stopped"
+    resume_and_compare(tmp_path, "cut", uncut)
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_said_once(uncut: Path, tmp_path: Path) -> None:
+    refused = run_torchrun(tmp_path, 2, "grid", "--debug")
+    assert refused.returncode != 0
+    words = "trainer.num_workers=1 is a total, and 2 ranks have no equal share of it; try trainer.num_workers=2"
+    assert refused.stderr.count(words) == 1
+    assert not (tmp_path / "runs").exists()
+    exists = run_torchrun(uncut.parent.parent, 2, *arguments("uncut"))
+    assert exists.stderr.count("exists already") == 1
+    weights_of_two = run_torchrun(uncut.parent.parent, 2, *arguments("next"), "--from", "uncut", "--overwrite")
+    assert weights_of_two.returncode == 0, weights_of_two.stderr
