@@ -131,7 +131,11 @@ class Nursery:
 
 
 def main(control: int, memory: int, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # sent to a whole group of processes, they are the trainer's to answer
+        signal.signal(number, signal.SIG_IGN)
     end_with(parent)  # imports may hang; meanwhile the thread that started us waits, and ends only with the trainer
     job_bytes = sys.stdin.buffer.read()
     try:
