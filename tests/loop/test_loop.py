@@ -249,3 +249,23 @@ def test_resume_from_every_cut_with_uneven_and_open_levels():
         play(second, log)
         assert log == whole_log
         assert second.state_dict() == whole.state_dict()
+
+
+def test_processes_agree_on_stops_at_every_boundary() -> None:
+    """Another process's reason stops this one, too; a reason of its own waits for all to hear it."""
+    loop, heard = Loop(iteration=5, batch=3), []
+    loop.resumable_at("iteration")
+
+    def agree(reason: str | None) -> str | None:
+        heard.append(reason)
+        return "of another" if len(heard) == 4 else None
+
+    loop.agree_on_stops(agree)
+    saved: list[int] = []
+    loop.on_save(lambda: saved.append(loop.count))
+    for at in loop.run():
+        if (at["iteration"], at["batch"]) == (1, 1):
+            loop.stop("of its own")
+    assert heard == [None, None, "of its own", None]  # before the first step, and after each iteration
+    assert loop.stopped == "of another"
+    assert saved == [9]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +13,14 @@ from datetime import timedelta
 from millpond.ranks.place import Place
 from millpond.ranks.ranks import ALONE, Ranks
 
+PR_SET_PDEATHSIG = 1  # of prctl
 # How long a rank waits for another. Rank 0 evaluates while the others wait, so this is generous: a rank that dies is
 # noticed at once, by its closed connections, and only one that hangs is noticed by this.
 TIMEOUT = timedelta(minutes=30)
 
 
 @contextmanager
-def join(place: Place | None = None) -> Iterator[Ranks]:
+def join(place: Place | None = None, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
     """All ranks that torchrun started, for as long as the context lasts; this process alone where it started none.
 
     Tensors on the CPU travel by gloo, tensors on a GPU by NCCL.
@@ -27,6 +30,7 @@ def join(place: Place | None = None) -> Iterator[Ranks]:
         yield ALONE
         return
     _share_the_cores(place)
+    _stop_without_torchrun()
     import torch
     import torch.distributed as dist
 
@@ -34,10 +38,16 @@ def join(place: Place | None = None) -> Iterator[Ranks]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     on_gpu = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "gloo", rank=place.rank, world_size=place.count, timeout=TIMEOUT
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo", rank=place.rank, world_size=place.count, timeout=timeout
     )
     yield Ranks(place)
     dist.destroy_process_group()  # not after an error: it would wait for ranks that are gone
+
+
+def _stop_without_torchrun() -> None:
+    """Have the kernel send SIGTERM when torchrun is killed (Linux): a rank would go on alone, and nobody would know."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _share_the_cores(place: Place) -> None:
