@@ -12,6 +12,8 @@ from millpond.config import ConfigError, load
 from millpond.config.keys import keys
 from millpond.config.load import parse_override
 
+RECALL = ("env.id=recall", "env.num_agents=1", "env.max_steps=null")
+
 
 def refusal(recipe: str, *overrides: str) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
@@ -48,6 +50,12 @@ def test_the_minibatch_of_the_documents_gone_wrong() -> None:
         ("metta", ["env.id=gridd"], "env.id=gridd is none of"),
         ("metta", ["env.id=atari"], "env.id=atari is none of"),
         ("metta", ["env.id=gymnasium:CartPole-v1"], "has one agent; try env.num_agents=1"),
+        ("grid", ["env.id=recall", "env.num_agents=1"], "env.max_steps=256 cannot cut the episodes of env.id=recall"),
+        ("grid", [*RECALL, "env.recall.min_delay=40"], "is more than env.recall.max_delay=32"),
+        ("grid", [*RECALL, "env.recall.cues=1"], "env.recall.cues=1 must be >= 2"),
+        ("grid", ["env.recall.cues=3"], "env.recall.cues has no effect in env.id=grid"),
+        ("grid", ["env.info=sum"], "env.info has no effect in env.id=grid"),
+        ("grid", ["env.clip_actions=true"], "env.clip_actions has no effect in env.id=grid"),
         ("mixture", ["env.id=minatar:breakot"], "try env.id=minatar:breakout"),
         ("mixture", ["mixture.mode=single"], "trains one agent, but mixture.agents=4"),
         ("mixture", ["mixture.agents=1"], "mixes several agents"),

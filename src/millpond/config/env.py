@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from millpond.config.base import Count, Few, Fraction, Natural, Positive, Real, Section, Switch
+from millpond.envs.episodes import Aggregate
 
 
 class GridWorld(Section):
@@ -25,6 +26,14 @@ class GridWorld(Section):
     reward_heart: Real = Field(1.0, description="Reward for making one heart.")
 
 
+class RecallWorld(Section):
+    """A cue is shown once and asked for later: only memory solves it."""
+
+    cues: Count = Field(4, ge=2, le=255, description="Cues there are; who guesses is right one time in as many.")
+    min_delay: Count = Field(8, le=10**6, description="Steps between the cue and the question, at least.")
+    max_delay: Count = Field(32, le=10**6, description="Steps between the cue and the question, at most.")
+
+
 class AtariWorld(Section):
     """Preprocessing of the Atari emulator; every choice is explicit and none is on by surprise."""
 
@@ -37,6 +46,7 @@ class AtariWorld(Section):
     episodic_life: Switch = Field(False, description="A lost life terminates the episode for the learner.")
     fire_reset: Switch = Field(False, description="Press FIRE at the start of an episode, in games that wait for it.")
     full_action_space: Switch = Field(False, description="All 18 actions instead of the game's own set.")
+    num_threads: Natural = Field(0, le=4_096, description="Threads of the emulator; 0 is one a core.")
 
 
 class MettaWorld(Section):
@@ -84,7 +94,16 @@ class EnvConfig(Section):
     reward_clip: Positive | None = Field(
         None, description="Rewards are clipped to this size on both sides; null: never."
     )
+    clip_actions: Switch = Field(
+        False, description="The env clips numbers to its action space; gymnasium, pettingzoo and your own worlds."
+    )
+    info: Aggregate = Field(
+        "mean",
+        description="How a number that an env reports at several steps becomes one an episode; gymnasium, pettingzoo "
+        "and your own worlds.",
+    )
     grid: GridWorld = Field(default_factory=GridWorld, description="Settings of the world `grid`.")
+    recall: RecallWorld = Field(default_factory=RecallWorld, description="Settings of the world `recall`.")
     atari: AtariWorld = Field(default_factory=AtariWorld, description="Settings of `atari:GAME`.")
     mettagrid: MettaWorld = Field(default_factory=MettaWorld, description="Settings of `mettagrid`.")
     minatar: MinAtarWorld = Field(default_factory=MinAtarWorld, description="Settings of `minatar:GAME`.")

@@ -14,7 +14,7 @@ from typing import Any
 from millpond.config import mixture_rules, ppo_rules, reward_rules
 from millpond.config.violations import Violation
 from millpond.envs import atari, minatar
-from millpond.envs.families import FAMILIES, family_of
+from millpond.envs.families import FAMILIES, LOOPED, family_of
 
 Values = Mapping[str, Any]
 Rule = Callable[[Values], Iterator[Violation]]
@@ -32,7 +32,7 @@ KIND_RULES: dict[str, list[Rule]] = {
 def violations(values: Values, written: set[str]) -> list[Violation]:
     """Every rule that these values break."""
     found = [*_world_settings(values, written), *_presets(values)]
-    for rule in (_world, _agents, _grid, *KIND_RULES[values["kind"]]):
+    for rule in (_world, _agents, _grid, _recall, _steps, _looped, *KIND_RULES[values["kind"]]):
         found.extend(rule(values))
     return found
 
@@ -106,6 +106,42 @@ def _grid(values: Values) -> Iterator[Violation]:
             f"objects and {cells // 6:,} agents, so that all can be reached; here are {things:,} and {agents:,}",
             (larger,) if side <= LARGEST_MAP else ({"env.num_agents": 1, **dict.fromkeys(names, 1)},),
         )
+
+
+def _recall(values: Values) -> Iterator[Violation]:
+    least, most = values["env.recall.min_delay"], values["env.recall.max_delay"]
+    if values["env.id"] == "recall" and least > most:
+        yield Violation(
+            ("env.recall.min_delay", "env.recall.max_delay"),
+            f"env.recall.min_delay={least:,} is more than env.recall.max_delay={most:,}",
+            ({"env.recall.max_delay": least}, {"env.recall.min_delay": most}),
+        )
+
+
+def _steps(values: Values) -> Iterator[Violation]:
+    """Worlds whose episodes have a length of their own."""
+    family = family_of(values["env.id"])
+    if family and family.name in ("recall", "pettingzoo") and values["env.max_steps"] is not None:
+        instead = {
+            "recall": "env.recall.max_delay says how long they are",
+            "pettingzoo": "env.options may have a limit",
+        }
+        yield Violation(
+            ("env.max_steps", "env.id"),
+            f"env.max_steps={values['env.max_steps']:,} cannot cut the episodes of env.id={values['env.id']}; "
+            f"{instead[family.name]}",
+            ({"env.max_steps": None},),
+        )
+
+
+def _looped(values: Values) -> Iterator[Violation]:
+    """Settings of worlds that loop over Python objects would do nothing in others."""
+    family = family_of(values["env.id"])
+    if family is None or family.name in LOOPED:
+        return
+    for key, usual in (("env.clip_actions", False), ("env.info", "mean"), ("env.options", {})):
+        if values[key] != usual:
+            yield Violation((key, "env.id"), f"{key} has no effect in env.id={values['env.id']}", ({key: usual},))
 
 
 def _world_settings(values: Values, written: set[str]) -> Iterator[Violation]:

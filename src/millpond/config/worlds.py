@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from millpond.config.env import EnvConfig
-from millpond.envs.families import family_of
+from millpond.envs.families import LOOPED, family_of
 from millpond.envs.registry import describe
 from millpond.envs.spec import EnvSpec
 
@@ -19,7 +19,7 @@ def world_options(env: EnvConfig, *, stacked: bool = True) -> tuple[str, dict[st
         options["reward_scale"] = env.reward_scale
     if env.reward_clip is not None:
         options["reward_clip"] = env.reward_clip
-    if env.max_steps is not None and name != "recall":
+    if env.max_steps is not None:
         options["max_steps"] = env.max_steps
     if name == "grid":
         options |= {
@@ -28,6 +28,8 @@ def world_options(env: EnvConfig, *, stacked: bool = True) -> tuple[str, dict[st
             "stagger": env.stagger,
             **env.grid.model_dump(),
         }
+    elif name == "recall":
+        options |= env.recall.model_dump()
     elif name == "mettagrid":
         if env.mettagrid.config is not None:
             options["config"] = env.mettagrid.config
@@ -40,8 +42,8 @@ def world_options(env: EnvConfig, *, stacked: bool = True) -> tuple[str, dict[st
         options["stack_num"] = env.frame_stack if stacked else 1
     elif name == "minatar":
         options |= env.minatar.model_dump()
-    elif name in ("gymnasium", "pettingzoo", "custom"):
-        options["kwargs"] = dict(env.options)
+    elif name in LOOPED:
+        options |= {"kwargs": dict(env.options), "clip_actions": env.clip_actions, "info": env.info}
     return env.id, options
 
 

@@ -31,6 +31,7 @@ FAMILIES = {
         Family("custom", "package.module:make_env"),
     )
 }
+LOOPED = ("gymnasium", "pettingzoo", "custom")  # one Python object an env, stepped in a loop
 
 
 def family_of(env_id: str) -> Family | None:
