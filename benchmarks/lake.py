@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from hardware import processor
 from millpond.replay import Field, Lake, Schema, Steps
 
 SIDE, STACK, BATCH = 84, 4, 256
@@ -34,11 +34,6 @@ RECORDED = 20_000
 FRAME = Schema((Field.of("observation", (SIDE, SIDE), "uint8"),), Field("action", (), "int32"))
 SMALL = Schema((Field("observation", (4,), "float32"),), Field("action", (), "int32"))
 PARTS = ("append", "warm", "cold", "scale", "memory")
-
-
-def hardware() -> str:
-    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    return f"{model.partition(':')[2].strip() or platform.processor()}, {os.cpu_count()} cores, {platform.system()}"
 
 
 def record_frames() -> tuple[np.ndarray, float]:
@@ -260,7 +255,7 @@ def main() -> None:
     arguments = parser.parse_args()
     parts = arguments.only.split(",")
     work = Path(tempfile.mkdtemp(prefix="lake-benchmark-", dir=arguments.folder))
-    print(f"{hardware()}; {arguments.frames:,} frames of {SIDE} x {SIDE}, stacks of {STACK}, batch {BATCH}")
+    print(f"{processor()}; {arguments.frames:,} frames of {SIDE} x {SIDE}, stacks of {STACK}, batch {BATCH}")
     results: dict[str, Any] = {}
 
     def show(name: str, values: dict[str, Any]) -> None:

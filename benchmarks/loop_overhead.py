@@ -15,10 +15,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import product
-from pathlib import Path
 
 import torch
 
+from hardware import processor
 from millpond.loop import Loop
 from millpond.record import Timer
 
@@ -93,11 +93,6 @@ def phase_microseconds() -> float:
         with timer("phase"):
             pass
     return (time.process_time() - began) / repeats * 1e6
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def main() -> int:

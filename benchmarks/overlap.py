@@ -7,14 +7,12 @@ A step of a group takes 5 ms and the policy's work on a batch takes 5 ms (both s
 
 from __future__ import annotations
 
-import os
-import platform
 import time
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from hardware import processor
 from millpond.vector import Vector, group_name, make_vector
 from timed_worlds import SPEC, STEP_SECONDS, timed
 
@@ -22,11 +20,6 @@ POLICY_SECONDS = 0.005
 TURNS = 100
 SHOWN_MS = 64
 Phase = tuple[str, float, float]  # group, began, ended
-
-
-def processor() -> str:
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return f"{models[0].split(':')[1].strip() if models else platform.machine()}, {os.cpu_count()} cores"
 
 
 def run(vector: Vector, wait: bool) -> tuple[float, list[Phase], list[list[Phase]]]:

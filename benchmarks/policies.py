@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -23,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from torch import Tensor, nn
 
+from hardware import processor
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.policies import build_policy, count_parameters
 
@@ -115,12 +114,6 @@ def learning(core: str, batch: int, seconds: float) -> tuple[float, float]:
 
     mine, other = best_of([ours, theirs], seconds)
     return batch * HORIZON / mine, batch * HORIZON / other
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {os.cpu_count()} cores" if names else platform.processor()
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from hardware import processor
 from millpond.envs.world import Buffers
 from millpond.vector import WorldFactory, make_vector
-from overlap import processor
 from timed_worlds import SPEC, empty, generators
 
 RUNS, TURNS = 7, 500

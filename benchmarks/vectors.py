@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hardware import processor
 from millpond.envs.registry import describe, make_world, prepare
 from millpond.trainers.worlds import WorldFactory
 from millpond.vector import Vector, make_vector
-from worlds import hardware, rates, stepper
+from worlds import rates, stepper
 
 SECONDS, ROUNDS = 0.6, 3
 
@@ -73,7 +74,7 @@ def rate(vector: Vector) -> float:
 
 
 def main() -> None:
-    print(hardware())
+    print(processor())
     bare: dict[str, float] = {}
     for env_id, num_envs in dict.fromkeys((case.env_id, case.num_envs) for case in CASES):
         options = {"num_threads": 1} if env_id.startswith("atari:") else {}

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
+from hardware import processor
 from millpond.envs.mettagrid.world import MettaGridWorld
 from millpond.envs.registry import make_world
 from millpond.envs.seeds import spawn_seeds
@@ -26,13 +24,6 @@ from millpond.envs.world import World
 
 ENVS, ROUNDS, SECONDS = 1_360, 9, 0.15
 SCALING = (8, 64, 256, 1_360, 4_096, 8_192)
-
-
-def hardware() -> str:
-    """Model and cores of the machine."""
-    info = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, {platform.system()}"
 
 
 def stepper(world: World, seed: int = 0) -> Callable[[], int]:
@@ -110,11 +101,11 @@ def main() -> None:
     measured["mettagrid"], measured["mettagrid, bare core"] = mettagrid_rates()
     scaling = rates({str(n): stepper(make_world("grid", n, {})) for n in SCALING})
     if asked.json:
-        print(json.dumps({"hardware": hardware(), "agent_steps_per_second": measured, "grid_scaling": scaling}))
+        print(json.dumps({"hardware": processor(), "agent_steps_per_second": measured, "grid_scaling": scaling}))
         return
 
     bare = measured["mettagrid, bare core"]
-    print(f"hardware: {hardware()}; one core, random actions, observations and autoreset included\n")
+    print(f"hardware: {processor()}; one core, random actions, observations and autoreset included\n")
     print(f"{'world':<22}{'agent steps/s':>15}{'of the bare MettaGrid core':>29}")
     for name, rate in measured.items():
         print(f"{name:<22}{rate:>15,.0f}{rate / bare:>28.2f}x")
