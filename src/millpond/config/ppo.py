@@ -61,6 +61,9 @@ class PPOConfig(Section):
     )
     rho_clip: Positive = Field(1.0, description="V-trace: cap of the importance weight on each temporal difference.")
     c_clip: Positive = Field(1.0, description="V-trace: cap of the importance weight that carries the trace.")
+    bootstrap_truncation: Switch = Field(
+        True, description="A truncated step has a future, valued at its final observation. False is for experiments."
+    )
     clip_coef: Positive = Field(0.1, description="Policy loss: the ratio counts within 1 +- this.")
     vf_clip_coef: Positive | None = Field(0.1, description="Value loss: the value may move this far; null: unclipped.")
     vf_coef: NonNegative = Field(0.44, description="Weight of the value loss (which has the usual factor 0.5).")

@@ -177,6 +177,7 @@ class PPOTrainer:
                 c_clip=ppo.c_clip if ppo.advantage == "vtrace" else float("inf"),
                 normalize=ppo.normalize_advantage,
                 add_up=self.ranks.add_up,
+                bootstrap_truncation=ppo.bootstrap_truncation,
             )
 
     def _draws(self, estimate: Estimate) -> Iterator[Draw]:

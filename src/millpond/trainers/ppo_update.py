@@ -46,13 +46,17 @@ def estimate_advantages(
     rho_clip: float,
     c_clip: float,
     normalize: bool,
+    bootstrap_truncation: bool = True,
     add_up: AllReduce | None = None,
 ) -> Estimate:
     """Advantages of the first `num_rows` rows. Right after collection the policy is the one that acted: all ratios are 1.
 
-    `add_up` adds a tensor up over ranks, so that statistics are of all their rows.
+    Without `bootstrap_truncation` a truncated step is taken for a terminated one, to see what that does. `add_up` adds a
+    tensor up over ranks, so that statistics are of all their rows.
     """
     arrays: dict[str, Any] = {name: rows[name][:num_rows] for name in INPUTS}
+    if not bootstrap_truncation:
+        arrays["terminated"] = arrays["terminated"] | arrays["truncated"]
     numbers: dict[str, Any] = {"gamma": gamma, "lam": lam, "rho_clip": rho_clip, "c_clip": c_clip}
     advantage = rows["advantage"][:num_rows]
     if rows.device.type == "cpu":

@@ -1,0 +1,109 @@
+"""What is to be learned, how it is scored, and what must be reached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from millpond.config import PPORecipe, load
+from millpond.store import Checkpoints, Run
+from millpond.trainers.play import LoadedPolicy
+from millpond.trainers.summary import yardsticks
+
+HERE = Path(__file__).parent
+Curve = list[tuple[int, float]]  # agent steps, and what was reached by then
+
+
+@dataclass(frozen=True)
+class Task:
+    """One line of the table: a recipe with overrides, run with several seeds."""
+
+    name: str
+    recipe: str
+    score: Callable[[Run], float]
+    curve: Callable[[Run], Curve]
+    wanted: str  # in words
+    low: float = float("-inf")
+    high: float = float("inf")
+    overrides: dict[str, Any] = field(default_factory=dict)
+    unit: str = "return"
+
+    def passes(self, score: float) -> bool:
+        return self.low <= score <= self.high
+
+
+def records(run: Run) -> list[dict[str, float]]:
+    return [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
+
+
+def evaluated(run: Run) -> float:
+    """The mean return of the evaluation at the end: episodes on seeds of their own, actions drawn as in training."""
+    return records(run)[-1]["eval/episode_return"]
+
+
+def returns(run: Run) -> Curve:
+    """Returns of the episodes that ended in each iteration of training."""
+    found = [(int(r["agent_steps"]), r["episode_return"]) for r in records(run) if "episode_return" in r]
+    every = -(-len(found) // 100)
+    return found[every - 1 :: every]
+
+
+def grid_share(run: Run) -> float:
+    """(return - random) / (greedy - random)."""
+    return _share(run, evaluated(run))
+
+
+def grid_shares(run: Run) -> Curve:
+    found = [(int(r["agent_steps"]), r["eval/episode_return"]) for r in records(run) if "eval/episode_return" in r]
+    return [(steps, _share(run, value)) for steps, value in found]
+
+
+def _share(run: Run, value: float) -> float:
+    recipe = load(run.config_path).recipe
+    assert isinstance(recipe, PPORecipe)
+    marks = yardsticks(recipe)
+    return (value - marks["random"]) / (marks["greedy"] - marks["random"])
+
+
+def value_errors(run: Run) -> Curve:
+    """How far the value of the one state is from 1 / (1 - gamma), at every checkpoint."""
+    loaded, checkpoints = LoadedPolicy(str(run.folder)), Checkpoints(run.checkpoints_path)
+    truth = 1 / (1 - loaded.recipe.ppo.gamma)
+    steps = {int(record["updates"]): int(record["agent_steps"]) for record in records(run)}
+    found = []
+    for updates in checkpoints.updates():
+        loaded.policy.load_state_dict(checkpoints.load(updates).weights["policy"])
+        value = float(loaded.policy.value(torch.ones(1, 1), loaded.policy.initial_state(1)))
+        found.append((steps[updates], abs(value - truth) / truth))
+    return found
+
+
+def value_error(run: Run) -> float:
+    return value_errors(run)[-1][1]
+
+
+def recall(core: str, wanted: str, low: float, high: float = float("inf")) -> Task:
+    return Task(
+        f"recall-{core}", str(HERE / "recall.yaml"), evaluated, returns, wanted, low, high,
+        {"policy.core": core}, "share right",
+    )  # fmt: skip
+
+
+TASKS = [
+    Task("cartpole", str(HERE / "cartpole.yaml"), evaluated, returns, "at least 475", low=475),
+    Task("pendulum", str(HERE / "pendulum.yaml"), evaluated, returns, "better than -300", low=-300),
+    Task("breakout", str(HERE / "breakout.yaml"), evaluated, returns, "at least 3.0 at 1M steps", low=3.0),
+    recall("lstm", "at least 95 % right", 0.95),
+    recall("gru", "at least 95 % right", 0.95),
+    recall("none", "chance: 25 % right, give or take 5", 0.20, 0.30),
+    Task("truncation", str(HERE / "truncation.yaml"), value_error, value_errors, "under 2 % off", high=0.02,
+         unit="error of the value"),
+    Task("truncation-cut", str(HERE / "truncation.yaml"), value_error, value_errors, "over 20 % off", low=0.2,
+         overrides={"ppo.bootstrap_truncation": False}, unit="error of the value"),
+    Task("grid", "grid", grid_share, grid_shares, "at least 0.6", low=0.6, unit="(return - random) / (greedy - random)"),
+]  # fmt: skip

@@ -1,0 +1,79 @@
+"""What is learned is right: worlds whose answers are known, at the size of a test.
+
+The same recipes at full size, with three seeds each, are in benchmarks/learning.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from millpond.config import load
+from millpond.trainers.ppo import PPOTrainer
+from millpond.trainers.session import start_run
+
+RECIPES = Path(__file__).parents[2] / "benchmarks" / "learning"
+SHORT_RECALL = {
+    "env.recall.min_delay": 3,
+    "env.recall.max_delay": 7,
+    "trainer.num_envs": 128,
+    "trainer.bptt_horizon": 16,
+    "trainer.batch_size": 2_048,
+    "trainer.minibatch_size": 512,
+    "trainer.update_epochs": 4,
+    "trainer.total_timesteps": 51_200,
+    "policy.hidden_size": 32,
+    "ppo.learning_rate": 5e-3,
+    "eval.episodes": 500,
+    "eval.interval": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def trained(recipe: str, root: Path, **changes: Any) -> PPOTrainer:
+    loaded = load(RECIPES / f"{recipe}.yaml", {"run_dir": str(root), "log.tensorboard": False, **changes})
+    trainer = PPOTrainer(loaded, start_run(loaded, "pond"))
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return trainer
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+def test_only_memory_recalls(tmp_path: Path, core: str) -> None:
+    """A cue among four, asked for 3 to 7 steps later."""
+    evaluation = trained("recall", tmp_path, **SHORT_RECALL, **{"policy.core": core}).final_evaluation
+    assert evaluation is not None
+    right = evaluation.metrics()["eval/env/correct"]
+    assert right == evaluation.mean
+    if core == "none":
+        assert 0.17 < right < 0.33  # four deviations of 500 guesses
+    else:
+        assert right >= 0.95
+
+
+def value_error(root: Path, **changes: Any) -> float:
+    """How far the learned value of the one state is from the true one, 1 / (1 - gamma)."""
+    size = {"ppo.gamma": 0.9, "trainer.total_timesteps": 25_600, "checkpoint.interval": None}
+    trainer = trained("truncation", root, **size, **changes)
+    value = float(trainer.policy.value(torch.ones(1, 1), trainer.policy.initial_state(1)))
+    return abs(value - 10.0) / 10.0
+
+
+def test_the_value_is_right_when_truncation_bootstraps(tmp_path: Path) -> None:
+    assert value_error(tmp_path) < 0.02
+
+
+def test_the_value_is_wrong_when_truncation_is_taken_for_an_end(tmp_path: Path) -> None:
+    assert value_error(tmp_path, **{"ppo.bootstrap_truncation": False}) > 0.2
