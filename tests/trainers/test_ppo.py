@@ -55,8 +55,14 @@ def _one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
+CARTPOLE = {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1, "env.stagger": False}
+
+
 def run_to_the_end(root: Path, name: str, **changes: Any) -> PPOTrainer:
-    loaded = load("grid", {**SMALL, "run_dir": str(root), **changes})
+    settings = {**SMALL, "run_dir": str(root), **changes}
+    if "env.id" in changes:
+        settings = {key: value for key, value in settings.items() if not key.startswith("env.grid.")}
+    loaded = load("grid", settings)
     trainer = PPOTrainer(loaded, start_run(loaded, name))
     try:
         trainer.train()
@@ -123,6 +129,19 @@ def test_the_first_update_is_on_policy(tmp_path: Path) -> None:
     assert first["approx_kl"] == pytest.approx(0.0, abs=1e-8)
     assert first["clip_fraction"] == 0.0
     assert first["entropy"] == pytest.approx(np.log(5), abs=0.01)
+
+
+def test_rows_are_trained_with_the_statistics_that_they_were_collected_with(tmp_path: Path) -> None:
+    """Observations are normalised; with one update an iteration, every update is on policy, not only the first."""
+    one_update = {"trainer.update_epochs": 1, "trainer.minibatch_size": 8 * 16, "ppo.learning_rate": 0.05}
+    trainer = run_to_the_end(
+        tmp_path, "pond", **one_update, **CARTPOLE, **{"policy.normalize_observations": True, "eval.interval": None}
+    )
+    found = records(tmp_path / "pond")
+    assert len(found) == trainer.counters.updates == 4
+    assert [record["approx_kl"] for record in found] == pytest.approx([0.0] * 4, abs=1e-7)
+    counts = [float(tensor) for name, tensor in trainer.policy.state_dict().items() if name.endswith("count")]
+    assert counts == [trainer.counters.agent_steps], "every step was counted once"
 
 
 def test_parts_of_a_minibatch_change_nothing(tmp_path: Path) -> None:

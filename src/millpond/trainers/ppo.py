@@ -151,9 +151,6 @@ class PPOTrainer:
     def _collect(self) -> Collected:
         with self.timer("collect"), torch_threads(self._acting_threads()):
             collected = collected_by_all(self.ranks, self.collector.collect(self.policy), self.share.num_envs)
-            if self.recipe.policy.normalize_observations:
-                seen = self.rows["observation"][: self.share.segments].flatten(0, 2)
-                self.policy.update_normalizer(seen, self.ranks.add_up)
         self.counters.env_steps += collected.env_steps
         self.counters.agent_steps += collected.agent_steps
         self.counters.frames += collected.env_steps * self.vector.spec.frame_skip
@@ -284,6 +281,9 @@ class PPOTrainer:
                 self.loop.record(f"env/{name}", float(value))
 
     def _end_iteration(self, ended: Ended) -> None:
+        if self.recipe.policy.normalize_observations:  # not before: rows are trained as they were acted
+            seen, alive = (self.rows[name][: self.share.segments] for name in ("observation", "alive"))
+            self.policy.update_normalizer(seen[alive], self.ranks.add_up)
         self.collector.finish()
 
     def _write_record(self, ended: Ended) -> None:
