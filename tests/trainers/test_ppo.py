@@ -247,3 +247,49 @@ def test_numbers_are_clipped_for_the_env_and_kept_as_drawn(tmp_path: Path) -> No
 def test_what_no_world_does_yet_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MillpondError, match="can be planned, but no world holds its rewards back"):
         run_to_the_end(tmp_path, "pond", **{"env.episodic": True})
+
+
+KILLED = {
+    "trainer.num_workers": 2,
+    "trainer.num_envs": 8,
+    "trainer.batch_size": 8 * 8,
+    "trainer.minibatch_size": 8 * 4,
+    "vector.backend": "processes",
+    "vector.on_crash": "restart",
+}
+
+
+def test_a_run_goes_on_without_the_steps_of_a_killed_worker(tmp_path: Path) -> None:
+    """on_crash=restart, with a real worker process that is killed in the middle of collection."""
+    loaded = load("grid", {**SMALL, **KILLED, "run_dir": str(tmp_path)})
+    trainer = PPOTrainer(loaded, start_run(loaded, "pond"))
+    trained: list[int] = []
+    kept = trainer.collector.finish
+    sent = iter(range(10_000))
+    send = trainer.vector.send
+
+    def finish() -> None:
+        trained.append(int(trainer.rows["alive"][: trainer.plan.segments].sum()))
+        kept()
+
+    def killing_send(actions: Any = None) -> None:
+        if next(sent) == 25:  # in the second of the four iterations
+            os.kill(trainer.vector.pids[1], signal.SIGKILL)
+        send(actions)
+
+    trainer.collector.finish = finish  # type: ignore[method-assign]
+    trainer.vector.send = killing_send  # type: ignore[method-assign]
+    try:
+        trainer.train()
+        restarts = trainer.vector.restarts.copy()
+    finally:
+        trainer.close()
+    plan, found = trainer.plan, records(tmp_path / "pond")
+    assert restarts.tolist() == [0, 0, 1, 1] * 2, "each of two groups has two envs of the worker that died"
+    assert [record["updates"] for record in found] == [plan.gradient_updates * n for n in (1, 2, 3, 4)]
+    assert [record["agent_steps"] for record in found] == [plan.agent_steps * n for n in (1, 2, 3, 4)]
+    dropped = [int(record.get("dropped_agent_steps", 0)) for record in found]
+    assert dropped[1] > 0
+    assert dropped[0] == dropped[2] == dropped[3] == 0
+    assert trained == [plan.agent_steps - lost for lost in dropped], "trained, or dropped and counted"
+    assert all(np.isfinite(value) for record in found for value in record.values())

@@ -117,6 +117,8 @@ class Collector:
                 row = first_row + (batch.first - first_env) % self.vector.num_envs * self.rows.rows_per_env
                 if t > 0:
                     self._outcome(batch, row, t - 1, policy, done)
+                elif batch.restarted.any():  # after its last row was whole: nothing is lost but its memory
+                    self.state[batch.first : batch.last][torch.from_numpy(batch.restarted).to(self.device)] = 0.0
                 if t < horizon:
                     self._act(batch, row, t, policy, done)
                     with self.phase("step"):
@@ -155,20 +157,21 @@ class Collector:
         done.agent_steps += int(np.count_nonzero(batch.alive))
 
     def _outcome(self, batch: Batch, row: int, t: int, policy: Actor, done: Collected) -> None:
+        terminated = batch.terminated
+        if batch.restarted.any():
+            # What led here is forgotten. The step counts as an end, so that the row's state begins anew behind it.
+            done.dropped_agent_steps += self.rows.drop(row, batch.restarted, t + 1)
+            terminated = terminated | batch.restarted[:, None]
         with self.phase("store"):
             self.rows.write("reward", row, t, batch.reward)
-            self.rows.write("terminated", row, t, batch.terminated)
+            self.rows.write("terminated", row, t, terminated)
             self.rows.write("truncated", row, t, batch.truncated)
         done.episodes.extend(batch.episodes)
         if batch.truncated.any():
             with self.phase("infer"):
                 self._value_final_observations(batch, row, t, policy)
-        ended = batch.terminated | batch.truncated
-        if batch.restarted.any():
-            done.dropped_agent_steps += self.rows.drop(row, batch.restarted, t + 1)
-            ended = ended | batch.restarted[:, None]
+        ended = terminated | batch.truncated
         if ended.any():
-            # An agent that ended begins anew; so do all of its env when it was started again.
             self.state[batch.first : batch.last][torch.from_numpy(ended).to(self.device)] = 0.0
 
     def _value_final_observations(self, batch: Batch, row: int, t: int, policy: Actor) -> None:

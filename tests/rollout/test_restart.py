@@ -1,0 +1,115 @@
+"""Envs that were lost with their worker and start anew: what led there is dropped and counted; all else replays."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+from tests.rollout.test_collect import open_collector, planned
+
+from millpond.rollout import Collector
+from millpond.rollout.rows import resets
+from millpond.trainers.worlds import WorldFactory
+from millpond.vector import make_vector
+
+HORIZON, ENVS = 16, 8
+OF_WORKER_1 = [2, 3, 6, 7]
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return {
+        "env.num_agents": 1,
+        "trainer.num_workers": 2,
+        "trainer.batch_unit": "agent_steps",
+        "trainer.forward_pass_minibatch_target_size": ENVS // 2,
+        "trainer.bptt_horizon": HORIZON,
+        "trainer.batch_size": HORIZON * ENVS,
+        "trainer.minibatch_size": HORIZON * ENVS,
+        **changes,
+    }
+
+
+def replay(collector: Collector, policy: Any, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """alive [R, T], and how far log-probabilities and values of unrolled rows are from those of acting."""
+    names = ["observation", "action", "terminated", "truncated", "log_prob", "value", "alive", "initial_state"]
+    batch = collector.rows.sequences(names, torch.arange(num_rows), torch.device("cpu"))
+    with torch.no_grad():
+        again = policy.unroll(
+            batch["observation"],
+            batch["initial_state"],
+            resets(batch["terminated"], batch["truncated"]),
+            batch["action"],
+        )
+    return batch["alive"], (again.log_prob - batch["log_prob"]).abs(), (again.value - batch["value"]).abs()
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_rows_replay_from_behind_the_restart(core: str) -> None:
+    plan = planned(**settings(), **{"policy.core": core})
+    factory = WorldFactory("recall", {"min_delay": 30, "max_delay": 40})  # no end of an episode hides the restart
+    spec = factory(1, None, 0).spec  # type: ignore[arg-type]
+    with make_vector(
+        spec, factory, num_envs=ENVS, groups=2, num_workers=2, backend="processes", on_crash="restart"
+    ) as vector:
+        collector, policy = open_collector(plan, vector, core)
+        acts = iter(range(10_000))
+
+        class Killer:
+            """The policy, which at its eleventh batch finds that a worker was killed."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(policy, name)
+
+            def act(self, *arguments: Any, **named: Any) -> Any:
+                if next(acts) == 10:
+                    os.kill(vector.pids[1], signal.SIGKILL)
+                return policy.act(*arguments, **named)
+
+        vector.reset(3)
+        collected = collector.collect(Killer())
+        assert vector.restarts.tolist() == [int(env in OF_WORKER_1) for env in range(ENVS)]
+        assert collected.agent_steps == HORIZON * ENVS
+        alive, log_probs, values = replay(collector, policy, plan.segments)
+        assert collected.dropped_agent_steps == int((~alive).sum()) > 0
+        for env in range(ENVS):
+            lost = int((~alive[env]).sum())
+            assert (lost > 0) == (env in OF_WORKER_1)
+            assert lost < HORIZON
+            assert not bool(alive[env, :lost].any()), "what led to the crash is dropped, and what follows is not"
+            assert bool(alive[env, lost:].all())
+        assert float(log_probs[alive].max()) < 1e-5
+        assert float(values[alive].max()) < 1e-5
+
+
+def test_memory_is_lost_with_an_env_that_restarted_between_its_rows() -> None:
+    """A worker is killed at rest, and a top-up round that has some of its envs finds out: the others are told later."""
+    plan = planned(**settings(**{"trainer.batch_size": HORIZON * 12, "trainer.minibatch_size": HORIZON * 12}))
+    factory = WorldFactory("recall", {"min_delay": 200, "max_delay": 400})
+    spec = factory(1, None, 0).spec  # type: ignore[arg-type]
+    with make_vector(
+        spec, factory, num_envs=ENVS, groups=2, num_workers=2, backend="processes", on_crash="restart"
+    ) as vector:
+        collector, policy = open_collector(plan, vector, "lstm")
+        vector.reset(3)
+        collector.collect(policy)  # a round of 8 and a top-up round of the envs 0 to 3
+        collector.finish()
+        os.kill(vector.pids[1], signal.SIGKILL)
+        collected = collector.collect(policy)
+        assert collected.dropped_agent_steps == 4  # one step of each env that was lost
+        part = vector.part(4, 4)  # envs 6 and 7 are lost again, and 2 and 3 with them, but are not in the part
+        os.kill(vector.pids[1], signal.SIGKILL)
+        part.recv()
+        part.send([[0]] * 4)
+        assert part.recv().restarted.tolist() == [False, False, True, True]
+        part.rest()
+        assert bool(collector.state[2:4].any())
+        collector.finish()
+        collected = collector.collect(policy)
+        assert collected.dropped_agent_steps == 0
+        first_rows = collector.rows["initial_state"][:ENVS]
+        assert not bool(first_rows[2:4].any()), "a new episode begins without memory"
+        assert bool(first_rows[:2].any())
+        assert bool(first_rows[4:6].any())
