@@ -32,14 +32,6 @@ SHORT_RECALL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def trained(recipe: str, root: Path, **changes: Any) -> PPOTrainer:
     loaded = load(RECIPES / f"{recipe}.yaml", {"run_dir": str(root), "log.tensorboard": False, **changes})
     trainer = PPOTrainer(loaded, start_run(loaded, "pond"))

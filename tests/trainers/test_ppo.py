@@ -47,14 +47,6 @@ SMALL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 CARTPOLE = {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1, "env.stagger": False}
 
 

@@ -149,7 +149,7 @@ class PPOTrainer:
     # -- the stages of an iteration
 
     def _collect(self) -> Collected:
-        with self.timer("collect"), torch_threads(self._acting_threads()):
+        with self.timer("collect"), self._autocast(), torch_threads(self._acting_threads()):
             collected = collected_by_all(self.ranks, self.collector.collect(self.policy), self.share.num_envs)
         self.counters.env_steps += collected.env_steps
         self.counters.agent_steps += collected.agent_steps
