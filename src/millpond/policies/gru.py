@@ -173,11 +173,14 @@ class GRU(nn.Module):
         self.bias_share = nn.Parameter(torch.empty(hidden_size))
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Orthogonal weights, no bias."""
+        """Orthogonal weights; the update gate begins by keeping (bias 1), so that early gradients reach far back."""
         nn.init.orthogonal_(self.w_input, generator=generator)
         nn.init.orthogonal_(self.w_hidden, generator=generator)
         nn.init.zeros_(self.bias)
         nn.init.zeros_(self.bias_share)
+        size = self.bias_share.shape[0]
+        with torch.no_grad():
+            self.bias[2 * size :] = 1.0  # of n, r, z the last
 
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """features [B, H], state [B, 1, H] -> hidden [B, H], state [B, 1, H]."""
