@@ -73,7 +73,9 @@ class PPOConfig(Section):
     )
     target_kl: Positive | None = Field(None, description="Stop an iteration's updates above this approximate KL.")
     max_grad_norm: Positive = Field(0.5, description="Gradients are scaled down to this global norm.")
-    optimizer: Literal["adam", "adamw", "radam", "muon"] = Field("adam", description="Optimiser.")
+    optimizer: Literal["adam", "adamw", "radam", "muon"] = Field(
+        "adam", description="Optimiser. muon is PufferLib's, with adam_beta1 as its momentum; its rates are larger."
+    )
     learning_rate: Positive = Field(4.57e-4, description="Learning rate at the start.")
     adam_beta1: Fraction = Field(0.9, description="Adam: decay of the first moment.")
     adam_beta2: Fraction = Field(0.999, description="Adam: decay of the second moment.")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from millpond.config.ppo import PPOConfig
-from millpond.errors import MillpondError
+from millpond.trainers.muon import Muon
 
 
 def make_optimizer(ppo: PPOConfig, policy: nn.Module) -> torch.optim.Optimizer:
@@ -18,5 +18,5 @@ def make_optimizer(ppo: PPOConfig, policy: nn.Module) -> torch.optim.Optimizer:
     if ppo.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps, fused=True)
     if ppo.optimizer == "muon":
-        raise MillpondError("ppo.optimizer=muon can be planned (it is PufferLib's default) but not trained; try adam")
+        return Muon(parameters, lr=ppo.learning_rate, momentum=ppo.adam_beta1)
     return torch.optim.RAdam(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps)
