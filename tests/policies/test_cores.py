@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -219,3 +221,16 @@ def test_the_kernels_are_the_ones_under_test() -> None:
     """float32 on the CPU goes through numba, or the comparisons above would compare torch with torch."""
     assert lstm_kernels.gates_forward.signatures  # type: ignore[attr-defined]
     assert gru_kernels.gates_backward.signatures  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_memory_is_kept_at_the_beginning(kind: str) -> None:
+    """Gates that forget half at every step would let gradients reach back only a few steps."""
+    torch.manual_seed(0)
+    core: Any = {"lstm": LSTM, "gru": GRU}[kind](64)
+    core.reset_parameters()
+    state = 1e-3 * torch.randn(200, core.states, 64)
+    with torch.no_grad():
+        _, after = core.step(torch.zeros(200, 64), state)
+    kept = (after[:, -1] * state[:, -1]).sum() / state[:, -1].square().sum()  # the cell; of a GRU, all that there is
+    assert float(kept) > 0.65
