@@ -27,42 +27,50 @@ __all__ = ["load", "plan", "train"]
 
 
 def plan(
-    recipe: str | Path,
+    recipe: str | Path | Mapping[str, Any],
     overrides: Iterable[str] | Mapping[str, Any] = (),
     *,
     preset: str | None = None,
     agents_from: str | None = None,
+    **settings: Any,
 ) -> Planned:
-    """What a recipe (its name, a YAML file or a PufferLib .ini) will do, as `millpond plan` prints it.
+    """What a recipe will do, as `millpond plan` prints it. It is a name, a YAML file, a PufferLib .ini, or a mapping.
 
-    `overrides` are texts such as "trainer.batch_size=262_144", or a mapping of dotted keys. Raises
-    `millpond.config.ConfigError`, with every violation and a fix, where the config cannot run.
+    `overrides` are texts such as "trainer.batch_size=262_144", or a mapping of dotted keys; so are the other keyword
+    arguments: `seed=3`, `**{"trainer.num_envs": 64}`. Raises `millpond.config.ConfigError`, with every violation and
+    a fix, where the config cannot run.
     """
     from millpond.planner import Host
     from millpond.planner import plan as make_plan
 
-    return make_plan(recipe, overrides, preset=preset, agents_source=agents_from, host=Host.here())
+    changes = _together(overrides, settings)
+    return make_plan(recipe, changes, preset=preset, agents_source=agents_from, host=Host.here())
 
 
 def train(
-    recipe: str | Path,
+    recipe: str | Path | Mapping[str, Any],
     overrides: Iterable[str] | Mapping[str, Any] = (),
     *,
     preset: str | None = None,
     run: str | None = None,
     overwrite: bool = False,
+    **settings: Any,
 ) -> Run:
-    """Train a recipe to its end, as `millpond train` does, and return its run, whose folder has everything."""
+    """Train a recipe to its end, as `millpond train` does, and return its run, whose folder has everything.
+
+    Recipe, overrides and settings are as in `plan`.
+    """
     from millpond.config import Loaded
     from millpond.config import load as load_config
     from millpond.ranks import join
     from millpond.trainers.kinds import make_trainer, require_trainer
     from millpond.trainers.session import run_of_all, start_run
 
+    together = _together(overrides, settings)
     with join() as ranks:
 
         def begin() -> tuple[Loaded, Run]:
-            loaded = load_config(recipe, overrides, preset)
+            loaded = load_config(recipe, together, preset)
             require_trainer(loaded)
             return loaded, start_run(loaded, run, overwrite=overwrite, ranks=ranks.count)
 
@@ -80,3 +88,10 @@ def load(run: str | Path, *, best: bool = False, device: str = "cpu") -> LoadedP
     from millpond.trainers.play import LoadedPolicy
 
     return LoadedPolicy(str(run), best=best, device=device)
+
+
+def _together(overrides: Iterable[str] | Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    from millpond.config.load import parse_override
+
+    given = overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
+    return {**given, **settings}

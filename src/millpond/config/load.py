@@ -49,18 +49,19 @@ def recipe_names() -> list[str]:
 
 
 def load(
-    recipe: str | Path,
+    recipe: str | Path | Mapping[str, Any],
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
     agents_if_open: int | None = None,
 ) -> Loaded:
-    """A recipe's name or a file, overlaid first with a preset, then with overrides (`section.key=value`).
+    """A recipe's name, a file or a mapping, overlaid first with a preset, then with overrides (`section.key=value`).
 
     A PufferLib file may leave open how many agents an env has; then `agents_if_open` is taken.
     """
-    source = _read(str(recipe), ())
+    name = "config" if isinstance(recipe, Mapping) else str(recipe)
+    source = _extended(dict(recipe), name, ()) if isinstance(recipe, Mapping) else _read(name, ())
     values = source.values
-    dotted = _preset(values, preset, str(recipe)) if preset is not None else {}
+    dotted = _preset(values, preset, name) if preset is not None else {}
     dotted |= overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
     if source.agents_open and "env.num_agents" not in dotted and agents_if_open is not None:
         dotted["env.num_agents"] = agents_if_open
@@ -68,13 +69,13 @@ def load(
     agents_open = source.agents_open and "env.num_agents" not in dotted
     notes = (*source.notes, *([puffer.AGENTS_OPEN] if agents_open else []))
     try:
-        typed = check(values, str(recipe))
+        typed = check(values, name)
     except ConfigError as error:
         broken = [key for violation in error.violations for key in violation.keys]
         if not agents_open or not any(key.startswith(("trainer.", "env.num_agents")) for key in broken):
             raise
         raise MillpondError(f"{error}\nPerhaps only because {puffer.AGENTS_OPEN}") from None
-    return Loaded(str(recipe), typed, values, source.defaulted, source.ignored, notes, agents_open, dotted)
+    return Loaded(name, typed, values, source.defaulted, source.ignored, notes, agents_open, dotted)
 
 
 def leaves_agents_open(recipe: str | Path, overrides: Iterable[str], preset: str | None = None) -> bool:
@@ -102,13 +103,17 @@ def _read(name: str, chain: tuple[str, ...]) -> _Source:
     if path.suffix == ".ini":
         read = puffer.read(read_text(path), str(path))
         return _Source(read.values, read.defaulted, read.ignored, read.notes, read.agents_open)
-    values = read_mapping(path)
+    return _extended(read_mapping(path), str(path), (*chain, str(path)))
+
+
+def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...]) -> _Source:
+    """Values over those of what they extend, if they do."""
     parent = values.pop("extends", None)
     if parent is None:
         return _Source(values)
     if not isinstance(parent, str):
-        raise RecipeFileError(f"{path}: extends={parent!r} must be a recipe's name or a file")
-    below = _read(parent, (*chain, str(path)))
+        raise RecipeFileError(f"{name}: extends={parent!r} must be a recipe's name or a file")
+    below = _read(parent, chain)
     env = values.get("env")
     agents_open = below.agents_open and not (isinstance(env, Mapping) and "num_agents" in env)
     return _Source(merge(below.values, values), below.defaulted, below.ignored, below.notes, agents_open)

@@ -53,14 +53,14 @@ class Planned:
 
 
 def plan(
-    recipe: str | Path,
+    recipe: str | Path | Mapping[str, Any],
     overrides: Iterable[str] | Mapping[str, Any] = (),
     *,
     preset: str | None = None,
     agents_source: str | None = None,
     host: Host | None = None,
 ) -> Planned:
-    """What a recipe (its name, or a file) will do with these overrides, before anything runs.
+    """What a recipe (its name, a file or a mapping) will do with these overrides, before anything runs.
 
     `agents_source` is a world or a file that is asked how many agents an env has; where the config says otherwise,
     the alert says so. Where the config leaves it open (a PufferLib file), the answer is taken.
