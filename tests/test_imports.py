@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "record": {"errors", "loop"},
     "store": {"errors", "loop", "record"},
     "ranks": {"errors", "loop", "record", "store"},
-    "planner": {"errors", "sizes", "envs", "config"},
+    "planner": {"config", "envs", "errors", "replay", "sizes"},
     "policies": {"errors", "envs", "compiled"},
     "replay": {"errors", "envs", "compiled"},
     "rollout": {"errors", "envs", "planner", "vector"},
@@ -50,8 +50,8 @@ ALLOWED: dict[str, set[str]] = {
         "store",
         "ranks",
     },
-    "cli": {"errors", "config", "planner", "envs", "store", "ranks", "trainers"},
-    "__init__": {"config", "planner", "store", "ranks", "trainers"},
+    "cli": {"config", "envs", "errors", "planner", "ranks", "replay", "store", "trainers"},
+    "__init__": {"config", "loop", "planner", "ranks", "replay", "store", "trainers"},
     "__main__": {"cli"},
 }
 

@@ -8,13 +8,16 @@ planned.plan.gradient_updates   # 64, before anything runs
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millpond.loop import Loop
     from millpond.planner import Planned
+    from millpond.replay import Lake, Pond
     from millpond.store import Run
     from millpond.trainers.play import LoadedPolicy
 
@@ -23,7 +26,16 @@ if TYPE_CHECKING:
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 __version__ = "0.1.0"
-__all__ = ["load", "plan", "train"]
+__all__ = ["Lake", "Loop", "Pond", "load", "plan", "train"]
+
+_LATER = {"Lake": "millpond.replay", "Pond": "millpond.replay", "Loop": "millpond.loop"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names that bring heavy modules along are imported when they are first used."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)
 
 
 def plan(

@@ -62,9 +62,10 @@ def test_a_round_counted_out() -> None:
 def test_bytes_of_the_stores() -> None:
     """A pond holds neighbours, so a frame once; the BigPond has transitions from anywhere: stack and n-step frames each."""
     found = mixture("mixture-gravitar")
-    assert found.pond_bytes == 65_536 * (7_056 + 64)
-    assert found.big_pond_bytes == 500_000 * (7_056 * (4 + 3) + 64)
-    assert found.lake_bytes == found.lake_transitions * (640 + 64)
+    row = 7_056 + 4 + 33  # frame, action, provenance with reward and flags
+    assert found.pond_bytes == 65_536 * row
+    assert found.big_pond_bytes == 500_000 * (4 + 3) * row
+    assert found.lake_bytes == found.lake_transitions * (640 + 8 + 48 + 4)  # lz4, its header; record with the action
 
 
 def test_the_lake_on_disk() -> None:

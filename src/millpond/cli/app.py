@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from millpond import __version__
+from millpond.cli.lake import lake
 
 app = typer.Typer(
     name="millpond",
@@ -23,6 +24,7 @@ app = typer.Typer(
       millpond plan metta               what its numbers will do
       millpond train grid               train; Ctrl-C saves, --resume goes on
       millpond runs                     what has been trained
+      millpond lake info PATH           what a lake of transitions holds
       millpond compare puffer-metta metta
       millpond doctor                   what this machine has
 
@@ -264,6 +266,9 @@ def check_world(
     from millpond.cli.worlds import print_check
 
     print_check(env_id, options or [], steps, json)
+
+
+app.add_typer(lake, name="lake")
 
 
 @app.command()

@@ -9,12 +9,12 @@ from millpond.config.check import flatten
 from millpond.config.mixture_rules import SINGLE, frame_skip, own_envs
 from millpond.config.recipe import MixtureRecipe
 from millpond.envs.spec import EnvSpec
+from millpond.replay.schema import Schema
+from millpond.replay.widths import lake_row_bytes, row_bytes
 
 # Stored bytes of an 84 x 84 frame, lz4 frame by frame, as measured on recordings of each game.
 MEASURED_FRAME_BYTES = {"gravitar": 640, "montezuma_revenge": 1_021, "pong": 265}
 MEASURED_SIDE = 84
-# A step record of the lake: action, reward, flags, episode, agent, round, epsilon, policy version, checksum.
-RECORD_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class MixturePlan:
     big_pond_bytes: int | None
     lake_frame_bytes: float | None
     lake_frame_measured: bool
+    lake_frame_compressed: bool
     lake_transitions: int
     lake_bytes: int | None
 
@@ -87,13 +88,14 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
     lake_transitions = collections * steps if uses_lake else 0
 
     big_pond = mixture.big_pond_transitions
-    frame = observation = once = lake_frame = None
-    measured = False
+    frame = observation = pond_row = lake_row = lake_frame = None
+    measured = compressed = False
     if spec is not None:
-        frame = spec.observation.nbytes
+        schema = Schema.from_spec(spec)
+        frame, compressed = spec.observation.nbytes, bool(schema.compressed)
         observation = frame * recipe.env.frame_stack
-        once = frame + RECORD_BYTES
-        lake_frame, measured = _stored_frame(recipe, spec, frame)
+        lake_frame, measured = _stored_frame(recipe, spec, frame) if compressed else (float(frame), False)
+        pond_row, lake_row = row_bytes(schema), lake_row_bytes(schema, lake_frame)
     return MixturePlan(
         mode=mixture.mode,
         agents=mixture.agents,
@@ -131,14 +133,13 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
         frame_bytes=frame,
         transition_bytes_twice=None if observation is None else 2 * observation,
         transition_bytes_once=frame,
-        pond_bytes=None if once is None else once * mixture.pond_transitions,
-        big_pond_bytes=None
-        if frame is None
-        else big_pond * (frame * (recipe.env.frame_stack + dqn.n_step) + RECORD_BYTES),
+        pond_bytes=None if pond_row is None else pond_row * mixture.pond_transitions,
+        big_pond_bytes=None if pond_row is None else pond_row * big_pond * (recipe.env.frame_stack + dqn.n_step),
         lake_frame_bytes=lake_frame,
         lake_frame_measured=measured,
+        lake_frame_compressed=compressed,
         lake_transitions=lake_transitions,
-        lake_bytes=None if lake_frame is None else round(lake_transitions * (lake_frame + RECORD_BYTES)),
+        lake_bytes=None if lake_row is None else round(lake_transitions * lake_row),
     )
 
 

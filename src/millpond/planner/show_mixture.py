@@ -122,7 +122,9 @@ def _memory(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     if plan.lake_transitions and plan.lake_bytes is not None and plan.lake_frame_bytes is not None:
         frame = f"{plan.lake_frame_bytes:,.0f} bytes a frame"
         known = "as measured with lz4" if plan.lake_frame_measured else "an upper bound: raw, before compression"
-        if recipe.lake.expected_frame_bytes is not None:
+        if not plan.lake_frame_compressed:
+            known = "stored as they are, in the records"
+        elif recipe.lake.expected_frame_bytes is not None:
             known = "as lake.expected_frame_bytes says"
         stores.append(
             ("the lake at the end", size(plan.lake_bytes), f"{plan.lake_transitions:,} transitions; {frame}, {known}")

@@ -38,9 +38,16 @@ class Compacted:
 
 
 def compact(
-    folder: str | Path, stream: str | None = None, *, keep: int = 1, progress: Callable[[str], None] | None = None
+    folder: str | Path,
+    stream: str | None = None,
+    *,
+    keep: int = 1,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Compacted:
-    """Compact all segments but the newest `keep` of each stream; a writer may be at work meanwhile."""
+    """Compact all segments but the newest `keep` of each stream; a writer may be at work meanwhile.
+
+    `progress` is told the stream and how many of its segments are done, of how many.
+    """
     folder = Path(folder)
     schema = Manifest.read(folder).schema
     if keep < 1:
@@ -55,13 +62,13 @@ def compact(
     segments = before = after = 0
     for path in paths:
         streams = StreamFolder.read(path.parent)
-        for number in streams.segments()[:-keep]:
-            if streams.codec(number) == "lz4":
-                sizes = _compact_segment(streams, schema, number)
-                if sizes is not None:
-                    segments, before, after = segments + 1, before + sizes[0], after + sizes[1]
-                    if progress:
-                        progress(f"{streams.name} segment {number}: {sizes[0]:,} -> {sizes[1]:,} bytes")
+        cold = [number for number in streams.segments()[:-keep] if streams.codec(number) == "lz4"]
+        for done, number in enumerate(cold, start=1):
+            sizes = _compact_segment(streams, schema, number)
+            if sizes is not None:
+                segments, before, after = segments + 1, before + sizes[0], after + sizes[1]
+            if progress:
+                progress(streams.name, done, len(cold))
     return Compacted(segments, before, after)
 
 

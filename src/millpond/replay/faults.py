@@ -12,6 +12,8 @@ class LakeError(MillpondError):
 class LakeFull(LakeError):
     """There is no space for an append. Nothing of it was kept, and nothing acknowledged was touched."""
 
+    exit_code = 1
+
 
 class LakeBusy(LakeError):
     """Another writer holds the stream."""
@@ -19,6 +21,8 @@ class LakeBusy(LakeError):
 
 class LakeDamaged(LakeError):
     """Bytes on disk do not match their checksum. They are never returned as data."""
+
+    exit_code = 1
 
 
 class PondFull(MillpondError):

@@ -19,8 +19,8 @@ import numpy as np
 
 from millpond.replay.checksum import row_checksums
 from millpond.replay.layout import StreamFolder
-from millpond.replay.lz4_frames import FRAME_HEADER_BYTES
 from millpond.replay.schema import Schema
+from millpond.replay.widths import FRAME_HEADER_BYTES
 from millpond.replay.zst_chunks import chunk_positions
 
 Array = np.ndarray[Any, Any]

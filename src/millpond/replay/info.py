@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ import numpy as np
 
 from millpond.replay.lake import Lake
 from millpond.replay.schema import ENDED, FINAL, FIRST
-from millpond.replay.stream import View
 
 Array = np.ndarray[Any, Any]
 BARS = " ▁▂▃▄▅▆▇█"
 BINS = 16
+Progress = Callable[[str, int, int], None]  # stream, files read, files in all
 
 
 @dataclass
@@ -102,10 +103,10 @@ class Info:
         return lines
 
 
-def info(folder: str | Path) -> Info:
+def info(folder: str | Path, *, progress: Progress | None = None) -> Info:
     """Read all records, in order; frames are not touched."""
     with Lake(folder) as lake:
-        found = {name: _episode_sums(lake, lake.view(name)) for name in lake.streams}
+        found = {name: _episode_sums(lake, name, progress) for name in lake.streams}
         returns = np.concatenate([sums[0] for sums in found.values()]) if found else np.empty(0)
         low, high = (float(returns.min()), float(returns.max())) if len(returns) else (0.0, 0.0)
         edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
@@ -141,10 +142,13 @@ def _by_round(sums: tuple[Array, Array, Array], number: int, edges: Array) -> Re
     return Returns(number, len(returns), float(returns.mean()), *ends, float(lengths.mean()), histogram)
 
 
-def _episode_sums(lake: Lake, view: View) -> tuple[Array, Array, Array]:
+def _episode_sums(lake: Lake, stream: str, progress: Progress | None) -> tuple[Array, Array, Array]:
     """Return, length and round of every complete episode. Episodes of a stream are numbered without gaps."""
     total, length, begun, ended, rounds = (np.zeros(0) for _ in range(5))
-    for path, segment in zip(view.steps_files, view.segments, strict=True):
+    view = lake.view(stream)
+    for done, (path, segment) in enumerate(zip(view.steps_files, view.segments, strict=True)):
+        if progress:
+            progress(stream, done, len(view.segments))
         records = np.fromfile(path, lake.schema.record, count=segment.rows)
         records = records[records["flags"] & FINAL == 0]
         if not len(records):

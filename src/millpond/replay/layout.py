@@ -51,6 +51,12 @@ def read_signed_json(path: Path) -> dict[str, Any]:
     return dict(tree)
 
 
+def require_lake(folder: Path) -> None:
+    """Refuse a path that is no lake's folder, whether or not its files are damaged."""
+    if not (folder / "lake.json").exists():
+        raise LakeError(f"{folder} is not a lake: it has no lake.json")
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What holds for the whole lake, written once when it is made."""
@@ -72,8 +78,7 @@ class Manifest:
     @staticmethod
     def read(folder: Path) -> Manifest:
         path = folder / "lake.json"
-        if not path.exists():
-            raise LakeError(f"{folder} is not a lake: it has no lake.json")
+        require_lake(folder)
         tree = read_signed_json(path)
         if tree.get("format") != FORMAT:
             raise LakeError(f"{path} is not the manifest of a lake (format is not {FORMAT!r})")

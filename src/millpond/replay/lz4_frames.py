@@ -19,9 +19,9 @@ from millpond.compiled import compiled
 from millpond.replay.checksum import range_checksum
 from millpond.replay.memory import load32, lz4_compress, lz4_decompress, store32
 from millpond.replay.position import Position
+from millpond.replay.widths import FRAME_HEADER_BYTES
 
 Array = np.ndarray[Any, Any]
-FRAME_HEADER_BYTES = 8
 # What is with the frames of a row that is to be decoded.
 HERE, NOTHING, CHUNKED, UNUSABLE = 0, 1, 2, 3
 # Status of a decoded frame.

@@ -22,12 +22,10 @@ from millpond.replay.faults import LakeError, PondFull
 from millpond.replay.schema import FINAL, FIRST, HAS_FINAL, TERMINATED, TRUNCATED, Field, Schema
 from millpond.replay.steps import Steps, check
 from millpond.replay.walk import NO_ROW, count_transitions
+from millpond.replay.widths import COLUMNS, row_bytes
 
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
-
-# What is kept of each row besides the fields of the schema.
-COLUMNS = {"reward": "float32", "agent": "int64", "round": "int64", "policy_version": "int64", "epsilon": "float32"}
 
 
 @dataclass
@@ -61,12 +59,6 @@ class RingRows:
     def lanes(self) -> int:
         """Every run is a lane of its own: nothing lies before or behind it."""
         return len(self.run_begin) - 1
-
-
-def row_bytes(schema: Schema) -> int:
-    """Bytes of one row of a pond: the observation once, and everything else of the step."""
-    fields = (*schema.observation, schema.action, *schema.extra)
-    return sum(field.nbytes for field in fields) + sum(np.dtype(d).itemsize for d in COLUMNS.values()) + 1
 
 
 class Pond:

@@ -13,10 +13,11 @@ from millpond.replay.assemble import Assembler, raise_damage
 from millpond.replay.draw import draw_transitions
 from millpond.replay.faults import LakeError, PondFull
 from millpond.replay.lake import Lake
-from millpond.replay.pond import COLUMNS, Pond
+from millpond.replay.pond import Pond
 from millpond.replay.schema import CONTEXT, FINAL, HAS_FINAL, TERMINATED, TRUNCATED
 from millpond.replay.steps import Steps
 from millpond.replay.walk import NO_ROW, plan_transitions, succeeds
+from millpond.replay.widths import COLUMNS
 from millpond.replay.writer import Ack, Writer
 
 Array = np.ndarray[Any, Any]

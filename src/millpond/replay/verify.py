@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from millpond.replay.stream import StreamReader
 from millpond.replay.walk import count_transitions
 
 ROWS_AT_ONCE = 4_096
+Progress = Callable[[str, int, int], None]  # stream, rows read, rows in all
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Report:
         return lines
 
 
-def verify(folder: str | Path) -> Report:
+def verify(folder: str | Path, *, progress: Progress | None = None) -> Report:
     """Read everything. Nothing is changed."""
     folder = Path(folder)
     try:
@@ -66,7 +68,7 @@ def verify(folder: str | Path) -> Report:
     try:
         for path in sorted((folder / "streams").glob("*")):
             try:
-                report.streams.append(_verify_stream(StreamFolder.read(path), schema, reader))
+                report.streams.append(_verify_stream(StreamFolder.read(path), schema, reader, progress))
             except LakeError as error:
                 report.streams.append(StreamReport(path.name, damage=[str(error)]))
     finally:
@@ -74,7 +76,7 @@ def verify(folder: str | Path) -> Report:
     return report
 
 
-def _verify_stream(folder: StreamFolder, schema: Schema, reader: SpanReader) -> StreamReport:
+def _verify_stream(folder: StreamFolder, schema: Schema, reader: SpanReader, progress: Progress | None) -> StreamReport:
     report = StreamReport(folder.name)
     found = read_log(folder, schema)
     if found.lost:
@@ -115,5 +117,7 @@ def _verify_stream(folder: StreamFolder, schema: Schema, reader: SpanReader) -> 
         for place, damage in bad:
             report.damage.append(str(damage))
             flags[rows[place]] = DAMAGED
+        if progress:
+            progress(folder.name, int(rows[-1]) + 1, view.rows)
     report.readable = int(count_transitions(flags, view.run_begin, view.lanes, 1, 1))
     return report

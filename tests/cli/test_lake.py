@@ -1,0 +1,145 @@
+"""The verbs of a lake: what they print, write and exit with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import millpond
+from millpond.replay import Field, Lake, Schema, Steps
+
+SCHEMA = Schema((Field.of("observation", (20, 20), "uint8"),), Field("action", (), "int32"))
+
+
+def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "millpond", "lake", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two streams of ten episodes of four steps each, in several files."""
+    folder, rng = tmp_path / "lake", np.random.default_rng(0)
+    with Lake.create(folder, SCHEMA, segment_bytes=4_000) as lake:
+        for agent in range(2):
+            with lake.writer(f"agent{agent}", 2) as writer:
+                for _ in range(5):
+                    terminated = np.zeros((4, 2), bool)
+                    terminated[-1] = True
+                    observation = rng.integers(0, 3, (4, 2, 20, 20)).astype(np.uint8)
+                    actions, rewards = np.ones((4, 2), int), np.full((4, 2), 1.0 + agent)
+                    writer.append(Steps(observation, actions, rewards, terminated, np.zeros((4, 2), bool)))
+    return folder
+
+
+def test_info(folder: Path) -> None:
+    said = run("info", folder)
+    assert said.returncode == 0, said.stderr
+    assert f"{folder}: 80 transitions in 2 streams" in said.stdout
+    assert "round 0: 10 episodes, return 8.0 (8.0 to 8.0), 4.0 steps" in said.stdout
+    assert said.stderr == ""  # nobody watches
+    found = json.loads(run("info", folder, "--json").stdout)
+    assert found["transitions"] == 80
+    assert [stream["episodes"] for stream in found["streams"]] == [10, 10]
+
+
+def test_verify_exits_with_one_where_bytes_are_damaged(folder: Path) -> None:
+    said = run("verify", folder)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert "every checksum matches" in said.stdout
+    assert json.loads(run("verify", folder, "--json").stdout)["good"] is True
+    steps = folder / "streams" / "agent0" / "000000.steps"
+    data = bytearray(steps.read_bytes())
+    data[20] ^= 1
+    steps.write_bytes(data)
+    said = run("verify", folder, "--json")
+    assert said.returncode == 1
+    found = json.loads(said.stdout)
+    assert not found["good"]
+    assert str(steps) in found["streams"][0]["damage"][0]
+    assert found["streams"][0]["readable"] == 39
+    assert found["streams"][1]["damage"] == []
+    (folder / "lake.json").write_text("{}")
+    assert run("verify", folder).returncode == 1
+    damaged = run("info", folder)
+    assert damaged.returncode == 1
+    assert "lake.json cannot be read" in damaged.stderr
+
+
+def test_compact(folder: Path) -> None:
+    before = Lake(folder).sample(50, np.random.default_rng(1)).observation
+    said = run("compact", folder)
+    assert said.returncode == 0, said.stderr
+    assert "files compacted" in said.stdout
+    assert list(folder.rglob("*.zst"))
+    np.testing.assert_array_equal(Lake(folder).sample(50, np.random.default_rng(1)).observation, before)
+    assert "nothing to compact" in run("compact", folder).stdout
+    assert json.loads(run("compact", folder, "--json").stdout) == {"segments": 0, "before": 0, "after": 0}
+
+
+@pytest.mark.parametrize("target", ["episodes.npz", "dataset"])
+def test_out_and_in_again(folder: Path, tmp_path: Path, target: str) -> None:
+    said = run("export", folder, tmp_path / target, "--stream", "agent1")
+    assert said.returncode == 0, said.stderr
+    assert "10 episodes, 40 steps" in said.stdout
+    assert "note: 10 terminated episodes have no final observation" in said.stdout
+    found = json.loads(run("import", tmp_path / "again", tmp_path / target, "--stream", "human", "--json").stdout)
+    assert found == {"stream": "human", "episodes": 10, "steps": 40, "notes": []}
+    with Lake(tmp_path / "again") as again:
+        assert again.streams == ["human"]
+        assert all(episode.episode_return == 8 for episode in again.episodes())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["info", "nowhere"],
+        ["verify", "nowhere"],
+        ["compact", "nowhere"],
+        ["export", "nowhere", "x.npz"],
+        ["import", "again", "nothing.npz"],
+        ["compact", "lake", "--stream", "other"],
+        ["export", "lake", "x.npz", "--stream", "other"],
+        ["export", "lake", "lake"],
+        ["verify"],
+    ],
+)
+def test_bad_input(folder: Path, arguments: list[str]) -> None:
+    said = run(*(folder.parent / word if word in ("lake", "nowhere", "again", "x.npz") else word for word in arguments))
+    assert said.returncode == 2, said.stdout
+    assert said.stderr
+    assert "Traceback" not in said.stderr
+    assert not (folder.parent / "again").exists()
+
+
+def test_progress_is_shown_where_there_is_a_terminal(folder: Path) -> None:
+    for verb, word in (("verify", "verifying agent1"), ("info", "reading agent1")):
+        said = run(verb, folder, FORCE_COLOR="1")
+        assert word in said.stderr
+        assert word not in said.stdout
+
+
+@pytest.mark.parametrize("verb", ["info", "verify", "compact", "export", "import"])
+def test_every_verb_explains_itself(verb: str) -> None:
+    said = run(verb, "--help", COLUMNS="100")
+    assert said.returncode == 0
+    assert f"millpond lake {verb} " in said.stdout.partition("Usage")[2].partition("\n")[2]
+
+
+def test_the_python_names() -> None:
+    code = "import sys, millpond; heavy = {'torch', 'numba', 'numpy', 'pydantic'} & set(sys.modules); assert not heavy"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert millpond.Lake is Lake
+    assert {millpond.Pond.__module__, millpond.Loop.__module__} == {"millpond.replay.pond", "millpond.loop.loop"}
+    assert not hasattr(millpond, "Ocean")
