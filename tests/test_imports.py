@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "policies": {"errors", "envs", "compiled"},
     "replay": {"errors", "envs", "compiled"},
     "rollout": {"errors", "envs", "planner", "vector"},
+    "report": {"errors", "config", "envs", "planner", "record", "store"},
     "trainers": {
         "errors",
         "schedules",
@@ -49,6 +50,7 @@ ALLOWED: dict[str, set[str]] = {
         "record",
         "store",
         "ranks",
+        "report",
     },
     "cli": {"config", "envs", "errors", "planner", "ranks", "replay", "store", "trainers"},
     "__init__": {"config", "loop", "planner", "ranks", "replay", "store", "trainers"},

@@ -24,6 +24,7 @@ app = typer.Typer(
       millpond plan metta               what its numbers will do
       millpond train grid               train; Ctrl-C saves, --resume goes on
       millpond runs                     what has been trained
+      millpond report RUN               a page with curves, times and a picture
       millpond lake info PATH           what a lake of transitions holds
       millpond compare puffer-metta metta
       millpond doctor                   what this machine has
@@ -128,6 +129,26 @@ def evaluate(
     from millpond.cli.training import evaluate as run_evaluation
 
     run_evaluation(run, episodes, render, seed, best, json)
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder.")],
+    run_dir: Annotated[str, typer.Option("--run-dir", metavar="FOLDER", help="Where run folders are.")] = "runs",
+    json: JsonOption = False,
+) -> None:
+    """Write report.html into a run's folder: one page with its results, curves, times, an episode, plan and config.
+
+    Training writes it at its end; this writes it anew, also for a run that goes on or has crashed. The page needs no
+    network. Any folder with a metrics.jsonl will do.
+
+    \b
+      millpond report grid-1
+      millpond report runs/grid-1
+    """
+    from millpond.cli.training import write_report
+
+    write_report(run, run_dir, json)
 
 
 @app.command()

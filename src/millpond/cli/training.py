@@ -85,6 +85,21 @@ def _infos(evaluation: Any) -> dict[str, float]:
     return {key.removeprefix(prefix): value for key, value in evaluation.metrics().items() if key.startswith(prefix)}
 
 
+def write_report(name: str, run_dir: str, as_json: bool) -> None:
+    """The page of a run, whatever its state."""
+    from millpond.cli.progress import watched
+    from millpond.trainers.reporting import find_reportable, report_run
+
+    folder = find_reportable(Path(run_dir), name)
+    with watched("writing the report of") as watch:
+        watch(folder.name)
+        path = report_run(folder)
+    if as_json:
+        print_json({"run": folder.name, "report": str(path), "bytes": path.stat().st_size})
+    else:
+        print_text(f"{path}")
+
+
 def print_runs(run_dir: str, as_json: bool) -> None:
     """Every run with its state, counters and newest metrics."""
     rows = list_runs(Path(run_dir))

@@ -83,9 +83,13 @@ class Checkpoints:
     def load(self, updates: int) -> Checkpoint:
         return read_checkpoint(self.path(updates))
 
+    def best_score(self) -> tuple[int, float] | None:
+        """Updates and score of the best checkpoint so far, if any was given a score."""
+        return self._best or self._best_on_disk()
+
     def best(self) -> Checkpoint | None:
         """The best checkpoint so far, if any was given a score."""
-        best = self._best or self._best_on_disk()
+        best = self.best_score()
         return None if best is None else self.load(best[0])
 
     def restore(self, parts: Parts) -> bool:

@@ -52,7 +52,13 @@ class LoadedPolicy:
 
 
 def evaluate_run(
-    name: str, *, episodes: int, seed: int | None = None, best: bool = False, render: Path | None = None
+    name: str,
+    *,
+    episodes: int,
+    seed: int | None = None,
+    best: bool = False,
+    render: Path | None = None,
+    frames_at_most: int | None = None,
 ) -> tuple[Evaluation, int]:
     """Episodes of a run's policy, and after how many updates it was saved. `render` draws the first env's episode."""
     loaded = LoadedPolicy(name, best=best)
@@ -61,7 +67,8 @@ def evaluate_run(
     with evaluation_vector(loaded.recipe.env, loaded.recipe.vector, episodes, made=worlds) as vector:
 
         def draw() -> None:
-            frames.append(render_rgb(worlds[-1], 0))
+            if frames_at_most is None or len(frames) < frames_at_most:
+                frames.append(render_rgb(worlds[-1], 0))
 
         evaluation = evaluate(
             loaded.policy,

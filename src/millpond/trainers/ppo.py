@@ -33,6 +33,7 @@ from millpond.trainers.evaluate import Evaluation, evaluate
 from millpond.trainers.optimizers import make_optimizer
 from millpond.trainers.over_ranks import begin_with_weights, collected_by_all, rank_device, rank_seeds, rank_vector
 from millpond.trainers.ppo_update import Coefficients, Estimate, estimate_advantages, train_minibatch
+from millpond.trainers.reporting import report_at_end
 from millpond.trainers.sinks import make_sinks
 from millpond.trainers.summary import summarise
 from millpond.trainers.vector_state import VectorState
@@ -130,6 +131,7 @@ class PPOTrainer:
                 self._update(at, next(draws), estimate)
                 if at.begins("iteration"):
                     self._record_collection(collected, estimate)
+        report_at_end(self.run)
 
     def close(self) -> None:
         """End the workers."""
@@ -252,10 +254,13 @@ class PPOTrainer:
         loop.at_end("iteration", self._write_record)
         if recipe.checkpoint.interval is not None:
             loop.at_end("iteration", lambda ended: loop.request_save(), every=recipe.checkpoint.interval)
-        loop.on_save(
-            lambda: save_over_ranks(self.ranks, self.checkpoints, self.counters.updates, self.parts, self.score)
-        )
+        loop.on_save(self._save)
         return loop
+
+    def _save(self) -> None:
+        """The score belongs to the policy that was evaluated: a checkpoint between evaluations has none."""
+        score, self.score = self.score, None
+        save_over_ranks(self.ranks, self.checkpoints, self.counters.updates, self.parts, score)
 
     def _end_early(self, at: Address, approx_kl: float) -> None:
         assert self.recipe.ppo.target_kl is not None

@@ -5,25 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millpond.config import PPORecipe
-from millpond.config.worlds import world_options
 from millpond.planner.lines import figures, number
+from millpond.report.yardsticks import share, yardsticks
 from millpond.store import Run
 from millpond.trainers.evaluate import Evaluation
-
-YARDSTICK_EPISODES = 64
-
-
-def yardsticks(recipe: PPORecipe) -> dict[str, float]:
-    """Returns of the scripted players, where the world has some."""
-    if recipe.env.id != "grid":
-        return {}
-    from millpond.envs.grid.players import yardstick
-
-    _, options = world_options(recipe.env.model_copy(update={"stagger": False}))
-    return {
-        "random": float(yardstick("random", options, num_envs=YARDSTICK_EPISODES)["episode_return"]),
-        "greedy": float(yardstick("greedy", options, num_envs=YARDSTICK_EPISODES)["episode_return"]),
-    }
 
 
 def summarise(
@@ -34,18 +19,19 @@ def summarise(
     if evaluation is not None:
         low, high = evaluation.interval()
         rows = [("learned", f"{evaluation.mean:.3f}", f"95% interval {low:.3f} to {high:.3f}")]
-        marks = yardsticks(recipe)
+        marks = yardsticks(recipe.env)
         rows += [(name, f"{value:.3f}", "scripted player") for name, value in marks.items()]
-        if marks:
-            share = (evaluation.mean - marks["random"]) / (marks["greedy"] - marks["random"])
-            rows.append(("(learned - random) / (greedy - random)", f"{share:.2f}", ""))
+        part = share(evaluation.mean, marks)
+        if part is not None:
+            rows.append(("(learned - random) / (greedy - random)", f"{part:.2f}", ""))
         lines += [f"Return, mean of {len(evaluation.lengths)} episodes on seeds of their own", *figures(rows)]
-    spent = [(name, f"{share:.0%}", "") for name, share in shares.items() if share >= 0.005]
+    spent = [(name, f"{of_all:.0%}", "") for name, of_all in shares.items() if of_all >= 0.005]
     lines += ["", f"Time: {number(round(steps_per_second))} agent steps a second", *figures(spent)]
     name = run.name
     lines += [
         "",
         f"Run folder: {run.folder}",
+        f"Report: {run.report_path}",
         f"  millpond eval {name} --episodes 100",
         f"  millpond eval {name} --episodes 1 --render {name}.gif",
         f"  {run.resume_command} trainer.total_timesteps=...   # longer",
