@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from millpond.report.markup import Markup, join, tag
-from millpond.report.series import Point, Series
+from millpond.report.series import Point, Series, smoothed
 from millpond.report.ticks import figure, label, ticks, widened
 
 WIDTH, HEIGHT = 420, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 22, 40
 COLOURS = 6
 HOVERS = 60
+DOTS_TO = 30  # more points than this are a line without dots
+SMOOTH_FROM = 50  # and more than this have a running mean, the values behind it in a lighter tone
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,12 @@ def _band(frame: Frame, curve: Series, k: int) -> Markup:
 
 
 def _line(frame: Frame, curve: Series, k: int) -> Markup:
-    line = tag("polyline", points=_path(frame, [(p.x, p.y) for p in curve.points]), class_=f"line s{k % COLOURS}")
-    if len(curve.points) > 30:
+    colour = f"s{k % COLOURS}"
+    line = tag("polyline", points=_path(frame, [(p.x, p.y) for p in curve.points]), class_=f"line {colour}")
+    if len(curve.points) > SMOOTH_FROM and not curve.told:
+        raw = tag("polyline", points=_path(frame, [(p.x, p.y) for p in curve.points]), class_=f"line raw {colour}")
+        return join(raw, tag("polyline", points=_path(frame, smoothed(curve.points)), class_=f"line {colour}"))
+    if len(curve.points) > DOTS_TO:
         return line
     dots = (tag("circle", cx=frame.x(p.x), cy=frame.y(p.y), r=2.2, class_=f"f{k % COLOURS}") for p in curve.points)
     return join(line, *dots)

@@ -45,7 +45,9 @@ def curves(facts: Facts) -> Block | None:
     if not charts:
         return None
     groups: dict[str, list[Markup]] = {name: [] for name in (*(group for group, _ in GROUPS), OTHERS)}
-    for title, metrics in charts.items():
+    known = list(WORDS)
+    for title in sorted(charts, key=lambda title: known.index(title) if title in known else len(known)):
+        metrics = charts[title]
         figure = _figure(facts, title, metrics)
         if figure is not None:
             groups[_group(title)].append(figure)

@@ -15,7 +15,7 @@ from millpond.store.status import State, read_status
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run at a glance. `checkpoint` is the number of updates in the newest one."""
+    """A run at a glance. Checkpoints are named by their updates; `best_score` is the best one's, by evaluation."""
 
     name: str
     folder: Path
@@ -23,6 +23,8 @@ class RunRow:
     note: str
     since: float
     checkpoint: int | None
+    best_checkpoint: int | None
+    best_score: float | None
     counters: dict[str, float]
     metrics: dict[str, float]
 
@@ -35,19 +37,38 @@ def list_runs(root: Path) -> list[RunRow]:
             continue
         status = read_status(folder)
         record = last_record(folder / "metrics.jsonl") or {}
-        saved = Checkpoints(folder / "checkpoints").updates()
+        checkpoints = Checkpoints(folder / "checkpoints")
+        saved, best = checkpoints.updates(), checkpoints.best_score()
         counters = {name: record[name] for name in COUNTERS if name in record}
         metrics = {name: value for name, value in record.items() if name not in COUNTERS}
-        checkpoint = saved[-1] if saved else None
-        rows.append(RunRow(folder.name, folder, status.state, status.note, status.since, checkpoint, counters, metrics))
+        rows.append(
+            RunRow(
+                name=folder.name,
+                folder=folder,
+                state=status.state,
+                note=status.note,
+                since=status.since,
+                checkpoint=saved[-1] if saved else None,
+                best_checkpoint=best[0] if best else None,
+                best_score=best[1] if best else None,
+                counters=counters,
+                metrics=metrics,
+            )
+        )
     return sorted(rows, key=lambda row: row.since)
+
+
+def _best(row: RunRow) -> str:
+    if row.best_checkpoint is None or row.best_score is None:
+        return "-"
+    return f"{show_number(row.best_checkpoint)} ({show_number(row.best_score)})"
 
 
 def show_runs(rows: Sequence[RunRow], metrics_shown: int = 4) -> str:
     """The list as text: name, state, counters, checkpoint, newest metrics, and what there is to say."""
     if not rows:
         return "no runs yet"
-    table = [("RUN", "STATE", "AGO", "UPDATES", "AGENT STEPS", "TIME", "CHECKPOINT", "NEWEST METRICS")]
+    table = [("RUN", "STATE", "AGO", "UPDATES", "AGENT STEPS", "TIME", "CHECKPOINT", "BEST", "NEWEST METRICS")]
     for row in rows:
         shown = [(name, value) for name, value in row.metrics.items() if not name.startswith("time/")][:metrics_shown]
         table.append(
@@ -59,12 +80,13 @@ def show_runs(rows: Sequence[RunRow], metrics_shown: int = 4) -> str:
                 show_number(row.counters.get("agent_steps", 0)),
                 show_seconds(row.counters.get("seconds", 0.0)),
                 "none" if row.checkpoint is None else show_number(row.checkpoint),
+                _best(row),
                 "  ".join(f"{name} {show_number(value)}" for name, value in shown)
                 + (f"  ({row.note})" if row.note else ""),
             )
         )
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    right = {2, 3, 4, 5, 6}
+    right = {2, 3, 4, 5, 6, 7}
     return "\n".join(
         "  ".join(
             f"{cell:>{width}}" if column in right else f"{cell:<{width}}" for column, (cell, width) in enumerate(cells)

@@ -1,0 +1,211 @@
+"""Reports of real runs: finished, running, crashed, of other kinds, and of runs with hostile texts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from millpond.report import Block, Facts, Picture, order, read_facts, write_report
+from millpond.report.markup import tag
+from millpond.report.page import page
+from millpond.report.stages import stages
+from millpond.store import Checkpoints, Run
+from millpond.trainers import reporting
+from report.pages import Page
+from trainers.test_ppo import records, run_to_the_end
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A real run that has evaluated after each of its iterations, and kept few checkpoints."""
+    root = tmp_path_factory.mktemp("runs")
+    changes = {"trainer.total_iterations": 6, "eval.interval": 1, "checkpoint.keep_last": 1}
+    return run_to_the_end(root, "creek", **changes).run
+
+
+@pytest.fixture
+def copy(trained: Run, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained.folder, tmp_path / "creek"))
+
+
+def test_a_run_ends_with_its_report(trained: Run) -> None:
+    text = trained.report_path.read_text()
+    found = Page(text)
+    assert found.headings == [
+        "Summary", "An episode", "Evaluation", "One iteration in nine stages", "Curves", "Time by phase", "Checkpoints",
+        "Plan", "Config", "Host",
+    ]  # fmt: skip
+    assert found.loads() == []
+    assert not re.search(r"url\(|@import|https?:", text)
+    assert "could not" not in found.text
+    assert "finished" in found.text
+    for words in ("of the way from random to greedy", "agent steps a second", "(best)", "millpond eval creek --best"):
+        assert words in found.text
+    for metric in (
+        "episode_return", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance",
+        "grad_norm", "agent_steps_per_second",
+    ):  # fmt: skip
+        assert f"{metric} over agent steps" in found.text
+    images = [found["src"] for tag, found in found.elements if tag == "img"]
+    assert len(images) == 1
+    assert images[0].startswith("data:image/gif;base64,R0lGOD")
+
+
+def test_the_numbers_are_those_of_the_records(trained: Run) -> None:
+    found, lines = Page(trained.report_path.read_text()), records(trained.folder)
+    last = lines[-1]
+    assert f"{int(last['agent_steps']):,}" in found.text
+    assert f"{last['eval/episode_return']:.4g}" in found.text
+    rows = [data for tag, data in found.texts if tag == "td"]
+    assert sum(cell.endswith("(best)") for cell in rows) == 2  # in the evaluations, and in the checkpoints
+
+
+def test_nine_stages_with_the_numbers_of_the_run(trained: Run) -> None:
+    facts = read_facts(trained.folder)
+    found = stages(facts)
+    assert len(found) == 9
+    numbers = {name: value for stage in found for name, value in stage.numbers}
+    assert numbers["envs"] == "6"
+    assert numbers["gradient updates"] == "4"
+    assert numbers["iterations"] == "6 recorded of 6"
+    assert numbers["rounds"] == "2 whole rounds, then a top-up round for the last 4 rows"
+    root = Path(order.__file__).parent.parent.parent
+    for stage in found:
+        for module in stage.module.split(", "):
+            path = root / module.replace(".", "/")
+            assert path.is_dir() or path.with_suffix(".py").is_file(), module
+
+
+def test_a_run_that_goes_on_or_has_crashed(copy: Path) -> None:
+    lines = (copy / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:30])  # a line half written
+    said = {**json.loads((copy / "state.json").read_text()), "state": "running"}
+    (copy / "state.json").write_text(json.dumps(said))
+    assert "running" in Page(write_report(copy).read_text()).text
+    said["process"]["pid"] = 2**22 + 1  # larger than any there is
+    (copy / "state.json").write_text(json.dumps(said))
+    found = Page(write_report(copy).read_text())
+    assert "died without a word" in found.text
+    assert "2 recorded of 6" in found.text
+    assert "An episode" not in found.headings
+    (copy / "metrics.jsonl").unlink()
+    shutil.rmtree(copy / "checkpoints")
+    empty = Page(write_report(copy).read_text())
+    assert "Curves" not in empty.headings
+    assert "Config" in empty.headings
+
+
+def test_metrics_alone_are_enough(tmp_path: Path) -> None:
+    """Any kind of trainer: learners are overlaid, an offline run is drawn over updates."""
+    rows: list[dict[str, float]] = [
+        {
+            "updates": k,
+            "agent_steps": 0,
+            "seconds": k,
+            "R_loss": 1 / k,
+            "agent0/q": k,
+            "agent1/q": 2 * k,
+            "time/train": 1,
+        }
+        for k in range(1, 400)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = Page(write_report(tmp_path).read_text())
+    assert found.headings == ["Summary", "Curves", "Time by phase"]
+    assert "R_loss over updates" in found.text
+    assert "q over updates" in found.text
+    assert found.count("svg", "chart") == 2
+    assert {"agent0", "agent1"} <= {data for tag, data in found.texts if tag == "li"}
+    assert "config.yaml cannot be read" in found.text
+    assert found.loads() == []
+
+
+def test_hostile_texts_stay_texts(copy: Path) -> None:
+    evil = "</pre></style><script>alert(1)</script><img src=x onerror=alert(1)>'\"&"
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    (copy / "config.yaml").write_text(yaml.safe_dump({**config, "description": evil}))
+    host = json.loads((copy / "host.json").read_text())
+    (copy / "host.json").write_text(json.dumps({**host, "host": evil, "command": ["millpond", evil], evil: evil}))
+    plan = json.loads((copy / "plan.json").read_text())
+    (copy / "plan.json").write_text(json.dumps({**plan, evil: evil, "notes": [evil]}))
+    state = json.loads((copy / "state.json").read_text())
+    (copy / "state.json").write_text(json.dumps({**state, "note": evil}))
+    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    told = [{**row, evil: 1.0, f"time/{evil}": 1.0, f"eval/env/{evil}": 2.0, "words": evil} for row in rows]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+    named = copy.rename(copy.with_name("<b onclick=x>"))
+    found = Page(write_report(named, Picture(None, evil)).read_text())
+    assert found.loads() == []
+    assert found.count("script") == found.count("img") == 0
+    assert found.text.count("<script>alert(1)</script>") > 8
+
+
+def test_damaged_files_are_named(copy: Path) -> None:
+    (copy / "plan.json").write_text("{")
+    (copy / "config.yaml").write_text("a: [")
+    (copy / "metrics.jsonl").write_text((copy / "metrics.jsonl").read_text() + "nonsense\n")
+    newest = Checkpoints(copy / "checkpoints").updates()[-1]
+    (Checkpoints(copy / "checkpoints").path(newest) / "manifest.json").write_text("{}")
+    found = Page(write_report(copy).read_text())
+    for words in (
+        "plan.json cannot be read",
+        "config.yaml cannot be read",
+        "is not a record",
+        f"checkpoint {newest} is",
+    ):
+        assert words in found.text
+    assert "Curves" in found.headings
+
+
+def test_a_kind_adds_sections_and_a_broken_one_takes_no_other_along(trained: Run, monkeypatch: Any) -> None:
+    def rounds(facts: Facts) -> Block:
+        return Block("Rounds", tag("p", f"{len(facts.records)} of them"))
+
+    def broken(facts: Facts) -> Block:
+        raise KeyError("gone")
+
+    monkeypatch.setitem(order.OF_KIND, "mixture", (rounds, broken))
+    facts = read_facts(trained.folder)
+    found = Page(page(facts, order.sections("mixture")))
+    assert "6 of them" in found.text
+    assert "This section could not be made: KeyError: 'gone'" in found.text
+    assert found.headings[-1] == "Host"
+
+
+def test_a_report_that_fails_does_not_lose_the_run(trained: Run, monkeypatch: Any, capsys: Any) -> None:
+    def fail(folder: Path, picture: Picture | None = None) -> Path:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(reporting, "write_report", fail)
+    reporting.report_at_end(trained)
+    assert "OSError: no space left" in capsys.readouterr().err
+
+
+def test_a_world_that_cannot_be_drawn_says_so(copy: Path, monkeypatch: Any) -> None:
+    (copy / "config.yaml").write_text("kind: ppo\nenv: {id: nothing}\n")
+    picture = reporting.draw_episode(copy)
+    assert picture is not None
+    assert picture.gif is None
+    assert picture.words.startswith("No picture: ")
+
+
+def test_the_verb(copy: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "millpond", "report", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=copy.parent)
+
+    (copy / "report.html").unlink()
+    said = run("creek", "--run-dir", ".")
+    assert (said.returncode, said.stdout) == (0, "creek/report.html\n"), said.stderr
+    assert (copy / "report.html").stat().st_size > 50_000
+    nothing = run("nothing")
+    assert nothing.returncode == 2
+    assert "no run 'nothing'" in nothing.stderr

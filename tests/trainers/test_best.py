@@ -1,0 +1,64 @@
+"""The best checkpoint by evaluation, in a real run: kept, named, and used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from millpond.store import Checkpoints, Run, list_runs, show_runs
+from millpond.store.checkpoint import read_manifest
+from millpond.trainers.play import evaluate_run
+from trainers.test_ppo import records, run_to_the_end
+
+RETURN = "eval/episode_return"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Evaluated after every second iteration, saved after each; all but the newest checkpoint may go."""
+    changes = {"trainer.total_iterations": 12, "eval.interval": 2, "checkpoint.keep_last": 1, "eval.episodes": 4}
+    # So large a step that what was learned is lost again.
+    return run_to_the_end(tmp_path_factory.mktemp("runs"), "creek", **changes, **{"ppo.learning_rate": 0.05}).run
+
+
+def best_record(folder: Path) -> dict[str, float]:
+    return max((record for record in records(folder) if RETURN in record), key=lambda record: record[RETURN])
+
+
+def test_the_best_survives(run: Run) -> None:
+    best, newest = int(best_record(run.folder)["updates"]), int(records(run.folder)[-1]["updates"])
+    assert best < newest, "the run got better until its end, so this test shows nothing; change its settings"
+    checkpoints = Checkpoints(run.checkpoints_path)
+    assert checkpoints.updates() == [best, newest]
+    assert checkpoints.best_score() == (best, best_record(run.folder)[RETURN])
+
+
+def test_it_is_the_one_that_was_evaluated(run: Run) -> None:
+    """Played again on the same seeds, it reaches exactly what was recorded."""
+    best = best_record(run.folder)
+    evaluation, updates = evaluate_run(str(run.folder), episodes=4, best=True)
+    assert updates == best["updates"]
+    assert evaluation.mean == pytest.approx(best[RETURN])
+    assert evaluate_run(str(run.folder), episodes=4)[1] == records(run.folder)[-1]["updates"]
+
+
+def test_runs_and_report_name_it(run: Run) -> None:
+    best = best_record(run.folder)
+    row = next(row for row in list_runs(run.folder.parent) if row.name == "creek")
+    assert (row.best_checkpoint, row.best_score) == (best["updates"], best[RETURN])
+    assert f"{int(best['updates'])} ({best[RETURN]:.5g})" in show_runs([row])
+    text = run.report_path.read_text()
+    assert f"after {int(best['updates'])} updates, return {best[RETURN]:.4g}" in text
+
+
+def test_a_checkpoint_between_evaluations_has_no_score(tmp_path: Path) -> None:
+    """Saved after every iteration, evaluated after every second: a score belongs to the policy that was played."""
+    trainer = run_to_the_end(tmp_path, "brook", **{"trainer.total_iterations": 4, "checkpoint.keep_last": 10})
+    evaluated = {int(record["updates"]): record.get(RETURN) for record in records(trainer.run.folder)}
+    checkpoints = Checkpoints(trainer.run.checkpoints_path)
+    saved = {updates: read_manifest(checkpoints.path(updates))["score"] for updates in checkpoints.updates()}
+    assert saved == evaluated
+    assert next(iter(saved.values())) is None
+    assert json.loads((trainer.run.folder / "state.json").read_text())["state"] == "finished"
