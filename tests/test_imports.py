@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
         "ranks",
         "report",
     },
-    "cli": {"config", "envs", "errors", "planner", "ranks", "replay", "store", "trainers"},
+    "cli": {"config", "envs", "errors", "planner", "ranks", "replay", "report", "store", "trainers"},
     "__init__": {"config", "loop", "planner", "ranks", "replay", "store", "trainers"},
     "__main__": {"cli"},
 }

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -203,8 +204,12 @@ def test_the_verb(copy: Path) -> None:
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=copy.parent)
 
     (copy / "report.html").unlink()
-    said = run("creek", "--run-dir", ".")
-    assert (said.returncode, said.stdout) == (0, "creek/report.html\n"), said.stderr
+    said = run("creek", "--run-dir", ".", "--pictures", "charts")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith("creek/report.html\n  charts/evaluation.svg\n  charts/phases.svg\n")
+    drawn = {path.name: ElementTree.parse(path).getroot() for path in (copy.parent / "charts").iterdir()}
+    assert {"entropy.svg", "env-ores.svg"} <= drawn.keys()
+    assert all(root.tag.endswith("}svg") for root in drawn.values())
     assert (copy / "report.html").stat().st_size > 50_000
     nothing = run("nothing")
     assert nothing.returncode == 2

@@ -134,6 +134,9 @@ def evaluate(
 @app.command()
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder.")],
+    pictures: Annotated[
+        Path | None, typer.Option("--pictures", metavar="FOLDER", help="Write each chart there too, as an SVG file.")
+    ] = None,
     run_dir: Annotated[str, typer.Option("--run-dir", metavar="FOLDER", help="Where run folders are.")] = "runs",
     json: JsonOption = False,
 ) -> None:
@@ -144,11 +147,11 @@ def report(
 
     \b
       millpond report grid-1
-      millpond report runs/grid-1
+      millpond report runs/grid-1 --pictures charts
     """
     from millpond.cli.training import write_report
 
-    write_report(run, run_dir, json)
+    write_report(run, run_dir, pictures, json)
 
 
 @app.command()

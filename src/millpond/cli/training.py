@@ -85,19 +85,22 @@ def _infos(evaluation: Any) -> dict[str, float]:
     return {key.removeprefix(prefix): value for key, value in evaluation.metrics().items() if key.startswith(prefix)}
 
 
-def write_report(name: str, run_dir: str, as_json: bool) -> None:
+def write_report(name: str, run_dir: str, pictures: Path | None, as_json: bool) -> None:
     """The page of a run, whatever its state."""
     from millpond.cli.progress import watched
+    from millpond.report import read_facts
+    from millpond.report.pictures import write_pictures
     from millpond.trainers.reporting import find_reportable, report_run
 
     folder = find_reportable(Path(run_dir), name)
     with watched("writing the report of") as watch:
         watch(folder.name)
         path = report_run(folder)
+        drawn = [] if pictures is None else write_pictures(read_facts(folder), pictures)
     if as_json:
-        print_json({"run": folder.name, "report": str(path), "bytes": path.stat().st_size})
+        print_json({"run": folder.name, "report": str(path), "bytes": path.stat().st_size, "pictures": drawn})
     else:
-        print_text(f"{path}")
+        print_text("\n".join([str(path), *(f"  {picture}" for picture in drawn)]))
 
 
 def print_runs(run_dir: str, as_json: bool) -> None:

@@ -37,7 +37,7 @@ def chart(
     curves: Sequence[Series], *, x_label: str, y_label: str, marks: Mapping[str, float] | None = None
 ) -> Markup | None:
     """Curves over one axis; `marks` are levels to compare with, drawn as dashed lines. None where there is no point."""
-    curves = [curve for curve in curves if curve.points]
+    curves = [curve for curve in curves if curve.points]  # from the seventh on, colours are used again
     if not curves:
         return None
     marks = dict(marks or {})
@@ -46,9 +46,10 @@ def chart(
         "svg",
         tag("title", f"{y_label} over {x_label}"),
         _axes(frame, x_label, y_label),
-        *(_mark(frame, name, level) for name, level in marks.items()),
+        *(_level(frame, level) for level in marks.values()),
         *(_band(frame, curve, k) for k, curve in enumerate(curves) if curve.has_band),
         *(_line(frame, curve, k) for k, curve in enumerate(curves)),
+        *(_mark(frame, name, level) for name, level in marks.items()),
         *(_hovers(frame, curve, k, x_label, len(curves) > 1) for k, curve in enumerate(curves)),
         class_="chart",
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
@@ -96,10 +97,13 @@ def _apart(values: list[float]) -> float:
     return values[1] - values[0] if len(values) > 1 else abs(values[0]) if values else 1.0
 
 
+def _level(frame: Frame, level: float) -> Markup:
+    return tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=frame.y(level), y2=frame.y(level), class_="mark")
+
+
 def _mark(frame: Frame, name: str, level: float) -> Markup:
-    y = frame.y(level)
-    line = tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="mark")
-    return join(line, tag("text", f"{name} {figure(level)}", x=WIDTH - RIGHT, y=y - 4, class_="tick end"))
+    """The name of a level, above it and in front of the curves."""
+    return tag("text", f"{name} {figure(level)}", x=WIDTH - RIGHT, y=frame.y(level) - 4, class_="end named")
 
 
 def _path(frame: Frame, places: Sequence[tuple[float, float]]) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from millpond.record import COUNTERS
-from millpond.report.chart import COLOURS, chart, legend
+from millpond.report.chart import chart, legend
 from millpond.report.facts import Facts
 from millpond.report.markup import Markup, join, tag
 from millpond.report.section import Block
@@ -79,17 +79,18 @@ def _group(title: str) -> str:
 
 
 def _figure(facts: Facts, title: str, metrics: Sequence[str]) -> Markup | None:
-    lines = [series(facts.records, facts.axis, metric, name=_learner(metric)) for metric in metrics]
-    pictures = [
-        chart(lines[k : k + COLOURS], x_label=facts.axis.replace("_", " "), y_label=title)
-        for k in range(0, len(lines), COLOURS)  # never two curves of one colour in a chart
-    ]
-    drawn = [picture for picture in pictures if picture is not None]
-    if not drawn:
+    picture = metric_chart(facts, title, metrics)
+    if picture is None:
         return None
     words = WORDS.get(title)
-    keys = legend([line.name for line in lines[:COLOURS]])
-    return tag("figure", *drawn, keys, tag("figcaption", words) if words else None)
+    keys = legend([_learner(metric) for metric in metrics])
+    return tag("figure", picture, keys, tag("figcaption", words) if words else None)
+
+
+def metric_chart(facts: Facts, title: str, metrics: Sequence[str]) -> Markup | None:
+    """One metric of one or several learners over the run's axis."""
+    lines = [series(facts.records, facts.axis, metric, name=_learner(metric)) for metric in metrics]
+    return chart(lines, x_label=facts.axis.replace("_", " "), y_label=title)
 
 
 def _learner(metric: str) -> str:

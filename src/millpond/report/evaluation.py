@@ -7,7 +7,7 @@ from millpond.errors import MillpondError
 from millpond.record import Record
 from millpond.report.chart import chart
 from millpond.report.facts import Facts
-from millpond.report.markup import join, table, tag
+from millpond.report.markup import Markup, join, table, tag
 from millpond.report.section import Block
 from millpond.report.series import series
 from millpond.report.ticks import figure
@@ -35,14 +35,18 @@ def evaluated(facts: Facts) -> list[Record]:
     return [record for record in facts.records if RETURN in record]
 
 
+def evaluation_chart(facts: Facts) -> Markup | None:
+    """The curve of evaluations with their intervals, and the yardsticks as levels."""
+    curve = series(evaluated(facts), facts.axis, RETURN, band=(LOW, HIGH))
+    return chart([curve], x_label=facts.axis.replace("_", " "), y_label="return", marks=marks_of(facts))
+
+
 def evaluations(facts: Facts) -> Block | None:
-    """The curve of evaluations with intervals, and a table of them."""
-    found = evaluated(facts)
-    if not found:
+    """The curve of evaluations, and a table of them."""
+    found, picture = evaluated(facts), evaluation_chart(facts)
+    if picture is None:
         return None
-    marks = marks_of(facts)
-    words = facts.axis.replace("_", " ")
-    picture = chart([series(found, facts.axis, RETURN, band=(LOW, HIGH))], x_label=words, y_label="return", marks=marks)
+    marks, words = marks_of(facts), facts.axis.replace("_", " ")
     episodes = facts.setting("eval.episodes")
     each = f"{episodes} episodes each, " if episodes else ""
     intro = tag("p", f"{each}on seeds of their own; the band is a bootstrap interval of 95% for the mean.")

@@ -24,12 +24,10 @@ def phase_seconds(facts: Facts) -> dict[str, float]:
 
 def phases(facts: Facts) -> Block | None:
     """A bar of all time by outermost phase, and a table with the inner ones."""
-    seconds = phase_seconds(facts)
-    outer = {name: spent for name, spent in seconds.items() if "/" not in name}
-    if not sum(outer.values()):
+    seconds, parts = phase_seconds(facts), outer_phases(facts)
+    whole = sum(parts.values())
+    if not whole:
         return None
-    whole = max(facts.last.get("seconds", 0.0), sum(outer.values()))
-    parts = {**outer, "other": whole - sum(outer.values())}
     rows = []
     for name, spent in parts.items():
         rows.append([name, show_seconds(spent), f"{spent / whole:.1%}"])
@@ -38,11 +36,19 @@ def phases(facts: Facts) -> Block | None:
     note = tag(
         "p", "Other is what lies outside of all phases: starting up, compiling, saving, recording.", class_="quiet"
     )
-    return Block("Time by phase", join(_bar(parts, whole), table(["phase", "time", "share"], rows), note))
+    return Block("Time by phase", join(phase_bar(parts), table(["phase", "time", "share"], rows), note))
 
 
-def _bar(parts: dict[str, float], whole: float) -> Markup:
-    left, pieces = 0.0, []
+def outer_phases(facts: Facts) -> dict[str, float]:
+    """Seconds by outermost phase, and as `other` what lies outside of all; empty where nothing was timed."""
+    outer = {name: spent for name, spent in phase_seconds(facts).items() if "/" not in name}
+    timed = sum(outer.values())
+    return {**outer, "other": max(facts.last.get("seconds", 0.0), timed) - timed} if timed else {}
+
+
+def phase_bar(parts: dict[str, float]) -> Markup:
+    """Phases side by side, as wide as their share of all time."""
+    left, whole, pieces = 0.0, sum(parts.values()), []
     for k, (name, spent) in enumerate(parts.items()):
         width = spent / whole * WIDTH
         colour = "other" if name == "other" else f"f{k % COLOURS}"
