@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from millpond.replay.durable import Lock, sync_folder
+from millpond.durable import sync_folder
+from millpond.replay.durable import Lock
 from millpond.replay.faults import LakeDamaged, LakeError
 from millpond.replay.gather import read_frames
 from millpond.replay.index import write_index

@@ -1,4 +1,4 @@
-"""Bytes that stay: whole writes, syncs, atomic small files, and a lock that dies with its holder."""
+"""Bytes that stay: whole writes at their places, syncs, full disks, and a lock that dies with its holder."""
 
 from __future__ import annotations
 
@@ -24,36 +24,6 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 def sync(fd: int) -> None:
     """Bytes and size on the disk; times of access may stay behind."""
     os.fdatasync(fd) if hasattr(os, "fdatasync") else os.fsync(fd)
-
-
-def sync_folder(folder: Path) -> None:
-    """The names in a folder on the disk: needed after files were made or renamed."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_small(path: Path, data: bytes, *, exclusive: bool = False) -> bool:
-    """Write a file that is there whole or not at all. With `exclusive`, False where it was there already."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if exclusive:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                return False
-        else:
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
-    return True
 
 
 def no_space(error: OSError, folder: Path, needed: int) -> LakeFull:

@@ -17,10 +17,10 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from millpond.durable import create_file
 from millpond.replay.assemble import Assembler, Found, raise_damage
 from millpond.replay.batch import Batch, Episode, Sequences
 from millpond.replay.draw import draw_sequences, draw_transitions
-from millpond.replay.durable import write_small
 from millpond.replay.episodes import episode_rows, whole_episodes
 from millpond.replay.faults import LakeError
 from millpond.replay.gather import Damage
@@ -70,7 +70,7 @@ class Lake:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "streams").mkdir(exist_ok=True)
         manifest = Manifest(schema, max_bytes, segment_bytes)
-        if not write_small(folder / "lake.json", manifest.to_bytes(), exclusive=True):
+        if not create_file(folder / "lake.json", manifest.to_bytes()):
             there = Manifest.read(folder)
             if there.schema != schema:
                 raise LakeError(f"{folder} is a lake with another schema: {there.schema} there, {schema} asked for")

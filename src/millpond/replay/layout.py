@@ -23,7 +23,8 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from millpond.replay.durable import write_all, write_small
+from millpond.durable import create_file
+from millpond.replay.durable import write_all
 from millpond.replay.faults import LakeDamaged, LakeError
 from millpond.replay.schema import Schema
 
@@ -135,7 +136,7 @@ class StreamFolder:
         if not 1 <= lanes <= LANES_AT_MOST:
             raise LakeError(f"stream {path.name!r}: lanes={lanes} must be between 1 and {LANES_AT_MOST:,}")
         path.mkdir(parents=True, exist_ok=True)
-        write_small(path / "stream.json", signed_json({"lanes": lanes}), exclusive=True)
+        create_file(path / "stream.json", signed_json({"lanes": lanes}))
         stream = StreamFolder.read(path)
         if stream.lanes != lanes:
             raise LakeError(f"stream {path.name!r} has {stream.lanes} lanes, not {lanes}; take another stream")

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from millpond.durable import sync_folder
 from millpond.replay.checksum import row_checksums
-from millpond.replay.durable import sync, sync_folder
+from millpond.replay.durable import sync
 from millpond.replay.encode import Lanes
 from millpond.replay.faults import LakeDamaged, LakeError
 from millpond.replay.index import write_index

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from millpond.durable import sync_folder
 from millpond.replay.capacity import drop_for_space
 from millpond.replay.checksum import row_checksums
-from millpond.replay.durable import NO_SPACE, Lock, no_space, sync, sync_folder, write_all
+from millpond.replay.durable import NO_SPACE, Lock, no_space, sync, write_all
 from millpond.replay.encode import Encoded, Lanes, encode
 from millpond.replay.faults import LakeError
 from millpond.replay.index import write_index

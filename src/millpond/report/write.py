@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from millpond.durable import replace_file
 from millpond.report.facts import Picture, read_facts
 from millpond.report.order import sections
 from millpond.report.page import page
-from millpond.store.durable import replace_file
 
 
 def write_report(folder: Path, picture: Picture | None = None) -> Path:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millpond.store.durable import sync_folder, write_file
+from millpond.durable import sync_folder, write_file
 from millpond.store.errors import CheckpointError, DamagedCheckpointError, DiskFullError
 from millpond.store.tree import tree_from_bytes, tree_to_bytes
 

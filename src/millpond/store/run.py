@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from millpond.durable import replace_json, sync_folder, write_file
 from millpond.loop import Address
 from millpond.store.checkpoints import Checkpoints
-from millpond.store.durable import replace_json, sync_folder, write_file
 from millpond.store.errors import RunError
 from millpond.store.host import host_facts
 from millpond.store.status import read_status, write_status

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from millpond.store.durable import replace_json
+from millpond.durable import replace_json
 from millpond.store.process import Process
 
 State = Literal["running", "finished", "stopped", "failed"]

@@ -11,12 +11,12 @@ import yaml
 
 from millpond.config import Loaded, load
 from millpond.config.check import check, flatten
+from millpond.durable import replace_file
 from millpond.envs.families import FAMILIES, family_of
 from millpond.planner.ranks import plan_over_ranks
 from millpond.ranks import Ranks
 from millpond.ranks.parts import require_ranks
 from millpond.store import Run, RunError, check_changes, find_run
-from millpond.store.durable import replace_file
 
 # Lengths and logging: what was learned so far stays right when these change.
 MAY_CHANGE = {

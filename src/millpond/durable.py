@@ -21,7 +21,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names in a folder durable: needed after files were made or renamed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -31,10 +31,8 @@ def sync_folder(path: Path) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Put a file in the place of another in one step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
+    temporary = _temporary(path, data)
     try:
-        write_file(temporary, data)
         os.rename(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -42,5 +40,30 @@ def replace_file(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def create_file(path: Path, data: bytes) -> bool:
+    """Make a file that is there whole or not at all; False where there was one already, which stays."""
+    temporary = _temporary(path, data)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    return True
+
+
 def replace_json(path: Path, value: Any) -> None:
     replace_file(path, json.dumps(value, indent=2).encode() + b"\n")
+
+
+def _temporary(path: Path, data: bytes) -> Path:
+    """The bytes under another name in the same folder, on the disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        write_file(temporary, data)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
