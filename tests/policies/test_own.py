@@ -52,7 +52,7 @@ def test_an_own_policy_is_found_on_the_path(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("build_policy", "must be written package.module:function"),
+        ("build_policy", "must be written package.module:name"),
         ("no_such_package.here:build", "there is no module 'no_such_package'; it must be on the Python path"),
         ("millpond.policies:build", "module millpond.policies has no 'build'"),
         (f"{__name__}:number", "is a int, not a function"),

@@ -6,27 +6,29 @@ import importlib
 from typing import Any
 
 from millpond.envs.errors import EnvError
+from millpond.errors import MillpondError
 
 
-def load_dotted(path: str) -> Any:
-    """The object that `package.module:name` names; it must be callable."""
+def load_dotted(path: str, *, key: str = "", error: type[MillpondError] = EnvError) -> Any:
+    """The object that `package.module:name` names; it must be callable. Errors are of one class and may name a key."""
+    said = f"{key}={path!r}" if key else repr(path)
     module_name, _, name = path.partition(":")
     if not module_name or not name:
-        raise EnvError(f"{path!r} must be written package.module:name")
+        raise error(f"{said} must be written package.module:name")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not (module_name == missing.name or module_name.startswith(f"{missing.name}.")):
             raise
-        raise EnvError(
-            f"{path!r}: there is no module {error.name!r}; it must be on the Python path "
+        raise error(
+            f"{said}: there is no module {missing.name!r}; it must be on the Python path "
             "(run from its folder with PYTHONPATH=. or install it)"
-        ) from error
+        ) from missing
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise EnvError(f"{path!r}: module {module_name} has no {name!r}")
+            raise error(f"{said}: module {module_name} has no {name!r}")
         found = getattr(found, part)
     if not callable(found):
-        raise EnvError(f"{path!r} is a {type(found).__name__}, not a function or class")
+        raise error(f"{said} is a {type(found).__name__}, not a function or class")
     return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from millpond.envs.dotted import load_dotted
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.policies.errors import PolicyError
 
@@ -22,23 +22,7 @@ def load_policy_factory(path: str) -> PolicyFactory:
     It is called as build_policy(observation, action, **settings) with the keyword arguments of
     `millpond.policies.build_policy`, and returns an nn.Module with the methods that `check_policy` asks for.
     """
-    module_name, _, name = path.partition(":")
-    if not module_name or not name:
-        raise PolicyError(f"policy.target={path!r} must be written package.module:function")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise
-        raise PolicyError(
-            f"policy.target={path!r}: there is no module {error.name!r}; it must be on the Python path "
-            "(run from its folder with PYTHONPATH=. or install it)"
-        ) from error
-    factory = getattr(module, name, None)
-    if factory is None:
-        raise PolicyError(f"policy.target={path!r}: module {module_name} has no {name!r}")
-    if not callable(factory):
-        raise PolicyError(f"policy.target={path!r} is a {type(factory).__name__}, not a function")
+    factory = load_dotted(path, key="policy.target", error=PolicyError)
 
     def build(observation: ObservationSpec, action: ActionSpec, **settings: Any) -> nn.Module:
         policy: nn.Module = factory(observation, action, **settings)
