@@ -131,7 +131,8 @@ class PPOTrainer:
                 self._update(at, next(draws), estimate)
                 if at.begins("iteration"):
                     self._record_collection(collected, estimate)
-        report_at_end(self.run)
+        if self.ranks.first:
+            report_at_end(self.run)
 
     def close(self) -> None:
         """End the workers."""
