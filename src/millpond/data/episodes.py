@@ -1,0 +1,236 @@
+"""Recorded episodes as a trainer draws from them, whatever kind of file they are in.
+
+# N episodes  B episodes of a batch  K steps of each  T steps of an episode  D numbers of a vector
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from millpond.data.choose import Choice, choose
+from millpond.data.errors import DataError
+from millpond.data.source import Array, Field, Source
+from millpond.data.store import FileStore, MemoryStore, Reader, Store
+
+VECTOR = "vector"  # the name under which all chosen vectors arrive, one behind the other
+MEMORY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One whole episode as it is stored: T steps. Rewards, flags, success and final frame where they are known."""
+
+    name: str
+    observation: dict[str, Array]  # [T, ...] of each chosen field
+    final_observation: dict[str, Array] | None  # [...]
+    action: Array  # [T, ...]
+    reward: Array | None  # [T]
+    terminated: Array | None  # [T]
+    truncated: Array | None  # [T]
+    success: bool | None
+
+
+class Transitions(NamedTuple):
+    """Drawn steps. An observation is `vector` float32 [B, K, D], and each image uint8 [B, K, ...] by its name."""
+
+    observation: dict[str, Array]
+    action: Array  # float32 [B, K, A]; int64 [B, K] where actions are discrete
+    next_observation: dict[str, Array]
+
+
+class Episodes:
+    """All episodes of a file, a folder or a lake.
+
+    Frames that fit into `memory_bytes` are read once, when the first are drawn; others are read as they are drawn.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        sources: Sequence[Source],
+        *,
+        keys: Sequence[str] = (),
+        images: bool = False,
+        drop_columns: Sequence[str] = (),
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        self.path = path
+        self.sources = tuple(sources)
+        self.memory_bytes = memory_bytes
+        self.choice: Choice = choose(self.sources, keys=keys, images=images, drop_columns=drop_columns)
+        self.fields: dict[str, Field] = {field.name: field for field in self.choice.fields}
+        self.columns: tuple[str, ...] = self.choice.columns
+        self.task = np.repeat(np.arange(len(self.sources)), [len(source.names) for source in self.sources])
+        self.task_names = tuple(source.task for source in self.sources)
+        self.lengths: Array = np.concatenate([source.lengths for source in self.sources])
+        self.final_known: Array = np.concatenate([source.final_known for source in self.sources])
+        self._local = np.concatenate([np.arange(len(source.names)) for source in self.sources])
+        self.action_shape: tuple[int, ...] = self.sources[0].action.shape
+        kind, width = self.sources[0].action.dtype.kind, self.sources[0].action.width
+        self.discrete = kind in "iu" and width == 1
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the episodes; with the file's where there are several."""
+        if len(self.sources) == 1:
+            return tuple(self.sources[0].names)
+        return tuple(f"{source.path}:{name}" for source in self.sources for name in source.names)
+
+    @property
+    def total_steps(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def images(self) -> dict[str, Field]:
+        """The chosen images."""
+        return {name: field for name, field in self.fields.items() if field.is_image}
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether every step of every episode has a reward."""
+        return all(source.has_rewards for source in self.sources)
+
+    @cached_property
+    def returns(self) -> Array | None:
+        """float64 [N]: the sum of each episode's rewards; None where any file has none."""
+        if not self.has_rewards:
+            return None
+        return np.array([float(np.sum(self.rewards(e), dtype=np.float64)) for e in range(len(self))])
+
+    @cached_property
+    def success(self) -> Array | None:
+        """bool [N]: whether each episode reached its goal; None where any file does not say."""
+        known = [source.success for source in self.sources]
+        return (
+            None
+            if any(each is None for each in known)
+            else np.concatenate([each for each in known if each is not None])
+        )
+
+    @cached_property
+    def num_actions(self) -> int:
+        """Discrete actions: the highest that occurs, and one."""
+        if not self.discrete:
+            raise DataError(f"{self.path}: actions are {self.sources[0].action}, which is not discrete")
+        return 1 + max(int(self.actions(e).max()) for e in range(len(self)))
+
+    def actions(self, episode: int) -> Array:
+        """All actions [T, ...] of one episode, as they are stored."""
+        return self._source(episode).actions(int(self._local[episode]))
+
+    def rewards(self, episode: int) -> Array:
+        """All rewards [T] of one episode, as they are stored."""
+        return self._source(episode).rewards(int(self._local[episode]))
+
+    def read(self, episode: int) -> Episode:
+        """One whole episode of the chosen fields, as it is stored; dropped columns too."""
+        source, local = self._source(episode), int(self._local[episode])
+        length, final = int(self.lengths[episode]), bool(self.final_known[episode])
+        frames = {name: source.frames(local, name, 0, length + final) for name in self.fields}
+        ends = source.ends(local)
+        return Episode(
+            name=self.names[episode],
+            observation={name: array[:length] for name, array in frames.items()},
+            final_observation={name: array[length] for name, array in frames.items()} if final else None,
+            action=source.actions(local),
+            reward=source.rewards(local) if source.has_rewards else None,
+            terminated=ends.terminated,
+            truncated=ends.truncated,
+            success=None if source.success is None else bool(source.success[local]),
+        )
+
+    def gather(self, episodes: Array, steps: Array) -> Transitions:
+        """The given steps [B, K] of the given episodes [B].
+
+        After the last step of an episode whose final frame is not stored, its last frame stands once more.
+        """
+        if np.any(steps >= self.lengths[episodes][:, None]) or np.any(steps < 0):
+            raise IndexError("a step lies outside its episode")
+        stores = self._stores
+        pairs = {name: store.pair(episodes, steps) for name, store in stores.items() if name != "action"}
+        return Transitions(
+            {name: pair[0] for name, pair in pairs.items()},
+            stores["action"].at(episodes, steps),
+            {name: pair[1] for name, pair in pairs.items()},
+        )
+
+    def moments(self, episodes: Sequence[int] | Array | None = None) -> tuple[Array, Array]:
+        """Exact mean and standard deviation (float64 [D]) of the vector over all T steps of the given episodes."""
+        chosen = np.arange(len(self)) if episodes is None else np.asarray(episodes)
+        count, mean, squares = 0, np.zeros(len(self.columns)), np.zeros(len(self.columns))
+        for episode in chosen.tolist():
+            rows = self._vector(episode, 0, int(self.lengths[episode])).astype(np.float64)
+            delta, total = rows.mean(0) - mean, count + len(rows)
+            squares += rows.var(0) * len(rows) + delta**2 * count * len(rows) / total
+            mean += delta * len(rows) / total
+            count = total
+        return mean, np.sqrt(squares / max(count, 1))
+
+    @property
+    def kept_in_memory(self) -> tuple[str, ...]:
+        """What `gather` holds in memory: `action`, `vector` and images by name; the rest is read as it is drawn."""
+        return tuple(name for name, (_, _, resident) in self._tables().items() if resident)
+
+    @cached_property
+    def _stores(self) -> dict[str, Store]:
+        return {
+            name: MemoryStore(read, counts) if resident else FileStore(read)
+            for name, (read, counts, resident) in self._tables().items()
+        }
+
+    def _tables(self) -> dict[str, tuple[Reader, Array, bool]]:
+        """Reader, frames of each episode, and whether it fits into memory: the small ones first."""
+        left = self.memory_bytes
+        tables = {}
+        for name, read, counts, nbytes in self._sizes():
+            resident = nbytes * int(counts.sum()) <= left
+            left -= nbytes * int(counts.sum()) * resident
+            tables[name] = (read, counts, resident)
+        return tables
+
+    def _sizes(self) -> Iterator[tuple[str, Reader, Array, int]]:
+        frames = self.lengths + 1
+        yield "action", self._action, self.lengths, 8 if self.discrete else 4 * self.sources[0].action.width
+        if self.columns:
+            yield VECTOR, self._vector, frames, 4 * len(self.columns)
+        for name, field in sorted(self.images.items(), key=lambda item: (item[1].nbytes, item[0])):
+            yield name, self._image_reader(name), frames, field.nbytes
+
+    def _action(self, episode: int, start: int, stop: int) -> Array:
+        actions = self.actions(episode)[start:stop]
+        if self.discrete:
+            return actions.reshape(len(actions)).astype(np.int64)
+        return actions.reshape(len(actions), -1).astype(np.float32)
+
+    def _vector(self, episode: int, start: int, stop: int) -> Array:
+        pieces = [
+            self._frames(episode, field.name, start, stop).reshape(stop - start, -1)[:, columns].astype(np.float32)
+            for field, columns in self.choice.vectors
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+
+    def _image_reader(self, name: str) -> Reader:
+        return lambda episode, start, stop: self._frames(episode, name, start, stop)
+
+    def _frames(self, episode: int, name: str, start: int, stop: int) -> Array:
+        """Frames of one field, with the last one once more where the final one is asked for and not stored."""
+        stored = int(self.lengths[episode]) + bool(self.final_known[episode])
+        first = min(start, stored - 1)
+        frames = self._source(episode).frames(int(self._local[episode]), name, first, min(stop, stored))
+        return frames if stop <= stored else np.concatenate([frames[start - first :], frames[-1:]])
+
+    def _source(self, episode: int) -> Source:
+        return self.sources[int(self.task[episode])]
+
+
+def describe(fields: Sequence[Field]) -> list[dict[str, Any]]:
+    """Fields for programs."""
+    return [{"name": f.name, "shape": list(f.shape), "dtype": str(f.dtype), "image": f.is_image} for f in fields]

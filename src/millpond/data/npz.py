@@ -1,0 +1,138 @@
+"""Episodes in one .npz file, as the `imitation` project writes them.
+
+obs       (T + 1 frames of an episode, one episode after another)
+acts      (T actions of an episode, likewise)
+rews      likewise; may be missing
+indices   where `acts` is cut into episodes, one less than there are episodes
+terminal  [episodes] whether the last step terminated the episode
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millpond.data.errors import DataError
+from millpond.data.source import Array, Ends, Field
+
+NEEDED = ("obs", "acts", "indices", "terminal")
+FLAT = 1 << 31  # bytes that a compressed member may unpack to; a larger one belongs in an uncompressed file
+LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, length of its name, length of its extra part
+
+
+class NpzSource:
+    """Uncompressed arrays are mapped, so that only what is asked for is read; compressed ones are unpacked."""
+
+    layout = "imitation npz"
+    default_keys: Sequence[str] = ("obs",)
+    masks: Mapping[str, Sequence[str]] = {}
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.task = path.stem
+        arrays = _arrays(path)
+        obs, acts, indices, terminal = (arrays[name] for name in NEEDED)
+        cuts = np.concatenate([[0], indices.astype(np.int64), [len(acts)]])
+        self.lengths = np.diff(cuts)
+        episodes = len(self.lengths)
+        if not len(acts) or (self.lengths < 1).any():
+            raise DataError(f"{path}: indices must rise from above 0 to below {len(acts)}, the length of acts")
+        if len(obs) != len(acts) + episodes:
+            raise DataError(
+                f"{path}: obs has {len(obs):,} frames; {len(acts):,} acts in {episodes:,} episodes need "
+                f"{len(acts) + episodes:,}, one more than acts for each episode"
+            )
+        if terminal.shape != (episodes,):
+            raise DataError(f"{path}: terminal has shape {terminal.shape}, not ({episodes},): one flag an episode")
+        self.has_rewards = "rews" in arrays
+        if self.has_rewards and arrays["rews"].shape != (len(acts),):
+            raise DataError(f"{path}: rews has shape {arrays['rews'].shape}, not ({len(acts)},): one for each of acts")
+        self._arrays, self._cuts = arrays, cuts
+        self._terminal = terminal.astype(bool)
+        stored = arrays.get("final_stored", np.ones(episodes, bool))  # an export of a lake says which are missing
+        if stored.shape != (episodes,):
+            raise DataError(f"{path}: final_stored has shape {stored.shape}, not ({episodes},): one flag an episode")
+        self.names: Sequence[str] = [f"episode_{number}" for number in range(episodes)]
+        self.final_known = stored.astype(bool)
+        self.fields: Mapping[str, Field] = {"obs": Field("obs", obs.shape[1:], obs.dtype)}
+        self.action = Field("acts", acts.shape[1:], acts.dtype)
+        self.success: Array | None = None
+
+    def frames(self, episode: int, name: str, start: int, stop: int) -> Array:
+        first = int(self._cuts[episode]) + episode  # every episode before this one has a frame more than actions
+        return self._arrays["obs"][first + start : first + stop]
+
+    def actions(self, episode: int) -> Array:
+        return self._arrays["acts"][self._cuts[episode] : self._cuts[episode + 1]]
+
+    def rewards(self, episode: int) -> Array:
+        return self._arrays["rews"][self._cuts[episode] : self._cuts[episode + 1]]
+
+    def ends(self, episode: int) -> Ends:
+        terminated = np.zeros(int(self.lengths[episode]), bool)
+        terminated[-1] = self._terminal[episode]
+        return Ends(terminated, None)
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    """All arrays of the file that are known here, mapped where they are not compressed. Never unpickles."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            missing = [name for name in NEEDED if name not in members]
+            if missing:
+                raise DataError(
+                    f"{path} has the arrays {sorted(members)} and not {missing}; expected the imitation layout: obs, "
+                    f"acts, indices, terminal, and rews where rewards are known"
+                )
+            wanted = [*NEEDED, *(name for name in ("rews", "final_stored") if name in members)]
+            return {name: _array(path, archive, name, members[name]) for name in wanted}
+    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, struct.error, RuntimeError) as error:
+        raise DataError(f"{path} cannot be read as an .npz file: {error}") from None
+
+
+def _array(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> Array:
+    """One array. The header says shape and dtype, which are checked against the bytes before anything is mapped."""
+    try:
+        with archive.open(member) as stream:
+            version = np.lib.format.read_magic(stream)
+            if version not in ((1, 0), (2, 0)):
+                raise ValueError(f"version {version} of the npy format is not known")
+            read_header = (
+                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            )
+            shape, fortran, dtype = read_header(stream)
+            header_bytes = stream.tell()
+            if dtype.hasobject:
+                raise ValueError("it holds Python objects, which could run code when they are loaded")
+            if not shape or fortran:
+                raise ValueError(f"shape {shape} must have a first axis of steps, in C order")
+            nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+            if member.file_size - header_bytes != nbytes:
+                raise ValueError(f"it has {member.file_size - header_bytes:,} bytes; {dtype}{shape} needs {nbytes:,}")
+            if member.compress_type == zipfile.ZIP_STORED and nbytes:
+                return _mapped(path, member, header_bytes, shape, dtype)
+            if nbytes > FLAT:
+                raise ValueError(f"{nbytes:,} bytes are compressed; write it with np.savez, which can be mapped")
+            return np.frombuffer(stream.read(), dtype).reshape(shape)
+    except (ValueError, EOFError, OverflowError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: array {name} cannot be read: {error}") from None
+
+
+def _mapped(path: Path, member: zipfile.ZipInfo, header: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An uncompressed member, straight from the file."""
+    with path.open("rb") as file:
+        file.seek(member.header_offset)
+        signature, name_bytes, extra_bytes = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
+        offset = member.header_offset + LOCAL_HEADER.size + name_bytes + extra_bytes + header
+        end = offset + int(np.prod(shape)) * dtype.itemsize
+        if signature != b"PK\x03\x04" or end > os.fstat(file.fileno()).st_size:
+            raise ValueError("the file ends before it")
+        return np.memmap(file, dtype, "r", offset, shape)

@@ -1,0 +1,58 @@
+"""Open whatever holds episodes: a file, a folder of files, a lake, or data that is in the package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from millpond.data.episodes import MEMORY_BYTES, Episodes
+from millpond.data.errors import DataError
+from millpond.data.npz import NpzSource
+from millpond.data.source import Source
+
+IN_PACKAGE = {"pendulum": "pendulum.npz"}
+HDF5_NAMES = (".hdf5", ".h5")
+
+
+def open_episodes(
+    path: str | Path,
+    keys: Sequence[str] = (),
+    images: bool = False,
+    *,
+    drop_columns: Sequence[str] = (),
+    memory_bytes: int = MEMORY_BYTES,
+) -> Episodes:
+    """Open recorded episodes. Nothing but their sizes is read yet.
+
+    path          a file (.hdf5, .h5, .npz), a folder of such files, a lake, or a name of IN_PACKAGE
+    keys          fields of an observation to use, in this order; none: all vectors (and images, where `images`)
+    drop_columns  columns to leave out of the vectors, such as `states:0`
+    memory_bytes  what does not fit into so many is read as it is drawn
+    """
+    sources = [_open(file) for file in _found(path)]
+    return Episodes(str(path), sources, keys=keys, images=images, drop_columns=drop_columns, memory_bytes=memory_bytes)
+
+
+def _found(path: str | Path) -> list[Path]:
+    """The files that a path stands for, in order of their names."""
+    if str(path) in IN_PACKAGE and not Path(path).exists():
+        return [Path(str(files("millpond.data") / "files" / IN_PACKAGE[str(path)]))]
+    place = Path(path)
+    if not place.exists():
+        raise DataError(
+            f"{path}: no such file or folder; data.path is one, or a name of what is in the package: "
+            f"{', '.join(IN_PACKAGE)}"
+        )
+    if place.is_file():
+        return [place]
+    found = sorted(each for each in place.rglob("*") if each.suffix in (*HDF5_NAMES, ".npz"))
+    if not found:
+        raise DataError(f"{path}: no episodes in this folder; expected .hdf5, .h5 or .npz files, or a lake")
+    return found
+
+
+def _open(path: Path) -> Source:
+    if path.suffix == ".npz":
+        return NpzSource(path)
+    raise DataError(f"{path}: expected a file that ends in .hdf5, .h5 or .npz")
