@@ -70,6 +70,7 @@ def test_the_minibatch_of_the_documents_gone_wrong() -> None:
         ("reward-online", ["reward.objective=progress"], "which lrd and rrd take apart"),
         ("reward-online", ["agent.replay_transitions=10"], "does not hold one batch"),
         ("reward", ["data.expected_steps=3"], "less than one step for each"),
+        ("reward", ["data.drop_columns=[states]"], "a column is named FIELD:COLUMN"),
     ],
 )  # fmt: skip
 def test_a_rule_refuses_and_its_fix_is_valid(recipe: str, overrides: list[str], says: str) -> None:

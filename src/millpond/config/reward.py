@@ -15,10 +15,17 @@ class DataConfig(Section):
     path: str = Field(
         "pendulum",
         min_length=1,
-        description="A file or folder of episodes (HDF5, npz, a lake), or `pendulum`, which is in the package.",
+        description="A file or folder of episodes (HDF5, npz, a lake), or `pendulum`, `lift`, `handover`, "
+        "which are in the package.",
     )
     observation_keys: tuple[str, ...] = Field((), description="Fields of an observation to use; none: all vectors.")
     images: Switch = Field(False, description="Use image fields too, through a CNN.")
+    drop_columns: tuple[str, ...] = Field(
+        (), description="Columns to leave out of the vectors, as FIELD:COLUMN, such as states:0 (a clock)."
+    )
+    memory_bytes: Natural = Field(
+        1 << 30, description="Frames that fit into so many bytes are held in memory; others are read as they are drawn."
+    )
     holdout: Fraction = Field(0.2, lt=1, description="Share of the episodes kept for evaluation, split by episode.")
     expected_episodes: Count | None = Field(
         None, description="Episodes in the data, for the plan; checked when the data is read."

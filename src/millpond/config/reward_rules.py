@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -55,4 +56,16 @@ def _data(values: Values) -> Iterator[Violation]:
         )
 
 
-RULES = [_one_way_to_save, _full_mode, _data]
+def _columns(values: Values) -> Iterator[Violation]:
+    dropped = values["data.drop_columns"]
+    wrong = [column for column in dropped if not re.fullmatch(r".+:\d+", column)]
+    if wrong:
+        kept = [column for column in dropped if column not in wrong]
+        yield Violation(
+            ("data.drop_columns",),
+            f"data.drop_columns has {', '.join(wrong)}; a column is named FIELD:COLUMN, such as states:0",
+            ({"data.drop_columns": kept},),
+        )
+
+
+RULES = [_one_way_to_save, _full_mode, _data, _columns]

@@ -68,7 +68,7 @@ class Episodes:
         self.task = np.repeat(np.arange(len(self.sources)), [len(source.names) for source in self.sources])
         self.task_names = tuple(source.task for source in self.sources)
         self.lengths: Array = np.concatenate([source.lengths for source in self.sources])
-        self.final_known: Array = np.concatenate([source.final_known for source in self.sources])
+        self.final_known: Array = np.concatenate([s.final_known(list(self.fields)) for s in self.sources])
         self._local = np.concatenate([np.arange(len(source.names)) for source in self.sources])
         self.action_shape: tuple[int, ...] = self.sources[0].action.shape
         kind, width = self.sources[0].action.dtype.kind, self.sources[0].action.width

@@ -1,6 +1,6 @@
 """Episodes in one .npz file, as the `imitation` project writes them.
 
-obs       (T + 1 frames of an episode, one episode after another)
+obs       (T + 1 frames of an episode, one episode after another); or several fields as obs/NAME
 acts      (T actions of an episode, likewise)
 rews      likewise; may be missing
 indices   where `acts` is cut into episodes, one less than there are episodes
@@ -22,7 +22,8 @@ import numpy as np
 from millpond.data.errors import DataError
 from millpond.data.source import Array, Ends, Field
 
-NEEDED = ("obs", "acts", "indices", "terminal")
+NEEDED = ("acts", "indices", "terminal")
+PERHAPS = ("rews", "final_stored")
 FLAT = 1 << 31  # bytes that a compressed member may unpack to; a larger one belongs in an uncompressed file
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, length of its name, length of its extra part
 
@@ -31,24 +32,25 @@ class NpzSource:
     """Uncompressed arrays are mapped, so that only what is asked for is read; compressed ones are unpacked."""
 
     layout = "imitation npz"
-    default_keys: Sequence[str] = ("obs",)
     masks: Mapping[str, Sequence[str]] = {}
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
         self.task = path.stem
         arrays = _arrays(path)
-        obs, acts, indices, terminal = (arrays[name] for name in NEEDED)
+        acts, indices, terminal = (arrays[name] for name in NEEDED)
         cuts = np.concatenate([[0], indices.astype(np.int64), [len(acts)]])
         self.lengths = np.diff(cuts)
         episodes = len(self.lengths)
         if not len(acts) or (self.lengths < 1).any():
             raise DataError(f"{path}: indices must rise from above 0 to below {len(acts)}, the length of acts")
-        if len(obs) != len(acts) + episodes:
-            raise DataError(
-                f"{path}: obs has {len(obs):,} frames; {len(acts):,} acts in {episodes:,} episodes need "
-                f"{len(acts) + episodes:,}, one more than acts for each episode"
-            )
+        self._frames = {name.removeprefix("obs/"): array for name, array in arrays.items() if _is_observation(name)}
+        for name, array in self._frames.items():
+            if len(array) != len(acts) + episodes:
+                raise DataError(
+                    f"{path}: {name} has {len(array):,} frames; {len(acts):,} acts in {episodes:,} episodes need "
+                    f"{len(acts) + episodes:,}, one more than acts for each episode"
+                )
         if terminal.shape != (episodes,):
             raise DataError(f"{path}: terminal has shape {terminal.shape}, not ({episodes},): one flag an episode")
         self.has_rewards = "rews" in arrays
@@ -60,14 +62,20 @@ class NpzSource:
         if stored.shape != (episodes,):
             raise DataError(f"{path}: final_stored has shape {stored.shape}, not ({episodes},): one flag an episode")
         self.names: Sequence[str] = [f"episode_{number}" for number in range(episodes)]
-        self.final_known = stored.astype(bool)
-        self.fields: Mapping[str, Field] = {"obs": Field("obs", obs.shape[1:], obs.dtype)}
+        self._final_stored = stored.astype(bool)
+        self.fields: Mapping[str, Field] = {
+            name: Field(name, array.shape[1:], array.dtype) for name, array in self._frames.items()
+        }
+        self.default_keys: Sequence[str] = list(self.fields)
         self.action = Field("acts", acts.shape[1:], acts.dtype)
         self.success: Array | None = None
 
+    def final_known(self, names: Sequence[str]) -> Array:
+        return self._final_stored
+
     def frames(self, episode: int, name: str, start: int, stop: int) -> Array:
         first = int(self._cuts[episode]) + episode  # every episode before this one has a frame more than actions
-        return self._arrays["obs"][first + start : first + stop]
+        return self._frames[name][first + start : first + stop]
 
     def actions(self, episode: int) -> Array:
         return self._arrays["acts"][self._cuts[episode] : self._cuts[episode + 1]]
@@ -81,18 +89,23 @@ class NpzSource:
         return Ends(terminated, None)
 
 
+def _is_observation(name: str) -> bool:
+    return name == "obs" or name.startswith("obs/")
+
+
 def _arrays(path: Path) -> dict[str, Array]:
     """All arrays of the file that are known here, mapped where they are not compressed. Never unpickles."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            missing = [name for name in NEEDED if name not in members]
+            observed = [name for name in members if _is_observation(name)]
+            missing = [name for name in NEEDED if name not in members] + ([] if observed else ["obs"])
             if missing:
                 raise DataError(
                     f"{path} has the arrays {sorted(members)} and not {missing}; expected the imitation layout: obs, "
                     f"acts, indices, terminal, and rews where rewards are known"
                 )
-            wanted = [*NEEDED, *(name for name in ("rews", "final_stored") if name in members)]
+            wanted = [*observed, *NEEDED, *(name for name in PERHAPS if name in members)]
             return {name: _array(path, archive, name, members[name]) for name in wanted}
     except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, struct.error, RuntimeError) as error:
         raise DataError(f"{path} cannot be read as an .npz file: {error}") from None

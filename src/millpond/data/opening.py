@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from millpond.data.demonstrations import DemonstrationSource
 from millpond.data.episodes import MEMORY_BYTES, Episodes
 from millpond.data.errors import DataError
+from millpond.data.hdf5 import Hdf5File
+from millpond.data.lake import LakeSource
+from millpond.data.minari import MinariSource
 from millpond.data.npz import NpzSource
 from millpond.data.source import Source
 
-IN_PACKAGE = {"pendulum": "pendulum.npz"}
+IN_PACKAGE = {"pendulum": "pendulum.npz", "lift": "lift.hdf5", "handover": "handover.hdf5"}
 HDF5_NAMES = (".hdf5", ".h5")
 
 
@@ -46,6 +50,8 @@ def _found(path: str | Path) -> list[Path]:
         )
     if place.is_file():
         return [place]
+    if (place / "lake.json").exists():
+        return [place]
     found = sorted(each for each in place.rglob("*") if each.suffix in (*HDF5_NAMES, ".npz"))
     if not found:
         raise DataError(f"{path}: no episodes in this folder; expected .hdf5, .h5 or .npz files, or a lake")
@@ -53,6 +59,19 @@ def _found(path: str | Path) -> list[Path]:
 
 
 def _open(path: Path) -> Source:
+    if path.is_dir():
+        return LakeSource(path)
     if path.suffix == ".npz":
         return NpzSource(path)
-    raise DataError(f"{path}: expected a file that ends in .hdf5, .h5 or .npz")
+    if path.suffix not in HDF5_NAMES:
+        raise DataError(f"{path}: expected a file that ends in .hdf5, .h5 or .npz, a folder of them, or a lake")
+    file = Hdf5File(path)
+    if file.has("data"):
+        return DemonstrationSource(file)
+    names = file.names("/")
+    if any(name.startswith("episode_") for name in names):
+        return MinariSource(file)
+    raise DataError(
+        f"{path}: / has {names[:8]}; expected the group data with demo_0, demo_1, ... (LIBERO, robomimic, robosuite), or "
+        f"groups episode_0, episode_1, ... (Minari)"
+    )

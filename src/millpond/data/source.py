@@ -1,7 +1,7 @@
 """What every kind of file is read through: which episodes it has, and stretches of their arrays.
 
 An episode of T steps has T actions and T + 1 frames: the observation before each step, and the one after the last.
-Where a file stores only T of them (LIBERO, robosuite), `final_known` is False and frame T cannot be asked for.
+Where a file stores only T of them (LIBERO, robosuite), `final_known` says so and frame T cannot be asked for.
 """
 
 from __future__ import annotations
@@ -59,13 +59,18 @@ class Source(Protocol):
     task: str  # what was done in these episodes, as far as the file says
     names: Sequence[str]
     lengths: Array  # [episodes] steps
-    final_known: Array  # [episodes] whether frame T is stored
     fields: Mapping[str, Field]  # all that an observation has
     default_keys: Sequence[str]  # those that are used unless others are asked for
     action: Field
     has_rewards: bool
-    success: Array | None  # [episodes] whether the task was done
     masks: Mapping[str, Sequence[str]]  # named subsets of the episodes
+
+    @property
+    def success(self) -> Array | None:
+        """bool [episodes]: whether the task was done; None where the file does not say."""
+
+    def final_known(self, names: Sequence[str]) -> Array:
+        """bool [episodes]: whether frame T of all these fields is stored."""
 
     def frames(self, episode: int, name: str, start: int, stop: int) -> Array:
         """Frames start..stop of one field: [stop - start, ...] in the stored dtype."""

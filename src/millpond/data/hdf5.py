@@ -1,0 +1,142 @@
+"""An HDF5 file that may be damaged or foreign: every failure becomes an error that names file, group and expectation.
+
+Arrays that lie in one piece are read from the file directly, which is several times faster than through the library;
+chunked and compressed ones go through it. Neither keeps anything in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from millpond.data.errors import DataError
+from millpond.data.source import Array, Field
+
+NUMBERS = "biuf"  # kinds of dtype that are read; strings and compounds are not
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where an array is: its shape and dtype, and its place in the file if it lies there in one piece."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int | None
+
+    def field(self, name: str) -> Field:
+        return Field(name, self.shape[1:], self.dtype)
+
+
+class Hdf5File:
+    """Groups and arrays by their paths."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self.guarded("/", "a whole HDF5 file"):
+            self._file = h5py.File(path, "r")
+            self._direct = self._file.userblock_size == 0
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._bytes = os.fstat(self._descriptor).st_size
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    @contextmanager
+    def guarded(self, place: str, expected: str) -> Iterator[None]:
+        """Whatever the library says about a damaged place, with its name."""
+        try:
+            yield
+        except DataError:
+            raise
+        except (OSError, KeyError, ValueError, RuntimeError, TypeError, AttributeError, MemoryError) as error:
+            told = " ".join(str(error).split()) or type(error).__name__
+            raise DataError(f"{self.path}: {place} cannot be read ({told}); expected {expected}") from None
+
+    def groups(self, place: str) -> list[str]:
+        """Names of the groups in a group, demo_2 before demo_10."""
+        with self.guarded(place, "a group"):
+            group = self._file[place]
+            names = [name for name in group if group.get(name, getclass=True) is h5py.Group]
+        return sorted(names, key=_natural)
+
+    def names(self, place: str) -> list[str]:
+        """Names of everything in a group."""
+        with self.guarded(place, "a group"):
+            return list(self._file[place])
+
+    def has(self, place: str) -> bool:
+        with self.guarded(place, "a group or an array, or nothing"):
+            return place in self._file
+
+    def strings(self, place: str) -> list[str]:
+        """An array of names."""
+        with self.guarded(place, "an array of names"):
+            return [str(name) for name in self._file[place].asstr()[()]]
+
+    def attributes(self, place: str) -> dict[str, Any]:
+        """All attributes of a group."""
+        with self.guarded(place, "attributes"):
+            attributes = self._file[place].attrs
+            return {name: attributes[name] for name in attributes}
+
+    def attribute(self, place: str, name: str) -> Any:
+        """One attribute, or None."""
+        with self.guarded(place, f"the attribute {name}"):
+            return self._file[place].attrs.get(name)
+
+    def arrays(self, place: str) -> dict[str, Stored]:
+        """All arrays of numbers in a group and the groups in it, by their paths inside it, in the file's order."""
+        found: dict[str, Stored] = {}
+        with self.guarded(place, "a group of arrays"):
+            if isinstance(self._file[place], h5py.Dataset):
+                return {"": self.stored(place)}
+        for name in self.names(place):
+            inner = self.arrays(f"{place}/{name}")
+            found |= {f"{name}/{below}" if below else name: array for below, array in inner.items()}
+        return {name: array for name, array in found.items() if array.dtype.kind in NUMBERS and array.shape}
+
+    def stored(self, place: str) -> Stored:
+        """An array's shape, dtype and place; no more of it is read."""
+        with self.guarded(place, "an array"):
+            array = self._file[place]
+            if not isinstance(array, h5py.Dataset):
+                raise DataError(f"{self.path}: {place} is a group; expected an array")
+            offset = array.id.get_offset() if self._direct and array.chunks is None and not array.external else None
+            stored = Stored(place, tuple(array.shape), array.dtype, offset)
+        nbytes = int(np.prod(stored.shape, dtype=object)) * stored.dtype.itemsize
+        if offset is not None and offset + nbytes > self._bytes:
+            raise DataError(f"{self.path}: {place} goes past the end of the file, which is cut off or damaged")
+        return stored
+
+    def read(self, stored: Stored, start: int = 0, stop: int | None = None) -> Array:
+        """Rows start..stop of an array."""
+        stop = stored.shape[0] if stop is None else stop
+        shape = (stop - start, *stored.shape[1:])
+        if stored.offset is None:
+            with self.guarded(stored.path, f"{stored.dtype} of shape {stored.shape}"):
+                rows: Array = self._file[stored.path][start:stop]
+            return rows
+        row_bytes = int(np.prod(stored.shape[1:], dtype=np.int64)) * stored.dtype.itemsize
+        raw = np.empty(row_bytes * shape[0], np.uint8)
+        left, position = raw.data, stored.offset + start * row_bytes
+        while left:
+            count = os.preadv(self._descriptor, (left,), position)
+            if count == 0:
+                raise DataError(f"{self.path}: {stored.path} ends early; the file was cut off while it was read")
+            left, position = left[count:], position + count
+        return raw.view(stored.dtype).reshape(shape)
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    """demo_2 before demo_10; names without a number by themselves."""
+    stem = name.rstrip("0123456789")
+    return (stem, int(name[len(stem) :] or -1), name)

@@ -1,0 +1,72 @@
+"""Episodes in HDF5 as Minari stores them: one group an episode.
+
+episode_K/observations   [T + 1, ...], or a group of such arrays
+episode_K/actions        [T, ...]
+episode_K/rewards, terminations, truncations [T]
+episode_K/infos/success  perhaps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from millpond.data.errors import DataError
+from millpond.data.grouped import Grouped
+from millpond.data.hdf5 import Hdf5File, Stored
+from millpond.data.source import Array, Ends, Field
+
+SUCCESS = ("success", "is_success")
+
+
+class MinariSource:
+    """Reads shapes when it is opened, and numbers when they are asked for."""
+
+    layout = "Minari HDF5"
+    has_rewards = True
+
+    def __init__(self, file: Hdf5File) -> None:
+        self.path = str(file.path)
+        self.task = file.path.parent.parent.name if file.path.stem == "main_data" else file.path.stem
+        self.masks: Mapping[str, Sequence[str]] = {}
+        self._file = file
+        self.names: Sequence[str] = [name for name in file.groups("/") if name.startswith("episode_")]
+        self._episodes = Grouped(file, self.names, self._observations, behind=1)
+        self.lengths, self.action = self._episodes.lengths, self._episodes.action
+        self.fields: Mapping[str, Field] = self._episodes.fields
+        self.default_keys: Sequence[str] = list(self.fields)
+
+    @cached_property
+    def success(self) -> Array | None:
+        """Whether any step's info says so."""
+        for word in SUCCESS:
+            places = [f"{name}/infos/{word}" for name in self.names]
+            if all(self._file.has(place) for place in places):
+                return np.array([bool(self._file.read(self._file.stored(place)).any()) for place in places])
+        return None
+
+    def final_known(self, names: Sequence[str]) -> Array:
+        return np.ones(len(self.names), bool)
+
+    def frames(self, episode: int, name: str, start: int, stop: int) -> Array:
+        return self._episodes.frames(episode, name, start, stop)
+
+    def actions(self, episode: int) -> Array:
+        return self._episodes.actions(episode)
+
+    def rewards(self, episode: int) -> Array:
+        return self._episodes.per_step(episode, "rewards")
+
+    def ends(self, episode: int) -> Ends:
+        terminated, truncated = (self._episodes.per_step(episode, what) for what in ("terminations", "truncations"))
+        return Ends(terminated.astype(bool), truncated.astype(bool))
+
+    def _observations(self, group: str) -> dict[str, Stored]:
+        found = self._file.arrays(f"{group}/observations")
+        if not found:
+            raise DataError(
+                f"{self.path}: {group}/observations has no arrays of numbers; expected one, or a group of them"
+            )
+        return {name or "observations": array for name, array in found.items()}
