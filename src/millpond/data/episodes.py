@@ -128,6 +128,8 @@ class Episodes:
 
     def rewards(self, episode: int) -> Array:
         """All rewards [T] of one episode, as they are stored."""
+        if not self._source(episode).has_rewards:
+            raise DataError(f"{self._source(episode).path} has no rewards; expected one for each step")
         return self._source(episode).rewards(int(self._local[episode]))
 
     def read(self, episode: int) -> Episode:
@@ -166,7 +168,7 @@ class Episodes:
         """Exact mean and standard deviation (float64 [D]) of the vector over all T steps of the given episodes."""
         chosen = np.arange(len(self)) if episodes is None else np.asarray(episodes)
         count, mean, squares = 0, np.zeros(len(self.columns)), np.zeros(len(self.columns))
-        for episode in chosen.tolist():
+        for episode in chosen.tolist() if self.columns else ():
             rows = self._vector(episode, 0, int(self.lengths[episode])).astype(np.float64)
             delta, total = rows.mean(0) - mean, count + len(rows)
             squares += rows.var(0) * len(rows) + delta**2 * count * len(rows) / total

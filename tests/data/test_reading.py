@@ -1,0 +1,216 @@
+"""What is written in any layout is what is read, whole and in part, from memory and from the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.data.written import (
+    LIBERO_IMAGES,
+    LIBERO_VECTORS,
+    Made,
+    made,
+    write_lake,
+    write_libero,
+    write_minari,
+    write_npz,
+    write_robomimic,
+    write_robosuite,
+)
+
+from millpond.data import DataError, open_episodes
+
+Writer = Callable[[Path, list[Made]], None]
+GZIP = {"compression": "gzip", "chunks": True}
+
+# name -> writer, file name, whether every final frame is stored, and the fields that the layout can have
+LAYOUTS: dict[str, tuple[Callable[..., None], str, bool]] = {
+    "npz": (write_npz, "a.npz", True),
+    "npz compressed": (lambda path, episodes: write_npz(path, episodes, compressed=True), "a.npz", True),
+    "minari": (write_minari, "data/main_data.hdf5", True),
+    "robomimic": (write_robomimic, "a.hdf5", True),
+    "robomimic without next_obs": (lambda p, e: write_robomimic(p, e, next_obs=False), "a.hdf5", False),
+    "robomimic compressed": (lambda path, episodes: write_robomimic(path, episodes, **GZIP), "a.h5", True),
+    "lake": (write_lake, "lake", False),
+}
+FIELDS = {
+    "position": ((3,), "float64"),
+    "touch": ((), "float32"),
+    "count": ((2, 2), "int64"),
+    "view": ((5, 4, 3), "uint8"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    chosen=st.sets(st.sampled_from(sorted(FIELDS)), min_size=1),
+    discrete=st.booleans(),
+    memory_bytes=st.sampled_from([0, 500, 1 << 30]),
+)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_written_is_read(
+    layout: str,
+    seed: int,
+    lengths: list[int],
+    chosen: set[str],
+    discrete: bool,
+    memory_bytes: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    write, file_name, _ = LAYOUTS[layout]
+    rng = np.random.default_rng(seed)
+    episodes = made(rng, lengths, {name: FIELDS[name] for name in sorted(chosen)}, None if discrete else 2)
+    path = tmp_path_factory.mktemp("written") / file_name
+    write(path, episodes)
+    data = open_episodes(path, sorted(chosen), images=True, memory_bytes=memory_bytes)
+
+    assert data.lengths.tolist() == lengths
+    assert data.returns is not None
+    np.testing.assert_allclose(data.returns, [e.reward.sum(dtype=np.float64) for e in episodes], rtol=1e-6)
+    for number, episode in enumerate(episodes):
+        got = data.read(number)
+        for name, array in episode.observation.items():
+            np.testing.assert_array_equal(got.observation[name], array[:-1])
+            assert got.observation[name].dtype == array.dtype
+            if data.final_known[number]:
+                assert got.final_observation is not None
+                np.testing.assert_array_equal(got.final_observation[name], array[-1])
+        np.testing.assert_array_equal(got.action, episode.action)
+        np.testing.assert_array_equal(got.reward, episode.reward)
+        np.testing.assert_array_equal(data.moments([number])[0], np.mean(expected_vector(episode)[:-1], 0, np.float64))
+    drawn = rng.integers(0, len(lengths), 3)
+    steps = np.stack([rng.integers(0, lengths[e], 4) for e in drawn])
+    check_drawn(data, episodes, drawn, steps)
+
+
+def expected_vector(episode: Made) -> np.ndarray[Any, Any]:
+    """All vectors side by side, in order of their names."""
+    parts = [array.reshape(len(array), -1) for name, array in sorted(episode.observation.items()) if name != "view"]
+    return np.concatenate([*parts, np.zeros((len(episode) + 1, 0))], axis=1).astype(np.float32)
+
+
+def check_drawn(data: Any, episodes: list[Made], drawn: np.ndarray[Any, Any], steps: np.ndarray[Any, Any]) -> None:
+    got = data.gather(drawn, steps)
+    for b, number in enumerate(drawn.tolist()):
+        episode = episodes[number]
+        last = len(episode) if data.final_known[number] else len(episode) - 1
+        behind = np.minimum(steps[b] + 1, last)
+        if data.columns:
+            np.testing.assert_array_equal(got.observation["vector"][b], expected_vector(episode)[steps[b]])
+            np.testing.assert_array_equal(got.next_observation["vector"][b], expected_vector(episode)[behind])
+        if "view" in episode.observation:
+            np.testing.assert_array_equal(got.observation["view"][b], episode.observation["view"][steps[b]])
+            np.testing.assert_array_equal(got.next_observation["view"][b], episode.observation["view"][behind])
+        np.testing.assert_array_equal(got.action[b], episode.action[steps[b]])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_final_frames_are_known_where_they_are_stored(layout: str, tmp_path: Path) -> None:
+    write, file_name, stored = LAYOUTS[layout]
+    episodes = made(np.random.default_rng(1), [3, 4, 2, 5], {"position": ((3,), "float32")})
+    write(tmp_path / file_name, episodes)
+    known = open_episodes(tmp_path / file_name).final_known.tolist()
+    assert known == ([not e.terminated for e in episodes] if layout == "lake" else [stored] * 4)
+
+
+def test_a_robosuite_file_has_states_and_no_rewards(tmp_path: Path) -> None:
+    episodes = made(np.random.default_rng(1), [3] * 11, {"states": ((4,), "float64")})
+    write_robosuite(tmp_path / "a.hdf5", episodes)
+    data = open_episodes(tmp_path / "a.hdf5")
+    assert data.names == tuple(f"demo_{number}" for number in range(1, 12))  # 2 before 10
+    assert data.returns is None
+    assert data.success is None
+    assert data.sources[0].layout == "robosuite HDF5"
+    np.testing.assert_array_equal(data.read(10).observation["states"], episodes[10].observation["states"][:-1])
+    with pytest.raises(DataError, match="no rewards"):
+        data.rewards(0)
+
+
+def test_a_libero_file_as_it_is_on_disk(tmp_path: Path) -> None:
+    write_libero(tmp_path / "a_demo.hdf5", (6, 4))
+    data = open_episodes(tmp_path / "a_demo.hdf5")
+    assert data.sources[0].layout == "LIBERO HDF5"
+    assert data.task_names == ("open the middle drawer of the cabinet",)
+    assert set(data.fields) == set(LIBERO_VECTORS)  # neither images nor the simulator's state, unless asked for
+    assert len(data.columns) == 21
+    assert data.returns is not None
+    assert data.returns.tolist() == [1, 1]
+    assert data.success is not None
+    assert data.success.tolist() == [True, True]
+    with_images = open_episodes(tmp_path / "a_demo.hdf5", images=True)
+    assert set(with_images.images) == set(LIBERO_IMAGES)
+    drawn = with_images.gather(np.array([1]), np.array([[0, 3]]))
+    assert drawn.observation["agentview_rgb"].shape == (1, 2, 128, 128, 3)
+    assert drawn.observation["vector"].shape == (1, 2, 21)
+    states = open_episodes(tmp_path / "a_demo.hdf5", ["states", "ee_pos"])
+    assert states.columns[0] == "states:0"
+    assert len(states.columns) == 51 + 3
+
+
+def test_a_folder_is_read_file_by_file(tmp_path: Path) -> None:
+    write_libero(tmp_path / "b.hdf5", (6, 4), side=8, instruction="push the plate")
+    write_libero(tmp_path / "a.hdf5", (5,), side=8)
+    (tmp_path / "readme.txt").write_text("not episodes")
+    data = open_episodes(tmp_path)
+    assert data.lengths.tolist() == [5, 6, 4]
+    assert data.task.tolist() == [0, 1, 1]
+    assert data.task_names == ("open the middle drawer of the cabinet", "push the plate")
+    assert data.names[1] == f"{tmp_path / 'b.hdf5'}:demo_0"
+    drawn = data.gather(np.array([2]), np.array([[3]]))
+    expected = np.concatenate([data.read(2).observation[name][3] for name in data.fields])
+    np.testing.assert_array_equal(drawn.observation["vector"][0, 0], expected.astype(np.float32))
+
+
+def test_files_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    write_npz(tmp_path / "a.npz", made(rng, [3], {"obs": ((3,), "float32")}))
+    write_npz(tmp_path / "b.npz", made(rng, [3], {"obs": ((4,), "float32")}))
+    with pytest.raises(DataError, match=r"b\.npz has obs float32\[4\] and .*a\.npz float32\[3\]; .*observation_keys"):
+        open_episodes(tmp_path)
+
+
+def test_columns_can_be_dropped() -> None:
+    whole, less = open_episodes("lift"), open_episodes("lift", drop_columns=["states:0", "states:5"])
+    assert len(less.columns) == 30
+    assert not {"states:0", "states:5"} & set(less.columns)
+    where, steps = np.array([0, 2]), np.array([[4, 5], [0, 391]])
+    kept = [whole.columns.index(column) for column in less.columns]
+    got, all_of_it = less.gather(where, steps), whole.gather(where, steps)
+    np.testing.assert_array_equal(got.observation["vector"], all_of_it.observation["vector"][..., kept])
+    with pytest.raises(DataError, match=r"'states:32', which is not a column .* states:0 to states:31"):
+        open_episodes("lift", drop_columns=["states:32"])
+    with pytest.raises(DataError, match="leaves nothing"):
+        open_episodes("lift", drop_columns=[f"states:{number}" for number in range(32)])
+
+
+def test_what_is_asked_for_must_be_there(tmp_path: Path) -> None:
+    write_libero(tmp_path / "a.hdf5", (3,), side=4)
+    with pytest.raises(DataError, match=r"no field 'ee_po' .* there are \['agentview_rgb', 'ee_ori', 'ee_pos'"):
+        open_episodes(tmp_path / "a.hdf5", ["ee_po"])
+    with pytest.raises(DataError, match=r"agentview_rgb.* is an image .*set data.images=true"):
+        open_episodes(tmp_path / "a.hdf5", ["agentview_rgb"])
+    with pytest.raises(DataError, match="names a field twice"):
+        open_episodes(tmp_path / "a.hdf5", ["ee_pos", "ee_pos"])
+    with pytest.raises(IndexError, match="outside its episode"):
+        open_episodes(tmp_path / "a.hdf5").gather(np.array([0]), np.array([[3]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "episodes", "steps"), [("pendulum", 56, 11_200), ("lift", 3, 1384), ("handover", 7, 2775)]
+)
+def test_what_is_in_the_package(name: str, episodes: int, steps: int) -> None:
+    data = open_episodes(name)
+    assert (len(data), data.total_steps) == (episodes, steps)
+
+
+def test_small_tables_stay_in_memory_and_large_ones_in_the_file(tmp_path: Path) -> None:
+    write_libero(tmp_path / "a.hdf5", (6, 4), side=16)
+    data = open_episodes(tmp_path / "a.hdf5", images=True, memory_bytes=10 * 7 * 4 + 12 * 21 * 4 + 12 * 768)
+    assert data.kept_in_memory == ("action", "vector", "agentview_rgb")
