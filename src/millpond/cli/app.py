@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -27,11 +28,22 @@ app = typer.Typer(
       millpond report RUN               a page with curves, times and a picture
       millpond lake info PATH           what a lake of transitions holds
       millpond compare puffer-metta metta
+      millpond data audit pendulum      what recorded episodes are good for
       millpond doctor                   what this machine has
 
     A RECIPE is a name from `millpond recipes`, a path to a YAML file, or a PufferLib .ini file. Settings are overridden
     behind it as section.key=value, such as trainer.batch_size=262_144.""",
 )
+
+
+class Objective(StrEnum):
+    """What a reward can be learned by, as reward.objective."""
+
+    lrd = "lrd"
+    rrd = "rrd"
+    progress = "progress"
+    success = "success"
+
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe's name, a YAML file, or a PufferLib .ini.")
@@ -293,6 +305,67 @@ def check_world(
 
 
 app.add_typer(lake, name="lake")
+data = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at recorded episodes, or audit them.")
+app.add_typer(data, name="data")
+
+DataArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH", help="A file of episodes (.hdf5, .h5, .npz), a folder, a lake, or a name: pendulum."
+    ),
+]
+KeysOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key", metavar="FIELD", help="A field of the observations to use, as data.observation_keys; repeat."
+    ),
+]
+ImagesOption = Annotated[bool, typer.Option("--images", help="Use images too, as data.images=true.")]
+DropOption = Annotated[
+    list[str] | None,
+    typer.Option("--drop", metavar="FIELD:COLUMN", help="A column to leave out, as data.drop_columns; repeat."),
+]
+
+
+@data.command("info")
+def data_info(
+    path: DataArgument,
+    keys: KeysOption = None,
+    images: ImagesOption = False,
+    drop: DropOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what recorded episodes there are: lengths, returns, fields, and which of them are used.
+
+    \b
+      millpond data info pendulum
+      millpond data info demonstrations/ --key joint_states --key ee_pos
+    """
+    from millpond.cli.data import print_info
+
+    print_info(path, keys or [], images, drop or [], json)
+
+
+@data.command("audit")
+def data_audit(
+    path: DataArgument,
+    keys: KeysOption = None,
+    images: ImagesOption = False,
+    drop: DropOption = None,
+    objective: Annotated[
+        Objective | None,
+        typer.Option("--objective", help="Exit with 1 where the episodes cannot serve this objective."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Find what is wrong with recorded episodes before anything is learned from them.
+
+    Constant returns, successes only, copies, NaN, actions out of range, clocks among the columns, flags that contradict:
+    what each means, and what to do. Exits with 1 where the data is broken; warnings and notes leave it at 0.
+    """
+    from millpond.cli.data import print_audit
+
+    print_audit(path, keys or [], images, drop or [], None if objective is None else objective.value, json)
 
 
 @app.command()

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from millpond.data.choose import Choice, choose
 from millpond.data.errors import DataError
-from millpond.data.source import Array, Field, Source
+from millpond.data.source import Array, Ends, Field, Source
 from millpond.data.store import FileStore, MemoryStore, Reader, Store
 
 VECTOR = "vector"  # the name under which all chosen vectors arrive, one behind the other
@@ -132,6 +132,14 @@ class Episodes:
             raise DataError(f"{self._source(episode).path} has no rewards; expected one for each step")
         return self._source(episode).rewards(int(self._local[episode]))
 
+    def ends(self, episode: int) -> Ends:
+        """Flags [T] of one episode, as they are stored."""
+        return self._source(episode).ends(int(self._local[episode]))
+
+    def vectors(self, episode: int) -> Array:
+        """The vector before each step of one episode, as `gather` gives it: float32 [T, D]."""
+        return self._vector(episode, 0, int(self.lengths[episode]))
+
     def read(self, episode: int) -> Episode:
         """One whole episode of the chosen fields, as it is stored; dropped columns too."""
         source, local = self._source(episode), int(self._local[episode])
@@ -168,8 +176,8 @@ class Episodes:
         """Exact mean and standard deviation (float64 [D]) of the vector over all T steps of the given episodes."""
         chosen = np.arange(len(self)) if episodes is None else np.asarray(episodes)
         count, mean, squares = 0, np.zeros(len(self.columns)), np.zeros(len(self.columns))
-        for episode in chosen.tolist() if self.columns else ():
-            rows = self._vector(episode, 0, int(self.lengths[episode])).astype(np.float64)
+        for episode in chosen.tolist():
+            rows = self.vectors(episode).astype(np.float64)
             delta, total = rows.mean(0) - mean, count + len(rows)
             squares += rows.var(0) * len(rows) + delta**2 * count * len(rows) / total
             mean += delta * len(rows) / total
@@ -217,6 +225,8 @@ class Episodes:
             self._frames(episode, field.name, start, stop).reshape(stop - start, -1)[:, columns].astype(np.float32)
             for field, columns in self.choice.vectors
         ]
+        if not pieces:
+            return np.empty((stop - start, 0), np.float32)
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
 
     def _image_reader(self, name: str) -> Reader:
@@ -231,8 +241,3 @@ class Episodes:
 
     def _source(self, episode: int) -> Source:
         return self.sources[int(self.task[episode])]
-
-
-def describe(fields: Sequence[Field]) -> list[dict[str, Any]]:
-    """Fields for programs."""
-    return [{"name": f.name, "shape": list(f.shape), "dtype": str(f.dtype), "image": f.is_image} for f in fields]
