@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.written import (
     LIBERO_IMAGES,
@@ -54,7 +54,7 @@ FIELDS = {
     discrete=st.booleans(),
     memory_bytes=st.sampled_from([0, 500, 1 << 30]),
 )
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 def test_what_is_written_is_read(
     layout: str,
     seed: int,

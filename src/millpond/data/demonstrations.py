@@ -24,6 +24,7 @@ from millpond.data.hdf5 import Hdf5File, Stored
 from millpond.data.source import Array, Ends, Field
 
 BESIDE = ("states", "robot_states")  # beside `obs`: used when they are asked for, or when there is no `obs`
+TOLD = ("problem_info", "bddl_file_name", "env_args", "env", "env_name")  # attributes of `data`
 SAYS_SUCCESS = ("success", "successful")
 
 
@@ -97,13 +98,11 @@ class DemonstrationSource:
 
     def _kind(self) -> tuple[str, str]:
         """What wrote the file, and which task it says it is of."""
-        told = self._file.attributes("data")
-        if "problem_info" in told or "bddl_file_name" in told:
-            problem = _json(told.get("problem_info"))
-            return "LIBERO HDF5", str(
-                problem.get("language_instruction") or told.get("env_name") or self._file.path.stem
-            )
-        env = _json(told.get("env_args")).get("env_name") or told.get("env") or told.get("env_name")
+        told = {name: self._file.attribute("data", name) for name in TOLD}
+        problem = _json(told["problem_info"])
+        if problem or told["bddl_file_name"] is not None:
+            return "LIBERO HDF5", str(problem.get("language_instruction") or told["env_name"] or self._file.path.stem)
+        env = _json(told["env_args"]).get("env_name") or told["env"] or told["env_name"]
         only_states = all(name in BESIDE for name in self.fields)
         return "robosuite HDF5" if only_states else "robomimic HDF5", str(env or self._file.path.stem)
 

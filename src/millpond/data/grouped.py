@@ -8,7 +8,7 @@ import numpy as np
 
 from millpond.data.errors import DataError
 from millpond.data.hdf5 import Hdf5File, Stored
-from millpond.data.source import Array
+from millpond.data.source import Array, require_numbers
 
 
 class Grouped:
@@ -29,6 +29,8 @@ class Grouped:
             where = groups[int(np.argmin(self.lengths))]
             raise DataError(f"{file.path}: {where}/actions has no steps; expected one row a step")
         self._observed = [observations(group) for group in groups]
+        for array in (*self._actions, *(array for fields in self._observed for array in fields.values())):
+            require_numbers(str(file.path), array.field(array.path))
         for episode in range(len(groups)):
             self._check(episode)
         self.action = self._actions[0].field("actions")

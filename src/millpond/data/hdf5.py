@@ -19,6 +19,7 @@ import numpy as np
 from millpond.data.errors import DataError
 from millpond.data.source import Array, Field
 
+MOST_COMPRESSED = 2000  # bytes that a stored byte can stand for; gzip reaches 1,032
 NUMBERS = "biuf"  # kinds of dtype that are read; strings and compounds are not
 
 
@@ -82,12 +83,6 @@ class Hdf5File:
         with self.guarded(place, "an array of names"):
             return [str(name) for name in self._file[place].asstr()[()]]
 
-    def attributes(self, place: str) -> dict[str, Any]:
-        """All attributes of a group."""
-        with self.guarded(place, "attributes"):
-            attributes = self._file[place].attrs
-            return {name: attributes[name] for name in attributes}
-
     def attribute(self, place: str, name: str) -> Any:
         """One attribute, or None."""
         with self.guarded(place, f"the attribute {name}"):
@@ -112,7 +107,13 @@ class Hdf5File:
                 raise DataError(f"{self.path}: {place} is a group; expected an array")
             offset = array.id.get_offset() if self._direct and array.chunks is None and not array.external else None
             stored = Stored(place, tuple(array.shape), array.dtype, offset)
+            kept = array.id.get_storage_size()
         nbytes = int(np.prod(stored.shape, dtype=object)) * stored.dtype.itemsize
+        if nbytes > kept * MOST_COMPRESSED:
+            raise DataError(
+                f"{self.path}: {place} claims shape {stored.shape}, {nbytes:,} bytes, of which {kept:,} are stored; expected "
+                f"an array that was written whole"
+            )
         if offset is not None and offset + nbytes > self._bytes:
             raise DataError(f"{self.path}: {place} goes past the end of the file, which is cut off or damaged")
         return stored

@@ -12,6 +12,7 @@ from millpond.data.source import Array, Ends, Field
 from millpond.replay import Lake
 from millpond.replay.assemble import raise_damage
 from millpond.replay.episodes import episode_rows, whole_episodes
+from millpond.replay.index import DAMAGED
 from millpond.replay.schema import FINAL, TERMINATED, TRUNCATED
 
 
@@ -31,6 +32,12 @@ class LakeSource:
         finals: list[bool] = []
         for number, stream in enumerate(self._lake.streams):
             view = self._lake.view(stream)
+            damaged = int(np.count_nonzero(view.flags & DAMAGED))
+            if damaged:
+                raise DataError(
+                    f"{path}: stream {stream} has {damaged:,} damaged records; expected none. `millpond lake verify {path}` "
+                    f"lists them"
+                )
             for start, rows in zip(*(array.tolist() for array in whole_episodes(view)), strict=True):
                 names.append(f"{stream}/{len(names)}")
                 finals.append(bool(view.flags[episode_rows(view, start, rows)[-1]] & FINAL))

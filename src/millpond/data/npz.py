@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from millpond.data.errors import DataError
-from millpond.data.source import Array, Ends, Field
+from millpond.data.source import Array, Ends, Field, require_numbers
 
 NEEDED = ("acts", "indices", "terminal")
 PERHAPS = ("rews", "final_stored")
@@ -39,6 +39,10 @@ class NpzSource:
         self.task = path.stem
         arrays = _arrays(path)
         acts, indices, terminal = (arrays[name] for name in NEEDED)
+        for name, array in arrays.items():
+            require_numbers(str(path), Field(name, array.shape[1:], array.dtype))
+        if indices.dtype.kind not in "iu" and len(indices):
+            raise DataError(f"{path}: indices is {indices.dtype}[]; expected whole numbers, where acts is cut")
         cuts = np.concatenate([[0], indices.astype(np.int64), [len(acts)]])
         self.lengths = np.diff(cuts)
         episodes = len(self.lengths)
@@ -84,9 +88,9 @@ class NpzSource:
         return self._arrays["rews"][self._cuts[episode] : self._cuts[episode + 1]]
 
     def ends(self, episode: int) -> Ends:
-        terminated = np.zeros(int(self.lengths[episode]), bool)
-        terminated[-1] = self._terminal[episode]
-        return Ends(terminated, None)
+        """An episode that did not terminate was cut off at its last step."""
+        last = np.arange(self.lengths[episode]) == self.lengths[episode] - 1
+        return Ends(last & self._terminal[episode], last & ~self._terminal[episode])
 
 
 def _is_observation(name: str) -> bool:

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from millpond.data.errors import DataError
+
 Array = np.ndarray[Any, Any]
 
 
@@ -41,6 +43,12 @@ class Field:
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def require_numbers(path: str, field: Field) -> None:
+    """Strings, compounds and complex numbers cannot be learned from."""
+    if field.dtype.kind not in "biuf":
+        raise DataError(f"{path}: {field.name} is {field}; expected numbers")
 
 
 @dataclass(frozen=True)
