@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from millpond.data.demonstrations import DemonstrationSource
 from millpond.data.episodes import MEMORY_BYTES, Episodes
 from millpond.data.errors import DataError
-from millpond.data.hdf5 import Hdf5File
-from millpond.data.lake import LakeSource
-from millpond.data.minari import MinariSource
-from millpond.data.npz import NpzSource
 from millpond.data.source import Source
 
 IN_PACKAGE = {"pendulum": "pendulum.npz", "lift": "lift.hdf5", "handover": "handover.hdf5"}
@@ -59,12 +54,26 @@ def _found(path: str | Path) -> list[Path]:
 
 
 def _open(path: Path) -> Source:
+    """The reader of a file or lake. Libraries are loaded only for the kind that is read."""
     if path.is_dir():
+        from millpond.data.lake import LakeSource
+
         return LakeSource(path)
     if path.suffix == ".npz":
+        from millpond.data.npz import NpzSource
+
         return NpzSource(path)
     if path.suffix not in HDF5_NAMES:
         raise DataError(f"{path}: expected a file that ends in .hdf5, .h5 or .npz, a folder of them, or a lake")
+    return _open_hdf5(path)
+
+
+def _open_hdf5(path: Path) -> Source:
+    """The layout is known by the names of its groups."""
+    from millpond.data.demonstrations import DemonstrationSource
+    from millpond.data.hdf5 import Hdf5File
+    from millpond.data.minari import MinariSource
+
     file = Hdf5File(path)
     if file.has("data"):
         return DemonstrationSource(file)
