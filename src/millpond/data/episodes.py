@@ -162,7 +162,7 @@ class Episodes:
 
         After the last step of an episode whose final frame is not stored, its last frame stands once more.
         """
-        if np.any(steps >= self.lengths[episodes][:, None]) or np.any(steps < 0):
+        if ((steps < 0) | (steps >= self.lengths[episodes][:, None])).any():
             raise IndexError("a step lies outside its episode")
         stores = self._stores
         pairs = {name: store.pair(episodes, steps) for name, store in stores.items() if name != "action"}
