@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,17 @@ def test_actions_out_of_range(tmp_path: Path) -> None:
     numbered = episodes(actions=None)
     numbered[2].action[0] = -1
     assert found(tmp_path, numbered)["action-range"].severity == "error"
+
+
+def test_actions_outside_the_range_that_minari_gives(tmp_path: Path) -> None:
+    path = minari(tmp_path, [replace(e, action=2 * e.action) for e in episodes()])
+    space = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-1.5, -1.5], "high": [1.5, 1.5]}
+    for bounds, expected in ((1.5, True), (2.0, False)):
+        space |= {"low": [-bounds] * 2, "high": [bounds] * 2}
+        (tmp_path / "metadata.json").write_text(json.dumps({"action_space": json.dumps(space)}))
+        told = [finding.what for finding in audit(open_episodes(path)) if finding.code == "action-range"]
+        assert bool(told) == expected
+        assert not told or "outside -1.5 to 1.5" in told[0]
 
 
 def test_flags_that_contradict(tmp_path: Path) -> None:

@@ -107,16 +107,18 @@ def _actions(found: Survey) -> Iterator[Finding]:
                 "number the actions from 0 where you write the file",
             )
         return
-    inside = 1 - found.outside_one / max(found.action_values, 1)
-    if found.outside_one and inside >= MOSTLY_ONE:
-        columns = np.flatnonzero((found.action_lowest < -1 - 1e-6) | (found.action_highest > 1 + 1e-6))
+    inside = 1 - found.outside / max(found.action_values, 1)
+    if found.outside and (found.action_bounds or inside >= MOSTLY_ONE):
+        bottom, top = found.action_bounds or (-1.0, 1.0)
+        columns = np.flatnonzero((found.action_lowest < bottom) | (found.action_highest > top))
+        reason = "the file itself says" if found.action_bounds else "nearly all others lie inside"
         yield Finding(
             "action-range",
             "warning",
-            f"{found.outside_one:,} of {found.action_values:,} values of actions lie outside -1 to 1, as far as "
+            f"{found.outside:,} of {found.action_values:,} values of actions lie outside {bottom:g} to {top:g}, as far as "
             f"{low:g} and {high:g}",
-            "the others lie inside, so that is their range: the world clipped these, and the record is not what was done",
-            "clip the actions to -1 and 1 where you write the file",
+            f"that is their range, as {reason}: the world clipped these, and the record is not what was done",
+            f"clip the actions to {bottom:g} and {top:g} where you write the file",
             tuple(f"action:{column}" for column in columns.tolist()),
         )
 

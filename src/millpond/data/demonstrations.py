@@ -31,6 +31,8 @@ SAYS_SUCCESS = ("success", "successful")
 class DemonstrationSource:
     """Reads shapes when it is opened, and numbers when they are asked for."""
 
+    action_bounds: tuple[float, float] | None = None
+
     def __init__(self, file: Hdf5File) -> None:
         self.path = str(file.path)
         self._file = file

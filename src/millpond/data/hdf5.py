@@ -6,6 +6,7 @@ chunked and compressed ones go through it. Neither keeps anything in memory.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,15 +90,11 @@ class Hdf5File:
             return self._file[place].attrs.get(name)
 
     def arrays(self, place: str) -> dict[str, Stored]:
-        """All arrays of numbers in a group and the groups in it, by their paths inside it, in the file's order."""
-        found: dict[str, Stored] = {}
-        with self.guarded(place, "a group of arrays"):
-            if isinstance(self._file[place], h5py.Dataset):
-                return {"": self.stored(place)}
-        for name in self.names(place):
-            inner = self.arrays(f"{place}/{name}")
-            found |= {f"{name}/{below}" if below else name: array for below, array in inner.items()}
-        return {name: array for name, array in found.items() if array.dtype.kind in NUMBERS and array.shape}
+        """All arrays of numbers in a group and the groups in it, by their paths inside it; "" for an array itself."""
+        with self.guarded(place, "an array, or a group of them"):
+            found = dict(self._walk(self._file[place], place))
+        inside = {path.removeprefix(place).removeprefix("/"): array for path, array in found.items()}
+        return {name: array for name, array in inside.items() if array.dtype.kind in NUMBERS and array.shape}
 
     def stored(self, place: str) -> Stored:
         """An array's shape, dtype and place; no more of it is read."""
@@ -105,18 +102,27 @@ class Hdf5File:
             array = self._file[place]
             if not isinstance(array, h5py.Dataset):
                 raise DataError(f"{self.path}: {place} is a group; expected an array")
-            offset = array.id.get_offset() if self._direct and array.chunks is None and not array.external else None
-            stored = Stored(place, tuple(array.shape), array.dtype, offset)
-            kept = array.id.get_storage_size()
-        nbytes = int(np.prod(stored.shape, dtype=object)) * stored.dtype.itemsize
+            return self._stored(array, place)
+
+    def _walk(self, item: Any, place: str) -> Iterator[tuple[str, Stored]]:
+        if isinstance(item, h5py.Dataset):
+            yield place, self._stored(item, place)
+        else:
+            for name, inner in item.items():
+                yield from self._walk(inner, f"{place}/{name}")
+
+    def _stored(self, array: Any, place: str) -> Stored:
+        shape, dtype, kept = tuple(array.shape), array.dtype, array.id.get_storage_size()
+        offset = array.id.get_offset() if self._direct and not array.external else None  # None where it is chunked
+        nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > kept * MOST_COMPRESSED:
             raise DataError(
-                f"{self.path}: {place} claims shape {stored.shape}, {nbytes:,} bytes, of which {kept:,} are stored; expected "
-                f"an array that was written whole"
+                f"{self.path}: {place} claims shape {shape}, {nbytes:,} bytes, of which {kept:,} are stored; expected an "
+                f"array that was written whole"
             )
         if offset is not None and offset + nbytes > self._bytes:
             raise DataError(f"{self.path}: {place} goes past the end of the file, which is cut off or damaged")
-        return stored
+        return Stored(place, shape, dtype, offset)
 
     def read(self, stored: Stored, start: int = 0, stop: int | None = None) -> Array:
         """Rows start..stop of an array."""
@@ -126,7 +132,7 @@ class Hdf5File:
             with self.guarded(stored.path, f"{stored.dtype} of shape {stored.shape}"):
                 rows: Array = self._file[stored.path][start:stop]
             return rows
-        row_bytes = int(np.prod(stored.shape[1:], dtype=np.int64)) * stored.dtype.itemsize
+        row_bytes = math.prod(stored.shape[1:]) * stored.dtype.itemsize
         raw = np.empty(row_bytes * shape[0], np.uint8)
         left, position = raw.data, stored.offset + start * row_bytes
         while left:

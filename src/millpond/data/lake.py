@@ -19,6 +19,7 @@ from millpond.replay.schema import FINAL, TERMINATED, TRUNCATED
 class LakeSource:
     """A lake as it was when this was opened; episodes that are still open are left out."""
 
+    action_bounds: tuple[float, float] | None = None
     layout = "lake"
     has_rewards = True
     success: Array | None = None

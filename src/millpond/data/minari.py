@@ -8,6 +8,7 @@ episode_K/infos/success  perhaps
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -46,6 +47,17 @@ class MinariSource:
             if all(self._file.has(place) for place in places):
                 return np.array([bool(self._file.read(self._file.stored(place)).any()) for place in places])
         return None
+
+    @cached_property
+    def action_bounds(self) -> tuple[float, float] | None:
+        """From the action space in metadata.json, which Minari writes beside the file."""
+        try:
+            metadata = json.loads((self._file.path.parent / "metadata.json").read_bytes())
+            space = json.loads(metadata["action_space"])
+            low, high = float(np.min(space["low"])), float(np.max(space["high"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # the audit then judges by the actions themselves
+        return (low, high) if np.isfinite([low, high]).all() else None
 
     def final_known(self, names: Sequence[str]) -> Array:
         return np.ones(len(self.names), bool)

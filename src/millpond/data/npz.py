@@ -31,6 +31,7 @@ LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, length o
 class NpzSource:
     """Uncompressed arrays are mapped, so that only what is asked for is read; compressed ones are unpacked."""
 
+    action_bounds: tuple[float, float] | None = None
     layout = "imitation npz"
     masks: Mapping[str, Sequence[str]] = {}
 

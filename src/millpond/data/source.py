@@ -77,6 +77,10 @@ class Source(Protocol):
     def success(self) -> Array | None:
         """bool [episodes]: whether the task was done; None where the file does not say."""
 
+    @property
+    def action_bounds(self) -> tuple[float, float] | None:
+        """The range that the file itself gives for every number of an action; None where it gives none."""
+
     def final_known(self, names: Sequence[str]) -> Array:
         """bool [episodes]: whether frame T of all these fields is stored."""
 

@@ -36,7 +36,8 @@ class Survey:
     action_lowest: Array = field(default_factory=lambda: np.zeros(0))  # [A]
     action_highest: Array = field(default_factory=lambda: np.zeros(0))
     action_values: int = 0
-    outside_one: int = 0  # values of actions beyond -1 and 1
+    action_bounds: tuple[float, float] | None = None  # that the files themselves give
+    outside: int = 0  # values of actions beyond them; beyond -1 and 1 where there are none
     same: dict[str, list[int]] = field(default_factory=dict)  # digest -> episodes
     flags_inside: list[str] = field(default_factory=list)  # episodes that go on after a terminated or truncated step
     flags_missing: list[str] = field(default_factory=list)  # episodes with flags, none of them at the end
@@ -56,6 +57,8 @@ def survey(data: Episodes, progress: Callable[[int], None] | None = None) -> Sur
         np.ones(width, bool),
         np.zeros(width, bool),
     )
+    bounds = {source.action_bounds for source in data.sources}
+    found.action_bounds = bounds.pop() if len(bounds) == 1 else None
     reference = np.empty((0, width))
     for episode in range(len(data)):
         vector = data.vectors(episode).astype(np.float64)
@@ -114,7 +117,9 @@ def _numbers(found: Survey, episode: int, vector: Array) -> bool:
     found.action_lowest = np.fmin(found.action_lowest, actions.min(0))
     found.action_highest = np.fmax(found.action_highest, actions.max(0))
     found.action_values += actions.size
-    found.outside_one += int((np.abs(actions) > 1 + SAME).sum())
+    low, high = found.action_bounds or (-1.0, 1.0)
+    slack = SAME * (high - low)
+    found.outside += int(((actions < low - slack) | (actions > high + slack)).sum())
     digest = hashlib.blake2b(digest_size=16)
     for _, array in arrays:
         digest.update(np.ascontiguousarray(array).data)
