@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "replay": {"errors", "durable", "compiled", "envs"},
     "data": {"errors", "replay"},
     "rollout": {"errors", "envs", "vector", "planner"},
+    "learners": {"errors", "schedules", "kernels", "envs", "config", "vector", "policies"},
     "report": {"errors", "durable", "envs", "config", "record", "store", "planner"},
     "trainers": {
         "errors",
@@ -54,6 +55,7 @@ ALLOWED: dict[str, set[str]] = {
         "policies",
         "data",
         "rollout",
+        "learners",
         "report",
     },
     "cli": {"errors", "envs", "config", "store", "ranks", "planner", "replay", "data", "report", "trainers"},

@@ -2,7 +2,8 @@
 
     features = activation(sum over parts of encoder(part) + bias)
 
-Adding what the parts give is the same as one linear layer over all that they contain.
+Adding what the parts give is the same as one linear layer over all that they contain. With `layer_norm` (for
+Q-learning without target networks) the sum is normalised before the activation, and so is every convolution's output.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ class ObservationEncoder(nn.Module):
     """Observations [N, *shape] -> features [N, H]."""
 
     def __init__(
-        self, spec: ObservationSpec, hidden_size: int, encoder: EncoderKind, normalize: bool, cell_kinds: int
+        self,
+        spec: ObservationSpec,
+        hidden_size: int,
+        encoder: EncoderKind,
+        normalize: bool,
+        cell_kinds: int,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         if encoder not in KINDS:
@@ -48,10 +55,13 @@ class ObservationEncoder(nn.Module):
         for part in spec.parts:
             kind = kind_of(part, encoder, alone=len(spec.parts) == 1)
             self.readers.append(PartReader(spec, part))
-            self.encoders.append(_part_encoder(part, kind, hidden_size, normalize, cell_kinds))
+            self.encoders.append(_part_encoder(part, kind, hidden_size, normalize, cell_kinds, layer_norm))
             kinds.add(kind)
-        # tanh is customary for PPO on plain vectors, ReLU on what is looked at.
-        self.activation: nn.Module = nn.Tanh() if kinds == {"vector"} else nn.ReLU(inplace=True)
+        self.kinds = frozenset(kinds)
+        self.norm: nn.Module = nn.LayerNorm(hidden_size) if layer_norm else nn.Identity()
+        # tanh is customary for PPO on plain vectors, ReLU on what is looked at and for Q-learning.
+        tanh = kinds == {"vector"} and not layer_norm
+        self.activation: nn.Module = nn.Tanh() if tanh else nn.ReLU(inplace=True)
         if normalize and not self.normalizers():
             raise PolicyError(
                 f"policy.normalize_observations=true, but no part of the observation is a vector "
@@ -77,17 +87,19 @@ class ObservationEncoder(nn.Module):
         total: Tensor = self.bias
         for reader, encoder in zip(self.readers, self.encoders, strict=True):
             total = encoder(reader(observation)) + total
-        features: Tensor = self.activation(total)
+        features: Tensor = self.activation(self.norm(total))
         return features
 
 
-def _part_encoder(part: Part, kind: PartKind, hidden_size: int, normalize: bool, cell_kinds: int) -> nn.Module:
+def _part_encoder(
+    part: Part, kind: PartKind, hidden_size: int, normalize: bool, cell_kinds: int, layer_norm: bool
+) -> nn.Module:
     if kind == "grid":
         return GridEncoder(part, hidden_size, cell_kinds)
     if kind == "tokens":
         return TokenEncoder(part, hidden_size)
     if kind == "pixels":
-        return PixelEncoder(part, hidden_size)
+        return PixelEncoder(part, hidden_size, layer_norm)
     if kind == "vector":
         return VectorEncoder(part, hidden_size, Normalizer(_numbers(part)) if normalize else None)
     raise PolicyError(f"observation part {part.name!r} has kind {kind!r}; it must be one of {', '.join(KINDS[1:])}")

@@ -12,15 +12,27 @@ from millpond.policies.parts import torch_dtype
 LARGE = 36  # pixels a side from which the three convolutions of Mnih et al. (2015) fit
 
 
+class ChannelNorm(nn.Module):
+    """LayerNorm over the channels of each place of an image [N, C, height, width], and over nothing else."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, image: Tensor) -> Tensor:
+        normal: Tensor = self.norm(image.movedim(1, -1))
+        return normal.movedim(-1, 1)
+
+
 class PixelEncoder(nn.Module):
     """Images [N, channels, height, width] or [N, height, width] -> [N, H].
 
     From 36 pixels a side: the three convolutions of Mnih et al. (2015). Below, one of 16 filters of 3x3, as for
     MinAtar (Young and Tian, 2019). Whole numbers are divided by their largest value: 255 for bytes, or what the world
-    says.
+    says. `layer_norm` normalises over the channels behind each convolution.
     """
 
-    def __init__(self, part: Part, hidden_size: int) -> None:
+    def __init__(self, part: Part, hidden_size: int, layer_norm: bool = False) -> None:
         super().__init__()
         if len(part.shape) not in (2, 3) or min(part.shape[-2:]) < 3:
             raise PolicyError(
@@ -32,16 +44,15 @@ class PixelEncoder(nn.Module):
         self.scale = 1.0 / high
         self.image = (1, *part.shape) if len(part.shape) == 2 else part.shape
         if min(part.shape[-2:]) >= LARGE:
-            layers: list[nn.Module] = [
-                nn.Conv2d(self.image[0], 32, 8, stride=4),
-                nn.ReLU(),
-                nn.Conv2d(32, 64, 4, stride=2),
-                nn.ReLU(),
-                nn.Conv2d(64, 64, 3),
-                nn.ReLU(),
-            ]
+            sizes = [(self.image[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
         else:
-            layers = [nn.Conv2d(self.image[0], 16, 3), nn.ReLU()]
+            sizes = [(self.image[0], 16, 3, 1)]
+        layers: list[nn.Module] = []
+        for channels, filters, side, stride in sizes:
+            layers.append(nn.Conv2d(channels, filters, side, stride=stride))
+            if layer_norm:
+                layers.append(ChannelNorm(filters))
+            layers.append(nn.ReLU())
         self.convolutions = nn.Sequential(*layers, nn.Flatten())
         with torch.no_grad():
             width = self.convolutions(torch.zeros(1, *self.image)).shape[1]

@@ -1,0 +1,105 @@
+"""Lambda returns of Q-learning, three ways: the targets of PQN (Gallici et al., 2024), computed backwards in time.
+
+    T steps   E envs
+
+    G_t = r_t + gamma [ lambda G_{t+1} + (1 - lambda) M_{t+1} ]        M_t = max over a of Q(s_t, a)
+
+and G at the end of a collection is M of the next observation. A terminated step has no future. A truncated one has a
+future that was not seen: it is `final_value`, the largest Q of the true final observation, and nothing of the next
+episode. A `lost` step was never taken (its env crashed and was started anew): its return is M_t, so that the step
+before it bootstraps from there, and nobody learns from it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+Floats = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
+
+
+def lambda_return_reference(
+    reward: Floats,  # [T, E]
+    value: Floats,  # [T, E]; M_t
+    next_value: Floats,  # [E]; M behind the last step
+    terminated: Flags,  # [T, E]
+    truncated: Flags,  # [T, E]
+    final_value: Floats,  # [T, E]; read only where truncated
+    lost: Flags,  # [T, E]
+    *,
+    gamma: float,
+    lam: float,
+) -> Floats:
+    """The recursion as it is written above, one env at a time."""
+    steps, envs = reward.shape
+    returns = np.zeros_like(reward)
+    for env in range(envs):
+        ahead = following = float(next_value[env])
+        for t in reversed(range(steps)):
+            at = (t, env)
+            if lost[at]:
+                ahead = float(value[at])
+            elif terminated[at]:
+                ahead = float(reward[at])
+            elif truncated[at]:
+                ahead = float(reward[at]) + gamma * float(final_value[at])
+            else:
+                ahead = float(reward[at]) + gamma * (lam * ahead + (1 - lam) * following)
+            returns[at], following = ahead, float(value[at])
+    return returns
+
+
+def lambda_return_numba(
+    reward: Floats,
+    value: Floats,
+    next_value: Floats,
+    terminated: Flags,
+    truncated: Flags,
+    final_value: Floats,
+    lost: Flags,
+    *,
+    gamma: float,
+    lam: float,
+) -> Floats:
+    """The same on the CPU, in one pass over memory."""
+    from millpond.kernels.lambda_return_compiled import run  # numba is heavy, and planning must not wait for it
+
+    returns = np.empty_like(reward)
+    arrays = (reward, value, next_value, terminated, truncated, final_value, lost)
+    run(*(np.ascontiguousarray(array) for array in arrays), np.float32(gamma), np.float32(lam), returns)
+    return returns
+
+
+def lambda_return_torch(
+    reward: torch.Tensor,
+    value: torch.Tensor,
+    next_value: torch.Tensor,
+    terminated: torch.Tensor,
+    truncated: torch.Tensor,
+    final_value: torch.Tensor,
+    lost: torch.Tensor,
+    *,
+    gamma: float,
+    lam: float,
+) -> torch.Tensor:
+    """The same on any device: a loop over time of operations on whole rows, without a sync."""
+    import torch
+
+    following = torch.cat([value[1:], next_value.unsqueeze(0)])
+    # G_t = known_t + carry_t G_{t+1}
+    future = torch.where(truncated, final_value, (1 - lam) * following)
+    future = torch.where(terminated, torch.zeros_like(future), future)
+    known = torch.where(lost, value, reward + gamma * future)
+    carry = torch.where(terminated | truncated | lost, 0.0, gamma * lam).to(reward.dtype)
+    returns = torch.empty_like(reward)
+    ahead = next_value
+    for t in reversed(range(reward.shape[0])):
+        ahead = torch.addcmul(known[t], carry[t], ahead)
+        returns[t] = ahead
+    return returns

@@ -1,0 +1,20 @@
+"""Learners of action values: PQN agents side by side, DQN from replay, SAC for continuous actions."""
+
+from millpond.learners.collection import Collection
+from millpond.learners.dqn import DQN, Transitions
+from millpond.learners.errors import LearnerError
+from millpond.learners.exploration import Epsilon, epsilon_greedy
+from millpond.learners.pqn import AgentGroup
+from millpond.learners.q_network import QNetwork, build_q_network
+
+__all__ = [
+    "DQN",
+    "AgentGroup",
+    "Collection",
+    "Epsilon",
+    "LearnerError",
+    "QNetwork",
+    "Transitions",
+    "build_q_network",
+    "epsilon_greedy",
+]

@@ -1,0 +1,256 @@
+"""PQN (Gallici et al., 2024): Q-learning on what was just collected, without replay and without a target network.
+
+    collect   every env takes `num_steps` steps, epsilon-greedy, with the parameters as they are
+    learn     lambda returns once, then shuffled minibatches for some epochs on 0.5 (Q(s, a) - G)^2
+
+One agent or several side by side: each has its own envs, parameters, optimiser, exploration and generator, and learns
+what it would learn alone.
+
+A agents   T steps   E envs of one agent   B transitions of a minibatch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from millpond.config.mixture import PQNConfig
+from millpond.kernels.lambda_return import lambda_return_numba, lambda_return_torch
+from millpond.learners.collection import Collection, Storage
+from millpond.learners.errors import LearnerError
+from millpond.learners.exploration import Epsilon
+from millpond.learners.flat import FlatParameters, clip_rows
+from millpond.learners.optimizers import RowOptimizer
+from millpond.learners.q_network import QNetwork, check_world
+from millpond.schedules import named
+from millpond.vector import Vector
+
+
+class AgentGroup:
+    """PQN agents. `vectors[i]`, `networks[i]` and `seeds[i]` belong to agent i.
+
+    `total_collections`  of one agent in the whole run: what the learning rate's schedule and, through
+                         `epsilon_share`, exploration are stretched over
+    """
+
+    def __init__(
+        self,
+        networks: Sequence[QNetwork],
+        vectors: Sequence[Vector],
+        config: PQNConfig,
+        *,
+        seeds: Sequence[int],
+        total_collections: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not len(networks) == len(vectors) == len(seeds) >= 1:
+            raise LearnerError(
+                f"{len(networks)} networks, {len(vectors)} vectors and {len(seeds)} seeds; every agent has one of each"
+            )
+        for vector in vectors:
+            check_world(vector.spec)
+            if vector.num_envs != config.num_envs:
+                raise LearnerError(f"pqn.num_envs={config.num_envs}, but an agent was given {vector.num_envs} envs")
+        self.config, self.vectors, self.networks = config, list(vectors), list(networks)
+        self.device = torch.device(device)
+        self.spec = vectors[0].spec
+        self.parameters = FlatParameters([network.to(self.device) for network in networks])
+        self.optimizer = RowOptimizer(self.parameters.data, self.parameters.grad, rectified=True)
+        self.env_steps_per_collection = config.num_envs * config.num_steps
+        self.updates_per_collection = config.update_epochs * config.num_minibatches
+        self.total_collections = total_collections
+        over = config.epsilon_share * total_collections * self.env_steps_per_collection
+        self.epsilons = [Epsilon(config.epsilon_start, config.epsilon_end, over=over) for _ in networks]
+        self.generators = [torch.Generator(self.device).manual_seed(int(seed)) for seed in seeds]
+        self.updates = [0 for _ in networks]  # of each agent since the run began
+        self.storage = Storage(self.spec, len(networks), config.num_steps, config.num_envs, self.device)
+        self._pending: list[Collection] | None = None  # collected, and not yet learned from
+
+    @property
+    def agents(self) -> int:
+        return len(self.networks)
+
+    # -- the two step functions
+
+    def collect(self) -> list[Collection]:
+        """`num_steps` steps of every env of every agent, with the parameters as they are."""
+        steps, storage = self.config.num_steps, self.storage
+        plans = [self._plan(agent) for agent in range(self.agents)]
+        finals: list[list[tuple[int, int, Any]]] = [[] for _ in self.networks]
+        ended: list[list[Any]] = [[] for _ in self.networks]
+        with torch.inference_mode():
+            for t in range(steps + 1):
+                for agent, vector in enumerate(self.vectors):
+                    for _ in range(len(vector)):
+                        batch = vector.recv()
+                        envs = slice(batch.first, batch.last)
+                        if t > 0:
+                            finals[agent] += self._outcome(agent, t - 1, batch)
+                            ended[agent] += batch.episodes
+                        seen = torch.from_numpy(np.ascontiguousarray(batch.observation[:, 0])).to(self.device)
+                        value, best = self.networks[agent](seen).max(-1)
+                        if t == steps:
+                            storage.next_value[agent, envs] = value
+                            continue
+                        explore, drawn = plans[agent]
+                        action = torch.where(explore[t, envs], drawn[t, envs], best).int()
+                        storage.observation[agent, t, envs] = seen
+                        storage.value[agent, t, envs] = value
+                        storage.action[agent, t, envs] = action
+                        batch.action[:, 0] = action.cpu().numpy()
+                        vector.send()
+            for agent, vector in enumerate(self.vectors):
+                vector.rest()
+                self._value_finals(agent, finals[agent])
+        collections = [
+            storage.view(agent, epsilon.value, finals[agent], ended[agent])
+            for agent, epsilon in enumerate(self.epsilons)
+        ]
+        for epsilon in self.epsilons:
+            epsilon.advance(self.env_steps_per_collection)
+        self._pending = collections
+        return collections
+
+    def learn(self) -> list[dict[str, Tensor]]:
+        """Train every agent on what it collected last; metrics of each, scalars on the device."""
+        if self._pending is None:
+            raise LearnerError("there is nothing to learn from: call collect() first, once before each learn()")
+        targets = torch.stack([self._targets(collection) for collection in self._pending])
+        self._pending = None
+        sums: dict[str, Tensor] = {}
+        for _ in range(self.config.update_epochs):
+            for picked in self._shuffled():
+                for name, values in self._train(picked, targets).items():
+                    sums[name] = sums[name] + values if name in sums else values
+        count = self.updates_per_collection
+        return [{name: total[agent] / count for name, total in sums.items()} for agent in range(self.agents)]
+
+    # -- collecting
+
+    def _plan(self, agent: int) -> tuple[Tensor, Tensor]:
+        """Where the agent will explore, and with which action: [T, E] each, drawn at once."""
+        shape, generator = (self.config.num_steps, self.config.num_envs), self.generators[agent]
+        explore = torch.rand(shape, generator=generator, device=self.device) < self.epsilons[agent].value
+        drawn = torch.randint(self.networks[agent].actions, shape, generator=generator, device=self.device)
+        return explore, drawn
+
+    def _outcome(self, agent: int, t: int, batch: Any) -> list[tuple[int, int, Any]]:
+        """Store what came of the actions of step t; returns the final observations that will be needed."""
+        envs, storage = slice(batch.first, batch.last), self.storage
+        truncated = batch.truncated[:, 0] & ~batch.terminated[:, 0]
+        for name, values in (
+            ("reward", batch.reward[:, 0]),
+            ("terminated", batch.terminated[:, 0]),
+            ("truncated", truncated),
+            ("lost", batch.restarted),
+        ):
+            getattr(storage, name)[agent, t, envs] = torch.from_numpy(values).to(self.device)
+        return [
+            (t, batch.first + env, batch.final_observation[env, 0].copy()) for env in np.flatnonzero(truncated).tolist()
+        ]
+
+    def _value_finals(self, agent: int, finals: list[tuple[int, int, Any]]) -> None:
+        """A truncated step bootstraps from the true final observation."""
+        finals.sort(key=lambda final: final[:2])
+        if finals:
+            seen = torch.from_numpy(np.stack([observation for _, _, observation in finals])).to(self.device)
+            steps, envs, _ = zip(*finals, strict=True)
+            self.storage.final_value[agent, list(steps), list(envs)] = self.networks[agent](seen).amax(-1)
+
+    # -- learning
+
+    def _targets(self, collection: Collection) -> Tensor:
+        names = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "lost")
+        arrays = {name: getattr(collection, name) for name in names}
+        gamma, lam = self.config.gamma, self.config.q_lambda
+        if self.device.type == "cpu":
+            numpy = {name: array.numpy() for name, array in arrays.items()}
+            return torch.from_numpy(lambda_return_numba(**numpy, gamma=gamma, lam=lam))
+        return lambda_return_torch(**arrays, gamma=gamma, lam=lam)
+
+    def _shuffled(self) -> list[Tensor]:
+        """The minibatches of one epoch: [A, B] places in each agent's collection, every one exactly once."""
+        total = self.env_steps_per_collection
+        orders = [torch.randperm(total, generator=generator, device=self.device) for generator in self.generators]
+        return list(torch.stack(orders).chunk(self.config.num_minibatches, dim=1))
+
+    def _train(self, picked: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """One update of every agent; each metric is [A]."""
+        self.parameters.zero_grad()
+        storage, losses, means = self.storage, [], []
+        for agent, network in enumerate(self.networks):
+            where = picked[agent]
+            observation = storage.observation[agent].flatten(0, 1)[where]
+            action = storage.action[agent].flatten()[where].long()
+            q = network(observation).gather(1, action.unsqueeze(1)).squeeze(1)
+            taken = (~storage.lost[agent].flatten()[where]).float()
+            loss = 0.5 * ((q - targets[agent].flatten()[where]).square() * taken).sum() / taken.sum().clamp(min=1)
+            loss.backward()
+            losses.append(loss.detach())
+            means.append(q.detach().mean())
+        norms = clip_rows(self.parameters.grad, self.config.max_grad_norm)
+        self.optimizer.step([self._learning_rate(agent) for agent in range(self.agents)])
+        self.updates = [count + 1 for count in self.updates]
+        return {"q_loss": torch.stack(losses), "q_value": torch.stack(means), "grad_norm": norms}
+
+    def _learning_rate(self, agent: int) -> float:
+        progress = self.updates[agent] / max(1, self.total_collections * self.updates_per_collection)
+        return named(self.config.lr_schedule, self.config.learning_rate, over=1.0)(progress)
+
+    # -- resets
+
+    def clone_from(self, network: QNetwork, *, epsilon_reset_to: Sequence[float] | float | None = None) -> None:
+        """Every agent gets the network's parameters, bit for bit, a fresh optimiser, and its exploration begins again.
+
+        `epsilon_reset_to`: one value for all, or a ladder with one for each. Learning rates go on with the run.
+        """
+        ladder = epsilon_reset_to
+        if ladder is None or isinstance(ladder, int | float):
+            ladder = [ladder] * self.agents  # type: ignore[list-item]
+        if len(ladder) != self.agents:
+            raise LearnerError(f"{len(ladder)} epsilons for {self.agents} agents; give one for each")
+        state = network.state_dict()
+        for agent, own in enumerate(self.networks):
+            own.load_state_dict(state)
+            self.optimizer.reset(agent)
+            self.epsilons[agent].reset(ladder[agent])
+
+    # -- state
+
+    def agent_state_dict(self, agent: int) -> dict[str, Any]:
+        """Everything of one agent but its envs, whose state the vector has."""
+        return {
+            "network": {name: tensor.clone() for name, tensor in self.networks[agent].state_dict().items()},
+            "optimizer": self.optimizer.row_state(agent),
+            "epsilon": self.epsilons[agent].state_dict(),
+            "generator": self.generators[agent].get_state(),
+            "updates": self.updates[agent],
+        }
+
+    def load_agent_state_dict(self, agent: int, state: dict[str, Any]) -> None:
+        self.networks[agent].load_state_dict(state["network"])
+        self.optimizer.load_row_state(agent, state["optimizer"])
+        self.epsilons[agent].load_state_dict(state["epsilon"])
+        self.generators[agent].set_state(state["generator"])
+        self.updates[agent] = int(state["updates"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All agents. Between collect() and learn() also what was collected."""
+        return {
+            "agents": [self.agent_state_dict(agent) for agent in range(self.agents)],
+            "pending": None if self._pending is None else self.storage.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if len(state["agents"]) != self.agents:
+            raise LearnerError(f"the saved group has {len(state['agents'])} agents, this one {self.agents}")
+        for agent, saved in enumerate(state["agents"]):
+            self.load_agent_state_dict(agent, saved)
+        self._pending = None
+        if state["pending"] is not None:
+            self.storage.load_state_dict(state["pending"])
+            self._pending = [self.storage.view(agent, e.value, [], []) for agent, e in enumerate(self.epsilons)]

@@ -1,0 +1,116 @@
+"""The network of Q-learning: the encoder that policies have, LayerNorm behind each layer, and one number an action.
+
+N observations  H hidden
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
+from millpond.learners.errors import LearnerError
+from millpond.policies.encoder import EncoderKind, ObservationEncoder
+from millpond.policies.policy import Act
+
+
+class QNetwork(nn.Module):
+    """Q(s, a) of every action at once. It acts like a policy, so that whatever plays a policy can play it.
+
+    Behind an encoder without convolutions comes one more hidden layer, as for PQN on plain vectors.
+    """
+
+    def __init__(self, encoder: ObservationEncoder, actions: int, hidden_size: int) -> None:
+        super().__init__()
+        self.actions = actions
+        self.encoder = encoder
+        self.hidden: nn.Module = nn.Identity()
+        if "pixels" not in encoder.kinds:
+            self.hidden = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.LayerNorm(hidden_size), nn.ReLU())
+        self.output = nn.Linear(hidden_size, actions)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Orthogonal, as policies are; the values begin small."""
+        self.encoder.reset_parameters(generator)
+        if isinstance(self.hidden, nn.Sequential):
+            linear = self.hidden[0]
+            assert isinstance(linear, nn.Linear)
+            nn.init.orthogonal_(linear.weight, 2**0.5, generator=generator)
+            nn.init.zeros_(linear.bias)
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                nn.init.ones_(module.weight)
+                nn.init.zeros_(module.bias)
+        nn.init.orthogonal_(self.output.weight, 0.1, generator=generator)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """observation [N, *obs] -> Q [N, actions]."""
+        q: Tensor = self.output(self.hidden(self.encoder(observation)))
+        return q
+
+    # -- as a policy
+
+    def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
+        """It remembers nothing: [B, 0, 0]."""
+        return torch.zeros(batch, 0, 0, device=device)
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: Tensor,
+        state: Tensor,
+        *,
+        action_mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        deterministic: bool = True,
+    ) -> Act:
+        """The greedy action, always; whoever explores draws the other actions himself (`epsilon_greedy`)."""
+        q = self(observation)
+        if action_mask is not None:
+            q = q.masked_fill(~action_mask, torch.finfo(q.dtype).min)
+        value, action = q.max(-1)
+        return Act(action.int(), torch.zeros_like(value), value, state)
+
+    @torch.no_grad()
+    def value(self, observation: Tensor, state: Tensor) -> Tensor:
+        """The largest Q [B]."""
+        largest: Tensor = self(observation).amax(-1)
+        return largest
+
+
+def build_q_network(
+    observation: ObservationSpec,
+    action: ActionSpec,
+    *,
+    encoder: EncoderKind = "auto",
+    hidden_size: int = 128,
+    normalize_observations: bool = False,
+    cell_kinds: int = 16,
+    generator: torch.Generator | None = None,
+) -> QNetwork:
+    """The Q-network for a world. Its weights are drawn from `generator` (torch's default one without)."""
+    if action.kind != "discrete":
+        raise LearnerError(
+            f"Q-learning chooses one of some actions, but this world's are {action.kind}; "
+            "take a world with discrete actions, or train it with ppo (or sac, where they are continuous)"
+        )
+    if normalize_observations:
+        raise LearnerError(
+            "policy.normalize_observations=true, but Q-networks normalise behind each layer (LayerNorm) and keep no "
+            "running statistics; set it to false"
+        )
+    if hidden_size < 1:
+        raise LearnerError(f"policy.hidden_size={hidden_size} must be at least 1")
+    reader = ObservationEncoder(observation, hidden_size, encoder, False, cell_kinds, layer_norm=True)
+    network = QNetwork(reader, action.sizes[0], hidden_size)
+    network.reset_parameters(generator)
+    return network
+
+
+def check_world(spec: EnvSpec) -> None:
+    """That PQN and DQN can play it."""
+    if spec.num_agents != 1:
+        raise LearnerError(f"{spec.id} has {spec.num_agents} agents an env; PQN and DQN act for one: env.num_agents=1")
+    if spec.action_masks:
+        raise LearnerError(f"{spec.id} forbids actions by masks, which PQN and DQN do not know; train it with ppo")
