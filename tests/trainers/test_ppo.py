@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 
 from millpond.config import load
-from millpond.errors import MillpondError
 from millpond.planner import PPOPlan
 from millpond.store import Checkpoints
 from millpond.trainers.ppo import PPOTrainer
@@ -234,11 +233,6 @@ def test_numbers_are_clipped_for_the_env_and_kept_as_drawn(tmp_path: Path) -> No
         trainer.close()
     assert float(trainer.rows["action"].abs().max()) > 2.0
     assert records(tmp_path / "pond")[0]["approx_kl"] < 1.0
-
-
-def test_what_no_world_does_yet_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MillpondError, match="can be planned, but no world holds its rewards back"):
-        run_to_the_end(tmp_path, "pond", **{"env.episodic": True})
 
 
 KILLED = {

@@ -19,6 +19,8 @@ def world_options(env: EnvConfig, *, stacked: bool = True) -> tuple[str, dict[st
         options["reward_scale"] = env.reward_scale
     if env.reward_clip is not None:
         options["reward_clip"] = env.reward_clip
+    if env.episodic:
+        options["episodic"] = True
     if env.max_steps is not None:
         options["max_steps"] = env.max_steps
     if name == "grid":

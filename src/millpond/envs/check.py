@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from millpond.envs.episodic import EpisodicWorld
 from millpond.envs.gymnasium_world import GymnasiumWorld
 from millpond.envs.pettingzoo_world import PettingZooWorld
 from millpond.envs.registry import describe, make_world
@@ -108,7 +109,9 @@ def _buffers(world: World, spec: EnvSpec, buffers: Buffers) -> Finding:
 
 def _raw_spaces(world: World) -> Iterator[Finding]:
     """What a Gymnasium or PettingZoo env shows, against the space that it declares."""
-    inner = world.world if isinstance(world, RewardWorld) else world
+    inner = world
+    while isinstance(inner, RewardWorld | EpisodicWorld):
+        inner = inner.world
     rule, fix = "observations lie in the declared space", "mend the observation_space, or cast and clip what is shown"
     if isinstance(inner, GymnasiumWorld):
         env = inner.envs[0]

@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any
 
 from millpond.envs import families
+from millpond.envs.episodic import EpisodicWorld
 from millpond.envs.errors import EnvError
 from millpond.envs.options import parse_options
 from millpond.envs.reward import RewardOptions, RewardWorld
@@ -80,7 +81,9 @@ def make_world(env_id: str, num_envs: int, options: Mapping[str, Any], buffers: 
     rewards = reward_options(env_id, options)
     own = {name: value for name, value in options.items() if name not in REWARD_NAMES}
     world = _make(env_id, num_envs, own, buffers)
-    return RewardWorld(world, rewards) if rewards.changes else world
+    if rewards.changes:
+        world = RewardWorld(world, rewards)
+    return EpisodicWorld(world) if rewards.episodic else world
 
 
 def _make(env_id: str, num_envs: int, own: Mapping[str, Any], buffers: Buffers | None) -> World:

@@ -1,8 +1,9 @@
-"""The one place where rewards are changed, and only when asked: `reward_scale` and `reward_clip`, off by default.
+"""Where rewards are changed, and only when asked: `reward_scale`, `reward_clip` and `episodic`, off by default.
 
     reward <- clip(reward, -reward_clip, reward_clip) * reward_scale
 
-Episodes keep the rewards as the env gave them, so returns stay comparable.
+`episodic` then holds them back to the end of the episode (millpond.envs.episodic). Episodes keep the rewards as the env
+gave them, so returns stay comparable.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from millpond.envs.world import Buffers, Episode, World
 class RewardOptions:
     reward_scale: float = 1.0
     reward_clip: float | None = None
+    episodic: bool = False
 
     def __post_init__(self) -> None:
         scale, clip = self.reward_scale, self.reward_clip
@@ -30,6 +32,7 @@ class RewardOptions:
 
     @property
     def changes(self) -> bool:
+        """Whether single rewards are clipped or scaled."""
         return self.reward_scale != 1.0 or self.reward_clip is not None
 
 

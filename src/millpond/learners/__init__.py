@@ -6,9 +6,11 @@ from millpond.learners.errors import LearnerError
 from millpond.learners.exploration import Epsilon, epsilon_greedy
 from millpond.learners.pqn import AgentGroup
 from millpond.learners.q_network import QNetwork, build_q_network
+from millpond.learners.sac import SAC
 
 __all__ = [
     "DQN",
+    "SAC",
     "AgentGroup",
     "Collection",
     "Epsilon",

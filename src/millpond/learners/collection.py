@@ -15,6 +15,8 @@ from torch import Tensor
 from millpond.envs.spec import EnvSpec
 from millpond.envs.world import Episode
 
+Final = tuple[int, int, np.ndarray[Any, Any]]  # t, env, observation
+
 
 @dataclass
 class Collection:
@@ -72,10 +74,8 @@ class Storage:
         self.value, self.final_value = numbers(), numbers()
         self.next_value = torch.zeros((agents, envs), device=device)
 
-    def view(
-        self, agent: int, epsilon: float, finals: list[tuple[int, int, np.ndarray[Any, Any]]], episodes: list[Episode]
-    ) -> Collection:
-        """One agent's collection. `finals` are (t, env, observation), ordered by t, then env."""
+    def view(self, agent: int, epsilon: float, finals: list[Final], episodes: list[Episode]) -> Collection:
+        """One agent's collection. `finals` are ordered by t, then env."""
         has_final = np.zeros((self.steps, self.envs), np.bool_)
         for t, env, _ in finals:
             has_final[t, env] = True

@@ -22,8 +22,8 @@ from millpond.learners.q_network import QNetwork
 class Transitions(Protocol):
     """What a pond's sample has: [B, ...] on the learner's device; `discount` is 0 where terminated."""
 
-    observation: Any
-    next_observation: Any
+    observation: Tensor
+    next_observation: Tensor
     action: Tensor
     reward: Tensor
     discount: Tensor
@@ -44,7 +44,7 @@ class DQN:
     def update(self, batch: Transitions, reward: Tensor | None = None) -> dict[str, Tensor]:
         """Learn from transitions; `reward` takes the place of theirs. Returns metrics, scalars on the device."""
         target = self.targets(batch, batch.reward if reward is None else reward)
-        q = self.network(batch.observation).gather(1, batch.action.long().view(-1, 1)).squeeze(1)
+        q = self.network(self._shown(batch.observation)).gather(1, batch.action.long().view(-1, 1)).squeeze(1)
         loss = loss_of(q - target, self.config.loss)
         self.online.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -57,13 +57,18 @@ class DQN:
     @torch.no_grad()
     def targets(self, batch: Transitions, reward: Tensor) -> Tensor:
         """y [B]."""
-        later = self.target(batch.next_observation)
+        then = self._shown(batch.next_observation)
+        later = self.target(then)
         if self.config.double:
-            best = self.network(batch.next_observation).argmax(-1, keepdim=True)
+            best = self.network(then).argmax(-1, keepdim=True)
             future = later.gather(1, best).squeeze(1)
         else:
             future = later.amax(-1)
         return torch.addcmul(reward, batch.discount, future)
+
+    def _shown(self, observation: Tensor) -> Tensor:
+        """Frames [B, stack, ...] that a sample put together, as the one observation that the network was built for."""
+        return observation.reshape(len(observation), *self.network.observation_shape)
 
     @torch.no_grad()
     def _follow(self) -> None:

@@ -47,12 +47,13 @@ class FlatParameters:
         return matrix[:, begin : begin + shape.numel()].view(len(self.networks), *shape)
 
     def stacked(self) -> dict[str, Tensor]:
-        """Each parameter of all networks at once, [A, *shape]: the same memory, with gradients."""
-        found = {}
-        for name in self.shapes:
-            found[name] = self._view(self.data, name).detach().requires_grad_()
-            found[name].grad = self._view(self.grad, name)
-        return found
+        """Each parameter of all networks at once, [A, *shape], in the same memory; `put_gradients` takes their gradients."""
+        return {name: self._view(self.data, name).detach().requires_grad_() for name in self.shapes}
+
+    def put_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Into `grad`, in the order of `stacked`."""
+        for name, gradient in zip(self.shapes, gradients, strict=True):
+            self._view(self.grad, name).copy_(gradient)
 
     def zero_grad(self) -> None:
         self.grad.zero_()

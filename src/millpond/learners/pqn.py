@@ -19,15 +19,17 @@ import torch
 from torch import Tensor
 
 from millpond.config.mixture import PQNConfig
+from millpond.envs.world import Episode
 from millpond.kernels.lambda_return import lambda_return_numba, lambda_return_torch
-from millpond.learners.collection import Collection, Storage
+from millpond.learners.collection import Collection, Final, Storage
 from millpond.learners.errors import LearnerError
 from millpond.learners.exploration import Epsilon
 from millpond.learners.flat import FlatParameters, clip_rows
 from millpond.learners.optimizers import RowOptimizer
 from millpond.learners.q_network import QNetwork, check_world
+from millpond.learners.side_by_side import SideBySide
 from millpond.schedules import named
-from millpond.vector import Vector
+from millpond.vector import Batch, Vector
 
 
 class AgentGroup:
@@ -35,6 +37,7 @@ class AgentGroup:
 
     `total_collections`  of one agent in the whole run: what the learning rate's schedule and, through
                          `epsilon_share`, exploration are stretched over
+    `batched`            all agents in one operation a layer; None: where that is faster
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class AgentGroup:
         seeds: Sequence[int],
         total_collections: int,
         device: torch.device | str = "cpu",
+        batched: bool | None = None,
     ) -> None:
         if not len(networks) == len(vectors) == len(seeds) >= 1:
             raise LearnerError(
@@ -59,6 +63,7 @@ class AgentGroup:
         self.device = torch.device(device)
         self.spec = vectors[0].spec
         self.parameters = FlatParameters([network.to(self.device) for network in networks])
+        self.q = SideBySide(self.networks, self.parameters, batched)
         self.optimizer = RowOptimizer(self.parameters.data, self.parameters.grad, rectified=True)
         self.env_steps_per_collection = config.num_envs * config.num_steps
         self.updates_per_collection = config.update_epochs * config.num_minibatches
@@ -79,30 +84,33 @@ class AgentGroup:
     def collect(self) -> list[Collection]:
         """`num_steps` steps of every env of every agent, with the parameters as they are."""
         steps, storage = self.config.num_steps, self.storage
-        plans = [self._plan(agent) for agent in range(self.agents)]
-        finals: list[list[tuple[int, int, Any]]] = [[] for _ in self.networks]
-        ended: list[list[Any]] = [[] for _ in self.networks]
+        storage.final_value.zero_()
+        explore, drawn = self._explorations()
+        finals: list[list[Final]] = [[] for _ in self.networks]
+        ended: list[list[Episode]] = [[] for _ in self.networks]
         with torch.inference_mode():
             for t in range(steps + 1):
-                for agent, vector in enumerate(self.vectors):
-                    for _ in range(len(vector)):
-                        batch = vector.recv()
-                        envs = slice(batch.first, batch.last)
-                        if t > 0:
-                            finals[agent] += self._outcome(agent, t - 1, batch)
-                            ended[agent] += batch.episodes
-                        seen = torch.from_numpy(np.ascontiguousarray(batch.observation[:, 0])).to(self.device)
-                        value, best = self.networks[agent](seen).max(-1)
+                for unit in self.q.units:
+                    for _ in range(len(self.vectors[0])):
+                        batches = [vector.recv() for vector in self.vectors[unit]]
+                        for agent, batch in zip(range(self.agents)[unit], batches, strict=True):
+                            if t > 0:
+                                finals[agent] += self._outcome(agent, t - 1, batch)
+                                ended[agent] += batch.episodes
+                        seen = self._observe(batches)
+                        value, best = self.q(unit, seen).max(-1)
+                        envs = slice(batches[0].first, batches[0].last)
                         if t == steps:
-                            storage.next_value[agent, envs] = value
+                            storage.next_value[unit, envs] = value
                             continue
-                        explore, drawn = plans[agent]
-                        action = torch.where(explore[t, envs], drawn[t, envs], best).int()
-                        storage.observation[agent, t, envs] = seen
-                        storage.value[agent, t, envs] = value
-                        storage.action[agent, t, envs] = action
-                        batch.action[:, 0] = action.cpu().numpy()
-                        vector.send()
+                        action = torch.where(explore[unit, t, envs], drawn[unit, t, envs], best).int()
+                        storage.observation[unit, t, envs] = seen
+                        storage.value[unit, t, envs] = value
+                        storage.action[unit, t, envs] = action
+                        chosen = action.cpu().numpy()
+                        for row, (batch, vector) in enumerate(zip(batches, self.vectors[unit], strict=True)):
+                            batch.action[:, 0] = chosen[row]
+                            vector.send()
             for agent, vector in enumerate(self.vectors):
                 vector.rest()
                 self._value_finals(agent, finals[agent])
@@ -131,14 +139,20 @@ class AgentGroup:
 
     # -- collecting
 
-    def _plan(self, agent: int) -> tuple[Tensor, Tensor]:
-        """Where the agent will explore, and with which action: [T, E] each, drawn at once."""
-        shape, generator = (self.config.num_steps, self.config.num_envs), self.generators[agent]
-        explore = torch.rand(shape, generator=generator, device=self.device) < self.epsilons[agent].value
-        drawn = torch.randint(self.networks[agent].actions, shape, generator=generator, device=self.device)
-        return explore, drawn
+    def _explorations(self) -> tuple[Tensor, Tensor]:
+        """Where each agent will explore, and with which action: [A, T, E] each, drawn at once."""
+        shape, actions = (self.config.num_steps, self.config.num_envs), self.networks[0].actions
+        explore, drawn = [], []
+        for generator, epsilon in zip(self.generators, self.epsilons, strict=True):
+            explore.append(torch.rand(shape, generator=generator, device=self.device) < epsilon.value)
+            drawn.append(torch.randint(actions, shape, generator=generator, device=self.device))
+        return torch.stack(explore), torch.stack(drawn)
 
-    def _outcome(self, agent: int, t: int, batch: Any) -> list[tuple[int, int, Any]]:
+    def _observe(self, batches: list[Batch]) -> Tensor:
+        """What the envs of some agents show: [agents, envs, *observation]."""
+        return torch.from_numpy(np.stack([batch.observation[:, 0] for batch in batches])).to(self.device)
+
+    def _outcome(self, agent: int, t: int, batch: Batch) -> list[Final]:
         """Store what came of the actions of step t; returns the final observations that will be needed."""
         envs, storage = slice(batch.first, batch.last), self.storage
         truncated = batch.truncated[:, 0] & ~batch.terminated[:, 0]
@@ -153,7 +167,7 @@ class AgentGroup:
             (t, batch.first + env, batch.final_observation[env, 0].copy()) for env in np.flatnonzero(truncated).tolist()
         ]
 
-    def _value_finals(self, agent: int, finals: list[tuple[int, int, Any]]) -> None:
+    def _value_finals(self, agent: int, finals: list[Final]) -> None:
         """A truncated step bootstraps from the true final observation."""
         finals.sort(key=lambda final: final[:2])
         if finals:
@@ -181,21 +195,23 @@ class AgentGroup:
     def _train(self, picked: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """One update of every agent; each metric is [A]."""
         self.parameters.zero_grad()
+        rows = torch.arange(self.agents, device=self.device).unsqueeze(1)
         storage, losses, means = self.storage, [], []
-        for agent, network in enumerate(self.networks):
-            where = picked[agent]
-            observation = storage.observation[agent].flatten(0, 1)[where]
-            action = storage.action[agent].flatten()[where].long()
-            q = network(observation).gather(1, action.unsqueeze(1)).squeeze(1)
-            taken = (~storage.lost[agent].flatten()[where]).float()
-            loss = 0.5 * ((q - targets[agent].flatten()[where]).square() * taken).sum() / taken.sum().clamp(min=1)
-            loss.backward()
+        for unit in self.q.units:
+            where = (rows[unit], picked[unit])
+            q = self.q(unit, storage.observation.flatten(1, 2)[where])  # [a, B, actions]
+            taken = storage.action.flatten(1)[where].long().unsqueeze(-1)
+            q = q.gather(2, taken).squeeze(2)
+            counts = ~storage.lost.flatten(1)[where]
+            error = (q - targets.flatten(1)[where]).square() * counts
+            loss = 0.5 * error.sum(1) / counts.sum(1).clamp(min=1)
+            self.q.backward(loss)
             losses.append(loss.detach())
-            means.append(q.detach().mean())
+            means.append(q.detach().mean(1))
         norms = clip_rows(self.parameters.grad, self.config.max_grad_norm)
         self.optimizer.step([self._learning_rate(agent) for agent in range(self.agents)])
         self.updates = [count + 1 for count in self.updates]
-        return {"q_loss": torch.stack(losses), "q_value": torch.stack(means), "grad_norm": norms}
+        return {"q_loss": torch.cat(losses), "q_value": torch.cat(means), "grad_norm": norms}
 
     def _learning_rate(self, agent: int) -> float:
         progress = self.updates[agent] / max(1, self.total_collections * self.updates_per_collection)

@@ -20,9 +20,11 @@ class QNetwork(nn.Module):
     Behind an encoder without convolutions comes one more hidden layer, as for PQN on plain vectors.
     """
 
-    def __init__(self, encoder: ObservationEncoder, actions: int, hidden_size: int) -> None:
+    def __init__(
+        self, encoder: ObservationEncoder, observation_shape: tuple[int, ...], actions: int, hidden_size: int
+    ) -> None:
         super().__init__()
-        self.actions = actions
+        self.observation_shape, self.actions = observation_shape, actions
         self.encoder = encoder
         self.hidden: nn.Module = nn.Identity()
         if "pixels" not in encoder.kinds:
@@ -103,7 +105,7 @@ def build_q_network(
     if hidden_size < 1:
         raise LearnerError(f"policy.hidden_size={hidden_size} must be at least 1")
     reader = ObservationEncoder(observation, hidden_size, encoder, False, cell_kinds, layer_norm=True)
-    network = QNetwork(reader, action.sizes[0], hidden_size)
+    network = QNetwork(reader, observation.shape, action.sizes[0], hidden_size)
     network.reset_parameters(generator)
     return network
 

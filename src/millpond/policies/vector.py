@@ -32,12 +32,15 @@ class VectorEncoder(nn.Module):
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         nn.init.orthogonal_(self.linear.weight, 2**0.5, generator=generator)
 
-    def forward(self, numbers: Tensor) -> Tensor:
-        dtype = self.linear.weight.dtype
-        flat = numbers.flatten(1).to(dtype)
+    def scaled(self, numbers: Tensor) -> Tensor:
+        """What the linear layer sees: [N, D]."""
+        flat = numbers.flatten(1).to(self.linear.weight.dtype)
         if self.normalizer is not None:
             flat = self.normalizer(flat)
         elif not self.floats:
             flat = flat / self.high if self.high else flat.sign() * flat.abs().log1p() / LOG_UNIT
-        features: Tensor = self.linear(flat)
+        return flat
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        features: Tensor = self.linear(self.scaled(numbers))
         return features

@@ -11,7 +11,6 @@ from millpond.config.worlds import world_options
 from millpond.envs.registry import describe, make_world, prepare
 from millpond.envs.spec import EnvSpec
 from millpond.envs.world import Buffers, World
-from millpond.errors import MillpondError
 from millpond.vector import Vector, make_vector
 
 
@@ -47,10 +46,6 @@ def build_vector(
     `made` is filled with the worlds as they are made, for those who want to draw them; only where these are made in
     this process.
     """
-    if env.episodic:
-        raise MillpondError(
-            "env.episodic=true can be planned, but no world holds its rewards back yet; set it to false"
-        )
     env_id, options = world_options(env, stacked=stacked)
     prepare(env_id, options)
     factory = WorldFactory(env_id, options)

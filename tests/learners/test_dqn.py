@@ -1,0 +1,135 @@
+"""DQN: its targets by hand, its target network, and learning from replay alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.learners.corridor import CORRIDOR, SMALL, make, make_group, network_for
+
+from millpond.config.env import EnvConfig
+from millpond.config.mixture import DQNConfig
+from millpond.learners import DQN, build_q_network
+from millpond.learners.dqn import loss_of
+from millpond.replay import Schema, Steps
+from millpond.replay.pond import Pond
+from millpond.trainers.evaluate import evaluate
+
+CPU = torch.device("cpu")
+
+
+def transitions(count: int, seed: int = 0) -> Any:
+    rng = torch.Generator().manual_seed(seed)
+    return SimpleNamespace(
+        observation=torch.rand(count, 4, generator=rng),
+        next_observation=torch.rand(count, 4, generator=rng),
+        action=torch.randint(2, (count,), generator=rng, dtype=torch.int32),
+        reward=torch.rand(count, generator=rng),
+        discount=torch.where(torch.rand(count, generator=rng) < 0.3, 0.0, 0.81),
+    )
+
+
+def cartpole_dqn(**settings: Any) -> DQN:
+    vector = make(EnvConfig(id="gymnasium:CartPole-v1"), 1)
+    return DQN(network_for(vector, 1), DQNConfig(**settings))
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_target(double: bool) -> None:
+    dqn, batch = cartpole_dqn(double=double), transitions(64)
+    dqn.behind.data.add_(torch.randn(dqn.behind.data.shape, generator=torch.Generator().manual_seed(3)))
+    with torch.no_grad():
+        online, target = dqn.network(batch.next_observation), dqn.target(batch.next_observation)
+    expected = []
+    for k in range(64):
+        action = int(online[k].argmax()) if double else int(target[k].argmax())
+        expected.append(float(batch.reward[k]) + float(batch.discount[k]) * float(target[k, action]))
+    torch.testing.assert_close(dqn.targets(batch, batch.reward), torch.tensor(expected))
+    assert (online.argmax(-1) != target.argmax(-1)).any()  # so that double makes a difference
+
+
+def test_losses() -> None:
+    difference = torch.tensor([0.5, -3.0])
+    assert float(loss_of(difference, "huber")) == pytest.approx((0.125 + 2.5) / 2)
+    assert float(loss_of(difference, "squared")) == pytest.approx((0.125 + 4.5) / 2)
+
+
+def test_a_soft_target_follows_slowly_and_a_hard_one_at_once() -> None:
+    soft, hard = cartpole_dqn(target_tau=0.1), cartpole_dqn(target_tau=0, target_interval=3)
+    before = soft.behind.data.clone()
+    soft.update(transitions(8))
+    torch.testing.assert_close(soft.behind.data, before + 0.1 * (soft.online.data - before))
+    equal = []
+    for k in range(6):
+        hard.update(transitions(8, k))
+        equal.append(torch.equal(hard.behind.data, hard.online.data))
+    assert equal == [False, False, True, False, False, True]
+
+
+def test_gradients_are_clipped() -> None:
+    dqn = cartpole_dqn(max_grad_norm=1e-3)
+    assert float(dqn.update(transitions(8))["grad_norm"]) > 1e-3  # as it was before
+    assert float(dqn.online.grad.norm()) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_rewards_of_another_model_take_the_place_of_the_worlds() -> None:
+    one, other = cartpole_dqn(), cartpole_dqn()
+    batch, better = transitions(16), torch.rand(16)
+    one.update(batch, reward=better)
+    batch.reward = better
+    other.update(batch)
+    assert torch.equal(one.online.data, other.online.data)
+
+
+def test_stacks_of_frames_are_one_observation() -> None:
+    vector = make(EnvConfig(id="minatar:breakout"), 1)
+    dqn = DQN(build_q_network(vector.spec.observation, vector.spec.action, hidden_size=8), DQNConfig())
+    frames = torch.randint(0, 2, (5, 2, 2, 10, 10), dtype=torch.uint8)  # two frames of two channels
+    batch = transitions(5)
+    batch.observation = batch.next_observation = frames
+    assert torch.isfinite(dqn.update(batch)["q_loss"])
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_it_learns_the_corridor_from_a_random_players_steps(n_step: int) -> None:
+    explorer = make_group(CORRIDOR, SMALL.model_copy(update={"epsilon_end": 1.0}))
+    pond = Pond.init(Schema.from_spec(explorer.spec), 8 * 256, lanes=8)
+    for _ in range(8):
+        pond.add(Steps(**explorer.collect()[0].as_steps()))
+    config = DQNConfig(gamma=0.9, n_step=n_step, learning_rate=2e-3, target_tau=0.02)
+    dqn, rng = DQN(network_for(explorer.vectors[0], 1), config), np.random.default_rng(0)
+    for _ in range(400):
+        dqn.update(pond.sample(config.batch_size, rng, n_step=n_step, gamma=config.gamma))
+    played = evaluate(dqn.network, make(CORRIDOR, 2), episodes=2, seed=9, device=CPU, deterministic=True)
+    assert played.lengths == (5, 5)
+    if n_step > 1:  # the random player's detours are part of several steps' rewards, so that values are lower
+        return
+    # one step before the right end it is worth 1, two before 0.9, ...
+    cells = torch.eye(9, dtype=torch.int8)[3:8]
+    torch.testing.assert_close(dqn.network(cells)[:, 1], 0.9 ** torch.arange(4, -1, -1), atol=0.1, rtol=0)
+
+
+def test_it_goes_on_from_its_state_bit_for_bit() -> None:
+    uncut, again = cartpole_dqn(), cartpole_dqn()
+    for k in range(3):
+        uncut.update(transitions(8, k))
+    again.load_state_dict(uncut.state_dict())
+    for dqn in (uncut, again):
+        for k in range(3, 6):
+            dqn.update(transitions(8, k))
+    assert torch.equal(uncut.online.data, again.online.data)
+    assert torch.equal(uncut.behind.data, again.behind.data)
+    assert uncut.updates == again.updates == 6
+
+
+def test_it_starts_from_another_network() -> None:
+    dqn = cartpole_dqn()
+    dqn.update(transitions(8))
+    other = network_for(make(EnvConfig(id="gymnasium:CartPole-v1"), 1), 9)
+    dqn.start_from(other)
+    for network in (dqn.network, dqn.target):
+        assert all(torch.equal(a, b) for a, b in zip(network.parameters(), other.parameters(), strict=True))
+    assert not dqn.optimizer.first.any()

@@ -1,0 +1,159 @@
+"""SAC: its distribution and losses against plain ones, its state, and a world that it learns in seconds."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from millpond.envs.spec import ActionSpec, ObservationSpec
+from millpond.learners import SAC, LearnerError
+from millpond.store.tree import tree_from_bytes, tree_to_bytes
+
+SEEN = ObservationSpec.single((3,), "float32", "vector")
+TWO = ActionSpec.continuous((-2.0, 0.0), (2.0, 1.0))
+
+
+def transitions(count: int, seed: int = 0) -> Any:
+    rng = torch.Generator().manual_seed(seed)
+    return SimpleNamespace(
+        observation=torch.randn(count, 3, generator=rng),
+        next_observation=torch.randn(count, 3, generator=rng),
+        action=torch.rand(count, 2, generator=rng),
+        reward=torch.rand(count, generator=rng),
+        discount=torch.where(torch.rand(count, generator=rng) < 0.3, 0.0, 0.99),
+    )
+
+
+def small(**settings: Any) -> SAC:
+    return SAC(SEEN, TWO, seed=1, hidden_size=16, **settings)
+
+
+def test_actions_lie_within_the_limits_and_the_log_probability_is_theirs() -> None:
+    actor, seen = small().actor, torch.randn(500, 3)
+    action, log_prob = actor.sample(seen, torch.Generator().manual_seed(0))
+    assert bool((action[:, 0].abs() < 2).all() & (action[:, 1] > 0).all() & (action[:, 1] < 1).all())
+    mean, log_deviation = actor(seen)
+    normal = torch.distributions.Normal(mean, log_deviation.exp())
+    squashed = torch.distributions.TransformedDistribution(
+        normal,
+        [
+            torch.distributions.transforms.TanhTransform(cache_size=1),
+            torch.distributions.transforms.AffineTransform(torch.tensor([0.0, 0.5]), torch.tensor([2.0, 0.5])),
+        ],
+    )
+    torch.testing.assert_close(log_prob, squashed.log_prob(action).sum(-1), atol=1e-3, rtol=1e-3)
+
+
+def test_the_twins_are_two_plain_networks() -> None:
+    agent, batch = small(), transitions(7)
+    inputs = torch.cat([batch.observation, batch.action], 1)
+    plain = torch.stack([twin(inputs).squeeze(1) for twin in agent.critics.networks])
+    torch.testing.assert_close(agent._q(inputs), plain)
+    assert not torch.equal(plain[0], plain[1])
+
+
+def test_the_critics_gradient_is_autograds() -> None:
+    agent, batch, target = small(), transitions(9), torch.rand(9)
+    inputs = torch.cat([batch.observation, batch.action], 1)
+    loss = sum(nn.functional.mse_loss(twin(inputs).squeeze(1), target) for twin in agent.critics.networks)
+    expected = torch.autograd.grad(loss, [p for twin in agent.critics.networks for p in twin.parameters()])
+    agent._q.backward((agent._q(inputs) - target).square().mean(1).sum())
+    given = [p.grad for twin in agent.critics.networks for p in twin.parameters()]
+    for one, other in zip(given, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_target_by_hand() -> None:
+    agent, batch = small(), transitions(9)
+    agent.behind.data.mul_(1.5)
+    alpha = torch.tensor(0.3)
+    generator = torch.Generator().manual_seed(1)
+    generator.set_state(agent.generator.get_state())
+    with torch.no_grad():
+        action, log_prob = agent.actor.sample(batch.next_observation, generator)
+        inputs = torch.cat([batch.next_observation, action], 1)
+        lower = torch.minimum(*(twin(inputs).squeeze(1) for twin in agent.behind.networks))
+    expected = batch.reward + batch.discount * (lower - alpha * log_prob)
+    torch.testing.assert_close(agent._targets(batch, batch.reward, alpha), expected)
+
+
+def test_training_the_actor_leaves_the_critics_alone_and_raises_its_objective() -> None:
+    agent, batch = small(learning_rate=1e-2), transitions(256)
+    critics = agent.critics.data.clone()
+    losses = [float(agent._train_actor(batch, torch.tensor(0.0))[0]) for _ in range(60)]
+    assert torch.equal(agent.critics.data, critics)
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.01
+
+
+def test_the_temperature_seeks_the_target_entropy() -> None:
+    """Where the actions are more random than asked for, alpha falls; where less, it rises."""
+    for wanted, rises in ((-100.0, False), (100.0, True)):
+        agent = small(target_entropy=wanted)
+        agent.update(transitions(16))
+        assert (float(agent.log_alpha) > 0) == rises
+    assert small().target_entropy == -2.0
+
+
+def test_the_targets_follow_slowly() -> None:
+    agent = small(target_tau=0.1)
+    before = agent.behind.data.clone()
+    agent.update(transitions(16))
+    torch.testing.assert_close(agent.behind.data, before + 0.1 * (agent.critics.data - before))
+
+
+def test_predicted_rewards_take_the_place_of_the_worlds() -> None:
+    one, other, batch, better = small(), small(), transitions(16), torch.rand(16)
+    one.update(batch, reward=better)
+    batch.reward = better
+    other.update(batch)
+    assert torch.equal(one.critics.data, other.critics.data)
+
+
+def test_it_goes_on_from_its_state_bit_for_bit() -> None:
+    uncut, again = small(), SAC(SEEN, TWO, seed=9, hidden_size=16)
+    for k in range(3):
+        uncut.update(transitions(16, k))
+    again.load_state_dict(tree_from_bytes(tree_to_bytes(uncut.state_dict()), "state"))
+    for agent in (uncut, again):
+        for k in range(3, 6):
+            agent.update(transitions(16, k))
+    assert tree_to_bytes(uncut.state_dict()) == tree_to_bytes(again.state_dict())
+    seen = torch.randn(5, 3)
+    assert torch.equal(uncut.act(seen), again.act(seen))
+    with pytest.raises(LearnerError, match="the saved policy"):
+        SAC(SEEN, TWO, seed=1, hidden_size=8).load_state_dict(uncut.state_dict())
+
+
+def test_it_learns_to_answer_what_it_sees() -> None:
+    """One step an episode: the reward is how near the action comes to the observation."""
+    seen, act = ObservationSpec.single((1,), "float32", "vector"), ActionSpec.continuous((-1.0,), (1.0,))
+    agent = SAC(seen, act, seed=1, hidden_size=32, learning_rate=3e-3)
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        observation = torch.rand(64, 1, generator=rng) * 1.6 - 0.8
+        action = agent.act(observation)
+        batch = SimpleNamespace(
+            observation=observation,
+            next_observation=observation,
+            action=action,
+            reward=-(action - observation).square().sum(-1),
+            discount=torch.zeros(64),
+        )
+        agent.update(batch)
+    asked = torch.linspace(-0.5, 0.5, 9).unsqueeze(1)
+    assert float((agent.act(asked, deterministic=True) - asked).abs().max()) < 0.2
+
+
+def test_what_it_refuses() -> None:
+    with pytest.raises(LearnerError, match="these are discrete"):
+        SAC(SEEN, ActionSpec.discrete(3), seed=1)
+    with pytest.raises(LearnerError, match="between finite limits"):
+        SAC(SEEN, ActionSpec.continuous((-math.inf,), (1.0,)), seed=1)
+    with pytest.raises(LearnerError, match="reads vectors of float32"):
+        SAC(ObservationSpec.single((3, 8, 8), "uint8", "pixels"), TWO, seed=1)
