@@ -27,6 +27,9 @@ class DataConfig(Section):
         1 << 30, description="Frames that fit into so many bytes are held in memory; others are read as they are drawn."
     )
     holdout: Fraction = Field(0.2, lt=1, description="Share of the episodes kept for evaluation, split by episode.")
+    held_out: tuple[Natural, ...] = Field(
+        (), description="Numbers of the episodes to keep for evaluation, instead of a share drawn by the seed."
+    )
     expected_episodes: Count | None = Field(
         None, description="Episodes in the data, for the plan; checked when the data is read."
     )
@@ -53,6 +56,13 @@ class RewardConfig(Section):
     )
     episodes_per_batch: Size = Field(4, description="Episodes in a batch.")
     steps_per_episode: Size = Field(64, ge=2, description="Steps drawn from each of them (K).")
+    negatives: str | None = Field(
+        None, description="progress: a file or folder with episodes of another task and the same observations."
+    )
+    input_noise: Fraction = Field(
+        0.3,
+        description="progress, success: noise on normalised observations, in deviations, against few demonstrations.",
+    )
     learning_rate: Positive = Field(3e-4, description="Learning rate of Adam.")
     hidden_size: Count = Field(256, description="Width of the reward network's two layers.")
     normalize: Switch = Field(

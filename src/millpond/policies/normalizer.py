@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ AllReduce = Callable[[Tensor], object]
 
 
 class Normalizer(nn.Module):
-    """(x - mean) / max(deviation, FLOOR), clipped to [-CLIP, CLIP].
+    """(x - mean) / max(deviation, FLOOR), clipped to [-clip, clip].
 
     It changes only in `update`, so that what a rollout saw can be unrolled again; call that between iterations.
     """
@@ -23,15 +24,16 @@ class Normalizer(nn.Module):
     mean: Tensor
     variance: Tensor
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, clip: float = CLIP) -> None:
         super().__init__()
+        self.clip = clip
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
 
     def forward(self, numbers: Tensor) -> Tensor:
         deviation = self.variance.sqrt().clamp(min=FLOOR).to(numbers.dtype)
-        return ((numbers - self.mean.to(numbers.dtype)) / deviation).clamp(-CLIP, CLIP)
+        return ((numbers - self.mean.to(numbers.dtype)) / deviation).clamp(-self.clip, self.clip)
 
     @torch.no_grad()
     def update(self, numbers: Tensor, all_reduce: AllReduce | None = None) -> None:
@@ -53,3 +55,10 @@ class Normalizer(nn.Module):
         self.variance.copy_(((before + second) / total - shift.square()).clamp(min=0.0))
         self.mean.add_(shift)
         self.count.copy_(total)
+
+    @torch.no_grad()
+    def set_moments(self, mean: Any, deviation: Any, count: int) -> None:
+        """Take statistics that were computed elsewhere, over `count` observations."""
+        self.mean.copy_(torch.as_tensor(mean))
+        self.variance.copy_(torch.as_tensor(deviation).square())
+        self.count.fill_(count)

@@ -72,6 +72,10 @@ class Console:
         """Print a table; a live display stays below it."""
         self._terminal.print(show_table(rows), markup=False, highlight=False)
 
+    def say(self, text: str) -> None:
+        """Print lines of a trainer's own; a live display stays below them."""
+        self._terminal.print(text, soft_wrap=True, markup=False, highlight=False)
+
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from millpond.config import Loaded, PPORecipe
+from millpond.config import Loaded, PPORecipe, RewardRecipe
 from millpond.errors import MillpondError
 from millpond.ranks import ALONE, Ranks
 from millpond.store import Run
@@ -27,15 +27,25 @@ class Trainer(Protocol):
 
 
 def require_trainer(loaded: Loaded) -> None:
-    """Refuse a kind that can only be planned, before a folder is made for it."""
+    """Refuse what cannot be trained, before a folder is made for it."""
+    if isinstance(loaded.recipe, RewardRecipe):
+        from millpond.trainers.reward_data import open_recorded
+
+        open_recorded(loaded.recipe)
+        return
     if not isinstance(loaded.recipe, PPORecipe):
         raise MillpondError(
-            f"{loaded.name} is of kind {loaded.recipe.kind}; this version plans such recipes and trains those of kind ppo"
+            f"{loaded.name} is of kind {loaded.recipe.kind}; this version plans such recipes and trains those of kinds ppo "
+            f"and reward"
         )
 
 
 def make_trainer(loaded: Loaded, run: Run, *, weights_from: Run | None = None, ranks: Ranks = ALONE) -> Trainer:
     """The trainer for a recipe of any kind. Heavy modules are imported for the kind that is asked for."""
+    if isinstance(loaded.recipe, RewardRecipe):
+        from millpond.trainers.reward import RewardTrainer
+
+        return RewardTrainer(loaded, run, weights_from=weights_from)
     require_trainer(loaded)
     from millpond.trainers.ppo import PPOTrainer
 

@@ -1,0 +1,131 @@
+"""One batch: draw steps, and what the objective makes of them.
+
+# B episodes in a batch   K steps drawn of each
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from millpond.data import Episodes
+from millpond.rewards import objectives
+from millpond.rewards.draw import StepDraw
+from millpond.rewards.network import RewardNetwork
+from millpond.rewards.source import RecordedSteps
+
+WINDOW = 0.05  # the share of a successful episode, at its end, in which the task counts as done
+UNCLEAR = 0.25  # before that, down to this share from the end, a state is neither done nor not
+
+
+class RewardBatches:
+    """Losses of one objective over recorded episodes. The generators' states are the whole state.
+
+    `others` are episodes of another task with the same observations, for progress. `input_noise` blurs the normalised
+    numbers that progress and success are judged by: with a handful of demonstrations a network would otherwise learn
+    to tell them apart, and with it the time.
+    """
+
+    def __init__(
+        self,
+        network: RewardNetwork,
+        data: Episodes,
+        episodes: np.ndarray[Any, np.dtype[np.int64]],
+        *,
+        per_batch: int,
+        steps: int,
+        device: torch.device,
+        others: Episodes | None = None,
+        input_noise: float = 0.0,
+        noise: torch.Generator | None = None,
+    ) -> None:
+        self.network, self.episodes, self.device = network, episodes, device
+        self.input_noise, self.noise = input_noise, noise
+        self.steps = RecordedSteps(data, network, device)
+        self.lengths = data.lengths[episodes]
+        self.draw = StepDraw(self.lengths, per_batch, steps)
+        self._length = torch.from_numpy(self.lengths).to(device, torch.float32)
+        self._returns: Tensor | None = None
+        if network.of_transitions:
+            assert data.returns is not None
+            mean = data.returns[episodes] / self.lengths
+            self._returns = torch.from_numpy(mean).to(device, torch.float32)
+        self._success = None if data.success is None else data.success[episodes]
+        self._others = None
+        if others is not None:
+            self._others = (RecordedSteps(others, network, device), StepDraw(others.lengths, per_batch, steps))
+
+    def loss(self, rng: np.random.Generator) -> Tensor:
+        """Draw a batch and judge it."""
+        episodes, steps = self.draw(rng)
+        mask = None
+        if not self.draw.always_filled:
+            mask = torch.from_numpy(self.draw.drawn(episodes)).to(self.device)
+        if self.network.objective == "progress":
+            return self._progress(rng, episodes, steps, mask)
+        if self.network.objective == "success":
+            return self._classification(rng, episodes, steps)
+        assert self._returns is not None
+        picked = torch.from_numpy(episodes).to(self.device)
+        reward = self.network(*self.steps(self.episodes[episodes], steps)).view(steps.shape)
+        if self.network.objective == "rrd":
+            return objectives.rrd_loss(reward, self._returns[picked], mask)
+        return objectives.lrd_loss(reward, self._returns[picked], self._length[picked], mask)
+
+    def _progress(self, rng: np.random.Generator, episodes: Any, steps: Any, mask: Tensor | None) -> Tensor:
+        last = self.lengths[episodes][:, None] - 1
+        judged = self._judge(self.steps, self.episodes[episodes], np.concatenate((steps, last), axis=1))
+        progress = torch.sigmoid(judged.view(len(steps), -1))
+        target = torch.from_numpy((steps / np.maximum(last, 1)).astype(np.float32)).to(self.device)
+        loss = objectives.progress_loss(progress[:, :-1], target, progress[:, -1], mask)
+        if self._others is not None:
+            source, draw = self._others
+            other = torch.sigmoid(self._judge(source, *draw(rng)))
+            loss = loss + objectives.other_task_loss(progress[:, :-1], other)
+        return loss
+
+    def _judge(self, source: RecordedSteps, episodes: Any, steps: Any) -> Tensor:
+        features, pixels = source(episodes, steps)
+        if self.input_noise and features.shape[1]:
+            blur = torch.randn(features.shape, generator=self.noise, device=self.device)
+            features = features + self.input_noise * blur
+        logit: Tensor = self.network(features, pixels)
+        return logit
+
+    def _classification(self, rng: np.random.Generator, episodes: Any, steps: Any) -> Tensor:
+        """Half of the steps are drawn from the ends of episodes, so that few successes are enough to learn from."""
+        assert self._success is not None
+        length = self.lengths[episodes][:, None]
+        window = np.maximum(1, (length * WINDOW).astype(np.int64))
+        half = steps.shape[1] // 2
+        steps[:, :half] = (
+            length - 1 - np.minimum((rng.random((len(steps), half)) * window).astype(np.int64), window - 1)
+        )
+        won, left = self._success[episodes][:, None], length - steps
+        done = won & (left <= window)
+        clear = ~won | done | (left > length * UNCLEAR)
+        logit = self._judge(self.steps, self.episodes[episodes], steps)
+        clear_steps = torch.from_numpy(np.flatnonzero(clear)).to(self.device)
+        labels = torch.from_numpy(done.reshape(-1).astype(np.float32)).to(self.device)
+        return objectives.success_loss(logit[clear_steps], labels[clear_steps])
+
+    def skip(self, rng: np.random.Generator) -> None:
+        """Take as many numbers from the generator as one batch does."""
+        _, steps = self.draw(rng)
+        if self.network.objective == "success":
+            rng.random((len(steps), steps.shape[1] // 2))
+        if self._others is not None:
+            self._others[1](rng)
+
+    def drawn_batch(self, rng: np.random.Generator) -> dict[str, Tensor]:
+        """The next batch as tensors, for a dump."""
+        episodes, steps = self.draw(rng)
+        features, _ = self.steps(self.episodes[episodes], steps)
+        return {
+            "episodes": torch.from_numpy(self.episodes[episodes]),
+            "steps": torch.from_numpy(steps),
+            "features": features,
+        }

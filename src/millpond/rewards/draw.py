@@ -1,0 +1,67 @@
+"""Which steps a batch is made of: episodes with replacement, steps of each without.
+
+# B episodes in a batch   K steps drawn of each   T steps an episode has
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from millpond.compiled import compiled
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class StepDraw:
+    """Draws from one generator, whose state is the whole state: a batch takes B + B x K of its numbers, always.
+
+    Every set of K steps of an episode is equally likely, and so is every order of it, so that any two places of a row
+    are a random pair. An episode with fewer than K steps gives each of its steps once; the rest of its row repeats its
+    last one and is to be masked by `drawn`.
+    """
+
+    def __init__(self, lengths: Integers, per_batch: int, steps: int) -> None:
+        self.lengths = np.ascontiguousarray(lengths, dtype=np.int64)
+        self.shape = (per_batch, steps)
+        self.always_filled = bool((self.lengths >= steps).all())
+        self._places = np.arange(int(self.lengths.max()), dtype=np.int64)  # in order again after every draw
+
+    def __call__(self, rng: np.random.Generator) -> tuple[Integers, Integers]:
+        """Episodes [B], and steps of them [B, K]."""
+        picks = rng.random(self.shape[0])
+        uniform = rng.random(self.shape)
+        episodes = np.minimum((picks * len(self.lengths)).astype(np.int64), len(self.lengths) - 1)
+        steps = np.empty(self.shape, dtype=np.int64)
+        _shuffle_heads(uniform, self.lengths[episodes], self._places, steps)
+        return episodes, steps
+
+    def drawn(self, episodes: Integers) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which places [B, K] are filled."""
+        mask: np.ndarray[Any, np.dtype[np.bool_]] = np.arange(self.shape[1]) < self.lengths[episodes][:, None]
+        return mask
+
+
+def _shuffle_heads_plain(uniform: Floats, lengths: Integers, places: Integers, out: Integers) -> None:
+    """The first K swaps of a shuffle (Fisher and Yates) of 0..T-1 for each row, undone afterwards: K steps of work."""
+    rows, wanted = uniform.shape
+    swaps = np.empty(wanted, dtype=np.int64)
+    for row in range(rows):
+        length = lengths[row]
+        count = min(wanted, length)
+        for place in range(count):
+            left = length - place
+            other = place + min(int(uniform[row, place] * left), left - 1)
+            swaps[place] = other
+            places[place], places[other] = places[other], places[place]
+            out[row, place] = places[place]
+        for place in range(count, wanted):
+            out[row, place] = length - 1
+        for place in range(count - 1, -1, -1):
+            other = swaps[place]
+            places[place], places[other] = places[other], places[place]
+
+
+_shuffle_heads = compiled(_shuffle_heads_plain)

@@ -1,0 +1,150 @@
+"""Reward networks. N steps  D numbers of an observation  A numbers of an action  H hidden."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from millpond.envs.spec import Part
+from millpond.policies.normalizer import CLIP, Normalizer
+from millpond.policies.pixels import PixelEncoder
+
+Objective = Literal["lrd", "rrd", "progress", "success"]
+OF_TRANSITIONS = ("lrd", "rrd")  # the others judge states
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is known of a step: numbers of the observation, numbers of the action, images by name as (H, W, C)."""
+
+    numbers: int
+    action: int
+    images: tuple[tuple[str, tuple[int, int, int]], ...] = ()
+
+
+@dataclass
+class StepBatch:
+    """Steps as a network takes them. Images are bytes [N, H, W, C] by name; without any, both are empty."""
+
+    observation: Tensor  # [N, D]
+    action: Tensor  # [N, A]
+    next_observation: Tensor  # [N, D]
+    images: dict[str, Tensor]
+    next_images: dict[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+class RewardNetwork(nn.Module):
+    """Two layers of H over the features of a step, and one number.
+
+    lrd, rrd           on [s, a, s - s']      reward r(s, a, s') = scale * output + shift
+    progress, success  on [s]                 value p(s) = sigmoid(output)
+                                              reward p(s') - p(s) for progress, p(s') for success
+
+    Progress looks at the state alone, so an episode played backwards is worth exactly the opposite, and the rewards
+    of a stretch add up to what it gained: potential-based shaping (Ng et al., 1999). Observations are normalised with
+    statistics that are saved with the weights. Images go through three convolutions first (bytes over 255; for
+    transitions the channels of s and of s - s').
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self, objective: Objective, inputs: Inputs, hidden_size: int, *, normalize: bool = True, clip: float = CLIP
+    ) -> None:
+        super().__init__()
+        self.objective, self.shape = objective, inputs
+        self.of_transitions = objective in OF_TRANSITIONS
+        self.normalizer = Normalizer(inputs.numbers, clip=clip) if normalize and inputs.numbers else None
+        depth = 2 if self.of_transitions else 1
+        self.encoders = nn.ModuleDict(
+            {
+                name: PixelEncoder(Part(name, "pixels", (channels * depth, height, width), "float32"), hidden_size)
+                for name, (height, width, channels) in inputs.images
+            }
+        )
+        width = 2 * inputs.numbers + inputs.action if self.of_transitions else inputs.numbers
+        self.layers = nn.Sequential(
+            nn.Linear(width + hidden_size * len(inputs.images), hidden_size),
+            nn.ReLU(),
+            nn.Linear(hidden_size, hidden_size),
+            nn.ReLU(),
+            nn.Linear(hidden_size, 1),
+        )
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("shift", torch.zeros(()))
+
+    def features(self, observation: Tensor, action: Tensor, next_observation: Tensor) -> Tensor:
+        """[s, a, s - s'] or [s], normalised: what can be prepared once where the statistics stay as they are."""
+        if self.normalizer is not None:
+            observation = self.normalizer(observation)
+            next_observation = self.normalizer(next_observation)
+        if not self.of_transitions:
+            return observation
+        return torch.cat((observation, action, observation - next_observation), dim=-1)
+
+    def pixels(self, images: dict[str, Tensor], next_images: dict[str, Tensor]) -> Tensor | None:
+        """The images of a step as features, [N, H] for each."""
+        if not self.encoders:
+            return None
+        parts = []
+        for name, encoder in self.encoders.items():
+            image = images[name].movedim(-1, -3).to(self.scale.dtype) / 255
+            if self.of_transitions:
+                after = next_images[name].movedim(-1, -3).to(self.scale.dtype) / 255
+                image = torch.cat((image, image - after), dim=-3)
+            parts.append(torch.relu(encoder(image)))
+        return torch.cat(parts, dim=-1)
+
+    def forward(self, features: Tensor, pixels: Tensor | None = None) -> Tensor:
+        """One number for each row of features: a reward for transitions, a logit for states."""
+        output: Tensor = self.layers(features if pixels is None else torch.cat((features, pixels), dim=-1)).squeeze(-1)
+        return output * self.scale + self.shift if self.of_transitions else output
+
+    def outputs(self, batch: StepBatch) -> Tensor:
+        """The same from a batch of steps."""
+        features = self.features(batch.observation, batch.action, batch.next_observation)
+        outputs: Tensor = self(features, self.pixels(batch.images, batch.next_images))
+        return outputs
+
+    def set_scale(self, mean_reward: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+        """Let the output begin where the rewards are: mean_reward is R / T of each episode to train on."""
+        self.shift.fill_(float(mean_reward.mean()))
+        self.scale.fill_(max(float(mean_reward.std()), 1e-8))
+
+    @torch.no_grad()
+    def follow(self, online: RewardNetwork) -> None:
+        """Become a copy of another network of the same shape."""
+        for mine, theirs in ((self.parameters, online.parameters), (self.buffers, online.buffers)):
+            torch._foreach_copy_(list(mine()), list(theirs()))
+
+    def value(self, batch: StepBatch) -> Tensor:
+        """p(s) in 0..1, for progress and success."""
+        return torch.sigmoid(self.outputs(batch))
+
+    def reward(self, batch: StepBatch) -> Tensor:
+        """The reward of each step."""
+        if self.of_transitions:
+            return self.outputs(batch)
+        after = StepBatch(
+            batch.next_observation, batch.action, batch.next_observation, batch.next_images, batch.next_images
+        )
+        return self.value(after) - self.value(batch) if self.objective == "progress" else self.value(after)
+
+
+def reset_parameters(network: RewardNetwork, generator: torch.Generator) -> None:
+    """Parameters from one generator, as torch would draw them by default, so that a seed fixes them."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            bound = 1 / module.weight[0].numel() ** 0.5
+            for parameter in (module.weight, module.bias):
+                if parameter is not None:
+                    with torch.no_grad():
+                        parameter.uniform_(-bound, bound, generator=generator)

@@ -1,0 +1,62 @@
+"""Metrics of rewards whose quality is known."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millpond.rewards.evaluate import Judged, baselines_of, measure
+
+
+def episode(truth: np.ndarray, reward: np.ndarray) -> Judged:
+    return Judged(reward, None, None, truth)
+
+
+def progress(value: np.ndarray, success: bool | None = None) -> Judged:
+    return Judged(np.diff(value, append=value[-1]), value, value[::-1], None, success)
+
+
+def test_the_truth_scores_one_and_its_opposite_minus_one() -> None:
+    rng = np.random.default_rng(0)
+    truths = [rng.normal(size=20) for _ in range(5)]
+    best = measure([episode(truth, 3 * truth + 1) for truth in truths])
+    assert best["step_pearson"] > 0.9999
+    assert best["return_pearson"] > 0.9999
+    assert best["preference_accuracy"] == 1.0
+    worst = measure([episode(truth, -truth) for truth in truths])
+    assert worst["step_spearman"] < -0.9999
+    assert worst["preference_accuracy"] == 0.0
+
+
+def test_a_reward_at_the_last_step_alone_is_no_truth_for_single_steps() -> None:
+    truth = np.zeros(10)
+    truth[-1] = 1.0
+    assert "step_pearson" not in measure([episode(truth, truth), episode(truth * 2, truth)])
+
+
+def test_a_clock_wins_voc_and_loses_on_reversed_episodes() -> None:
+    judged = [progress(np.linspace(0, 1, 50)), progress(np.linspace(0.1, 0.9, 40))]
+    learned = measure(judged)
+    assert learned["voc"] == 1.0
+    assert learned["voc_reversed"] == -1.0
+    assert learned["voc_truncated"] == 1.0
+    assert 0.4 < learned["end_value"] - learned["cut_value"] < 0.6
+    clock = measure(baselines_of(judged, 0.0, 45.0)["time"])
+    assert clock["voc"] == clock["voc_reversed"] == 1.0
+    constant = measure(baselines_of(judged, 0.0, 45.0)["constant"])
+    assert "voc" not in constant  # undefined, so it is left out
+    assert constant["preference_accuracy"] == 0.5
+
+
+def test_even_redistribution_knows_returns_but_not_steps() -> None:
+    rng = np.random.default_rng(1)
+    judged = [episode(truth, truth) for truth in rng.normal(size=(6, 30)) + np.arange(6)[:, None] * 0.1]
+    even = measure(baselines_of(judged, 0.0, 30.0)["even"])
+    assert even["return_pearson"] > 0.9999
+    assert abs(even["step_pearson"]) < 0.5
+
+
+def test_success_and_other_tasks() -> None:
+    rise, fall = np.linspace(0, 1, 20), np.linspace(0.3, 0.1, 20)
+    found = measure([progress(rise, True), progress(fall, False)], others=[fall, fall])
+    assert found["success_auc"] == 1.0
+    assert found["other_task_value"] == fall[-1]
