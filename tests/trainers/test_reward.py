@@ -1,0 +1,310 @@
+"""Reward learning end to end: a run does what its plan says, learns, and resumes bit for bit after kill -9."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from millpond.cli import main
+from millpond.config import load
+from millpond.data import DataError
+from millpond.planner import RewardPlan, plan_loaded
+from millpond.store import Checkpoints
+from millpond.store.checkpoint import Checkpoint, read_checkpoint
+from millpond.trainers.kinds import require_trainer
+from millpond.trainers.reward import RewardTrainer
+from millpond.trainers.reward_data import split_episodes
+from millpond.trainers.session import resume_run, start_run
+
+SMALL = {
+    "reward.epochs": 3,
+    "reward.cycles": 2,
+    "reward.iterations": 3,
+    "reward.train_batches": 4,
+    "reward.save_freq": 2,
+    "reward.log_batches": 5,
+    "reward.train_target": 7,
+    "reward.hidden_size": 16,
+    "reward.steps_per_episode": 8,
+    "log.console_seconds": 1e6,
+}
+BATCHES = 3 * 2 * 3 * 4
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def train(root: Path, name: str, recipe: str = "reward", **changes: Any) -> RewardTrainer:
+    loaded = load(recipe, {**SMALL, "run_dir": str(root), **changes})
+    trainer = RewardTrainer(loaded, start_run(loaded, name))
+    trainer.train()
+    return trainer
+
+
+def records(folder: Path) -> list[dict[str, float]]:
+    """The metrics, times excepted."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds" and "time/" not in k} for line in lines]
+
+
+def last(folder: Path) -> Checkpoint:
+    checkpoints = Checkpoints(folder / "checkpoints")
+    return read_checkpoint(checkpoints.path(checkpoints.updates()[-1]))
+
+
+def test_a_run_does_what_the_plan_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copies = []
+    loaded = load("reward", {**SMALL, "run_dir": str(tmp_path)})
+    trainer = RewardTrainer(loaded, start_run(loaded, "counted"))
+    follow = trainer.target.follow
+    trainer.target.follow = lambda online: (copies.append(trainer.counters.updates), follow(online))  # type: ignore
+    print("\n".join(trainer.opening()))
+    trainer.train()
+    plan = plan_loaded(loaded).plan
+    assert isinstance(plan, RewardPlan)
+    printed = capsys.readouterr().out
+    assert f"epoch 3 x cycle 2 x iteration 3 x batch 4 = {plan.batches} batches" in printed
+    assert plan.batches == trainer.counters.updates == BATCHES
+    assert printed.count("average R_loss") == plan.iteration_lines_per_cycle * plan.tensorboard_points + plan.epochs
+    assert printed.count(": R_loss ") == BATCHES // 5
+    assert copies == list(range(7, BATCHES + 1, 7))
+    assert len(copies) == plan.target_updates
+    written = records(trainer.run.folder)
+    assert len(written) == plan.tensorboard_points
+    assert [record["updates"] for record in written] == [12.0 * n for n in range(1, 7)]
+    assert Checkpoints(trainer.run.checkpoints_path).updates() == [48, 72]  # every second epoch, and the end
+    assert plan.checkpoints == 2
+    for column in ("Epoch", "Cycle", "Episodes", "Timesteps", "TimeCost(sec)/train", "TimeCost(sec)/test"):
+        assert f"| {column} " in printed
+    assert plan.training_episodes == len(trainer.recorded.training) == 45
+
+
+def test_one_tensorboard_point_a_cycle_at_updates(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = train(tmp_path, "points")
+    events = EventAccumulator(str(trainer.run.tensorboard_path))
+    events.Reload()
+    assert [event.step for event in events.Scalars("R_loss")] == [12, 24, 36, 48, 60, 72]
+
+
+def test_averages_are_exact_at_every_level(tmp_path: Path) -> None:
+    losses: list[float] = []
+    loaded = load("reward", {**SMALL, "run_dir": str(tmp_path)})
+    trainer = RewardTrainer(loaded, start_run(loaded, "averaged"))
+    update = trainer._update
+
+    def watched() -> torch.Tensor:
+        loss = update()
+        losses.append(float(loss))
+        return loss
+
+    trainer._update = watched  # type: ignore[method-assign]
+    trainer.train()
+    cycles = np.array(losses).reshape(6, 12)
+    for record, cycle in zip(records(trainer.run.folder), cycles, strict=True):
+        assert record["R_loss"] == pytest.approx(cycle.mean(), abs=1e-15)
+    assert trainer.loop.moments["R_loss"].mean == pytest.approx(np.mean(losses), abs=1e-15)
+
+
+def test_debug_is_one_batch_in_all(tmp_path: Path) -> None:
+    loaded = load("reward", {"run_dir": str(tmp_path)}, "debug")
+    trainer = RewardTrainer(loaded, start_run(loaded, "debug"))
+    trainer.train()
+    assert trainer.counters.updates == 1
+    assert Checkpoints(trainer.run.checkpoints_path).updates() == [1]
+
+
+def test_the_normaliser_has_the_exact_statistics_of_the_training_episodes(tmp_path: Path) -> None:
+    trainer = train(tmp_path, "normal")
+    recorded, normalizer = trainer.recorded, trainer.network.normalizer
+    assert normalizer is not None
+    steps = np.concatenate([recorded.data.read(e).observation["obs"] for e in recorded.training.tolist()])
+    assert np.allclose(normalizer.mean.numpy(), steps.mean(0, dtype=np.float64), atol=1e-12)
+    assert np.allclose(normalizer.variance.sqrt().numpy(), steps.std(0, dtype=np.float64), atol=1e-9)
+    assert len(steps) == normalizer.count
+
+
+def test_it_learns_in_seconds(tmp_path: Path) -> None:
+    """A short run beats spreading the return evenly by far; the recipe's own length reaches 0.95."""
+    changes = {"reward.iterations": 5, "reward.train_batches": 20, "reward.hidden_size": 64}
+    sizes = {"reward.steps_per_episode": 64, "reward.learning_rate": 2e-3}
+    trainer = train(tmp_path, "learned", **changes, **sizes)
+    held_out = trainer.held_out
+    assert held_out is not None
+    assert held_out.learned["step_pearson"] > 0.7
+    assert held_out.baselines["even"]["step_pearson"] < 0.4
+    assert held_out.score == held_out.learned["step_pearson"]
+
+
+def test_the_split_is_by_episode_and_repeats() -> None:
+    training, held_out = split_episodes(56, 0.2, (), seed=3)
+    assert len(held_out) == 11
+    assert sorted([*training.tolist(), *held_out.tolist()]) == list(range(56))
+    assert np.array_equal(held_out, split_episodes(56, 0.2, (), seed=3)[1])
+    assert not np.array_equal(held_out, split_episodes(56, 0.2, (), seed=4)[1])
+    assert split_episodes(3, 0.2, (2,), seed=0)[1].tolist() == [2]
+    with pytest.raises(DataError, match="episode 3"):
+        split_episodes(3, 0.2, (3,), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data.expected_episodes": 57}, "set data.expected_episodes=56"),
+        ({"reward.objective": "success"}, "does not say which episodes succeeded"),
+        ({"reward.negatives": "lift"}, "set reward.negatives=null"),
+        ({"reward.objective": "progress", "reward.negatives": "lift"}, "must have the same"),
+        ({"data.path": "lift", "data.expected_episodes": None, "data.expected_steps": None}, "objective=progress"),
+    ],
+)
+def test_what_cannot_be_learned_is_refused_before_a_folder_is_made(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        require_trainer(load("reward", changes))
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(np.array_equal(one, other))
+
+
+def assert_same(one: Path, other: Path) -> None:
+    assert records(one) == records(other)
+    first, second = last(one), last(other)
+    assert first.updates == second.updates
+    assert same(dict(first.weights), dict(second.weights))
+    assert same(first.state["optimizer"], second.state["optimizer"])
+    assert same(first.state["random"]["named"], second.state["random"]["named"])
+
+
+def test_a_stop_within_an_iteration_changes_nothing(tmp_path: Path) -> None:
+    whole = train(tmp_path, "whole", **{"reward.objective": "progress"})
+    loaded = load("reward", {**SMALL, "run_dir": str(tmp_path), "reward.objective": "progress"})
+    cut = RewardTrainer(loaded, start_run(loaded, "cut"))
+    update = cut._update
+
+    def watched() -> torch.Tensor:
+        if cut.counters.updates == 30:  # in the middle of an iteration
+            cut.loop.stop("test")
+        return update()
+
+    cut._update = watched  # type: ignore[method-assign]
+    cut.train()
+    assert not cut.loop.done
+    loaded, run = resume_run("cut", [], str(tmp_path))
+    RewardTrainer(loaded, run).train()
+    assert_same(whole.run.folder, run.folder)
+
+
+# A server with torch loaded forks each process, so that the test need not wait for the import each time.
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["torch", "numpy", "millpond.trainers.reward", "millpond.data"])
+LONG = {**SMALL, "reward.epochs": 5, "reward.iterations": 10, "reward.save_freq": 1, "log.tensorboard": False}
+
+
+def child(root: str, batches: Any) -> None:
+    """Train, or go on, in a process of its own that says how many updates it has made."""
+    torch.set_num_threads(1)
+    if (Path(root) / "killed").exists():
+        loaded, run = resume_run("killed", [], root)
+    else:
+        loaded = load("reward", {**LONG, "run_dir": root})
+        run = start_run(loaded, "killed")
+    trainer = RewardTrainer(loaded, run)
+    update = trainer._update
+
+    def told() -> torch.Tensor:
+        loss = update()
+        batches.send(trainer.counters.updates)
+        return loss
+
+    trainer._update = told  # type: ignore[method-assign]
+    trainer.train()
+
+
+def test_killed_at_random_batches_and_resumed_bit_for_bit(tmp_path: Path) -> None:
+    """Real processes, SIGKILL; checkpoints are at the ends of epochs, so batches are repeated after each."""
+    whole = train(tmp_path, "whole", **LONG)
+    rng = random.Random(7)
+    for wanted in (rng.randint(10, 150), rng.randint(170, 250), rng.randint(260, 390), None):
+        received, send = processes.Pipe(duplex=False)
+        process = processes.Process(target=child, args=(str(tmp_path), send))
+        process.start()
+        send.close()
+        with contextlib.suppress(EOFError):
+            while received.recv() < (wanted or 10**9):
+                pass
+            os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+        received.close()
+        assert process.exitcode == (0 if wanted is None else -signal.SIGKILL)
+    assert_same(whole.run.folder, tmp_path / "killed")
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_its_batch(tmp_path: Path) -> None:
+    from millpond.loop import NonFiniteError
+
+    loaded = load("reward", {**SMALL, "run_dir": str(tmp_path)})
+    trainer = RewardTrainer(loaded, start_run(loaded, "nan"))
+    draws: list[Any] = []
+    draw = trainer.batches.draw
+
+    def watched(rng: np.random.Generator) -> Any:
+        found = draw(rng)
+        draws.append(found[1])
+        if len(draws) == 6:
+            with torch.no_grad():
+                next(trainer.network.parameters()).fill_(float("nan"))
+        return found
+
+    watched.always_filled, watched.drawn = True, draw.drawn  # type: ignore[attr-defined]
+    trainer.batches.draw = watched  # type: ignore[assignment]
+    with pytest.raises(NonFiniteError, match="epoch 0 cycle 0 iteration 1 batch 1: R_loss = nan") as caught:
+        trainer.train()
+    from safetensors.torch import load_file
+
+    assert caught.value.batch_path is not None
+    assert np.array_equal(load_file(caught.value.batch_path)["steps"].numpy(), draws[5])
+
+
+def test_the_command_refuses_constant_returns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewards = np.zeros((4, 10))
+    rewards[:, -1] = 1.0
+    np.savez(
+        tmp_path / "same.npz",
+        obs=np.random.default_rng(0).normal(size=(44, 2)).astype(np.float32),
+        acts=np.zeros((40, 1), np.float32),
+        rews=rewards.reshape(-1),
+        terminal=np.ones(4, bool),
+        indices=np.array([10, 20, 30]),
+    )
+    arguments = ["train", "reward", f"data.path={tmp_path / 'same.npz'}", "data.expected_episodes=null"]
+    rest = ["data.expected_steps=null", f"run_dir={tmp_path}", "--run", "refused"]
+    monkeypatch.setattr("sys.argv", ["millpond", *arguments, *rest])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert "reward.objective=progress" in capsys.readouterr().err
+    assert not (tmp_path / "refused").exists()
