@@ -168,6 +168,15 @@ def test_the_split_is_by_episode_and_repeats() -> None:
     [
         ({"data.expected_episodes": 57}, "set data.expected_episodes=56"),
         ({"reward.objective": "success"}, "does not say which episodes succeeded"),
+        (
+            {
+                "data.path": "lift",
+                "data.expected_episodes": None,
+                "data.expected_steps": None,
+                "reward.objective": "progress",
+            },
+            r"set data.drop_columns=\[states:0\]",
+        ),
         ({"reward.negatives": "lift"}, "set reward.negatives=null"),
         ({"reward.objective": "progress", "reward.negatives": "lift"}, "must have the same"),
         ({"data.path": "lift", "data.expected_episodes": None, "data.expected_steps": None}, "objective=progress"),

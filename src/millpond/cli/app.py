@@ -368,6 +368,36 @@ def data_audit(
     print_audit(path, keys or [], images, drop or [], None if objective is None else objective.value, json)
 
 
+reward = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Use a learned reward.")
+app.add_typer(reward, name="reward")
+
+
+@reward.command("score")
+def reward_score(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run of kind reward, by its name or folder.")],
+    path: DataArgument,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Where to write: .npz or .hdf5; else NAME-reward.npz.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw reward and its sum over time: .png or .svg.")
+    ] = None,
+    episodes: Annotated[
+        str | None, typer.Option("--episodes", metavar="0,2,5", help="Episodes to show and draw; else the first four.")
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="The best checkpoint instead of the newest.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Write the learned reward of every step of recorded episodes, for use elsewhere.
+
+    \b
+      millpond reward score reward-1 pendulum --plot rewards.png --episodes 0,1
+    """
+    from millpond.cli.reward import score
+
+    score(run, path, out, plot, episodes, best, json)
+
+
 @app.command()
 def doctor(json: JsonOption = False) -> None:
     """Say what this machine has: versions, cores, devices, memory, disk, extras, and what to install for the rest."""

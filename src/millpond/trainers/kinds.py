@@ -29,9 +29,9 @@ class Trainer(Protocol):
 def require_trainer(loaded: Loaded) -> None:
     """Refuse what cannot be trained, before a folder is made for it."""
     if isinstance(loaded.recipe, RewardRecipe):
-        from millpond.trainers.reward_data import open_recorded
+        from millpond.trainers.reward_data import audit_recorded, open_recorded
 
-        open_recorded(loaded.recipe)
+        audit_recorded(loaded.recipe, open_recorded(loaded.recipe))
         return
     if not isinstance(loaded.recipe, PPORecipe):
         raise MillpondError(

@@ -18,12 +18,13 @@ from torch import Tensor
 from millpond.config import Loaded, RewardRecipe
 from millpond.loop import Ended, Loop, Redraw
 from millpond.planner import RewardPlan, plan_loaded
+from millpond.planner.lines import sentence
 from millpond.record import Console, Counters, Recorder, Timer, cycle_rows
 from millpond.rewards.batches import RewardBatches
 from millpond.rewards.network import Inputs, RewardNetwork, reset_parameters
 from millpond.rewards.source import inputs_of
 from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, training
-from millpond.trainers.reward_data import open_recorded
+from millpond.trainers.reward_data import audit_recorded, open_recorded
 from millpond.trainers.reward_evaluation import HeldOut, evaluate_reward
 from millpond.trainers.sinks import make_sinks
 
@@ -117,11 +118,13 @@ class RewardTrainer:
     def opening(self) -> list[str]:
         """Totals of the hierarchy, and what is trained on."""
         prepared = self.batches.steps
+        warnings = [] if self.run.resumed else audit_recorded(self.recipe, self.recorded)
         how = f"prepared, {prepared.nbytes:,} bytes" if prepared.prepared else "read as they are drawn"
         return [
             f"{self.loop.describe()} batch{'es' if self.plan.batches > 1 else ''}, one update each",
             *self.recorded.describe(),
             f"objective {self.recipe.reward.objective}; steps are {how}",
+            *(line for found in warnings for line in sentence(f"{found.what}: {found.meaning}.", 0, "audit: ")),
         ]
 
     def summary(self) -> list[str]:

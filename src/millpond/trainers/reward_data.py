@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from millpond.config import RewardRecipe
-from millpond.data import DataError, Episodes, open_episodes
+from millpond.data import DataError, Episodes, Finding, audit, open_episodes, refuse_unfit
 from millpond.planner.lines import plural, sentence
 from millpond.rewards.source import inputs_of
 
@@ -43,7 +43,7 @@ def open_recorded(recipe: RewardRecipe) -> Recorded:
     """Open and check everything that a run will read; errors name the key and the fix."""
     data = _open(recipe, recipe.data.path)
     _check_expected(recipe, data)
-    _check_objective(recipe, data)
+    refuse_unfit(data, recipe.reward.objective)
     others = None
     if recipe.reward.negatives is not None:
         others = _open(recipe, recipe.reward.negatives)
@@ -57,6 +57,22 @@ def open_recorded(recipe: RewardRecipe) -> Recorded:
             f"data.holdout={recipe.data.holdout}, or bring more episodes"
         )
     return Recorded(data, training, held_out, others)
+
+
+def audit_recorded(recipe: RewardRecipe, recorded: Recorded) -> list[Finding]:
+    """Warnings of the audit. What would make the training meaningless is refused: broken data, and a clock for progress."""
+    findings = audit(recorded.data)
+    for finding in findings:
+        clock = finding.code == "clock-column" and recipe.reward.objective in ("progress", "success")
+        if clock:
+            columns = ",".join((*recipe.data.drop_columns, *finding.where))
+            raise DataError(
+                f"{recorded.data.path}: {finding.what}; with reward.objective={recipe.reward.objective} the network would "
+                f"read the time from it and nothing else; set data.drop_columns=[{columns}]"
+            )
+        if finding.severity == "error":
+            raise DataError(f"{recorded.data.path}: {finding.what}: {finding.meaning}; {finding.fix}")
+    return [finding for finding in findings if finding.severity == "warning"]
 
 
 def split_episodes(episodes: int, holdout: float, named: tuple[int, ...], seed: int) -> tuple[Integers, Integers]:
@@ -74,7 +90,13 @@ def split_episodes(episodes: int, holdout: float, named: tuple[int, ...], seed: 
 
 def _open(recipe: RewardRecipe, path: str) -> Episodes:
     data = recipe.data
-    return open_episodes(path, data.observation_keys, data.images)
+    return open_episodes(
+        path,
+        data.observation_keys,
+        data.images,
+        drop_columns=data.drop_columns,
+        memory_bytes=data.memory_bytes,
+    )
 
 
 def _check_expected(recipe: RewardRecipe, data: Episodes) -> None:
@@ -84,17 +106,6 @@ def _check_expected(recipe: RewardRecipe, data: Episodes) -> None:
     ):
         if expected is not None and expected != found:
             raise DataError(f"{key}={expected:,}, but {data.path} has {found:,}; set {key}={found} or {key}=null")
-
-
-def _check_objective(recipe: RewardRecipe, data: Episodes) -> None:
-    objective = recipe.reward.objective
-    if objective in ("lrd", "rrd"):
-        refuse_decomposition(data, objective)
-    if objective == "success" and data.success is None:
-        raise DataError(
-            f"reward.objective=success, but {data.path} does not say which episodes succeeded; use "
-            f"reward.objective=progress"
-        )
 
 
 def _check_others(recipe: RewardRecipe, data: Episodes, others: Episodes) -> None:
@@ -108,18 +119,4 @@ def _check_others(recipe: RewardRecipe, data: Episodes, others: Episodes) -> Non
             f"reward.negatives={recipe.reward.negatives} has the observations {list(others.fields)} with "
             f"{len(others.columns)} numbers, {data.path} has {list(data.fields)} with {len(data.columns)}; episodes of "
             f"another task must have the same, so choose others or set data.observation_keys"
-        )
-
-
-def refuse_decomposition(data: Episodes, objective: str) -> None:
-    """Returns that are missing, or the same for all episodes, say nothing about single steps."""
-    if data.returns is None:
-        raise DataError(
-            f"{data.path} has no rewards, so reward.objective={objective} has no returns to take apart; use "
-            f"reward.objective=progress"
-        )
-    if np.ptp(data.returns) <= 1e-6 * max(1.0, float(np.abs(data.returns).max())):
-        raise DataError(
-            f"{data.path}: all {len(data):,} episodes have the return {data.returns[0]:g}, so "
-            f"reward.objective={objective} can learn nothing from them; use reward.objective=progress"
         )
