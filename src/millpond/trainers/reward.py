@@ -91,15 +91,19 @@ class RewardTrainer:
         )
 
     def train(self) -> None:
-        """The whole algorithm."""
-        reward = self.recipe.reward
+        """Run to the end, or to where the run is stopped."""
         with training(self.run, self.loop, self.recorder):
-            for _ in self.loop.run(max_seconds=self.recipe.trainer.max_seconds):
-                with self.timer("train"):
-                    loss = self._update()
-                self.loop.record("R_loss", loss)
-                if self.counters.updates % reward.log_batches == 0:
-                    self.console.say(f"{self.loop.address}: R_loss {float(loss):.6f}")
+            self.play()
+
+    def play(self, until: int | None = None) -> None:
+        """The whole algorithm; perhaps only until so many batches have been trained in all."""
+        log_batches = self.recipe.reward.log_batches
+        for _ in self.loop.run(until, max_seconds=self.recipe.trainer.max_seconds):
+            with self.timer("train"):
+                loss = self._update()
+            self.loop.record("R_loss", loss)
+            if self.counters.updates % log_batches == 0:
+                self.console.say(f"{self.loop.address}: R_loss {float(loss):.6f}")
 
     def _update(self) -> Tensor:
         """One gradient step of the reward network, and its target where that is due."""
