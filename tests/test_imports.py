@@ -54,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
         "ranks",
         "planner",
         "policies",
+        "replay",
         "data",
         "rewards",
         "rollout",

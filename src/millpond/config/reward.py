@@ -75,6 +75,9 @@ class AgentConfig(Section):
     """The agent that learns from predicted rewards in full mode."""
 
     algorithm: Literal["auto", "sac", "dqn"] = Field("auto", description="auto: sac for continuous actions, else dqn.")
+    learn_from: Literal["predicted", "world"] = Field(
+        "predicted", description="predicted: rewards of the reward network. world: as the world gives them, to compare."
+    )
     num_envs: Count = Field(1, description="Envs the agent acts in.")
     batch_size: Size = Field(256, description="Transitions of one gradient step.")
     replay_transitions: Size = Field(100_000, description="Transitions in the pond.")

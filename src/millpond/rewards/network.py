@@ -117,7 +117,7 @@ class RewardNetwork(nn.Module):
     def set_scale(self, mean_reward: np.ndarray[Any, np.dtype[np.float64]]) -> None:
         """Let the output begin where the rewards are: mean_reward is R / T of each episode to train on."""
         self.shift.fill_(float(mean_reward.mean()))
-        self.scale.fill_(max(float(mean_reward.std()), 1e-8))
+        self.scale.fill_(max(float(mean_reward.std()), 0.01 * abs(float(mean_reward.mean())), 1e-8))
 
     @torch.no_grad()
     def follow(self, online: RewardNetwork) -> None:

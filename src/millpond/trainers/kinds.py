@@ -31,7 +31,8 @@ def require_trainer(loaded: Loaded) -> None:
     if isinstance(loaded.recipe, RewardRecipe):
         from millpond.trainers.reward_data import audit_recorded, open_recorded
 
-        audit_recorded(loaded.recipe, open_recorded(loaded.recipe))
+        if loaded.recipe.reward.reward_only:
+            audit_recorded(loaded.recipe, open_recorded(loaded.recipe))
         return
     if not isinstance(loaded.recipe, PPORecipe):
         raise MillpondError(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from millpond.config import Loaded, RewardRecipe
+from millpond.errors import MillpondError
 from millpond.loop import Ended, Loop, Redraw
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.planner.lines import sentence
@@ -24,13 +25,19 @@ from millpond.rewards.batches import RewardBatches
 from millpond.rewards.network import Inputs, RewardNetwork, reset_parameters
 from millpond.rewards.source import inputs_of
 from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, training
-from millpond.trainers.reward_data import audit_recorded, open_recorded
+from millpond.trainers.evaluate import Evaluation
+from millpond.trainers.reward_agent import RewardAgent
+from millpond.trainers.reward_data import Recorded, audit_recorded, open_recorded
 from millpond.trainers.reward_evaluation import HeldOut, evaluate_reward
+from millpond.trainers.reward_pond import PondBatches
 from millpond.trainers.sinks import make_sinks
 
 
 class RewardTrainer:
-    """Everything of one offline run. `train()` runs it to its end, or to where it is stopped."""
+    """Everything of one run. `train()` runs it to its end, or to where it is stopped.
+
+    Offline there are recorded episodes and no agent; in full mode there is an agent, whose pond has the episodes.
+    """
 
     def __init__(self, loaded: Loaded, run: Run, *, weights_from: Run | None = None) -> None:
         recipe = loaded.recipe
@@ -39,19 +46,21 @@ class RewardTrainer:
         assert isinstance(planned, RewardPlan)
         self.recipe, self.plan, self.run = recipe, planned, run
         self.device = torch.device(recipe.device)
-        seeds = np.random.SeedSequence(recipe.seed).generate_state(5)
+        seeds = np.random.SeedSequence(recipe.seed).generate_state(6)
         random.seed(int(seeds[0]))
         torch.manual_seed(int(seeds[1]))
         self.sampler = np.random.default_rng(int(seeds[2]))
         noise = torch.Generator(self.device).manual_seed(int(seeds[4]))
 
-        self.recorded = open_recorded(recipe)
-        data, episodes = self.recorded.data, self.recorded.training
-        self.network = make_network(recipe, inputs_of(data), int(seeds[3]))
-        if self.network.normalizer is not None:
-            self.network.normalizer.set_moments(*data.moments(episodes), count=int(data.lengths[episodes].sum()))
-        if data.returns is not None and self.network.of_transitions:
-            self.network.set_scale(data.returns[episodes] / data.lengths[episodes])
+        self.recorded: Recorded | None = None
+        self.agent: RewardAgent | None = None
+        if recipe.reward.reward_only:
+            self.recorded = open_recorded(recipe)
+            self.network = make_network(recipe, inputs_of(self.recorded.data), int(seeds[3]))
+            fit_network(self.network, self.recorded)
+        else:
+            self.agent = RewardAgent(recipe, int(seeds[5]), planned.batches, self.device)
+            self.network = make_network(recipe, self.agent.inputs, int(seeds[3]))
         self.network.to(self.device)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
         self.optimizer = torch.optim.Adam(
@@ -70,23 +79,38 @@ class RewardTrainer:
         )
         self.parts = Parts(
             weights={"reward": self.network, "target": self.target},
-            state={"optimizer": self.optimizer, "random": RandomState(sampler=self.sampler, noise=noise)},
+            state={
+                "optimizer": self.optimizer,
+                "random": RandomState(sampler=self.sampler, noise=noise),
+                **({} if self.agent is None else {"agent": self.agent}),
+            },
             values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
         )
         self.held_out: HeldOut | None = None
+        self.tested: Evaluation | None = None
         if weights_from is not None:
             load_weights({"reward": self.network}, weights_from.weights(), f"run {weights_from.name!r}")
         if run.resumed:
             self.checkpoints.restore(self.parts)
-        self.batches = RewardBatches(
+        self.batches = self._make_batches(noise)
+
+    def _make_batches(self, noise: torch.Generator) -> RewardBatches | PondBatches:
+        reward = self.recipe.reward
+        per_batch, steps = reward.episodes_per_batch, reward.steps_per_episode
+        if self.agent is not None:
+            found = PondBatches(self.agent.pond, self.network, per_batch=per_batch, steps=steps)
+            found.refresh()
+            return found
+        assert self.recorded is not None
+        return RewardBatches(
             self.network,
-            data,
-            episodes,
-            per_batch=recipe.reward.episodes_per_batch,
-            steps=recipe.reward.steps_per_episode,
+            self.recorded.data,
+            self.recorded.training,
+            per_batch=per_batch,
+            steps=steps,
             device=self.device,
             others=self.recorded.others,
-            input_noise=recipe.reward.input_noise,
+            input_noise=reward.input_noise,
             noise=noise,
         )
 
@@ -98,9 +122,13 @@ class RewardTrainer:
     def play(self, until: int | None = None) -> None:
         """The whole algorithm; perhaps only until so many batches have been trained in all."""
         log_batches = self.recipe.reward.log_batches
-        for _ in self.loop.run(until, max_seconds=self.recipe.trainer.max_seconds):
+        for at in self.loop.run(until, max_seconds=self.recipe.trainer.max_seconds):
+            if self.agent is not None and at.begins("iteration"):
+                self._act(self.agent)
             with self.timer("train"):
                 loss = self._update()
+                if self.agent is not None:
+                    self._update_agent(self.agent)
             self.loop.record("R_loss", loss)
             if self.counters.updates % log_batches == 0:
                 self.console.say(f"{self.loop.address}: R_loss {float(loss):.6f}")
@@ -116,16 +144,59 @@ class RewardTrainer:
             self.target.follow(self.network)
         return loss.detach()
 
+    # -- full mode
+
+    def _act(self, agent: RewardAgent) -> None:
+        """Step the envs, before anything else by a random player, and take what was seen into the normaliser."""
+        assert isinstance(self.batches, PondBatches)
+        settings = self.recipe.agent
+        begins = self.counters.env_steps == 0
+        portions = [(settings.warmup_steps, True)] if begins and settings.warmup_steps else []
+        for env_steps, at_random in [*portions, (settings.steps_per_iteration, False)]:
+            with self.timer("act"):
+                episodes = agent.act(env_steps, at_random=at_random)
+            for episode in episodes:
+                self.loop.record("episode_return", float(np.mean(episode.returns)))
+                self.loop.record("episode_length", float(episode.length))
+            self.counters.env_steps += env_steps * settings.num_envs
+            self.counters.agent_steps += env_steps * settings.num_envs
+            self.counters.frames += env_steps * settings.num_envs * agent.spec.frame_skip
+            self.counters.episodes += len(episodes)
+            if self.network.normalizer is not None:
+                self.network.normalizer.update(agent.seen)
+        self.batches.refresh()
+        if not self.batches.episodes:
+            raise MillpondError(
+                f"no episode of {agent.spec.id} has ended within agent.warmup_steps={settings.warmup_steps} and "
+                f"agent.steps_per_iteration={settings.steps_per_iteration}, so there is no return to learn from; raise "
+                f"agent.warmup_steps, or lower env.max_steps"
+            )
+        if begins:
+            self.network.set_scale(self.batches.mean_return)
+            self.target.follow(self.network)
+
+    def _update_agent(self, agent: RewardAgent) -> None:
+        for name, value in agent.update(self.target).items():
+            self.loop.record(name, value)
+
     def close(self) -> None:
-        """Nothing is held open."""
+        """End the workers, where there are any."""
+        if self.agent is not None:
+            self.agent.close()
 
     def opening(self) -> list[str]:
         """Totals of the hierarchy, and what is trained on."""
+        totals = f"{self.loop.describe()} batch{'es' if self.plan.batches > 1 else ''}, one update each"
+        if self.agent is not None:
+            kind = type(self.agent.learner).__name__
+            return [totals, f"{kind} on {self.agent.spec.id}, {self.plan.env_steps:,} env steps", *self.agent.lines]
+        assert self.recorded is not None
+        assert isinstance(self.batches, RewardBatches)
         prepared = self.batches.steps
         warnings = [] if self.run.resumed else audit_recorded(self.recipe, self.recorded)
         how = f"prepared, {prepared.nbytes:,} bytes" if prepared.prepared else "read as they are drawn"
         return [
-            f"{self.loop.describe()} batch{'es' if self.plan.batches > 1 else ''}, one update each",
+            totals,
             *self.recorded.describe(),
             f"objective {self.recipe.reward.objective}; steps are {how}",
             *(line for found in warnings for line in sentence(f"{found.what}: {found.meaning}.", 0, "audit: ")),
@@ -136,6 +207,9 @@ class RewardTrainer:
         if not self.loop.done:
             return []
         lines = [] if self.held_out is None else self.held_out.lines()
+        if self.tested is not None:
+            low, high = self.tested.interval()
+            lines.append(f"Test rollouts: return {self.tested.mean:.1f}, 95% interval {low:.1f} to {high:.1f}")
         return [
             *lines,
             "",
@@ -164,16 +238,23 @@ class RewardTrainer:
         self.console.say(f"Iteration {iteration}/{size}: {loss.count} batches, average R_loss {loss.mean:.6f}")
 
     def _end_cycle(self, ended: Ended) -> None:
-        """One record; at the end of an epoch it also has the figures of held-out episodes."""
+        """One record; with test rollouts in full mode, and offline, at the end of an epoch, with held-out figures."""
         found: dict[str, float] = {}
-        if ended.last and self._evaluation_due(ended.address["epoch"]):
+        if self.agent is not None:
+            with self.timer("test"):
+                self.tested = self.agent.test()
+            found = self.tested.metrics()
+        elif ended.last and self._evaluation_due(ended.address["epoch"]):
+            assert self.recorded is not None
             with self.timer("test"):
                 self.held_out = evaluate_reward(self.network, self.recorded, self.device)
             found = self.held_out.metrics() if self.held_out is not None else {}
         record = self.recorder.write({**ended.means(), **found, **self.timer.take()})
         shown = {name: value for name, value in record.items() if name.count("/") < 2}  # baselines: in the summary
-        seen = {"episodes": len(self.recorded.training), "agent_steps": int(self.batches.lengths.sum())}
-        self.console.table(cycle_rows(ended.address, self.loop.sizes, shown | seen))
+        if self.recorded is not None:  # offline nobody steps: what there is to learn from
+            lengths = self.recorded.data.lengths[self.recorded.training]
+            shown |= {"episodes": len(lengths), "agent_steps": int(lengths.sum())}
+        self.console.table(cycle_rows(ended.address, self.loop.sizes, shown))
 
     def _evaluation_due(self, epoch: int) -> bool:
         every = self.recipe.eval.interval or 1
@@ -188,7 +269,10 @@ class RewardTrainer:
         self.console.say("\n".join([text, *shown]))
 
     def _save(self) -> None:
-        self.checkpoints.save(self.counters.updates, self.parts, None if self.held_out is None else self.held_out.score)
+        score = self.tested.mean if self.tested is not None else None
+        if self.held_out is not None:
+            score = self.held_out.score
+        self.checkpoints.save(self.counters.updates, self.parts, score)
 
     # -- a batch behind a value that was not finite
 
@@ -211,3 +295,12 @@ def make_network(recipe: RewardRecipe, inputs: Inputs, seed: int) -> RewardNetwo
     )
     reset_parameters(network, torch.Generator().manual_seed(seed))
     return network
+
+
+def fit_network(network: RewardNetwork, recorded: Recorded) -> None:
+    """Exact statistics of the training episodes for the normaliser, and the scale of their returns."""
+    data, episodes = recorded.data, recorded.training
+    if network.normalizer is not None:
+        network.normalizer.set_moments(*data.moments(episodes), count=int(data.lengths[episodes].sum()))
+    if data.returns is not None and network.of_transitions:
+        network.set_scale(data.returns[episodes] / data.lengths[episodes])
