@@ -88,3 +88,7 @@ def test_the_parts_add_up(epochs: int, cycles: int, iterations: int, batches: in
 
 def test_save_freq_in_the_recipe_is_one() -> None:
     assert load("reward").values["reward"]["save_freq"] == 1
+
+
+def test_named_episodes_are_held_out() -> None:
+    assert reward("reward", {"data.held_out": [3, 5]}).training_episodes == 54

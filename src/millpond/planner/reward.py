@@ -52,7 +52,8 @@ def plan_reward(recipe: RewardRecipe) -> RewardPlan:
 
     training_episodes = passes = None
     if data.expected_episodes is not None:
-        training_episodes = data.expected_episodes - round(data.expected_episodes * data.holdout)
+        held_out = len(set(data.held_out)) or round(data.expected_episodes * data.holdout)
+        training_episodes = data.expected_episodes - held_out
         if data.expected_steps is not None:
             steps = data.expected_steps * training_episodes / data.expected_episodes
             passes = batches * steps_per_batch / steps if steps else None
