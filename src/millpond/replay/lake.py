@@ -86,6 +86,10 @@ class Lake:
         """How many transitions of each stream this reader has returned."""
         return {name: stream.replayed for name, stream in self._streams.items()}
 
+    def positions(self) -> dict[str, int]:
+        """Acknowledged appends of each stream, as of the last `refresh`: what a checkpoint keeps for `Writer.rollback`."""
+        return {name: stream.commits for name, stream in self._streams.items()}
+
     def view(self, stream: str) -> View:
         return self._streams[stream].view
 
