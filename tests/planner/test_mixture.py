@@ -53,7 +53,8 @@ def test_a_round_counted_out() -> None:
     assert found.pqn_updates_per_round == 64 * 250
     assert found.pqn_replay_ratio == 2
     assert found.minibatch_transitions == 128
-    assert found.pours_per_round == 4_096 * 250 / 65_536
+    assert found.collections_per_pour == 8  # 65,536 rows, and each of 4,096 steps may bring a final observation
+    assert found.pours_per_round == 32  # 250 / 8, the last one of 2
     assert found.big_pond_replay_ratio == 64_000 * 32 / 500_000
     assert found.big_replay_ratio == 64_000 * 32 / (4 * 4_096 * 250)
     assert found.big_updates_in_all == found.rounds * 64_000

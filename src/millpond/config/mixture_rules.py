@@ -86,12 +86,12 @@ def _minibatches(values: Values) -> Iterator[Violation]:
 
 def _ponds(values: Values) -> Iterator[Violation]:
     collection = values["pqn.num_envs"] * values["pqn.num_steps"]
-    if values["mixture.pond_transitions"] < collection:
+    if values["mixture.pond_transitions"] < 2 * collection:
         yield Violation(
             ("mixture.pond_transitions", "pqn.num_envs", "pqn.num_steps"),
             f"mixture.pond_transitions={values['mixture.pond_transitions']:,} does not hold one collection of "
-            f"{collection:,} transitions",
-            ({"mixture.pond_transitions": collection},),
+            f"{collection:,} transitions and as many final observations",
+            ({"mixture.pond_transitions": 2 * collection},),
         )
     batch, n_step = values["dqn.batch_size"], values["dqn.n_step"]
     if values["mixture.big_pond_transitions"] < batch + n_step:
@@ -100,6 +100,27 @@ def _ponds(values: Values) -> Iterator[Violation]:
             f"mixture.big_pond_transitions={values['mixture.big_pond_transitions']:,} does not hold one batch of "
             f"dqn.batch_size={batch:,} with dqn.n_step={n_step}",
             ({"mixture.big_pond_transitions": batch + n_step},),
+        )
+    if values["mixture.mode"] == "live" and not own_envs(values) % 1:
+        lanes = values["mixture.agents"] * values["pqn.num_envs"] + int(own_envs(values))
+        needed = lanes * max(2 * values["pqn.num_steps"], values["env.frame_stack"] + n_step + 1)
+        if values["mixture.big_pond_transitions"] < needed:
+            yield Violation(
+                ("mixture.big_pond_transitions", "mixture.agents", "pqn.num_envs", "pqn.num_steps"),
+                f"mixture.big_pond_transitions={values['mixture.big_pond_transitions']:,} does not hold one collection "
+                f"of all {lanes:,} envs with its final observations, as mixture.mode=live needs",
+                ({"mixture.big_pond_transitions": needed},),
+            )
+
+
+def _replay_ratio(values: Values) -> Iterator[Violation]:
+    ratio, mode = values["dqn.replay_ratio"], values["mixture.mode"]
+    if ratio is not None and mode != "live":
+        yield Violation(
+            ("dqn.replay_ratio", "mixture.mode"),
+            f"dqn.replay_ratio={ratio:g} has no effect with mixture.mode={mode}: the BigAgent acts only in mode live, "
+            f"and learns mixture.big_updates times a round otherwise",
+            ({"dqn.replay_ratio": None}, {"mixture.mode": "live"}),
         )
 
 
@@ -127,4 +148,29 @@ def _one_agent_worlds(values: Values) -> Iterator[Violation]:
         )
 
 
-RULES = [_modes, _ladder, _minibatches, _ponds, _budget, _one_agent_worlds]
+def _networks(values: Values) -> Iterator[Violation]:
+    if values["policy.core"] != "none":
+        yield Violation(
+            ("policy.core",),
+            f"policy.core={values['policy.core']}: Q-networks of a mixture have no memory, since replay is not in order",
+            ({"policy.core": "none"},),
+        )
+    if values["policy.target"] is not None:
+        yield Violation(
+            ("policy.target",),
+            f"policy.target={values['policy.target']}: PQN and DQN learn action values, which policies do not have",
+            ({"policy.target": None},),
+        )
+
+
+def _crashes(values: Values) -> Iterator[Violation]:
+    if values["vector.on_crash"] != "stop":
+        yield Violation(
+            ("vector.on_crash",),
+            f"vector.on_crash={values['vector.on_crash']}: the lake holds steps that were taken, and a restarted env "
+            f"loses one in the middle of a collection",
+            ({"vector.on_crash": "stop"},),
+        )
+
+
+RULES = [_modes, _ladder, _minibatches, _ponds, _replay_ratio, _budget, _one_agent_worlds, _networks, _crashes]

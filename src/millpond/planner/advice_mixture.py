@@ -51,7 +51,7 @@ def _troubles(recipe: MixtureRecipe, plan: MixturePlan, host: Host | None) -> se
 
 
 def _needed(plan: MixturePlan) -> int:
-    return (plan.pond_bytes or 0) * plan.agents + (plan.big_pond_bytes or 0)
+    return (plan.pond_bytes or 0) * plan.agents + (plan.own_pond_bytes or 0) + (plan.big_pond_bytes or 0)
 
 
 def _replay(s: _Subject) -> Iterator[Advice]:

@@ -21,8 +21,10 @@ MEASURED_SIDE = 84
 class MixturePlan:
     """What a mixture will do. `collection`: every env of an agent takes `pqn.num_steps` steps, once.
 
-    A pond holds neighbouring steps, so a frame is stored once. The BigPond holds transitions from anywhere in the lake,
-    which have no neighbours there: each brings its stack and its n following frames.
+    A pond holds neighbouring steps, so a frame is stored once; it is poured out when one more collection might not fit,
+    were every step of it to end an episode and bring a final observation along. The BigPond holds transitions from
+    anywhere in the lake, which have no neighbours there: each brings its stack and its n following frames, at most. In
+    mode live it is a ring that all envs write to as they go.
     """
 
     mode: str
@@ -55,13 +57,18 @@ class MixturePlan:
     big_updates_in_all: int
     resets: int
     pond_transitions: int
-    pours_per_round: float
+    pond_rows: int
+    collections_per_pour: int
+    pours_per_round: int
+    own_pond_rows: int
     big_pond_transitions: int
+    big_pond_rows: int
     observation_bytes: int | None
     frame_bytes: int | None
     transition_bytes_twice: int | None
     transition_bytes_once: int | None
     pond_bytes: int | None
+    own_pond_bytes: int | None
     big_pond_bytes: int | None
     lake_frame_bytes: float | None
     lake_frame_measured: bool
@@ -83,11 +90,22 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
     whole_rounds, rest = divmod(collections, mixture.collections_per_round)
     rounds = whole_rounds + (rest > 0)
     uses_lake = mixture.mode != "single"
-    replayed = mixture.big_updates * dqn.batch_size if uses_lake else 0
     per_round = steps * mixture.collections_per_round
+    updates = big_updates_of_round(recipe, per_round)
+    updates_in_all = whole_rounds * updates
+    if rest:
+        updates_in_all += big_updates_of_round(recipe, steps * rest)
+    replayed = updates * dqn.batch_size
+    pond_rows = mixture.pond_transitions // pqn.num_envs * pqn.num_envs if uses_lake else 0
+    per_pour = mixture.pond_transitions // (2 * collection) if uses_lake else 0
     lake_transitions = collections * steps if uses_lake else 0
 
     big_pond = mixture.big_pond_transitions
+    lanes = mixture.agents * pqn.num_envs + own
+    if mixture.mode == "live":
+        big_pond_rows = big_pond // lanes * lanes
+    else:
+        big_pond_rows = big_pond * (recipe.env.frame_stack + dqn.n_step) if uses_lake else 0
     frame = observation = pond_row = lake_row = lake_frame = None
     measured = compressed = False
     if spec is not None:
@@ -120,27 +138,41 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
         pqn_updates_per_collection=pqn.num_minibatches * pqn.update_epochs,
         pqn_updates_per_round=pqn.num_minibatches * pqn.update_epochs * mixture.collections_per_round,
         pqn_replay_ratio=pqn.update_epochs,
-        big_updates=mixture.big_updates if uses_lake else 0,
+        big_updates=updates,
         big_batch_size=dqn.batch_size,
         big_replay_ratio=replayed / per_round,
         big_pond_replay_ratio=replayed / big_pond,
-        big_updates_in_all=rounds * mixture.big_updates if uses_lake else 0,
+        big_updates_in_all=updates_in_all,
         resets=rounds if mixture.mode in ("rounds", "live", SINGLE[1]) else 0,
         pond_transitions=mixture.pond_transitions,
-        pours_per_round=collection * mixture.collections_per_round / mixture.pond_transitions,
+        pond_rows=pond_rows,
+        collections_per_pour=per_pour,
+        pours_per_round=-(-mixture.collections_per_round // per_pour) if per_pour else 0,
         big_pond_transitions=mixture.big_pond_transitions,
+        own_pond_rows=pond_rows // pqn.num_envs * own,
+        big_pond_rows=big_pond_rows,
         observation_bytes=observation,
         frame_bytes=frame,
         transition_bytes_twice=None if observation is None else 2 * observation,
         transition_bytes_once=frame,
-        pond_bytes=None if pond_row is None else pond_row * mixture.pond_transitions,
-        big_pond_bytes=None if pond_row is None else pond_row * big_pond * (recipe.env.frame_stack + dqn.n_step),
+        pond_bytes=None if pond_row is None else pond_row * pond_rows,
+        own_pond_bytes=None if pond_row is None else pond_row * (pond_rows // pqn.num_envs * own),
+        big_pond_bytes=None if pond_row is None else pond_row * big_pond_rows,
         lake_frame_bytes=lake_frame,
         lake_frame_measured=measured,
         lake_frame_compressed=compressed,
         lake_transitions=lake_transitions,
         lake_bytes=None if lake_row is None else round(lake_transitions * lake_row),
     )
+
+
+def big_updates_of_round(recipe: MixtureRecipe, env_steps: int) -> int:
+    """Gradient steps of the BigAgent in a round of so many env steps."""
+    if recipe.mixture.mode == "single":
+        return 0
+    if recipe.mixture.mode == "live" and recipe.dqn.replay_ratio is not None:
+        return round(env_steps * recipe.dqn.replay_ratio)
+    return recipe.mixture.big_updates
 
 
 def _stored_frame(recipe: MixtureRecipe, spec: EnvSpec, frame: int) -> tuple[float, bool]:

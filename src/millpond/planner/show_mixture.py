@@ -43,10 +43,10 @@ def _round(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     ]
     if plan.mode == "single":
         return lines
-    pond = f"a pond of {plan.pond_transitions:,} transitions is poured out {number(plan.pours_per_round)} times"
+    pond = f"each pond, of {plan.pond_transitions:,} transitions, is poured out {plural(plan.pours_per_round, 'time')}"
     lines += [f"    ↓ {pond}", *box([f"+ {plan.env_steps_per_round:,} transitions"], "the lake, on disk")]
     lines += [
-        "    ↓ uniformly",
+        "    ↓ as they come, beside the lake" if plan.mode == "live" else "    ↓ uniformly",
         *box(
             [
                 f"BigPond of {plan.big_pond_transitions:,} transitions",
@@ -115,10 +115,15 @@ def _memory(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     ]
     lines = ["", "Bytes a transition", *figures(rows)]
     lines += sentence(f"A million of them: {size(twice * 1e6)} in full, {size(plan.frame_bytes * 1e6)} stored once.")
-    stores = [
-        (f"{plural(plan.agents, 'pond')}, each", size(plan.pond_bytes), f"on {recipe.device}"),
-        ("the BigPond", size(plan.big_pond_bytes or 0), f"on {recipe.device}; each transition with its own frames"),
-    ]
+    stores = []
+    if plan.mode != "single":
+        kept = "a ring of the newest" if plan.mode == "live" else "at most: each transition with frames of its own"
+        stores = [
+            (f"{plural(plan.agents, 'pond')}, each", size(plan.pond_bytes), f"on {recipe.device}"),
+            ("the BigPond", size(plan.big_pond_bytes or 0), f"on {recipe.device}; {kept}"),
+        ]
+        if plan.own_pond_bytes:
+            stores.insert(1, ("the BigAgent's own pond", size(plan.own_pond_bytes), f"on {recipe.device}"))
     if plan.lake_transitions and plan.lake_bytes is not None and plan.lake_frame_bytes is not None:
         frame = f"{plan.lake_frame_bytes:,.0f} bytes a frame"
         known = "as measured with lz4" if plan.lake_frame_measured else "an upper bound: raw, before compression"
@@ -129,7 +134,8 @@ def _memory(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
         stores.append(
             ("the lake at the end", size(plan.lake_bytes), f"{plan.lake_transitions:,} transitions; {frame}, {known}")
         )
-    lines += ["", "Stores", *figures(stores)]
+    if stores:
+        lines += ["", "Stores", *figures(stores)]
     if plan.lake_bytes is not None and plan.lake_transitions:
         whole = twice * plan.lake_transitions
         lines += sentence(f"In full, the lake's transitions would take {exact_size(whole)}.")

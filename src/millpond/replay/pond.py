@@ -261,6 +261,10 @@ class Pond:
         self._runs = host["runs"] if len(host["runs"]) else None
         self._view = None
 
+    def continue_with(self, episodes: Lanes) -> None:
+        """Go on with these episodes, after the rings were written from elsewhere."""
+        self._episodes, self._view = episodes, None
+
     def lay_down(self, flags: Array, run_begin: Array) -> None:
         """Take rows 0 to `len(flags)` as they were written by `fill`, in runs that have nothing to do with each other."""
         self.clear()

@@ -24,10 +24,11 @@ Array = np.ndarray[Any, Any]
 ROWS_AT_ONCE = 2_048
 
 
-def pour(pond: Pond, writer: Writer, *, steps_at_once: int = 4_096) -> list[Ack]:
+def pour(pond: Pond, writer: Writer, *, steps_at_once: int = 4_096, heads: Array | None = None) -> list[Ack]:
     """Append to the lake what it does not have yet, in pieces of about `steps_at_once` steps of all lanes together.
 
     A piece that is acknowledged counts as poured, so that a full disk in between loses nothing and doubles nothing.
+    `heads` (an earlier `pond.heads`) is where to stop, so that another thread may go on adding behind it.
     """
     if not pond.guarded:
         raise LakeError("pour needs a pond made with guarded=True: others overwrite steps before they are poured")
@@ -35,19 +36,20 @@ def pour(pond: Pond, writer: Writer, *, steps_at_once: int = 4_096) -> list[Ack]
         raise LakeError(f"the pond has {pond.lanes} lanes, stream {writer.stream.name!r} has {writer.stream.lanes}")
     acks: list[Ack] = []
     piece = max(1, steps_at_once // pond.lanes)
+    ends = pond.heads if heads is None else heads
     while True:
-        steps, heads = _unpoured(pond, piece)
+        steps, poured = _unpoured(pond, piece, ends)
         if steps is None:
             return acks
         acks.append(writer.append(steps))
-        pond.poured = heads
+        pond.poured = poured
 
 
-def _unpoured(pond: Pond, most: int) -> tuple[Steps | None, Array]:
+def _unpoured(pond: Pond, most: int, ends: Array) -> tuple[Steps | None, Array]:
     """The next up to `most` steps of every lane that were not poured, and where each lane then stands."""
     rows = []
     for lane in range(pond.lanes):
-        places = np.arange(pond.poured[lane], pond.heads[lane])
+        places = np.arange(pond.poured[lane], ends[lane])
         slots = lane * pond.ring + places % pond.ring
         rows.append((slots, pond.flags[slots]))
     counts = {int(np.count_nonzero(flags & FINAL == 0)) for _, flags in rows}
@@ -117,12 +119,12 @@ def fill(
     pond.clear()
     blocks = [slice(begin, begin + ROWS_AT_ONCE) for begin in range(0, len(rows), ROWS_AT_ONCE)]
     with ThreadPoolExecutor(threads, thread_name_prefix="pond-fill") as pool:
-        waiting = [pool.submit(_read, assembler, streams[block], rows[block]) for block in blocks[: 2 * threads]]
+        waiting = [pool.submit(read_rows, assembler, streams[block], rows[block]) for block in blocks[: 2 * threads]]
         for k, block in enumerate(blocks):
             fields, damaged = waiting.pop(0).result()
             if k + 2 * threads < len(blocks):
                 later = blocks[k + 2 * threads]
-                waiting.append(pool.submit(_read, assembler, streams[later], rows[later]))
+                waiting.append(pool.submit(read_rows, assembler, streams[later], rows[later]))
             raise_damage(damaged, lake.folder)
             for name, values in fields.items():
                 source = torch.from_numpy(values)
@@ -196,7 +198,7 @@ def _runs(
     return np.concatenate(streams), np.concatenate(all_rows), np.concatenate(all_flags), run_begin
 
 
-def _read(assembler: Assembler, streams: Array, rows: Array) -> tuple[dict[str, Array], Any]:
+def read_rows(assembler: Assembler, streams: Array, rows: Array) -> tuple[dict[str, Array], Any]:
     """A block of rows as columns of a pond."""
     schema = assembler.schema
     records, damaged = assembler.records(streams, rows[:, None])
