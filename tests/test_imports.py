@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"errors", "durable", "envs", "config", "record", "store", "planner"},
     "trainers": {
         "errors",
+        "sizes",
         "durable",
         "schedules",
         "losses",

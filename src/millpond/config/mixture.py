@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from millpond.config.base import Count, Few, Fraction, Positive, Real, Section, Size, Switch
+from millpond.config.base import Count, Few, Fraction, Natural, Positive, Real, Section, Size, Switch
 from millpond.config.ppo import Schedule
 
 
@@ -31,6 +31,9 @@ class MixtureConfig(Section):
     )
     epsilon_reset_to: Fraction = Field(0.1, description="Exploration of the clones right after a reset.")
     big_epsilon_reset_to: Fraction = Field(0.1, description="Exploration of the BigAgent when its training begins.")
+    recovery_checks: Natural = Field(
+        3, description="Evaluations within a round until the agents are back at their level of before the reset."
+    )
     epsilon_ladder: tuple[Fraction, ...] | None = Field(
         None, description="A reset value for each agent instead of epsilon_reset_to, such as [0.4, 0.1, 0.03, 0.01]."
     )

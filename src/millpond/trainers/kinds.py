@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from millpond.config import Loaded, PPORecipe, RewardRecipe
+from millpond.config import Loaded, MixtureRecipe, PPORecipe, RewardRecipe
 from millpond.errors import MillpondError
 from millpond.ranks import ALONE, Ranks
 from millpond.store import Run
@@ -33,21 +33,23 @@ def require_trainer(loaded: Loaded) -> None:
 
         if loaded.recipe.reward.reward_only:
             audit_recorded(loaded.recipe, open_recorded(loaded.recipe))
-        return
-    if not isinstance(loaded.recipe, PPORecipe):
-        raise MillpondError(
-            f"{loaded.name} is of kind {loaded.recipe.kind}; this version plans such recipes and trains those of kinds ppo "
-            f"and reward"
-        )
 
 
 def make_trainer(loaded: Loaded, run: Run, *, weights_from: Run | None = None, ranks: Ranks = ALONE) -> Trainer:
     """The trainer for a recipe of any kind. Heavy modules are imported for the kind that is asked for."""
-    if isinstance(loaded.recipe, RewardRecipe):
-        from millpond.trainers.reward import RewardTrainer
+    if isinstance(loaded.recipe, PPORecipe):
+        from millpond.trainers.ppo import PPOTrainer
 
-        return RewardTrainer(loaded, run, weights_from=weights_from)
-    require_trainer(loaded)
-    from millpond.trainers.ppo import PPOTrainer
+        return PPOTrainer(loaded, run, weights_from=weights_from, ranks=ranks)
+    if not ranks.alone:
+        raise MillpondError(
+            f"{loaded.name} is of kind {loaded.recipe.kind}, which is trained by one process; "
+            f"start it without torchrun (recipes of kind ppo are trained by several)"
+        )
+    if isinstance(loaded.recipe, MixtureRecipe):
+        from millpond.trainers.mixture import MixtureTrainer
 
-    return PPOTrainer(loaded, run, weights_from=weights_from, ranks=ranks)
+        return MixtureTrainer(loaded, run, weights_from=weights_from)
+    from millpond.trainers.reward import RewardTrainer
+
+    return RewardTrainer(loaded, run, weights_from=weights_from)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from millpond.config import PPORecipe
+from millpond.config import MixtureRecipe, PPORecipe
 from millpond.envs.render import render_rgb, write_gif
 from millpond.envs.world import World
 from millpond.store import Checkpoints, RunError
@@ -23,8 +23,10 @@ class LoadedPolicy:
 
     def __init__(self, name: str, *, best: bool = False, run_dir: str = "runs", device: str = "cpu") -> None:
         loaded, run = open_run(name, run_dir)
-        if not isinstance(loaded.recipe, PPORecipe):
-            raise RunError(f"run {run.name!r} is of kind {loaded.recipe.kind}; only runs of kind ppo hold a policy")
+        if not isinstance(loaded.recipe, PPORecipe | MixtureRecipe):
+            raise RunError(
+                f"run {run.name!r} is of kind {loaded.recipe.kind}; only runs of kinds ppo and mixture hold a policy"
+            )
         self.recipe = loaded.recipe
         checkpoints = Checkpoints(run.checkpoints_path)
         checkpoint = checkpoints.best() if best else checkpoints.find().checkpoint
@@ -35,8 +37,16 @@ class LoadedPolicy:
         self.updates = checkpoint.updates
         self.spec = make_spec(self.recipe.env, stacked=True)
         self.device = torch.device(device)
-        self.policy = make_policy(self.recipe.policy, self.spec, self.device)
-        self.policy.load_state_dict(checkpoint.weights["policy"])
+        self.policy: Any
+        if isinstance(self.recipe, MixtureRecipe):  # the BigAgent, or the one agent where there is none
+            from millpond.trainers.mixture_networks import make_network
+
+            name = "big" if "big" in checkpoint.weights else "agent0"
+            self.policy = make_network(self.recipe, self.spec).to(self.device)
+        else:
+            name = "policy"
+            self.policy = make_policy(self.recipe.policy, self.spec, self.device)
+        self.policy.load_state_dict(checkpoint.weights[name])
         self.policy.eval()
 
     def act(

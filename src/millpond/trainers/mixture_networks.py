@@ -1,0 +1,30 @@
+"""The Q-networks of a mixture, and a seed for everything in it that is random."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from millpond.config.recipe import MixtureRecipe
+from millpond.envs.spec import EnvSpec
+from millpond.learners import QNetwork, build_q_network
+
+# What a seed is for; together with the agent's number it makes generators that have nothing to do with each other.
+NETWORK, EXPLORATION, ENVS, SAMPLER = range(4)
+
+
+def seed_for(seed: int, purpose: int, number: int = 0) -> int:
+    """A seed of its own for every purpose and agent, all from the run's one."""
+    return int(np.random.SeedSequence([seed, purpose, number]).generate_state(1)[0])
+
+
+def make_network(recipe: MixtureRecipe, spec: EnvSpec, number: int = 0) -> QNetwork:
+    """The Q-network of agent `number`."""
+    return build_q_network(
+        spec.observation,
+        spec.action,
+        encoder=recipe.policy.encoder,
+        hidden_size=recipe.policy.hidden_size,
+        normalize_observations=recipe.policy.normalize_observations,
+        generator=torch.Generator().manual_seed(seed_for(recipe.seed, NETWORK, number)),
+    )

@@ -1,0 +1,39 @@
+"""What a person wants to know when a mixture is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from millpond.planner import MixturePlan
+from millpond.planner.lines import figures, number
+from millpond.record import Counters
+from millpond.store import Run
+from millpond.trainers.evaluate import Evaluation
+
+
+def summarise_mixture(
+    plan: MixturePlan, run: Run, counters: Counters, shares: Mapping[str, float], evaluation: Evaluation | None
+) -> list[str]:
+    """Return, frames, where the time went, and what to do next."""
+    lines: list[str] = []
+    if evaluation is not None:
+        low, high = evaluation.interval()
+        who = "the agent" if plan.mode == "single" else "the BigAgent"
+        lines += [
+            f"Return, mean of {len(evaluation.lengths)} greedy episodes on seeds of their own",
+            *figures([(who, f"{evaluation.mean:.3f}", f"95% interval {low:.3f} to {high:.3f}")]),
+            "",
+        ]
+    rate = counters.frames / max(counters.seconds, 1e-9)
+    spent = [(name, f"{share:.0%}", "") for name, share in shares.items() if share >= 0.005]
+    lines += [
+        f"{number(counters.frames)} frames in {plan.rounds} rounds, {number(counters.updates)} updates",
+        f"Time: {number(round(rate))} frames a second",
+        *figures(spent),
+        "",
+        f"Run folder: {run.folder}",
+        f"  millpond eval {run.name} --episodes 100",
+        f"  millpond eval {run.name} --episodes 1 --render {run.name}.gif",
+        f"  millpond train --resume {run.name} mixture.total_frames=...   # longer",
+    ]
+    return lines
