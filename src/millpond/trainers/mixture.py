@@ -166,13 +166,13 @@ class MixtureTrainer:
             self._update(self.big, spread(updates, collections, at["portion"]))
 
     def _fill(self, at: Address) -> None:
-        assert self.ponds is not None
         assert self.big is not None
-        if at.begins("phase"):
-            self.big.epsilon.reset()
-        if at.begins("phase") or self.big.pond.empty:  # a resumed run draws the same again
+        if at.begins("phase") or self.big.pond.empty:  # a run resumed in this phase draws the same again
             with self.timer("fill"):
-                self.extra["big/pond_transitions"] = self.big.pond.fill(at["round"])
+                drawn = self.big.pond.fill(at["round"])
+            if at.begins("phase"):
+                self.big.epsilon.reset()
+                self.extra["big/pond_transitions"] = drawn
 
     def _train_big_agent(self, at: Address) -> None:
         assert self.big is not None
