@@ -398,6 +398,60 @@ def reward_score(
     score(run, path, out, plot, episodes, best, json)
 
 
+experiments = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Questions that need many runs.")
+app.add_typer(experiments, name="experiment")
+
+
+@experiments.callback()
+def _experiments() -> None: ...
+
+
+@experiments.command("mixture-vs-single")
+def mixture_vs_single(
+    overrides: OverridesArgument = None,
+    frames: Annotated[int, typer.Option("--frames", min=1, help="Frames of every run, of all its agents.")] = 1_048_576,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each method in each game.")] = 3,
+    games: Annotated[
+        str, typer.Option("--games", help="Worlds, with commas between.")
+    ] = "minatar:breakout,minatar:asterix",
+    methods: Annotated[
+        str, typer.Option("--methods", help="Of mixture, single, single-resets, no-resets, live.")
+    ] = "mixture,single,single-resets,no-resets",
+    recipe: Annotated[str, typer.Option("--recipe", help="The mixture that all methods are made from.")] = "mixture",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds, and so resets, of every run.")] = 8,
+    episodes: Annotated[int, typer.Option("--episodes", min=1, help="Greedy episodes that judge a run.")] = 100,
+    folder: Annotated[Path, typer.Option("--folder", help="Where runs and results are; the same one goes on.")] = Path(
+        "experiments/mixture-vs-single"
+    ),
+    at_once: Annotated[
+        int | None, typer.Option("--at-once", min=1, help="Runs side by side; without it, one a core.")
+    ] = None,
+    report: Annotated[bool, typer.Option("--report", help="Run nothing; read what is finished.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Does a mixture beat a single agent at the same number of frames?
+
+    Runs the mixture, one agent alone, one agent with the same resets, and the mixture without resets; a table with
+    intervals, curves, and one sentence follow. Stop it at any time: the same command goes on.
+    """
+    from millpond.cli.experiment import mixture_vs_single as run_experiment
+
+    run_experiment(
+        frames=frames,
+        seeds=seeds,
+        games=games,
+        methods=methods,
+        recipe=recipe,
+        overrides=list(overrides or []),
+        rounds=rounds,
+        episodes=episodes,
+        folder=folder,
+        at_once=at_once,
+        report_only=report,
+        as_json=json,
+    )
+
+
 @app.command()
 def doctor(json: JsonOption = False) -> None:
     """Say what this machine has: versions, cores, devices, memory, disk, extras, and what to install for the rest."""

@@ -1,0 +1,199 @@
+"""From results to an answer: a table with intervals, and one sentence that says no more than the runs do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from millpond.experiments.mixture_vs_single import Settings
+from millpond.experiments.results import Results
+from millpond.experiments.statistics import (
+    Estimate,
+    Scores,
+    estimate,
+    estimate_improvement,
+    interquartile_mean,
+    mean,
+    permutation_test,
+)
+from millpond.planner.lines import plural, sentence, table
+
+B, A = "mixture", "single"
+ALL = "all games"
+LEVEL = 0.05  # what would come about by chance less often than this counts as shown
+CONTROLS = {"single-resets": "one agent with the same resets", "no-resets": "the mixture without resets"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method in one game, or in all of them on the common scale. `improvement` is the chance that it beats A."""
+
+    game: str
+    method: str
+    runs: int
+    mean: Estimate
+    iqm: Estimate
+    improvement: Estimate | None
+    agents_mean: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "game": self.game,
+            "method": self.method,
+            "runs": self.runs,
+            "mean": self.mean.to_json(),
+            "iqm": self.iqm.to_json(),
+            "probability_of_improvement_over_single": self.improvement.to_json() if self.improvement else None,
+            "agents_mean": self.agents_mean,
+        }
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The whole of it. `random` are the random player's returns, the zero of the common scale."""
+
+    rows: tuple[Row, ...]
+    random: Mapping[str, float]
+    sentence: str
+    recovery: Mapping[str, Mapping[str, float]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows": [row.to_json() for row in self.rows],
+            "random": dict(self.random),
+            "recovery": {method: dict(values) for method, values in self.recovery.items()},
+            "sentence": self.sentence,
+        }
+
+
+def analyse(results: Results, random: Mapping[str, float], settings: Settings) -> Answer:
+    """Rows of every game, then of all games where there are several; intervals repeat from run to run."""
+    rng = np.random.default_rng(0)
+    methods = [m for m in settings.methods if all(m in results.get(game, {}) for game in settings.games)]
+    scores: dict[str, Scores] = {
+        method: {game: [r.score for r in results[game][method].values()] for game in settings.games}
+        for method in methods
+    }
+    rows = []
+    for game in settings.games:
+        for method in methods:
+            agents = [r.agents_score for r in results[game][method].values() if r.agents_score is not None]
+            rows.append(_row(game, method, {game: scores[method][game]}, _only(scores.get(A), game), agents, rng))
+    if len(settings.games) > 1 and A in methods:
+        scaled = {method: _scaled(scores[method], scores[A], random) for method in methods}
+        rows += [_row(ALL, method, scaled[method], scaled[A], [], rng) for method in methods]
+    return Answer(tuple(rows), random, _sentence(scores, settings, rng), _recoveries(results, methods))
+
+
+def _only(scores: Scores | None, game: str) -> Scores | None:
+    return None if scores is None else {game: scores[game]}
+
+
+def _row(
+    game: str, method: str, own: Scores, single: Scores | None, agents: list[float], rng: np.random.Generator
+) -> Row:
+    improvement = None if single is None or method == A else estimate_improvement(own, single, rng)
+    return Row(
+        game,
+        method,
+        sum(len(runs) for runs in own.values()),
+        estimate(own, mean, rng),
+        estimate(own, interquartile_mean, rng),
+        improvement,
+        float(np.mean(agents)) if agents else None,
+    )
+
+
+def _scaled(scores: Scores, single: Scores, random: Mapping[str, float]) -> Scores:
+    """The random player is 0 and the mean of A is 1, in every game."""
+    found = {}
+    for game, runs in scores.items():
+        span = float(np.mean(single[game])) - random[game]
+        found[game] = [(score - random[game]) / (span if abs(span) > 1e-9 else 1.0) for score in runs]
+    return found
+
+
+def _recoveries(results: Results, methods: list[str]) -> dict[str, dict[str, float]]:
+    """Of each method with resets: how the evaluation changed, how often it came back, and after how many updates."""
+    found = {}
+    for method in methods:
+        resets = [reset for game in results.values() for run in game[method].values() for reset in run.resets]
+        ended = [reset for reset in resets if "recovered" in reset]
+        around = [reset for reset in resets if "reset/before" in reset]
+        if around:
+            back = [reset["recovery"] for reset in ended if reset["recovered"]]
+            found[method] = {
+                "resets": len(around),
+                "mean_change": float(np.mean([r["reset/after"] - r["reset/before"] for r in around])),
+                "recovered": len(back),
+                "not_recovered": len(ended) - len(back),
+                "median_updates": float(np.median(back)) if back else float("nan"),
+            }
+    return found
+
+
+def _sentence(scores: Mapping[str, Scores], settings: Settings, rng: np.random.Generator) -> str:
+    """What can be said: that B beats A, that A beats B, or that these runs cannot tell."""
+    if B not in scores or A not in scores:
+        return "Not enough runs are finished to compare the mixture with the single agent."
+    chance, p = estimate_improvement(scores[B], scores[A], rng), permutation_test(scores[B], scores[A], rng)
+    seeds = min(len(runs) for method in (A, B) for runs in scores[method].values())
+    over = f"{plural(seeds, 'seed')} of {plural(len(settings.games), 'game')} at {settings.frames:,} frames"
+    measured = f"probability of improvement {chance.value:.2f}, permutation test p = {p:.2g}"
+    if p < LEVEL and chance.value > 0.5:
+        text = f"The mixture beat the single agent over {over} ({measured})"
+    elif p < LEVEL:
+        text = f"The single agent beat the mixture over {over} ({measured})"
+    else:
+        text = f"Over {over} no difference between the mixture and the single agent can be shown ({measured})"
+    controls = []
+    for method, what in CONTROLS.items():
+        if method in scores:
+            against = estimate_improvement(scores[B], scores[method], rng).value
+            p = permutation_test(scores[B], scores[method], rng)
+            controls.append(f"against {what} the probability is {against:.2f} (p = {p:.2g})")
+    return "; ".join([text, *controls]) + "."
+
+
+def show(answer: Answer) -> list[str]:
+    """As text for a terminal or a document."""
+
+    def of(number: Estimate, row: Row) -> str:
+        alone = row.runs == 1  # one run has no interval
+        return f"{number.value:.2f}" if alone else f"{number.value:.2f} [{number.low:.2f}, {number.high:.2f}]"
+
+    lines: list[str] = []
+    for game in dict.fromkeys(row.game for row in answer.rows):
+        rows = [row for row in answer.rows if row.game == game]
+        title = f"{game} (random player 0, mean of single 1)" if game == ALL else game
+        body = [
+            [
+                row.method,
+                str(row.runs),
+                of(row.mean, row),
+                of(row.iqm, row),
+                of(row.improvement, row) if row.improvement else "-",
+            ]
+            for row in rows
+        ]
+        if game in answer.random:
+            body.append(["random player", "", f"{answer.random[game]:.2f}", "", ""])
+        lines += [title, *table(["method", "runs", "mean", "IQM", "P(> single)"], body)]
+        agents = [f"{row.method} {row.agents_mean:.2f}" for row in rows if row.agents_mean is not None]
+        if agents:
+            lines += sentence(f"agents themselves, before the last reset, on average: {', '.join(agents)}")
+        lines.append("")
+    for method, found in answer.recovery.items():
+        median = (
+            "never" if np.isnan(found["median_updates"]) else f"after {found['median_updates']:,.0f} updates (median)"
+        )
+        lines += sentence(
+            f"{method}: {found['resets']:.0f} resets changed the evaluation by {found['mean_change']:+.2f} on average; it "
+            f"was back at its level {found['recovered']:.0f} times, {median}, and {found['not_recovered']:.0f} times not "
+            f"before the next reset.",
+            0,
+        )
+    return [*lines, "", *sentence(answer.sentence, 0)]

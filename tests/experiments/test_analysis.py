@@ -1,0 +1,132 @@
+"""The answer says what the runs say, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millpond.config import load
+from millpond.config.recipe import MixtureRecipe
+from millpond.errors import MillpondError
+from millpond.experiments.analysis import analyse, show
+from millpond.experiments.curves import curve_of, draw_curves
+from millpond.experiments.mixture_vs_single import DEFAULT_METHODS, METHODS, Settings, all_jobs, check, overrides_of
+from millpond.experiments.results import Results, RunResult
+from millpond.planner import MixturePlan, plan
+
+GAMES = ("minatar:breakout", "minatar:asterix")
+RANDOM = {"minatar:breakout": 0.5, "minatar:asterix": 0.5}
+
+RESETS = [
+    {"frames": 50.0, "reset/before": 2.0, "reset/after": 1.0},
+    {"frames": 60.0, "recovery": 12.0, "recovered": 1.0},
+]
+
+
+def results(scores: dict[str, list[float]], games: tuple[str, ...] = GAMES) -> Results:
+    return {
+        game: {
+            method: {
+                seed: RunResult(
+                    score,
+                    10,
+                    100,
+                    1.0,
+                    None if method == "single" else score / 2,
+                    curve=[[50.0, score / 2], [100.0, score]],
+                    resets=RESETS if method == "single-resets" else [],
+                )
+                for seed, score in enumerate(runs, start=1)
+            }
+            for method, runs in scores.items()
+        }
+        for game in games
+    }
+
+
+def settings(games: tuple[str, ...] = GAMES) -> Settings:
+    return Settings(frames=100, seeds=3, games=games, methods=DEFAULT_METHODS)
+
+
+LOW, HIGH = [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("mixture", "single", "games", "said"),
+    [
+        (HIGH, LOW, GAMES, "The mixture beat the single agent over 3 seeds of 2 games at 100 frames"),
+        (LOW, HIGH, GAMES, "The single agent beat the mixture over 3 seeds of 2 games"),
+        (HIGH, LOW, GAMES[:1], "no difference between the mixture and the single agent can be shown"),  # 2 / 20
+        (
+            [1.0, 5.0, 3.0],
+            [2.0, 4.0, 3.0],
+            GAMES,
+            "no difference between the mixture and the single agent can be shown",
+        ),
+    ],
+)
+def test_the_sentence(mixture: list[float], single: list[float], games: tuple[str, ...], said: str) -> None:
+    scores = {"mixture": mixture, "single": single, "single-resets": single, "no-resets": mixture}
+    found = analyse(results(scores, games), RANDOM, settings(games))
+    assert said in found.sentence
+    assert "against the mixture without resets the probability is 0.50 (p = 1)" in found.sentence
+
+
+def test_the_table() -> None:
+    found = analyse(
+        results({"mixture": HIGH, "single": LOW, "single-resets": LOW, "no-resets": LOW}), RANDOM, settings()
+    )
+    text = "\n".join(show(found))
+    assert "minatar:breakout" in text
+    assert "all games (random player 0, mean of single 1)" in text
+    common = {row.method: row for row in found.rows if row.game == "all games"}
+    assert common["single"].mean.value == pytest.approx(1.0)
+    assert common["mixture"].mean.value == pytest.approx((5 - 0.5) / (2 - 0.5))
+    assert common["mixture"].improvement is not None
+    assert common["mixture"].improvement.value == 1.0
+    assert "single-resets: 6 resets changed the evaluation by -1.00 on average" in " ".join(text.split())
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_unfinished_methods_are_left_out() -> None:
+    found = analyse(results({"mixture": HIGH}), RANDOM, settings())
+    assert found.sentence == "Not enough runs are finished to compare the mixture with the single agent."
+
+
+def test_curves(tmp_path: Path) -> None:
+    found = results({"mixture": HIGH, "single": LOW})
+    curve = curve_of(found[GAMES[0]]["mixture"])
+    assert curve == {"frames": [50.0, 100.0], "mean": [2.5, 5.0], "low": [2.0, 4.0], "high": [3.0, 6.0]}
+    draw_curves(found, RANDOM, settings(), [tmp_path / "curves.png", tmp_path / "curves.svg"])
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "minatar:asterix" in (tmp_path / "curves.svg").read_text() or (tmp_path / "curves.svg").stat().st_size > 5000
+
+
+def test_every_method_has_the_same_frames_rounds_and_gradient_steps() -> None:
+    plans = {}
+    for method in METHODS:
+        found = plan("mixture", list(overrides_of(Settings(), "minatar:breakout", method, 3))).plan
+        assert isinstance(found, MixturePlan)
+        plans[method] = found
+    frames = {method: found.frames for method, found in plans.items() if method != "live"}
+    assert set(frames.values()) == {1_048_576}
+    assert 0.97 < plans["live"].frames / 1_048_576 <= 1.0  # whole collections of five times 4,096
+    assert {found.rounds for found in plans.values()} <= {8, 7}
+    for method in ("single-resets", "no-resets"):
+        assert plans[method].big_updates == plans["mixture"].big_updates
+        assert plans[method].frames_per_round == plans["mixture"].frames_per_round
+    assert plans["single"].transitions_per_collection == plans["mixture"].transitions_per_collection
+    seed = load("mixture", list(overrides_of(Settings(), "minatar:breakout", "single", 3))).recipe
+    assert isinstance(seed, MixtureRecipe)
+    assert (seed.seed, seed.mixture.agents, seed.mixture.mode) == (3, 1, "single")
+
+
+def test_what_cannot_run_is_refused_first() -> None:
+    with pytest.raises(MillpondError, match=r"methods=magic are not known; there are mixture, single"):
+        check(Settings(methods=("mixture", "magic")))
+    with pytest.raises(MillpondError, match="is of kind ppo"):
+        check(Settings(recipe="grid"))
+    with pytest.raises(MillpondError, match="minatar:chess: there is no such game"):
+        check(Settings(games=("minatar:chess",)))
+    assert len(all_jobs(Settings())) == 3 * 2 * 4
