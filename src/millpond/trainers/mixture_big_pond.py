@@ -65,15 +65,11 @@ class BigPond:
         return self.pond
 
     def sample(self, rng: np.random.Generator) -> PondBatch:
-        """One batch, stacks of frames as the network sees them."""
+        """One batch; stacks of frames are put together here."""
         if self.pond is None:
             raise LakeError("the BigPond is empty: fill it, or add to it, before it is sampled")
         dqn = self.recipe.dqn
-        batch = self.pond.sample(dqn.batch_size, rng, stack=self.stack, n_step=dqn.n_step, gamma=dqn.gamma)
-        if self.stack is not None:  # [B, stack, planes, ...] -> [B, stack * planes, ...]
-            batch.observation = batch.observation.flatten(1, 2)
-            batch.next_observation = batch.next_observation.flatten(1, 2)
-        return batch
+        return self.pond.sample(dqn.batch_size, rng, stack=self.stack, n_step=dqn.n_step, gamma=dqn.gamma)
 
 
 def _side_by_side(parts: list[Steps]) -> Steps:
