@@ -23,7 +23,8 @@ class MixtureConfig(Section):
     collections_per_round: Size = Field(500, description="PQN collections of each agent before a reset.")
     big_updates: Size = Field(100, description="Gradient steps of the BigAgent in each round.")
     pond_transitions: Size = Field(
-        65_536, description="Transitions that one agent's pond holds before it is poured out."
+        65_536,
+        description="Room of one agent's pond, poured out when one more collection might not fit; twice one at least.",
     )
     big_pond_transitions: Size = Field(250_000, description="Transitions drawn from the lake into the BigPond.")
     own_fraction: Fraction = Field(
@@ -69,7 +70,7 @@ class DQNConfig(Section):
     target_tau: Fraction = Field(0.005, description="Soft target: share of the online network at each update; 0: hard.")
     target_interval: Count = Field(1_000, description="Hard target: updates between copies (where target_tau is 0).")
     replay_ratio: Positive | None = Field(
-        None, description="Gradient steps for each env step, where the learner acts itself; null: as the mode says."
+        None, description="Mode live: gradient steps for each env step; null: mixture.big_updates a round."
     )
     epsilon_end: Fraction = Field(0.01, description="Exploration at the end of the decay.")
     epsilon_over: Count = Field(10_000, description="Gradient steps over which exploration decays after a reset.")
@@ -79,7 +80,9 @@ class LakeConfig(Section):
     """The replay store on disk."""
 
     max_bytes: Count | None = Field(None, description="Drop whole oldest files beyond this; null: grow.")
-    acknowledge_every: Count = Field(4_096, description="Env steps written and synced together.")
+    acknowledge_every: Count = Field(
+        4_096, description="Env steps written and synced together, at most; a collection is whole appends."
+    )
     expected_frame_bytes: Real | None = Field(
         None, gt=0, description="Stored bytes of one frame, for the plan; null: as measured for the game, or raw."
     )
