@@ -62,7 +62,7 @@ ALLOWED: dict[str, set[str]] = {
         "learners",
         "report",
     },
-    "experiments": {"errors", "config", "record", "store", "planner", "trainers"},
+    "experiments": {"errors", "durable", "config", "record", "store", "planner", "trainers"},
     "cli": {
         "errors",
         "envs",

@@ -10,11 +10,11 @@ from typing import Any
 
 from millpond.config import load
 from millpond.config.recipe import MixtureRecipe
+from millpond.durable import replace_json
 from millpond.experiments.mixture_vs_single import EVALUATION_SEED, Settings, run_folder
 from millpond.experiments.random_player import play_at_random
 from millpond.record import read_records
 from millpond.store import read_status
-from millpond.store.durable import replace_json
 from millpond.store.run import is_run
 from millpond.trainers.play import evaluate_run
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from millpond.durable import replace_file, replace_json
 from millpond.errors import MillpondError
 from millpond.experiments.analysis import Answer, analyse, show
 from millpond.experiments.curves import all_curves, draw_curves
 from millpond.experiments.jobs import run_jobs
 from millpond.experiments.mixture_vs_single import Settings, all_jobs, check
 from millpond.experiments.results import collect_results, random_scores
-from millpond.store.durable import replace_file, replace_json
 
 MAY_GROW = {"seeds", "games", "methods", "episodes"}
 
