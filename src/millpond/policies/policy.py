@@ -5,6 +5,7 @@ B sequences  T steps  H hidden  S state vectors (lstm 2, gru 1, none 0)
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -91,14 +92,16 @@ class Policy(nn.Module):
 
     def _step(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """The network's numbers [B, outputs + 1] and the state after it; on the CPU each lane takes a share of B."""
-        inference, device = torch.is_inference_mode_enabled(), observation.device.type
+        device, inference = observation.device.type, torch.is_inference_mode_enabled()
+        precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
         def share(start: int, stop: int) -> tuple[Tensor, Tensor]:
-            with torch.inference_mode(inference), torch.no_grad():
+            casting = nullcontext() if precision is None else torch.autocast(device, dtype=precision)
+            with torch.inference_mode(inference), torch.no_grad(), casting:  # modes are each thread's own
                 hidden, after = self.core.step(self.encoder(observation[start:stop]), state[start:stop])
                 return self.output(hidden), after
 
-        if device != "cpu" or torch.is_autocast_enabled(device) or torch.compiler.is_compiling():
+        if device != "cpu" or torch.compiler.is_compiling():
             return share(0, len(observation))
         shares = in_lanes(share, len(observation), LEAST)
         if len(shares) == 1:
