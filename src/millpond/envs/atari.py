@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.episodes import EpisodeBook
-from millpond.envs.errors import EnvError, import_extra
+from millpond.envs.errors import EnvError, import_extra, unsavable
 from millpond.envs.options import parse_options, require
 from millpond.envs.seeds import check_seeds, draw
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
@@ -175,10 +175,10 @@ class AtariWorld:
         return self._book.drain()
 
     def save_state(self) -> dict[str, npt.NDArray[Any]]:
-        raise EnvError(f"the state of env {self.spec.id!r} cannot be saved; see spec.savable")
+        raise unsavable(self.spec.id, "saved")
 
     def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
-        raise EnvError(f"the state of env {self.spec.id!r} cannot be restored; see spec.savable")
+        raise unsavable(self.spec.id, "restored")
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
         """The newest frame as the agent sees it, in three channels."""

@@ -11,6 +11,11 @@ class EnvError(MillpondError):
     """A world that cannot be made or used as asked; the message says why and what to do."""
 
 
+def unsavable(env_id: str, verb: str) -> EnvError:
+    """The refusal of a world whose state cannot be `saved` or `restored`."""
+    return EnvError(f"the state of env {env_id!r} cannot be {verb}; see spec.savable")
+
+
 def import_extra(module: str, *, extra: str, env_id: str) -> ModuleType:
     """Import a module of an optional extra, or say which extra is missing and how to get it.
 

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.episodes import EpisodeBook
-from millpond.envs.errors import EnvError, import_extra
+from millpond.envs.errors import EnvError, import_extra, unsavable
 from millpond.envs.gymnasium_world import LoopOptions, MakeEnv, reset_one
 from millpond.envs.masks import shows_mask, write_mask
 from millpond.envs.options import parse_options
+from millpond.envs.render import require_image
 from millpond.envs.seeds import check_seeds
 from millpond.envs.spaces import ActionLayout, ObservationLayout
 from millpond.envs.spec import EnvSpec
@@ -189,17 +190,14 @@ class PettingZooWorld:
         return self._book.drain()
 
     def save_state(self) -> dict[str, npt.NDArray[Any]]:
-        raise EnvError(f"the state of env {self.spec.id!r} cannot be saved; see spec.savable")
+        raise unsavable(self.spec.id, "saved")
 
     def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
-        raise EnvError(f"the state of env {self.spec.id!r} cannot be restored; see spec.savable")
+        raise unsavable(self.spec.id, "restored")
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
         """What the env draws; it must have been made with kwargs={'render_mode': 'rgb_array'}."""
-        frame = self.envs[env].render()
-        if not isinstance(frame, np.ndarray):
-            raise EnvError(f"env {self.spec.id!r} draws no image; give it the kwargs {{'render_mode': 'rgb_array'}}")
-        return frame
+        return require_image(self.envs[env].render(), self.spec.id)
 
     def close(self) -> None:
         for env in self.envs:

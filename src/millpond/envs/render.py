@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,13 @@ def render_rgb(world: World, env: int) -> Frame:
     if not isinstance(world, Renderable):
         raise EnvError(f"env {world.spec.id!r} cannot be drawn: its world has no render_rgb")
     return world.render_rgb(env)
+
+
+def require_image(frame: Any, env_id: str) -> Frame:
+    """What another library's env has drawn, where it is an image; those draw only in one of their modes."""
+    if not isinstance(frame, np.ndarray):
+        raise EnvError(f"env {env_id!r} draws no image; give it the kwargs {{'render_mode': 'rgb_array'}}")
+    return frame
 
 
 def write_gif(frames: Sequence[Frame], path: Path, *, frames_per_second: float = 15.0) -> None:
