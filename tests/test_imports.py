@@ -122,7 +122,10 @@ def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
         assert not beyond, f"{path.relative_to(ROOT)} imports {beyond}; {package} may use {ALLOWED[package]}"
 
 
-@pytest.mark.parametrize("command", [["plan", "metta"], ["compare"], ["recipes"], ["--help"]])
+LIGHT = [["plan", "metta"], ["plan", "mixture-seed"], ["compare"], ["recipes"], ["--help"], ["lake", "--help"]]
+
+
+@pytest.mark.parametrize("command", LIGHT)
 def test_planning_imports_nothing_heavy(command: list[str]) -> None:
     code = (
         "import sys; sys.argv = ['millpond', *sys.argv[1:]]\n"

@@ -31,7 +31,7 @@ def summarise(
     lines += [
         "",
         f"Run folder: {run.folder}",
-        f"Report: {run.report_path}",
+        *([f"Report: {run.report_path}"] if run.report_path.is_file() else []),
         f"  millpond eval {name} --episodes 100",
         f"  millpond eval {name} --episodes 1 --render {name}.gif",
         f"  {run.resume_command} trainer.total_timesteps=...   # longer",
