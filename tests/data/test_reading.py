@@ -185,6 +185,7 @@ def test_columns_can_be_dropped() -> None:
     kept = [whole.columns.index(column) for column in less.columns]
     got, all_of_it = less.gather(where, steps), whole.gather(where, steps)
     np.testing.assert_array_equal(got.observation["vector"], all_of_it.observation["vector"][..., kept])
+    np.testing.assert_array_equal(got.next_observation["vector"], all_of_it.next_observation["vector"][..., kept])
     with pytest.raises(DataError, match=r"'states:32', which is not a column .* states:0 to states:31"):
         open_episodes("lift", drop_columns=["states:32"])
     with pytest.raises(DataError, match="leaves nothing"):
@@ -201,6 +202,14 @@ def test_what_is_asked_for_must_be_there(tmp_path: Path) -> None:
         open_episodes(tmp_path / "a.hdf5", ["ee_pos", "ee_pos"])
     with pytest.raises(IndexError, match="outside its episode"):
         open_episodes(tmp_path / "a.hdf5").gather(np.array([0]), np.array([[3]]))
+
+
+def test_moments_are_exact_over_the_chosen_episodes() -> None:
+    data = open_episodes("handover")
+    rows = np.concatenate([data.read(episode).observation["states"] for episode in (1, 4, 6)]).astype(np.float64)
+    mean, deviation = data.moments([1, 4, 6])
+    np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(deviation, rows.std(0), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def _found(path: str | Path) -> list[Path]:
         return [place]
     if (place / "lake.json").exists():
         return [place]
-    found = sorted(each for each in place.rglob("*") if each.suffix in (*HDF5_NAMES, ".npz"))
+    found = sorted(each for each in place.rglob("*") if each.suffix in (*HDF5_NAMES, ".npz") and each.is_file())
     if not found:
         raise DataError(f"{path}: no episodes in this folder; expected .hdf5, .h5 or .npz files, or a lake")
     return found
