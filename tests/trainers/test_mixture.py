@@ -15,6 +15,7 @@ import torch
 
 import millpond
 from millpond.config import load
+from millpond.errors import MillpondError
 from millpond.loop import Address
 from millpond.replay import Lake
 from millpond.replay.verify import verify
@@ -220,8 +221,17 @@ def test_recovery_is_measured(tmp_path: Path) -> None:
         assert 0 <= record["recovery"] <= 3 * 4
 
 
-@pytest.mark.parametrize("changes", [{}, LIVE, {"mixture.mode": "single", **ONE}], ids=["rounds", "live", "single"])
-@pytest.mark.parametrize("stops", [[1, 4], [3, 5, 9]])
+@pytest.mark.parametrize(
+    ("changes", "stops"),
+    [
+        ({}, [1, 4, 8]),
+        (LIVE, [2, 5]),
+        pytest.param({}, [3, 5, 9], marks=pytest.mark.slow),
+        pytest.param(LIVE, [1, 3], marks=pytest.mark.slow),
+        pytest.param({"mixture.mode": "single", **ONE}, [1, 4], marks=pytest.mark.slow),
+        pytest.param({"mixture.mode": "no-resets"}, [2, 4, 6], marks=pytest.mark.slow),
+    ],
+)
 def test_stopping_anywhere_changes_nothing(tmp_path: Path, changes: dict[str, Any], stops: list[int]) -> None:
     finish(start(tmp_path, "whole", changes))
     trainer = start(tmp_path, "parts", changes)
@@ -238,6 +248,19 @@ def test_stopping_anywhere_changes_nothing(tmp_path: Path, changes: dict[str, An
         trainer = resume(tmp_path, "parts")
     assert trainer.loop.done
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_run_of_whole_rounds_can_be_made_longer(tmp_path: Path) -> None:
+    finish(start(tmp_path, "pond", {"mixture.total_frames": 3 * 64}))
+    loaded, run = resume_run("pond", ["mixture.total_frames=384"], str(tmp_path))
+    trainer = finish(MixtureTrainer(loaded, run))
+    assert trainer.counters.frames == trainer.plan.frames == 6 * 64
+    finish(start(tmp_path, "short", {"mixture.total_frames": 2 * 64}))
+    loaded, run = resume_run("short", ["mixture.total_frames=384"], str(tmp_path))
+    with pytest.raises(
+        MillpondError, match=r"has done 2 collections .* would have done 3 by now: its last round was a"
+    ):
+        MixtureTrainer(loaded, run)
 
 
 def killed_at(make: Callable[[], MixtureTrainer], round_number: int, phase: int, portion: int) -> None:

@@ -67,8 +67,8 @@ class MixtureTrainer:
         self.parts = self._make_parts()
         if weights_from is not None:
             self._begin_with(weights_from)
-        if run.resumed:
-            self.checkpoints.restore(self.parts)
+        if run.resumed and self.checkpoints.restore(self.parts):
+            self._check_position()
         if self.ponds is not None and self.big is not None:
             self.ponds.open()
             if self.live and run.resumed:
@@ -248,6 +248,19 @@ class MixtureTrainer:
         plan = self.plan
         whole = round_number < plan.whole_rounds
         return plan.collections_per_round if whole else plan.last_round_collections
+
+    def _check_position(self) -> None:
+        """Refuse to go on with other rounds than those that were done: a short last round cannot be made whole."""
+        at, done = self.loop.address, self.group.updates[0] // self.group.updates_per_collection
+        within = at["portion"] if at["phase"] == AGENTS else self._collections(at["round"])
+        planned = sum(map(self._collections, range(at["round"]))) + within
+        if done != planned:
+            raise RunError(
+                f"mixture.total_frames={self.plan.total_frames:,}: run {self.run.name!r} has done {done} collections of "
+                f"each agent, and with this many frames it would have done {planned} by now: its last round was a short "
+                f"one, which cannot be made whole afterwards. Runs of whole rounds, of {self.plan.frames_per_round:,} "
+                f"frames each, can be made longer"
+            )
 
     def _ends(self, at: Address, level: str) -> bool:
         """Whether the level's item ends with this portion."""
