@@ -11,6 +11,8 @@ import argparse
 import json
 import platform
 import tempfile
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,11 +39,12 @@ def seconds_per_frame(root: Path, name: str, world: str, agents: int, collection
         "run_dir": str(root),
     }
     loaded = load("mixture-gravitar" if world.startswith("atari:") else "mixture", settings)
-    trainer = MixtureTrainer(loaded, start_run(loaded, name))
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
+    with redirect_stdout(StringIO()):
+        trainer = MixtureTrainer(loaded, start_run(loaded, name))
+        try:
+            trainer.train()
+        finally:
+            trainer.close()
     records = [json.loads(line) for line in (root / name / "metrics.jsonl").read_text().splitlines()]
     phase = [record for record in records if "reward_per_agent_step" in record]
     frames = phase[-1]["frames"] - phase[0]["frames"]
