@@ -116,10 +116,10 @@ def test_debug_runs_one_of_every_level(trained: Path, recipe: str) -> None:
 
 
 def test_kinds_without_a_trainer_say_so(trained: Path) -> None:
-    run = millpond(trained, "train", "mixture", "--debug")
+    run = millpond(trained, "train", "reward", "--debug")
     assert run.returncode == 2
-    assert "is of kind mixture" in run.stderr
-    assert not (trained / "runs" / "mixture-1").exists()
+    assert "is of kind reward" in run.stderr
+    assert not (trained / "runs" / "reward-1").exists()
 
 
 def test_ctrl_c_finishes_the_iteration_saves_and_says_how_to_go_on(trained: Path) -> None:
