@@ -7,14 +7,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from millpond.ranks import Ranks, join
+from millpond.ranks.join import TIMEOUT
 
 
-def run_ranks(count: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run_ranks(count: int, work: Callable[..., Any], *arguments: Any, timeout: timedelta = TIMEOUT) -> list[Any]:
     """work(ranks, *arguments) in `count` processes; what each returned, in their order."""
     context = get_context("spawn")
     answers: Any = context.SimpleQueue()
@@ -22,7 +24,8 @@ def run_ranks(count: int, work: Callable[..., Any], *arguments: Any) -> list[Any
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     processes = [
-        context.Process(target=_rank, args=(rank, count, port, answers, work, arguments)) for rank in range(count)
+        context.Process(target=_rank, args=(rank, count, port, timeout, answers, work, arguments))
+        for rank in range(count)
     ]
     for process in processes:
         process.start()
@@ -35,13 +38,21 @@ def run_ranks(count: int, work: Callable[..., Any], *arguments: Any) -> list[Any
     return [found[rank] for rank in range(count)]
 
 
-def _rank(rank: int, count: int, port: int, answers: Any, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
+def _rank(
+    rank: int,
+    count: int,
+    port: int,
+    timeout: timedelta,
+    answers: Any,
+    work: Callable[..., Any],
+    arguments: Sequence[Any],
+) -> None:
     os.environ |= {
         "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     try:
-        with join() as ranks:
+        with join(timeout=timeout) as ranks:
             assert isinstance(ranks, Ranks)
             answer = work(ranks, *arguments)
     except Exception as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from tests.ranks.processes import run_ranks
 from torch import nn
 
 from millpond.errors import MillpondError
-from millpond.ranks import ALONE, PerRank, Place, RankError, Ranks, restore_over_ranks, save_over_ranks
+from millpond.ranks import ALONE, PerRank, Place, RankError, RankLostError, Ranks, restore_over_ranks, save_over_ranks
 from millpond.store import Checkpoints, Parts, RandomState, ResumeError
+
+SILENCE = 5.0  # seconds
 
 
 class Counter:
@@ -121,3 +125,20 @@ def test_the_place_is_what_torchrun_says() -> None:
     assert place.launcher == "torchrun --nnodes=2 --nproc-per-node=4 -m "
     assert Place(1, 2, 1, 2).launcher == "torchrun --nproc-per-node=2 -m "
     assert Place().launcher == ""
+
+
+def fall_silent(ranks: Ranks) -> str:
+    if not ranks.first:
+        time.sleep(3 * SILENCE)
+        return ""
+    try:
+        ranks.share("is anybody there?")
+    except RankLostError as error:
+        return str(error)
+    return "nothing was missed"
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_given_up() -> None:
+    told, _ = run_ranks(2, fall_silent, timeout=timedelta(seconds=SILENCE))
+    assert told.startswith("a rank is not there any more, or does not answer (")

@@ -27,19 +27,19 @@ class PerRank:
 
     def load_state_dict(self, state: Any) -> None:
         saved = len(state[KEY]) if isinstance(state, dict) and KEY in state else 1
-        require_ranks(saved, self._ranks.count, "this checkpoint", "--resume RUN")
+        require_ranks(saved, self._ranks.count, "this checkpoint")
         self._owner.load_state_dict(
             state if self._ranks.alone else tree_from_bytes(state[KEY][self._ranks.rank], f"rank {self._ranks.rank}")
         )
 
 
-def require_ranks(saved: int, here: int, what: str, resume: str) -> None:
+def require_ranks(saved: int, here: int, what: str, run: str = "RUN") -> None:
     """Refuse to go on with another number of ranks."""
     if saved != here:
         raise ResumeError(
             f"{what} is of {_count(saved)}, and this is {_count(here)}: envs, rows and generators belong to a rank, so a "
-            f"run keeps its number of them. Resume with: {launcher(saved)}millpond train {resume}. "
-            f"To go on with {_count(here)} start a new run with its weights: {launcher(here)}millpond train RECIPE --from RUN"
+            f"run keeps its number of them. Resume with: {launcher(saved)}millpond train --resume {run}. "
+            f"To go on with {_count(here)} start a new run with its weights: {launcher(here)}millpond train RECIPE --from {run}"
         )
 
 

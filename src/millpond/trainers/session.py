@@ -59,7 +59,7 @@ def resume_run(name: str, overrides: Iterable[str], run_dir: str = "runs", *, ra
     folder = find_run(Path(run_dir), name)
     plan = folder / "plan.json"
     saved = json.loads(plan.read_text()).get("ranks", 1) if plan.is_file() else 1
-    require_ranks(saved, ranks, f"run {folder.name!r}", f"--resume {name}")
+    require_ranks(saved, ranks, f"run {folder.name!r}", name)
     before = load(folder / "config.yaml")
     after = load(folder / "config.yaml", overrides)
     changes = check_changes(flatten(before.recipe), flatten(after.recipe), may_change)
