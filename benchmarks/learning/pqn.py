@@ -45,7 +45,12 @@ def setting(name: str) -> tuple[EnvConfig, PQNConfig, int]:
 
 
 def make_group(
-    env: EnvConfig, config: PQNConfig, hidden_size: int, seeds: list[int], total_collections: int
+    env: EnvConfig,
+    config: PQNConfig,
+    hidden_size: int,
+    seeds: list[int],
+    total_collections: int,
+    batched: bool | None = None,
 ) -> AgentGroup:
     vectors, networks = [], []
     for seed in seeds:
@@ -55,7 +60,7 @@ def make_group(
         vectors.append(vector)
         spec = vector.spec
         networks.append(build_q_network(spec.observation, spec.action, hidden_size=hidden_size, generator=generator))
-    return AgentGroup(networks, vectors, config, seeds=seeds, total_collections=total_collections)
+    return AgentGroup(networks, vectors, config, seeds=seeds, total_collections=total_collections, batched=batched)
 
 
 def random_return(env: EnvConfig, config: PQNConfig) -> float:

@@ -97,8 +97,13 @@ def test_a_crashed_env_marks_its_step_as_lost() -> None:
     vector = build_vector(env, restarting, num_envs=8, groups=1, num_workers=1, stacked=True)
     vector.reset(0)
     group = AgentGroup([network_for(vector, 1)], [vector], SMALL, seeds=[1], total_collections=1)
-    lost = group.collect()[0].lost
-    assert int(lost.sum()) == int(vector.restarts.sum()) > 0
+    collection = group.collect()[0]
+    assert int(collection.lost.sum()) == int(vector.restarts.sum()) > 0
+    steps = collection.as_steps()
+    assert np.array_equal(steps["truncated"], collection.lost.numpy())
+    pond = Pond.init(Schema.from_spec(group.spec), 512, lanes=8)
+    pond.add(Steps(**steps))
+    assert pond.transitions() == 16 * 8 - int((~collection.lost[-1]).sum())
 
 
 def test_a_collection_goes_into_a_pond_as_it_is() -> None:

@@ -45,10 +45,13 @@ class Collection:
         return self.reward.numel()
 
     def as_steps(self) -> dict[str, Any]:
-        """As a pond takes them: `Steps(**collection.as_steps(), agent=..., round=..., policy_version=...)`."""
+        """As a pond takes them: `Steps(**collection.as_steps(), agent=..., round=..., policy_version=...)`.
+
+        A lost step is cut off where it stood, so that nothing leads from it into the next episode.
+        """
         names = ("observation", "action", "reward", "terminated", "truncated")
-        steps: dict[str, Any] = {name: getattr(self, name).cpu().numpy() for name in names}
-        steps["truncated"] = steps["truncated"] & ~steps["terminated"]
+        steps: dict[str, Any] = {name: getattr(self, name).cpu().numpy().copy() for name in names}
+        steps["truncated"] |= self.lost.cpu().numpy()
         steps["final_observation"] = self.final_observation
         steps["has_final"] = self.has_final
         steps["epsilon"] = self.epsilon
@@ -67,7 +70,8 @@ class Storage:
         def numbers(dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(lead, dtype=dtype, device=device)
 
-        stored = torch.from_numpy(np.empty(0, spec.observation.dtype)).dtype
+        self.observation_dtype = np.dtype(spec.observation.dtype)
+        stored = torch.from_numpy(np.empty(0, self.observation_dtype)).dtype
         self.observation = torch.zeros((*lead, *spec.observation.shape), dtype=stored, device=device)
         self.action, self.reward = numbers(torch.int32), numbers()
         self.terminated, self.truncated, self.lost = numbers(torch.bool), numbers(torch.bool), numbers(torch.bool)
@@ -79,8 +83,8 @@ class Storage:
         has_final = np.zeros((self.steps, self.envs), np.bool_)
         for t, env, _ in finals:
             has_final[t, env] = True
-        shape = (0, *self.observation.shape[3:])
-        stacked = np.stack([final for _, _, final in finals]) if finals else np.empty(shape, np.float32)
+        nothing = np.empty((0, *self.observation.shape[3:]), self.observation_dtype)
+        stacked = np.stack([final for _, _, final in finals]) if finals else nothing
         return Collection(
             **{name: getattr(self, name)[agent] for name in self.NAMES},
             next_value=self.next_value[agent],

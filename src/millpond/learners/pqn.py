@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from millpond.config.mixture import PQNConfig
-from millpond.envs.world import Episode
 from millpond.kernels.lambda_return import lambda_return_numba, lambda_return_torch
-from millpond.learners.collection import Collection, Final, Storage
+from millpond.learners.collection import Collection, Storage
+from millpond.learners.collector import Collector
 from millpond.learners.errors import LearnerError
 from millpond.learners.exploration import Epsilon
 from millpond.learners.flat import FlatParameters, clip_rows
@@ -29,7 +28,7 @@ from millpond.learners.optimizers import RowOptimizer
 from millpond.learners.q_network import QNetwork, check_world
 from millpond.learners.side_by_side import SideBySide
 from millpond.schedules import named
-from millpond.vector import Batch, Vector
+from millpond.vector import Vector
 
 
 class AgentGroup:
@@ -73,6 +72,7 @@ class AgentGroup:
         self.generators = [torch.Generator(self.device).manual_seed(int(seed)) for seed in seeds]
         self.updates = [0 for _ in networks]  # of each agent since the run began
         self.storage = Storage(self.spec, len(networks), config.num_steps, config.num_envs, self.device)
+        self.collector = Collector(self.q, self.vectors, self.storage)
         self._pending: list[Collection] | None = None  # collected, and not yet learned from
 
     @property
@@ -83,45 +83,10 @@ class AgentGroup:
 
     def collect(self) -> list[Collection]:
         """`num_steps` steps of every env of every agent, with the parameters as they are."""
-        steps, storage = self.config.num_steps, self.storage
-        storage.final_value.zero_()
-        explore, drawn = self._explorations()
-        finals: list[list[Final]] = [[] for _ in self.networks]
-        ended: list[list[Episode]] = [[] for _ in self.networks]
-        with torch.inference_mode():
-            for t in range(steps + 1):
-                for unit in self.q.units:
-                    for _ in range(len(self.vectors[0])):
-                        batches = [vector.recv() for vector in self.vectors[unit]]
-                        for agent, batch in zip(range(self.agents)[unit], batches, strict=True):
-                            if t > 0:
-                                finals[agent] += self._outcome(agent, t - 1, batch)
-                                ended[agent] += batch.episodes
-                        seen = self._observe(batches)
-                        value, best = self.q(unit, seen).max(-1)
-                        envs = slice(batches[0].first, batches[0].last)
-                        if t == steps:
-                            storage.next_value[unit, envs] = value
-                            continue
-                        action = torch.where(explore[unit, t, envs], drawn[unit, t, envs], best).int()
-                        storage.observation[unit, t, envs] = seen
-                        storage.value[unit, t, envs] = value
-                        storage.action[unit, t, envs] = action
-                        chosen = action.cpu().numpy()
-                        for row, (batch, vector) in enumerate(zip(batches, self.vectors[unit], strict=True)):
-                            batch.action[:, 0] = chosen[row]
-                            vector.send()
-            for agent, vector in enumerate(self.vectors):
-                vector.rest()
-                self._value_finals(agent, finals[agent])
-        collections = [
-            storage.view(agent, epsilon.value, finals[agent], ended[agent])
-            for agent, epsilon in enumerate(self.epsilons)
-        ]
+        self._pending = self.collector.collect(self.epsilons, self.generators)
         for epsilon in self.epsilons:
             epsilon.advance(self.env_steps_per_collection)
-        self._pending = collections
-        return collections
+        return self._pending
 
     def learn(self) -> list[dict[str, Tensor]]:
         """Train every agent on what it collected last; metrics of each, scalars on the device."""
@@ -136,44 +101,6 @@ class AgentGroup:
                     sums[name] = sums[name] + values if name in sums else values
         count = self.updates_per_collection
         return [{name: total[agent] / count for name, total in sums.items()} for agent in range(self.agents)]
-
-    # -- collecting
-
-    def _explorations(self) -> tuple[Tensor, Tensor]:
-        """Where each agent will explore, and with which action: [A, T, E] each, drawn at once."""
-        shape, actions = (self.config.num_steps, self.config.num_envs), self.networks[0].actions
-        explore, drawn = [], []
-        for generator, epsilon in zip(self.generators, self.epsilons, strict=True):
-            explore.append(torch.rand(shape, generator=generator, device=self.device) < epsilon.value)
-            drawn.append(torch.randint(actions, shape, generator=generator, device=self.device))
-        return torch.stack(explore), torch.stack(drawn)
-
-    def _observe(self, batches: list[Batch]) -> Tensor:
-        """What the envs of some agents show: [agents, envs, *observation]."""
-        return torch.from_numpy(np.stack([batch.observation[:, 0] for batch in batches])).to(self.device)
-
-    def _outcome(self, agent: int, t: int, batch: Batch) -> list[Final]:
-        """Store what came of the actions of step t; returns the final observations that will be needed."""
-        envs, storage = slice(batch.first, batch.last), self.storage
-        truncated = batch.truncated[:, 0] & ~batch.terminated[:, 0]
-        for name, values in (
-            ("reward", batch.reward[:, 0]),
-            ("terminated", batch.terminated[:, 0]),
-            ("truncated", truncated),
-            ("lost", batch.restarted),
-        ):
-            getattr(storage, name)[agent, t, envs] = torch.from_numpy(values).to(self.device)
-        return [
-            (t, batch.first + env, batch.final_observation[env, 0].copy()) for env in np.flatnonzero(truncated).tolist()
-        ]
-
-    def _value_finals(self, agent: int, finals: list[Final]) -> None:
-        """A truncated step bootstraps from the true final observation."""
-        finals.sort(key=lambda final: final[:2])
-        if finals:
-            seen = torch.from_numpy(np.stack([observation for _, _, observation in finals])).to(self.device)
-            steps, envs, _ = zip(*finals, strict=True)
-            self.storage.final_value[agent, list(steps), list(envs)] = self.networks[agent](seen).amax(-1)
 
     # -- learning
 

@@ -1,0 +1,104 @@
+"""Four PQN agents side by side against one: CPU time of a collection and of learning from it, for each agent's frame.
+
+    python benchmarks/learning/side_by_side.py [cartpole breakout ...] [--agents 4] [--rounds 5] [--threads 1]
+
+`looped` takes one agent after the other, `batched` all in one operation a layer (plain vectors only). A ratio of 1 means
+that a frame costs what it costs a single agent; below 1 it is cheaper. The last table is why images are looped: forward
+and backward of one minibatch of every agent, looped and through torch.func.vmap. CPU time of one thread is what is
+compared, so that a busy machine disturbs it little; ways are run in turn, and the best of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from pqn import make_group, setting
+from torch.func import functional_call, stack_module_state, vmap
+
+from millpond.learners import AgentGroup
+
+
+def fastest(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """CPU seconds of each, the best of `rounds`, run in turn."""
+    best = dict.fromkeys(functions, float("inf"))
+    for function in functions.values():
+        function()
+    for _ in range(rounds):
+        for name, function in functions.items():
+            start = time.process_time()
+            function()
+            best[name] = min(best[name], time.process_time() - start)
+    return best
+
+
+def group_of(name: str, agents: int, batched: bool | None) -> AgentGroup:
+    env, config, hidden_size = setting(name)
+    return make_group(env, config, hidden_size, list(range(1, agents + 1)), 1_000, batched)
+
+
+def compare_groups(name: str, agents: int, rounds: int) -> None:
+    groups = {"one agent": group_of(name, 1, None), f"{agents} looped": group_of(name, agents, False)}
+    if groups["one agent"].networks[0].encoder.kinds == {"vector"}:
+        groups[f"{agents} batched"] = group_of(name, agents, True)
+    calls = {}
+    for way, group in groups.items():
+        calls[f"{way}, collect"] = group.collect
+        calls[f"{way}, learn"] = group.learn
+    taken = fastest(calls, rounds)
+    print(f"{name}: microseconds of CPU time for a frame of one agent (ratio to one agent)")
+    frames = groups["one agent"].env_steps_per_collection
+    alone = taken["one agent, collect"] + taken["one agent, learn"]
+    for way, group in groups.items():
+        collect, learn = (taken[f"{way}, {phase}"] / group.agents / frames * 1e6 for phase in ("collect", "learn"))
+        ratio = (collect + learn) / (alone / frames * 1e6)
+        print(f"  {way:<12} collect {collect:6.1f}   learn {learn:6.1f}   both {collect + learn:6.1f}   ({ratio:.2f})")
+
+
+def compare_vmap(name: str, agents: int, rounds: int) -> None:
+    """One minibatch of every agent, forward and backward."""
+    group = group_of(name, agents, None)
+    config, networks = group.config, group.networks
+    size = config.num_envs * config.num_steps // config.num_minibatches
+    group.collect()
+    seen = group.storage.observation.flatten(1, 2)[:, :size]
+    stacked, buffers = stack_module_state(networks)  # type: ignore[arg-type]
+
+    def looped() -> None:
+        group.parameters.zero_grad()
+        for agent, network in enumerate(networks):
+            network(seen[agent]).square().mean().backward()
+
+    def vmapped() -> None:
+        def one(parameters: dict[str, torch.Tensor], own: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+            return functional_call(networks[0], (parameters, own), (x,))
+
+        loss = vmap(one)(stacked, buffers, seen).square().mean((1, 2)).sum()
+        torch.autograd.grad(loss, list(stacked.values()))
+
+    taken = fastest({"looped": looped, "vmap": vmapped}, rounds * 4)
+    ratio = taken["vmap"] / taken["looped"]
+    print(
+        f"{name}, {agents} minibatches of {size}: looped {taken['looped'] * 1e3:.2f} ms, "
+        f"vmap {taken['vmap'] * 1e3:.2f} ms ({ratio:.2f})"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=["cartpole", "breakout"])
+    parser.add_argument("--agents", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    for name in given.names:
+        compare_groups(name, given.agents, given.rounds)
+    for name in given.names:
+        compare_vmap(name, given.agents, given.rounds)
+
+
+if __name__ == "__main__":
+    main()
