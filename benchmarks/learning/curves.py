@@ -33,7 +33,6 @@ class Curves:
         content = asdict(self) | {"machine": platform.processor() or platform.machine(), "last": self.last}
         path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
         self._draw(path.with_suffix(".png"))
-        print(self.summary())
 
     def summary(self) -> str:
         seeds = ", ".join(f"{value:.1f}" for value in self.last)

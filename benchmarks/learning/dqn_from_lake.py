@@ -51,12 +51,14 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=10)
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--n-step", type=int, default=1)
+    parser.add_argument("--learning-rate", type=float, default=2.5e-4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/learning/results"))
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     env, pqn, _ = setting("cartpole")
-    config = DQNConfig(batch_size=128, learning_rate=5e-4, n_step=3, target_tau=0.005)
+    config = DQNConfig(batch_size=128, learning_rate=given.learning_rate, n_step=given.n_step, target_tau=0.005)
     curves = Curves(
         "DQN from a lake that PQN filled, CartPole-v1",
         "updates",
@@ -87,6 +89,7 @@ def main() -> None:
                     curves.add(seed, update, found.mean)
                     print(f"seed {seed}, {count:,} transitions, {update:,} updates: {found.mean:.1f}", flush=True)
     curves.write(given.out / "dqn-from-lake")
+    print(curves.summary())
 
 
 if __name__ == "__main__":

@@ -116,7 +116,8 @@ def main() -> None:
                     curves.add(seed, done * per_collection, found.mean)
                 seconds = time.perf_counter() - start
                 print(f"{done * per_collection:>10,} env steps each, {seconds:6.0f} s: {curves.last}", flush=True)
-    curves.write(given.out / f"pqn-{given.name}")
+                curves.write(given.out / f"pqn-{given.name}")
+    print(curves.summary())
 
 
 if __name__ == "__main__":

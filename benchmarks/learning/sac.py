@@ -96,6 +96,7 @@ def main() -> None:
         train(EnvConfig(id="gymnasium:Pendulum-v1"), seed, given, curves)
     print(f"{time.perf_counter() - start:.0f} s")
     curves.write(given.out / "sac-pendulum")
+    print(curves.summary())
 
 
 if __name__ == "__main__":

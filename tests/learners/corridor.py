@@ -1,4 +1,4 @@
-"""A corridor of nine cells: the right end gives 1, the left end 0.2; both terminate, and 30 steps truncate."""
+"""A corridor of nine cells: the right end gives 1, the left end 0.2; both terminate, and `limit` steps truncate."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class Corridor(gymnasium.Env[Any, Any]):
     observation_space = gymnasium.spaces.MultiBinary(CELLS)
     action_space = gymnasium.spaces.Discrete(2)
 
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
     def _show(self) -> Any:
         return (np.arange(CELLS) == self.cell).astype(np.int8)
 
@@ -34,11 +37,11 @@ class Corridor(gymnasium.Env[Any, Any]):
         self.cell += 1 if action == 1 else -1
         self.steps += 1
         reward = {0: 0.2, CELLS - 1: 1.0}.get(self.cell, 0.0)
-        return self._show(), reward, self.cell in (0, CELLS - 1), self.steps >= 30, {}
+        return self._show(), reward, self.cell in (0, CELLS - 1), self.steps >= self.limit, {}
 
 
-def make_env() -> Corridor:
-    return Corridor()
+def make_env(limit: int = 30) -> Corridor:
+    return Corridor(limit)
 
 
 CORRIDOR = EnvConfig(id="tests.learners.corridor:make_env")

@@ -137,6 +137,18 @@ def test_what_is_collected_is_what_happened() -> None:
     torch.testing.assert_close(collection.value, value)
 
 
+def test_a_final_observation_is_the_true_last_one_and_so_is_its_value() -> None:
+    group = make_group(EnvConfig(id=CORRIDOR.id, options={"limit": 2}), groups=2)
+    collection = group.collect()[0]
+    cell, move = collection.observation.argmax(-1), collection.action * 2 - 1
+    has_final = torch.from_numpy(collection.has_final)
+    assert torch.equal(has_final, collection.truncated)
+    assert int(has_final.sum()) == 64  # every second step
+    finals = torch.from_numpy(collection.final_observation)
+    assert torch.equal(finals.argmax(-1), (cell + move)[has_final])
+    torch.testing.assert_close(collection.final_value[has_final], group.networks[0](finals).amax(-1))
+
+
 def test_exploration_and_learning_rate_follow_the_agents_own_counters() -> None:
     config = SMALL.model_copy(update={"epsilon_share": 0.5, "lr_schedule": "linear"})
     group = make_group(CORRIDOR, config, total_collections=4)
