@@ -51,14 +51,17 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=10)
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--n-step", type=int, default=1)
-    parser.add_argument("--learning-rate", type=float, default=2.5e-4)
+    parser.add_argument("--n-step", type=int, default=3)
+    parser.add_argument("--target-tau", type=float, default=0.02)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/learning/results"))
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     env, pqn, _ = setting("cartpole")
-    config = DQNConfig(batch_size=128, learning_rate=given.learning_rate, n_step=given.n_step, target_tau=0.005)
+    config = DQNConfig(
+        batch_size=128, learning_rate=given.learning_rate, n_step=given.n_step, target_tau=given.target_tau
+    )
     curves = Curves(
         "DQN from a lake that PQN filled, CartPole-v1",
         "updates",

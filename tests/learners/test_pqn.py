@@ -219,6 +219,9 @@ def test_what_it_refuses() -> None:
         AgentGroup([network_for(vector, 1)], [vector], SMALL, seeds=[1, 2], total_collections=1)
     with pytest.raises(LearnerError, match=r"pqn.num_envs=8, but an agent was given 4 envs"):
         AgentGroup([network_for(vector, 1)], [make(CORRIDOR, 4)], SMALL, seeds=[1], total_collections=1)
+    both = [make(CORRIDOR, 8), make(CORRIDOR, 8, groups=2)]
+    with pytest.raises(LearnerError, match="the same number of groups"):
+        AgentGroup([network_for(v, 1) for v in both], both, SMALL, seeds=[1, 2], total_collections=1)
     with pytest.raises(LearnerError, match="2 agents an env"):
         make_group(EnvConfig(id="grid", num_agents=2))
     with pytest.raises(LearnerError, match="continuous"):

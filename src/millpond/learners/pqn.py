@@ -58,6 +58,8 @@ class AgentGroup:
             check_world(vector.spec)
             if vector.num_envs != config.num_envs:
                 raise LearnerError(f"pqn.num_envs={config.num_envs}, but an agent was given {vector.num_envs} envs")
+            if vector.spec != vectors[0].spec or len(vector) != len(vectors[0]):
+                raise LearnerError("agents side by side need vectors of the same world in the same number of groups")
         self.config, self.vectors, self.networks = config, list(vectors), list(networks)
         self.device = torch.device(device)
         self.spec = vectors[0].spec
