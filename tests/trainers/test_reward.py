@@ -152,6 +152,15 @@ def test_it_learns_in_seconds(tmp_path: Path) -> None:
     assert held_out.score == held_out.learned["step_pearson"]
 
 
+def test_weights_of_another_run_are_taken_with_their_statistics(tmp_path: Path) -> None:
+    first = train(tmp_path, "first")
+    loaded = load("reward", {**SMALL, "run_dir": str(tmp_path), "seed": 5})
+    second = RewardTrainer(loaded, start_run(loaded, "second"), weights_from=first.run)
+    for name, tensor in first.network.state_dict().items():
+        assert torch.equal(tensor, second.network.state_dict()[name])
+        assert torch.equal(tensor, second.target.state_dict()[name])
+
+
 def test_the_split_is_by_episode_and_repeats() -> None:
     training, held_out = split_episodes(56, 0.2, (), seed=3)
     assert len(held_out) == 11

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from tests.data.written import write_libero
+from tests.data.written import Made, write_libero, write_npz
 
 from millpond.cli import main
 from millpond.config import load
@@ -148,6 +148,26 @@ def test_scores_are_written_and_drawn(
     with h5py.File("scores.hdf5") as file:
         assert np.array_equal(file["episode_3/reward"][...], expected)
     assert Path("rewards.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_a_file_without_some_of_the_discrete_actions_is_scored(tmp_path: Path) -> None:
+    from millpond.trainers.reward_score import score_run
+
+    rng = np.random.default_rng(0)
+    for name, actions in (("all", 4), ("some", 2), ("more", 6)):
+        acts = np.resize(np.arange(actions), 60)
+        write_npz(
+            tmp_path / f"{name}.npz",
+            [
+                Made({"obs": rng.normal(size=(21, 3)).astype("float32")}, acts[at : at + 20], rng.normal(size=20))
+                for at in (0, 20, 40)
+            ],
+        )
+    trained(tmp_path, "discrete", **{"data.path": str(tmp_path / "all.npz")})
+    scores = score_run("discrete", str(tmp_path / "some.npz"), run_dir=str(tmp_path))
+    assert [len(reward) for reward in scores.rewards] == [20, 20, 20]
+    with pytest.raises(DataError, match="has 6 actions, run 'discrete' was trained on 4"):
+        score_run("discrete", str(tmp_path / "more.npz"), run_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize(

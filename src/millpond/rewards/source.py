@@ -15,7 +15,7 @@ from millpond.data import VECTOR, Episodes, Transitions
 from millpond.rewards.network import Inputs, RewardNetwork, StepBatch
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
-CHUNK = 512  # steps that are prepared or judged at once: enough to be fast, few enough for images
+CHUNK, IMAGE_CHUNK = 4096, 64  # steps that are judged at once, without images and with them
 
 
 def inputs_of(data: Episodes) -> Inputs:
@@ -97,8 +97,9 @@ def judge_episode(
     """The reward [T] that a network gives each step of an episode, and, where it has one, the value [T] of each state."""
     length = int(data.lengths[episode])
     rewards, values = [], []
-    for first in range(0, length, CHUNK):
-        steps = np.arange(first, min(first + CHUNK, length))[None]
+    chunk = IMAGE_CHUNK if network.shape.images else CHUNK
+    for first in range(0, length, chunk):
+        steps = np.arange(first, min(first + chunk, length))[None]
         batch = step_batch(data.gather(np.array([episode]), steps), network.shape, device)
         rewards.append(network.reward(batch).cpu().numpy())
         if not network.of_transitions:

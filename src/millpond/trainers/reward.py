@@ -88,8 +88,10 @@ class RewardTrainer:
         )
         self.held_out: HeldOut | None = None
         self.tested: Evaluation | None = None
+        self.score: float | None = None
         if weights_from is not None:
             load_weights({"reward": self.network}, weights_from.weights(), f"run {weights_from.name!r}")
+            self.target.follow(self.network)
         if run.resumed:
             self.checkpoints.restore(self.parts)
         self.batches = self._make_batches(noise)
@@ -243,12 +245,13 @@ class RewardTrainer:
         if self.agent is not None:
             with self.timer("test"):
                 self.tested = self.agent.test()
-            found = self.tested.metrics()
+            found, self.score = self.tested.metrics(), self.tested.mean
         elif ended.last and self._evaluation_due(ended.address["epoch"]):
             assert self.recorded is not None
             with self.timer("test"):
                 self.held_out = evaluate_reward(self.network, self.recorded, self.device)
-            found = self.held_out.metrics() if self.held_out is not None else {}
+            if self.held_out is not None:
+                found, self.score = self.held_out.metrics(), self.held_out.score
         record = self.recorder.write({**ended.means(), **found, **self.timer.take()})
         shown = {name: value for name, value in record.items() if name.count("/") < 2}  # baselines: in the summary
         if self.recorded is not None:  # offline nobody steps: what there is to learn from
@@ -269,10 +272,8 @@ class RewardTrainer:
         self.console.say("\n".join([text, *shown]))
 
     def _save(self) -> None:
-        score = self.tested.mean if self.tested is not None else None
-        if self.held_out is not None:
-            score = self.held_out.score
-        self.checkpoints.save(self.counters.updates, self.parts, score)
+        self.checkpoints.save(self.counters.updates, self.parts, self.score)
+        self.score = None  # of this checkpoint alone
 
     # -- a batch behind a value that was not finite
 

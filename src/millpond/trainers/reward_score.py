@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from millpond.config import RewardRecipe
 from millpond.data import DataError, open_episodes
 from millpond.errors import MillpondError
+from millpond.rewards.network import OF_TRANSITIONS, Inputs
 from millpond.rewards.source import inputs_of, judge_episode
 from millpond.store import Checkpoints, RunError
 from millpond.trainers.reward import make_network
@@ -52,7 +53,13 @@ def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs"
         drop_columns=settings.drop_columns,
         memory_bytes=settings.memory_bytes,
     )
-    network = make_network(recipe, inputs_of(data), seed=0)
+    inputs = inputs_of(data)
+    if data.discrete:  # the file need not hold every action that the run knows
+        known = _actions_known(checkpoint.weights["reward"], inputs, recipe)
+        if data.num_actions > known:
+            raise DataError(f"{path} has {data.num_actions} actions, run {run.name!r} was trained on {known}")
+        inputs = replace(inputs, action=known)
+    network = make_network(recipe, inputs, seed=0)
     try:
         network.load_state_dict(checkpoint.weights["reward"])
     except RuntimeError as error:
@@ -71,6 +78,14 @@ def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs"
         values or None,
         [data.rewards(episode).astype(np.float32) for episode in range(len(data))] if data.has_rewards else None,
     )
+
+
+def _actions_known(weights: Mapping[str, Any], inputs: Inputs, recipe: RewardRecipe) -> int:
+    """Discrete actions of a run, by the width of its first layer; of no matter where only states are judged."""
+    if recipe.reward.objective not in OF_TRANSITIONS:
+        return inputs.action
+    width = int(weights["layers.0.weight"].shape[1])
+    return width - 2 * inputs.numbers - recipe.reward.hidden_size * len(inputs.images)
 
 
 def parse_episodes(text: str | None, count: int) -> list[int]:
