@@ -62,3 +62,15 @@ def test_settings_come_in_every_form() -> None:
     assert config == {"extends": "grid", "trainer": {"num_envs": 128}}, "it is left as it was"
     with pytest.raises(ConfigError, match=r"did you mean trainer\.num_envs"):
         millpond.plan({"extends": "grid", "trainer": {"num_env": 128}})
+
+
+def test_acting_keeps_to_a_mask(tmp_path: Path) -> None:
+    run = millpond.train("grid", run_dir=str(tmp_path), preset="debug", run="pond")
+    policy = millpond.load(run.folder)
+    observation = np.zeros((5, *policy.spec.observation.shape), np.uint8)
+    choices = policy.spec.action.sizes[0]
+    for only in range(choices):
+        mask = np.zeros((5, choices), bool)
+        mask[:, only] = True
+        action, _ = policy.act(observation, action_mask=mask)
+        assert action.tolist() == [only] * 5

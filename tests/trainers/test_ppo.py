@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from millpond.config import load
 from millpond.planner import PPOPlan
 from millpond.store import Checkpoints
+from millpond.trainers.play import LoadedPolicy
 from millpond.trainers.ppo import PPOTrainer
 from millpond.trainers.session import resume_run, start_run
 
@@ -233,6 +234,9 @@ def test_numbers_are_clipped_for_the_env_and_kept_as_drawn(tmp_path: Path) -> No
         trainer.close()
     assert float(trainer.rows["action"].abs().max()) > 2.0
     assert records(tmp_path / "pond")[0]["approx_kl"] < 1.0
+    loaded_policy = LoadedPolicy(str(tmp_path / "pond"))
+    drawn, _ = loaded_policy.act(np.zeros((100, 3), np.float32), deterministic=False)
+    assert float(drawn.abs().max()) == 2.0, "whoever acts with a run's policy is given what the env takes"
 
 
 KILLED = {

@@ -50,15 +50,23 @@ class LoadedPolicy:
         self.policy.eval()
 
     def act(
-        self, observation: Any, state: Tensor | None = None, *, deterministic: bool = True
+        self, observation: Any, state: Tensor | None = None, *, action_mask: Any = None, deterministic: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Actions [B] of observations [B, ...], and the state to pass with the next ones."""
+        """Actions [B, ...] of observations [B, ...], as the env takes them, and the state to pass with the next ones.
+
+        `action_mask` [B, choices] is true where an action is allowed, in worlds that say so.
+        """
         tensor = torch.as_tensor(observation, device=self.device)
+        mask = None if action_mask is None else torch.as_tensor(action_mask, dtype=torch.bool, device=self.device)
         if state is None:
             state = self.policy.initial_state(len(tensor), self.device)
         with torch.inference_mode():
-            chosen = self.policy.act(tensor, state, deterministic=deterministic)
-        return chosen.action, chosen.state
+            chosen = self.policy.act(tensor, state, action_mask=mask, deterministic=deterministic)
+        taken = self.spec.action
+        if taken.kind != "continuous":
+            return chosen.action, chosen.state
+        low, high = (torch.tensor(bound, device=self.device) for bound in (taken.low, taken.high))
+        return chosen.action.clamp(low, high), chosen.state
 
 
 def evaluate_run(
