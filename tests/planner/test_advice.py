@@ -30,6 +30,12 @@ def test_rows_that_do_not_divide_the_envs() -> None:
     assert "top-up round" not in topics("metta", {"env.num_agents": 4})
 
 
+def test_truncation_taken_for_an_end_is_for_experiments() -> None:
+    off = {"ppo.bootstrap_truncation": False}
+    assert overrides_of("grid", "for experiments", off) == {"ppo.bootstrap_truncation": True}
+    assert "for experiments" not in topics("grid")
+
+
 def test_a_batch_smaller_than_one_round() -> None:
     settings = {"trainer.batch_size": 65_536}
     assert "idle envs" in topics("metta", settings)

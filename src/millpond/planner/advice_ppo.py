@@ -23,7 +23,7 @@ def advise_ppo(recipe: PPORecipe, plan: PPOPlan, spec: EnvSpec | None, host: Hos
     """Everything worth saying, what matters most first."""
     adviser = Adviser(recipe, lambda changed: _troubles(changed, plan_ppo(changed, spec), host))
     subject = _Subject(recipe, plan, host, adviser)
-    advice = [*_top_up(subject), *_idle_envs(subject), *_memory(subject), *_workers(subject)]
+    advice = [*_experiment(subject), *_top_up(subject), *_idle_envs(subject), *_memory(subject), *_workers(subject)]
     if plan.num_agents >= MANY_AGENTS:
         advice += _many_agents(subject)
     elif plan.num_agents <= FEW_AGENTS:
@@ -59,6 +59,16 @@ def _needed(plan: PPOPlan) -> int:
 def _limit(recipe: PPORecipe, host: Host | None) -> float:
     known = host is not None and host.memory and recipe.device == "cpu"
     return host.memory * MEMORY_SHARE if host is not None and known else float("inf")
+
+
+def _experiment(s: _Subject) -> Iterator[Advice]:
+    """A setting that is there to show what it does."""
+    if not s.recipe.ppo.bootstrap_truncation:
+        yield from s.advise(
+            "for experiments",
+            "every truncated episode counts as ended, so values are too low wherever episodes are cut off",
+            {"ppo.bootstrap_truncation": True},
+        )
 
 
 def _top_up(s: _Subject) -> Iterator[Advice]:
