@@ -69,3 +69,10 @@ def test_the_value_is_right_when_truncation_bootstraps(tmp_path: Path) -> None:
 
 def test_the_value_is_wrong_when_truncation_is_taken_for_an_end(tmp_path: Path) -> None:
     assert value_error(tmp_path, **{"ppo.bootstrap_truncation": False}) > 0.2
+
+
+def test_the_recipes_of_the_benchmark_are_valid() -> None:
+    paths = sorted(RECIPES.glob("*.yaml"))
+    assert {path.stem for path in paths} == {"breakout", "cartpole", "pendulum", "recall", "truncation"}
+    for path in paths:
+        assert load(path).recipe.description
