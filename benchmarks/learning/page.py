@@ -14,7 +14,7 @@ HEAD = """# What it learns
 
 Small worlds whose answers are known, trained with three seeds each, one core a run. This page is written by
 `python -m benchmarks.learning`, which trains all of it and takes an hour or so; the recipes are in
-[benchmarks/learning](../benchmarks/learning/tasks.py), except `grid`, which is the package's own.
+[benchmarks/learning](../benchmarks/learning/README.md), except `grid`, which is the package's own.
 
 Returns are the means of evaluations at the end of training: episodes on seeds of their own (100; 1,000 for `recall`), with
 actions drawn as in training. `truncation` is scored by how far the learned value is from the true one; `truncation-cut` is
