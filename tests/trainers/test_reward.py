@@ -140,6 +140,27 @@ def test_the_normaliser_has_the_exact_statistics_of_the_training_episodes(tmp_pa
     assert len(steps) == normalizer.count
 
 
+@pytest.mark.parametrize("objective", ["lrd", "rrd"])
+def test_a_loss_is_in_units_of_rewards(tmp_path: Path, objective: str) -> None:
+    from millpond.rewards import objectives
+
+    loaded = load("reward", {**SMALL, "run_dir": str(tmp_path), "reward.objective": objective})
+    trainer = RewardTrainer(loaded, start_run(loaded, "units"))
+    batches, data = trainer.batches, trainer.recorded.data  # type: ignore[union-attr]
+    state = trainer.sampler.bit_generator.state
+    loss = batches.loss(trainer.sampler)
+    trainer.sampler.bit_generator.state = state
+    chosen, steps = batches.draw(trainer.sampler)
+    episodes = trainer.recorded.training[chosen]  # type: ignore[union-attr]
+    reward = trainer.network(*batches.steps(episodes, steps)).view(steps.shape)  # type: ignore[union-attr,operator]
+    target = torch.from_numpy(data.returns[episodes] / 200).float()
+    if objective == "lrd":
+        expected = objectives.lrd_loss(reward, target, torch.full((4,), 200.0))
+    else:
+        expected = objectives.rrd_loss(reward, target)
+    assert torch.allclose(loss, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_it_learns_in_seconds(tmp_path: Path) -> None:
     """A short run beats spreading the return evenly by far; the recipe's own length reaches 0.95."""
     changes = {"reward.iterations": 5, "reward.train_batches": 20, "reward.hidden_size": 64}

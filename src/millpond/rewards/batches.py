@@ -51,8 +51,10 @@ class RewardBatches:
         self._returns: Tensor | None = None
         if network.of_transitions:
             assert data.returns is not None
-            mean = data.returns[episodes] / self.lengths
+            # In units of the output: the loss is the same times scale^2, and a batch needs two operations fewer.
+            mean = (data.returns[episodes] / self.lengths - float(network.shift)) / float(network.scale)
             self._returns = torch.from_numpy(mean).to(device, torch.float32)
+            self._unit = float(network.scale) ** 2
         self._success = None if data.success is None else data.success[episodes]
         self._others = None
         if others is not None:
@@ -70,10 +72,10 @@ class RewardBatches:
             return self._classification(rng, episodes, steps)
         assert self._returns is not None
         picked = torch.from_numpy(episodes).to(self.device)
-        reward = self.network(*self.steps(self.episodes[episodes], steps)).view(steps.shape)
+        output = self.network.raw(*self.steps(self.episodes[episodes], steps)).view(steps.shape)
         if self.network.objective == "rrd":
-            return objectives.rrd_loss(reward, self._returns[picked], mask)
-        return objectives.lrd_loss(reward, self._returns[picked], self._length[picked], mask)
+            return objectives.rrd_loss(output, self._returns[picked], mask) * self._unit
+        return objectives.lrd_loss(output, self._returns[picked], self._length[picked], mask) * self._unit
 
     def _progress(self, rng: np.random.Generator, episodes: Any, steps: Any, mask: Tensor | None) -> Tensor:
         last = self.lengths[episodes][:, None] - 1

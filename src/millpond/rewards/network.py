@@ -103,9 +103,14 @@ class RewardNetwork(nn.Module):
             parts.append(torch.relu(encoder(image)))
         return torch.cat(parts, dim=-1)
 
-    def forward(self, features: Tensor, pixels: Tensor | None = None) -> Tensor:
-        """One number for each row of features: a reward for transitions, a logit for states."""
+    def raw(self, features: Tensor, pixels: Tensor | None = None) -> Tensor:
+        """The output itself, one number for each row of features."""
         output: Tensor = self.layers(features if pixels is None else torch.cat((features, pixels), dim=-1)).squeeze(-1)
+        return output
+
+    def forward(self, features: Tensor, pixels: Tensor | None = None) -> Tensor:
+        """A reward for transitions, a logit for states."""
+        output = self.raw(features, pixels)
         return output * self.scale + self.shift if self.of_transitions else output
 
     def outputs(self, batch: StepBatch) -> Tensor:
