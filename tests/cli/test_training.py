@@ -115,11 +115,12 @@ def test_debug_runs_one_of_every_level(trained: Path, recipe: str) -> None:
     assert json.loads(records[0])["updates"] == 1
 
 
-def test_kinds_without_a_trainer_say_so(trained: Path) -> None:
-    run = millpond(trained, "train", "reward", "--debug")
+def test_what_cannot_be_learned_is_refused_before_a_folder_is_made(trained: Path) -> None:
+    lift = ["data.path=lift", "data.expected_episodes=null", "data.expected_steps=null"]
+    run = millpond(trained, "train", "reward", *lift, "--run", "refused")
     assert run.returncode == 2
-    assert "is of kind reward" in run.stderr
-    assert not (trained / "runs" / "reward-1").exists()
+    assert "objective=progress" in run.stderr
+    assert not (trained / "runs" / "refused").exists()
 
 
 def test_ctrl_c_finishes_the_iteration_saves_and_says_how_to_go_on(trained: Path) -> None:

@@ -261,14 +261,14 @@ processes.set_forkserver_preload(["torch", "numpy", "millpond.trainers.reward", 
 LONG = {**SMALL, "reward.epochs": 5, "reward.iterations": 10, "reward.save_freq": 1, "log.tensorboard": False}
 
 
-def child(root: str, batches: Any) -> None:
+def child(root: str, name: str, batches: Any) -> None:
     """Train, or go on, in a process of its own that says how many updates it has made."""
     torch.set_num_threads(1)
-    if (Path(root) / "killed").exists():
-        loaded, run = resume_run("killed", [], root)
+    if (Path(root) / name).exists():
+        loaded, run = resume_run(name, [], root)
     else:
         loaded = load("reward", {**LONG, "run_dir": root})
-        run = start_run(loaded, "killed")
+        run = start_run(loaded, name)
     trainer = RewardTrainer(loaded, run)
     update = trainer._update
 
@@ -283,11 +283,11 @@ def child(root: str, batches: Any) -> None:
 
 def test_killed_at_random_batches_and_resumed_bit_for_bit(tmp_path: Path) -> None:
     """Real processes, SIGKILL; checkpoints are at the ends of epochs, so batches are repeated after each."""
-    whole = train(tmp_path, "whole", **LONG)
     rng = random.Random(7)
-    for wanted in (rng.randint(10, 150), rng.randint(170, 250), rng.randint(260, 390), None):
+    kills = ("killed", rng.randint(10, 150)), ("killed", rng.randint(170, 250)), ("killed", rng.randint(260, 390))
+    for name, wanted in (("whole", None), *kills, ("killed", None)):
         received, send = processes.Pipe(duplex=False)
-        process = processes.Process(target=child, args=(str(tmp_path), send))
+        process = processes.Process(target=child, args=(str(tmp_path), name, send))
         process.start()
         send.close()
         with contextlib.suppress(EOFError):
@@ -297,7 +297,7 @@ def test_killed_at_random_batches_and_resumed_bit_for_bit(tmp_path: Path) -> Non
         process.join()
         received.close()
         assert process.exitcode == (0 if wanted is None else -signal.SIGKILL)
-    assert_same(whole.run.folder, tmp_path / "killed")
+    assert_same(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_its_batch(tmp_path: Path) -> None:
