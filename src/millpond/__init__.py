@@ -54,9 +54,10 @@ def plan(
     """
     from millpond.planner import Host
     from millpond.planner import plan as make_plan
+    from millpond.planner.measured import read_measured
 
-    changes = _together(overrides, settings)
-    return make_plan(recipe, changes, preset=preset, agents_source=agents_from, host=Host.here())
+    changes, measured = _together(overrides, settings), read_measured()
+    return make_plan(recipe, changes, preset=preset, agents_source=agents_from, host=Host.here(), measured=measured)
 
 
 def train(

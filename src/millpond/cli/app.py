@@ -29,6 +29,7 @@ app = typer.Typer(
       millpond lake info PATH           what a lake of transitions holds
       millpond compare puffer-metta metta
       millpond data audit pendulum      what recorded episodes are good for
+      millpond bench                    how fast this machine is
       millpond doctor                   what this machine has
 
     A RECIPE is a name from `millpond recipes`, a path to a YAML file, or a PufferLib .ini file. Settings are overridden
@@ -448,6 +449,49 @@ def mixture_vs_single(
         folder=folder,
         at_once=at_once,
         report_only=report,
+        as_json=json,
+    )
+
+
+@app.command()
+def bench(
+    recipe: RecipeArgument = "grid",
+    overrides: OverridesArgument = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny sizes, in seconds, to try the command out; nothing is kept.")
+    ] = False,
+    iteration: Annotated[
+        bool, typer.Option("--iteration", help="Only whole iterations against the network's bare arithmetic.")
+    ] = False,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", min=1, help="Iterations to time; without it, by their size.")
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--picture", metavar="FILE", help="Where the waterfall goes: .png or .svg; else the cache folder."
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure this machine and a recipe on it: limits, every stage alone, whole iterations. About two minutes.
+
+    Stages are shown as shares of what bounds them and of an iteration, and an iteration beside the bare arithmetic of
+    its network. The figures are kept, and `millpond plan` then estimates how long a run takes.
+
+    \b
+      millpond bench                     # the default recipe, grid
+      millpond bench metta --iteration   # the full-size iteration alone
+    """
+    from millpond.cli.bench import bench as run_bench
+
+    run_bench(
+        recipe,
+        list(overrides or []),
+        quick=quick,
+        only_iteration=iteration,
+        iterations=iterations,
+        picture=picture,
         as_json=json,
     )
 

@@ -12,6 +12,7 @@ from millpond.errors import MillpondError
 from millpond.planner import Host, plan
 from millpond.planner.compare import compare
 from millpond.planner.lines import figures, sentence
+from millpond.planner.measured import read_measured
 from millpond.planner.scale import scale, show_scale
 from millpond.planner.show import show
 from millpond.planner.show_compare import show_compare
@@ -19,7 +20,9 @@ from millpond.planner.show_compare import show_compare
 
 def print_plan(recipe: str, overrides: list[str], preset: str | None, agents_from: str | None, as_json: bool) -> None:
     """The plan, as text or JSON."""
-    planned = plan(recipe, overrides, preset=preset, agents_source=agents_from, host=Host.here())
+    planned = plan(
+        recipe, overrides, preset=preset, agents_source=agents_from, host=Host.here(), measured=read_measured()
+    )
     if as_json:
         print_json(planned.to_json())
     else:

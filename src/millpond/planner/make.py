@@ -15,7 +15,9 @@ from millpond.planner.advice import Advice
 from millpond.planner.advice_mixture import advise_mixture
 from millpond.planner.advice_ppo import advise_ppo
 from millpond.planner.advice_reward import advise_reward
+from millpond.planner.estimate import Estimate, estimate_time
 from millpond.planner.host import Host
+from millpond.planner.measured import Measured
 from millpond.planner.mixture import MixturePlan, plan_mixture
 from millpond.planner.ppo import PPOPlan, plan_ppo
 from millpond.planner.reward import RewardPlan, plan_reward
@@ -31,6 +33,7 @@ class Planned:
     plan: Plan
     advice: tuple[Advice, ...]
     alerts: tuple[str, ...]
+    estimate: Estimate | None = None  # of the time, where this machine was measured
 
     def to_json(self) -> dict[str, Any]:
         """One flat object."""
@@ -40,6 +43,9 @@ class Planned:
             if self.plan.training is not None:
                 flat |= {f"training_{name}_bytes": count for name, count in asdict(self.plan.training).items()}
                 flat["training_bytes"] = self.plan.training.total
+        if self.estimate is not None:
+            flat["estimated_iteration_seconds"] = self.estimate.iteration_seconds
+            flat["estimated_seconds"] = self.estimate.seconds
         return {
             "recipe": self.loaded.name,
             "kind": self.loaded.recipe.kind,
@@ -59,24 +65,29 @@ def plan(
     preset: str | None = None,
     agents_source: str | None = None,
     host: Host | None = None,
+    measured: Iterable[Measured] = (),
 ) -> Planned:
     """What a recipe (its name, a file or a mapping) will do with these overrides, before anything runs.
 
     `agents_source` is a world or a file that is asked how many agents an env has; where the config says otherwise,
-    the alert says so. Where the config leaves it open (a PufferLib file), the answer is taken.
+    the alert says so. Where the config leaves it open (a PufferLib file), the answer is taken. `measured` are speeds of
+    this machine, from which times are estimated.
     """
     asked = agents_from(agents_source) if agents_source is not None else None
-    return plan_loaded(load(recipe, overrides, preset, asked.agents if asked else None), asked, host)
+    return plan_loaded(load(recipe, overrides, preset, asked.agents if asked else None), asked, host, measured)
 
 
-def plan_loaded(loaded: Loaded, asked: AgentCount | None = None, host: Host | None = None) -> Planned:
+def plan_loaded(
+    loaded: Loaded, asked: AgentCount | None = None, host: Host | None = None, measured: Iterable[Measured] = ()
+) -> Planned:
     """The plan of a config that has been loaded."""
-    recipe = loaded.recipe
+    recipe, estimate = loaded.recipe, None
     # Replay stores single frames and stacks them when they are sampled; rows hold what the policy sees.
     spec = world_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if _needs_world(recipe) else None
     plan: Plan
     if isinstance(recipe, PPORecipe):
         plan = plan_ppo(recipe, spec)
+        estimate = estimate_time(recipe, plan, measured)
         advice = advise_ppo(recipe, plan, spec, host)
     elif isinstance(recipe, MixtureRecipe):
         plan = plan_mixture(recipe, spec)
@@ -93,7 +104,7 @@ def plan_loaded(loaded: Loaded, asked: AgentCount | None = None, host: Host | No
         for count in (asked, world)
         if count is not None and count.agents != recipe.env.num_agents
     ]
-    return Planned(loaded, plan, tuple(advice), tuple(alerts))
+    return Planned(loaded, plan, tuple(advice), tuple(alerts), estimate)
 
 
 def _needs_world(recipe: Recipe) -> bool:

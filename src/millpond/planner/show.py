@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
 from millpond.config.violations import as_override, as_overrides
+from millpond.planner.estimate import show_estimate
 from millpond.planner.lines import sentence
 from millpond.planner.make import Planned
 from millpond.planner.mixture import MixturePlan
@@ -24,6 +25,7 @@ def show(planned: Planned) -> str:
     lines.append("")
     if isinstance(recipe, PPORecipe) and isinstance(plan, PPOPlan):
         lines += show_ppo(recipe, plan)
+        lines += show_estimate(plan, planned.estimate) if planned.estimate is not None else []
     elif isinstance(recipe, MixtureRecipe) and isinstance(plan, MixturePlan):
         lines += show_mixture(recipe, plan)
     elif isinstance(recipe, RewardRecipe) and isinstance(plan, RewardPlan):

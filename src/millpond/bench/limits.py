@@ -1,0 +1,82 @@
+"""What this machine can do at most: products, copies, disk. Stages are measured against these."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from millpond.bench.timing import Effort, median_seconds
+
+BLOCK = 4 << 20  # bytes written or read in one call
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Operations or bytes a second. A product of a matrix with n x k and k x m numbers is 2 n k m operations."""
+
+    float32: float
+    bfloat16: float
+    memory: float  # bytes copied
+    disk_write: float  # until they are on the disk
+    disk_read: float  # not from the page cache
+
+    def products(self, precision: str) -> float:
+        return self.bfloat16 if precision == "bfloat16" else self.float32
+
+
+def measure_limits(effort: Effort, folder: Path) -> Limits:
+    """With all of torch's threads; the disk is the one that holds `folder`."""
+    write, read = _disk(effort, folder)
+    return Limits(
+        float32=_products(effort, torch.float32),
+        bfloat16=_products(effort, torch.bfloat16),
+        memory=_memory(effort),
+        disk_write=write,
+        disk_read=read,
+    )
+
+
+def _products(effort: Effort, dtype: torch.dtype) -> float:
+    side = effort.matrix
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.rand(side, side, generator=generator).to(dtype) for _ in range(2))
+    out = torch.empty(side, side, dtype=dtype)
+    return 2 * side**3 / median_seconds(lambda: torch.mm(left, right, out=out), effort.repeats)
+
+
+def _memory(effort: Effort) -> float:
+    source = torch.ones(effort.copied, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    return effort.copied / median_seconds(lambda: target.copy_(source), effort.repeats)
+
+
+def _disk(effort: Effort, folder: Path) -> tuple[float, float]:
+    blocks = max(1, effort.written // BLOCK)
+    size = min(BLOCK, effort.written)
+    noise, into = os.urandom(size), bytearray(size)  # noise: a file system that compresses gains nothing
+    with tempfile.NamedTemporaryFile(dir=folder, buffering=0) as file:
+        descriptor = file.fileno()
+
+        def write() -> None:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            for _ in range(blocks):
+                left = memoryview(noise)
+                while left:
+                    left = left[os.write(descriptor, left) :]
+            os.fsync(descriptor)
+
+        def forget() -> None:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+        def read() -> None:
+            while os.readv(descriptor, [into]):
+                pass
+
+        repeats = min(3, effort.repeats)
+        written = median_seconds(write, repeats)
+        return blocks * size / written, blocks * size / median_seconds(read, repeats, forget)

@@ -1,0 +1,90 @@
+"""What a bench found, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from millpond.bench.limits import Limits
+from millpond.bench.timing import Spread
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage, measured alone. Seconds are those of a whole iteration, unless it is not a part of one."""
+
+    name: str
+    alone: float  # seconds
+    amount: float  # units in that time
+    unit: str
+    limit: str  # what bounds it, in words; empty where nothing does
+    at_best: float | None  # seconds that it would take at its limit
+    together: float | None = None  # seconds in a real iteration, where its time is taken there
+    in_iteration: bool = True
+
+    @property
+    def rate(self) -> float:
+        return self.amount / self.alone
+
+    @property
+    def of_limit(self) -> float | None:
+        return None if self.at_best is None else self.at_best / self.alone
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Seconds that a network takes for the steps of an iteration: acting on all, and all updates."""
+
+    inference: Spread
+    training: Spread
+
+    @property
+    def seconds(self) -> float:
+        return self.inference.median + self.training.median
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Real iterations, and beside each the bare arithmetic of its network and that of a plain one."""
+
+    seconds: Spread
+    phases: dict[str, float]  # medians, nested ones as `collect/step`; "other" is what lies outside of all
+    bare: Arithmetic
+    ratio: Spread  # real to bare, iteration by iteration
+    references: dict[str, Arithmetic]  # plain networks, by how they read observations and precision
+    reference_ratios: dict[str, Spread]  # bare to plain, iteration by iteration
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything."""
+
+    recipe: str
+    date: str
+    machine: str
+    versions: dict[str, str]
+    quick: bool
+    threads: int
+    precision: str
+    vector: str
+    sizes: dict[str, int]
+    limits: Limits | None
+    stages: tuple[Stage, ...]
+    iteration: Iteration
+
+    def to_json(self) -> dict[str, Any]:
+        tree = asdict(self)
+        tree["stages"] = [
+            {**asdict(stage), "rate": stage.rate, "of_limit": stage.of_limit, "of_iteration": self.of_iteration(stage)}
+            for stage in self.stages
+        ]
+        tree["iteration"]["bare"]["seconds"] = self.iteration.bare.seconds
+        for name, reference in self.iteration.references.items():
+            tree["iteration"]["references"][name]["seconds"] = reference.seconds
+        return tree
+
+    def of_iteration(self, stage: Stage) -> float | None:
+        """Its share of a real iteration: as timed there, else as measured alone."""
+        if not stage.in_iteration:
+            return None
+        return (stage.alone if stage.together is None else stage.together) / self.iteration.seconds.median

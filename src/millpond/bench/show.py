@@ -1,0 +1,141 @@
+"""A bench as text: limits, stages, and one iteration as a waterfall."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millpond.bench.result import Arithmetic, Bench, Stage
+from millpond.bench.timing import Spread
+from millpond.planner.estimate import duration
+from millpond.planner.lines import bar, figures, sentence, size, table
+
+WALL = 32  # characters of the waterfall
+PHASES = {  # of a run, in the order of an iteration
+    "collect/step": "waiting for envs",
+    "collect/infer": "inference",
+    "collect/store": "storing",
+    "collect/rest": "rest of collecting",
+    "advantage": "advantage",
+    "train": "training",
+    "other": "loop and records",
+}
+
+
+def show_bench(bench: Bench) -> list[str]:
+    """Everything that was measured."""
+    counts = bench.sizes
+    lines = [
+        f"bench of {bench.recipe}{' (quick: tiny sizes, figures that say nothing)' if bench.quick else ''}",
+        *sentence(f"{bench.machine}; torch {bench.versions.get('torch', '?')}, {bench.threads} threads"),
+        *sentence(
+            f"{counts['num_envs']:,} envs of {counts['num_agents']:,} agents ({bench.vector}), "
+            f"{counts['agent_steps']:,} agent steps and {counts['gradient_updates']:,} updates an iteration, "
+            f"{bench.precision}"
+        ),
+    ]
+    if bench.limits is not None:
+        lines += _limits(bench)
+        lines += _stages(bench)
+    return [*lines, *_waterfall(bench), *_iteration(bench)]
+
+
+def waterfall(bench: Bench) -> list[tuple[str, float, float]]:
+    """Name, beginning and end in seconds of each phase of an iteration, laid end to end."""
+    found, at = [], 0.0
+    for phase, name in PHASES.items():
+        seconds = bench.iteration.phases.get(phase, 0.0)
+        found.append((name, at, at + seconds))
+        at += seconds
+    return found
+
+
+def _limits(bench: Bench) -> list[str]:
+    limits = bench.limits
+    assert limits is not None
+    rows = [
+        ("matrix product, float32", f"{limits.float32 / 1e9:,.1f} GFLOP/s"),
+        ("matrix product, bfloat16", f"{limits.bfloat16 / 1e9:,.1f} GFLOP/s"),
+        ("memory copy", f"{size(limits.memory)}/s"),
+        ("disk write, synced", f"{size(limits.disk_write)}/s"),
+        ("disk read, not cached", f"{size(limits.disk_read)}/s"),
+    ]
+    return ["", "Limits of this machine", *figures(rows)]
+
+
+def _stages(bench: Bench) -> list[str]:
+    header = ("stage", "alone", "a second", "in a run", "share", "limit", "of limit")
+    rows = [_stage(bench, stage) for stage in bench.stages]
+    notes = sentence(
+        "Alone: one iteration's work, or one call for the lake. A second: env steps of the first two, updates of the "
+        "loop, transitions of the lake, else agent steps. In a run envs step while the policy looks at others, so they "
+        "may be waited for less, and the policy may take longer, than alone. Limits of products count matrix products "
+        "only, not tables, gates and losses."
+    )
+    return ["", "Stages", *table(header, rows), *notes]
+
+
+def _stage(bench: Bench, stage: Stage) -> list[str]:
+    share, of_limit = bench.of_iteration(stage), stage.of_limit
+    return [
+        stage.name,
+        duration(stage.alone),
+        _rate(stage.rate),
+        "" if stage.together is None else duration(stage.together),
+        "" if share is None or stage.together is None else f"{share:.1%}",
+        stage.limit,
+        "" if of_limit is None else f"{of_limit:.1%}",
+    ]
+
+
+def _rate(rate: float) -> str:
+    for unit, text in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if rate >= unit:
+            return f"{rate / unit:.3g}{text}"
+    return f"{rate:.3g}"
+
+
+def _waterfall(bench: Bench) -> list[str]:
+    phases = waterfall(bench)
+    whole = max(phases[-1][2], 1e-12)
+    name_width = max(len(name) for name, _, _ in phases)
+    lines = ["", "One iteration"]
+    for name, first, last in phases:
+        seconds = last - first
+        shown = bar(first, last, whole, WALL)
+        lines.append(f"  {name:<{name_width}}  {shown}  {duration(seconds):>8}  {seconds / whole:6.1%}")
+    return lines
+
+
+def _iteration(bench: Bench) -> list[str]:
+    found = bench.iteration
+    rows = [
+        ("an iteration", duration(found.seconds.median), _spread(found.seconds, duration)),
+        ("bare network arithmetic", duration(found.bare.seconds), _parts(found.bare)),
+        ("iteration / bare", f"{found.ratio.median:.3f}", _spread(found.ratio, "{:.3f}".format)),
+    ]
+    plain = [
+        [
+            name,
+            duration(reference.seconds),
+            duration(reference.inference.median),
+            duration(reference.training.median),
+            f"{found.reference_ratios[name].median:.3f}",
+            f"{found.reference_ratios[name].low:.3f} to {found.reference_ratios[name].high:.3f}",
+        ]
+        for name, reference in found.references.items()
+    ]
+    notes = sentence(
+        "Bare: the same policy acts on as many steps and is trained as often, on ready data, between the iterations. "
+        "Plain: nn.Linear on the flat observation, torch's recurrent layer, linear heads. Each is run in part and "
+        "scaled up."
+    )
+    header = ("plain network", "seconds", "inference", "updates", "bare / plain", "spread")
+    return ["", "Against the arithmetic of the network alone", *figures(rows), "", *table(header, plain), *notes]
+
+
+def _parts(arithmetic: Arithmetic) -> str:
+    return f"inference {duration(arithmetic.inference.median)}, updates {duration(arithmetic.training.median)}"
+
+
+def _spread(spread: Spread, show: Callable[[float], str]) -> str:
+    return f"median of {spread.count}; {show(spread.low)} to {show(spread.high)}"

@@ -1,0 +1,99 @@
+"""The bare arithmetic is the trainer's own, and the plain network remembers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from millpond.bench.bare import Network, Ready, make_ready
+from millpond.bench.reference import PlainNetwork
+from millpond.bench.timing import Effort
+from millpond.config import load
+from millpond.envs.registry import describe
+from millpond.rollout import Draw
+from millpond.rollout.rows import resets
+from millpond.trainers.ppo import PPOTrainer
+from millpond.trainers.ppo_update import Coefficients, Estimate, train_minibatch
+from millpond.trainers.session import start_run
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PPOTrainer]:
+    """One that has run one iteration, so that its rows are full."""
+    folder: Path = tmp_path_factory.mktemp("runs")
+    loaded = load("grid", {"run_dir": str(folder), "log.tensorboard": False}, "debug")
+    with contextlib.redirect_stdout(io.StringIO()):
+        made = PPOTrainer(loaded, start_run(loaded, "bare"))
+        made.train()
+    yield made
+    made.close()
+
+
+def test_a_bare_update_is_the_trainers_update(trainer: PPOTrainer) -> None:
+    bare, real = (Network.of_trainer(trainer, Effort.quick()) for _ in range(2))
+    ready = make_ready(trainer)[0]
+    rows, plan = trainer.rows, trainer.share
+    picked = torch.arange(plan.minibatch_segments)
+    batch = rows.sequences(list(ready.batch), picked, trainer.device)
+    ended = resets(batch["terminated"], batch["truncated"])
+    bare.train(Ready(batch, ended, ready.advantage, batch["value"] + ready.advantage, ready.seen, None))
+
+    shape = (plan.minibatch_segments, plan.num_agents, plan.bptt_horizon)
+    advantage = ready.advantage.view(shape).transpose(1, 2).contiguous()
+    estimate = Estimate(advantage, advantage, np.zeros(plan.segments), torch.zeros(()))
+    ppo = trainer.recipe.ppo
+    train_minibatch(
+        real.unroll,
+        real.parameters,
+        real.optimizer,
+        rows,
+        estimate,
+        Draw(picked.numpy(), np.ones(len(picked), np.float32)),
+        Coefficients(ppo.clip_coef, ppo.vf_clip_coef, ppo.vf_coef, ppo.ent_coef, ppo.max_grad_norm),
+        part_rows=plan.minibatch_segments,
+        device=trainer.device,
+    )
+    moved = 0.0
+    for mine, theirs, before in zip(bare.parameters, real.parameters, trainer.policy.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+        moved += float((mine - before).abs().sum().detach())
+    assert moved > 0  # an optimiser that does nothing would pass
+
+
+def test_the_times_are_of_a_whole_iteration(trainer: PPOTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one forward pass in two and one update, scaled to all of them: counted, with a clock that stands still."""
+    network = Network.of_trainer(trainer, Effort(calls=2, updates=1))
+    calls: list[str] = []
+    monkeypatch.setattr(network, "act", lambda ready: calls.append("act"))
+    monkeypatch.setattr(network, "train", lambda ready: calls.append("train"))
+    monkeypatch.setattr("millpond.bench.bare.timed", lambda work: (work(), 1.0)[1])
+    acting, training = network.seconds(make_ready(trainer))
+    plan = trainer.share
+    assert calls == ["act", "act", "train"]
+    assert acting == plan.agent_steps / (plan.envs_per_group * plan.num_agents) / 2
+    assert training == plan.gradient_updates
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_a_plain_network_unrolls_to_what_it_acted(core: str, one_hot: bool) -> None:
+    spec = describe("grid", {})
+    torch.manual_seed(0)
+    network = PlainNetwork(spec, core, 16, one_hot=one_hot)
+    seen = torch.randint(0, 4, (3, 5, *spec.observation.shape), dtype=torch.uint8)  # [B, T, ...]
+    state, generator = network.initial_state(3), torch.Generator().manual_seed(0)
+    acted = []
+    with torch.no_grad():
+        for t in range(5):
+            acted.append(network.act(seen[:, t], state, action_mask=None, generator=generator))
+            state = acted[-1].state
+        action = torch.stack([act.action for act in acted], 1)
+        unrolled = network.unroll(seen, network.initial_state(3), torch.zeros(3, 5, dtype=torch.bool), action)
+    torch.testing.assert_close(unrolled.value, torch.stack([act.value for act in acted], 1))
+    torch.testing.assert_close(unrolled.log_prob, torch.stack([act.log_prob for act in acted], 1))

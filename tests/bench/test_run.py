@@ -1,0 +1,84 @@
+"""A quick bench of the real thing: everything is measured, adds up, and can be read by programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from millpond.bench.picture import draw_bench
+from millpond.bench.result import Bench
+from millpond.bench.run import keep, run_bench
+from millpond.bench.show import show_bench, waterfall
+from millpond.config import load
+from millpond.errors import MillpondError
+from millpond.planner import plan
+from millpond.planner.measured import read_measured
+
+STAGES = ["world", "vector", "inference", "storing", "advantage", "training", "loop", "lake append", "lake sample"]
+
+
+@pytest.fixture(scope="module")
+def quick() -> Bench:
+    return run_bench("grid", quick=True)
+
+
+def test_every_stage_is_measured(quick: Bench) -> None:
+    assert [stage.name for stage in quick.stages] == STAGES
+    for stage in quick.stages:
+        assert stage.alone > 0
+        assert stage.amount > 0
+        assert stage.limit == "" or (stage.at_best is not None and stage.at_best > 0), stage.name
+    assert [stage.name for stage in quick.stages if stage.together is None] == ["world", "lake append", "lake sample"]
+
+
+def test_products_are_counted(quick: Bench) -> None:
+    """Grid cells are looked up in a table, so the products are those of the counts, the core and the heads."""
+    stages = {stage.name: stage for stage in quick.stages}
+    hidden, counts, actions = 16, 3, 5
+    forward = 2 * (counts * hidden + 8 * hidden * hidden + hidden * (actions + 1))
+    assert quick.limits is not None
+    acting = stages["inference"].at_best * quick.limits.float32 / quick.sizes["agent_steps"]  # type: ignore[operator]
+    assert acting == pytest.approx(forward)
+    training = stages["training"].at_best * quick.limits.float32 / quick.sizes["agent_steps"]  # type: ignore[operator]
+    assert training == pytest.approx(3 * forward)
+
+
+def test_phases_add_up_to_the_iteration(quick: Bench) -> None:
+    assert waterfall(quick)[-1][2] == pytest.approx(quick.iteration.seconds.median)
+    assert quick.iteration.seconds.count == 1
+    assert quick.iteration.ratio.median == pytest.approx(quick.iteration.seconds.median / quick.iteration.bare.seconds)
+
+
+def test_the_sizes_are_the_plans(quick: Bench) -> None:
+    planned = plan("grid", preset="debug").to_json()
+    assert quick.sizes == {name: planned[name] for name in quick.sizes}
+
+
+def test_it_can_be_read_by_people_and_programs(quick: Bench, tmp_path: Path) -> None:
+    text = "\n".join(show_bench(quick))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert all(name in text for name in STAGES)
+    tree = json.loads(json.dumps(quick.to_json()))
+    assert tree["iteration"]["references"].keys() == tree["iteration"]["reference_ratios"].keys()
+    assert tree["stages"][0]["of_iteration"] is not None
+    draw_bench(quick, tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_kept_figures_give_the_plan_its_times(quick: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    debug = [f"{key}={value}" for key, value in load("grid").recipe.presets["debug"].items()]
+    assert keep(quick, debug) == tmp_path / "millpond" / "bench.json"
+    planned = plan("grid", debug, measured=read_measured())
+    phases = quick.iteration.phases
+    expected = phases["collect"] + phases["advantage"] + phases["train"] + phases["other"]
+    assert planned.to_json()["estimated_seconds"] == pytest.approx(expected)
+    keep(quick, debug)
+    assert len(read_measured()) == 1  # the newer takes the older's place
+
+
+def test_other_kinds_are_refused() -> None:
+    with pytest.raises(MillpondError, match="kind ppo"):
+        run_bench("mixture", quick=True)
