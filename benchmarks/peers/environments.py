@@ -1,0 +1,64 @@
+"""Virtual environments of the peers, one each, apart from millpond's own: they pin other versions of the same things."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+REQUIREMENTS = {
+    "puffer": ("pufferlib-core==3.0.23", "mettagrid==0.26.22"),
+    "sb3": ("torch==2.13.0", "stable-baselines3==2.9.2", "sb3-contrib==2.9.2", "gymnasium==1.4.0"),
+    "torchrl": ("torch==2.13.0", "torchrl", "tensordict", "numpy"),
+}
+# What millpond sets for its own processes. A peer runs as it would alone.
+OURS_ALONE = ("GOMP_SPINCOUNT",)
+
+
+def folder_of(name: str) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "millpond" / "peers" / name
+
+
+def set_up(name: str) -> Path:
+    """Make a peer's environment, unless it is there; returns its interpreter."""
+    folder = folder_of(name)
+    wanted, stamp = "\n".join(REQUIREMENTS[name]), folder / "installed"
+    python = folder / "bin" / "python"
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return python
+    print(f"making {folder} with {', '.join(REQUIREMENTS[name])}", file=sys.stderr, flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([str(python), "-m", "pip", "install", "--quiet", *REQUIREMENTS[name]], check=True)
+    stamp.write_text(wanted)
+    return python
+
+
+def interpreter(name: str, given: Mapping[str, str]) -> str:
+    """The interpreter that was named on the command line, else that of the environment made before."""
+    if name in given:
+        return given[name]
+    if not (folder_of(name) / "installed").is_file():
+        raise SystemExit(f"{name} has no environment yet: python benchmarks/peers/run.py --setup {name}")
+    return str(folder_of(name) / "bin" / "python")
+
+
+def run_peer(python: str, script: Path, *arguments: object, threads: int | None = None) -> str:
+    """Run a peer's script, with so many threads of torch's or as many as it takes; returns the last line printed."""
+    environment = {name: value for name, value in os.environ.items() if name not in (*OURS_ALONE, "PYTHONPATH")}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    command = [python, str(script), *map(str, arguments)]
+    return last_line(command, environment)
+
+
+def last_line(command: list[str], environment: dict[str, str] | None = None) -> str:
+    """The last line that a command prints; the end of its errors where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)[:400]} failed:\n{done.stderr[-4000:]}")
+    return (done.stdout.strip().splitlines() or [""])[-1]

@@ -1,0 +1,57 @@
+"""Millpond's side: a training by its own command, and its times and levels from metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from environments import last_line
+from trained import Trained
+
+FORAGE = (
+    "trainer.num_workers=2",
+    "trainer.forward_pass_minibatch_target_size=null",
+    "trainer.num_envs=64",
+    "trainer.batch_unit=agent_steps",
+    "trainer.batch_size=12_288",
+    "trainer.minibatch_size=3_072",
+)
+QUIET = ("eval.interval=null", "eval.episodes=1", "checkpoint.interval=null", "log.tensorboard=false")
+LEVELS = {"forage": "reward_per_agent_step", "cartpole": "episode_return"}
+VERSIONS = """
+import json, importlib.metadata as m
+print(json.dumps({name: m.version(name) for name in ("torch", "numpy", "gymnasium")}))
+"""
+SCENARIO = """
+from millpond.envs.mettagrid.scenario import forage_config
+from millpond.envs.mettagrid.spec import Forage
+print(forage_config(Forage()).model_dump_json())
+"""
+
+
+def train_ours(task: str, iterations: int, seed: int, overrides: list[str]) -> Trained:
+    """Train for so many iterations; evaluation at the end is not in the times."""
+    recipe = ["mettagrid", *FORAGE] if task == "forage" else [str(Path(__file__).with_name("cartpole_lstm.yaml"))]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [*recipe[1:], *QUIET, f"trainer.total_iterations={iterations}", f"seed={seed}", *overrides]
+        run = [*settings, f"run_dir={folder}", "--run", "ours"]
+        last_line([sys.executable, "-m", "millpond", "train", recipe[0], *run])
+        lines = (Path(folder) / "ours" / "metrics.jsonl").read_text().splitlines()
+        plan = json.loads((Path(folder) / "ours" / "plan.json").read_text())
+    records = [json.loads(line) for line in lines]
+    return Trained(
+        party="millpond",
+        versions=json.loads(last_line([sys.executable, "-c", VERSIONS])),
+        settings={"recipe": recipe[0], "overrides": settings, "seed": seed},
+        steps=plan["agent_steps"],
+        collect=[record["time/collect"] + record["time/advantage"] for record in records],
+        train=[record["time/train"] for record in records],
+        level=[record.get(LEVELS[task]) for record in records],
+    )
+
+
+def write_scenario(path: Path) -> None:
+    """The forage scenario as a MettaGridConfig, so that all sides have the very same one."""
+    path.write_text(last_line([sys.executable, "-c", SCENARIO]))
