@@ -1,0 +1,41 @@
+"""The arithmetic of comparing with other trainers, on tables that a person can check."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+sys.path.append(str(PEERS))
+
+from trained import Ratio, Trained, against  # noqa: E402
+
+
+def training(collect: float, train: float, level: list[float | None]) -> Trained:
+    """Its first two iterations take a hundred times as long."""
+    times = [100 if k < 2 else 1 for k in range(len(level))]
+    return Trained("x", {}, {}, 1_000, [collect * k for k in times], [train * k for k in times], level)
+
+
+def test_the_first_two_iterations_do_not_count() -> None:
+    assert training(1.0, 3.0, [0.0] * 6).steps_per_second == 250
+    assert training(1.0, 3.0, [0.0] * 6).to_json()["train_steps_per_second"] == pytest.approx(1_000 / 3)
+
+
+def test_a_ratio_pairs_the_rounds() -> None:
+    assert Ratio.of([2.0, 6.0, 3.0], [1.0, 2.0, 3.0]) == Ratio(2.0, 1.0, 3.0)
+    assert str(Ratio(2.0, 1.0, 3.0)) == "2.00 (1.00 to 3.00)"
+
+
+def test_levels_at_equal_steps_and_at_equal_time() -> None:
+    quick = training(0.5, 0.5, [None, *(float(k) for k in range(1, 40))])  # 200 s, then 1 s each: 238 s
+    slow = training(0.6, 0.6, [2.0 * k for k in range(20)])  # 240 s, then 1.2 s each: 261.6 s
+    level = against([quick], [slow])["levels"][0]
+    assert level["steps"] == 20_000
+    assert level["ours_after_steps"] == sum(range(10, 20)) / 10
+    assert level["theirs_after_steps"] == sum(range(20, 40, 2)) / 10
+    assert level["seconds"] == pytest.approx(238)
+    assert level["ours_after_seconds"] == sum(range(30, 40)) / 10
+    assert level["theirs_after_seconds"] == 0.0  # one iteration, of 120 s
