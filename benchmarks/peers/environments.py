@@ -12,7 +12,7 @@ from pathlib import Path
 REQUIREMENTS = {
     "puffer": ("pufferlib-core==3.0.23", "mettagrid==0.26.22"),
     "sb3": ("torch==2.13.0", "stable-baselines3==2.9.2", "sb3-contrib==2.9.2", "gymnasium==1.4.0"),
-    "torchrl": ("torch==2.13.0", "torchrl", "tensordict", "numpy"),
+    "torchrl": ("torch==2.13.0", "torchrl==0.14.1", "tensordict==0.14.3", "numpy"),
 }
 # What millpond sets for its own processes. A peer runs as it would alone.
 OURS_ALONE = ("GOMP_SPINCOUNT",)

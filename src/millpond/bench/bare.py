@@ -90,13 +90,20 @@ class Network:
         return Network(trainer, policy, effort, lanes=lanes, compiled=compiled, autocast=autocast)
 
     def seconds(self, ready: list[Ready]) -> tuple[float, float]:
-        """Of acting on all agent steps of an iteration, and of all its updates; a part is run and scaled up."""
-        calls_in_all = self.plan.agent_steps / (self.plan.envs_per_group * self.plan.num_agents)
-        calls = max(1, min(self.effort.calls, round(calls_in_all)))
-        updates = max(1, min(self.effort.updates, self.plan.gradient_updates))
-        acting = timed(lambda: self._repeat(self.act, ready, calls))
-        training = timed(lambda: self._repeat(self.train, ready, updates))
-        return acting * calls_in_all / calls, training * self.plan.gradient_updates / updates
+        """Of acting on all agent steps of an iteration, and of all its updates."""
+        return self.acting_seconds(ready), self.training_seconds(ready)
+
+    def acting_seconds(self, ready: list[Ready]) -> float:
+        """A part is run, and scaled up to all agent steps."""
+        in_all = self.plan.agent_steps / (self.plan.envs_per_group * self.plan.num_agents)
+        calls = max(1, min(self.effort.calls, round(in_all)))
+        return timed(lambda: self._repeat(self.act, ready, calls)) * in_all / calls
+
+    def training_seconds(self, ready: list[Ready]) -> float:
+        """A part is run, and scaled up to all updates."""
+        in_all = self.plan.gradient_updates
+        updates = max(1, min(self.effort.updates, in_all))
+        return timed(lambda: self._repeat(self.train, ready, updates)) * in_all / updates
 
     def act(self, ready: Ready) -> None:
         """One forward pass of one group's agents."""

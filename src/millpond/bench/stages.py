@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ def _vector(subject: Subject, before: Stages) -> Stage:
 
 def _inference(subject: Subject, before: Stages) -> Stage:
     plan, network = subject.trainer.share, subject.network
-    seconds = _median([network.seconds(subject.ready)[0] for _ in range(subject.effort.repeats)])
+    seconds = median([network.acting_seconds(subject.ready) for _ in range(subject.effort.repeats + 1)][1:])
     return _products(subject, "inference", seconds, plan.agent_steps, 1, subject.together("collect/infer"))
 
 
@@ -267,7 +268,3 @@ def _product_operations(
     target: torch.Size, left: torch.Size, right: torch.Size, *, out_shape: Any = None, **scales: Any
 ) -> int:
     return 2 * left[0] * left[1] * right[1]
-
-
-def _median(values: list[float]) -> float:
-    return float(np.median(values))
