@@ -19,6 +19,7 @@ from torch.nn import functional
 from millpond.bench.bare import Network
 from millpond.bench.timing import Effort
 from millpond.envs.spec import EnvSpec, Part
+from millpond.planner import Host
 from millpond.policies.heads import make_head
 from millpond.policies.parts import PartReader
 from millpond.policies.policy import Act, Unrolled
@@ -26,6 +27,7 @@ from millpond.trainers.ppo import PPOTrainer
 
 CORES: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
 LESS_CALLS, LESS_UPDATES = 12, 2  # there are four of them, and an iteration should not have to wait
+LEAST_CALLS = 3  # where bfloat16 is emulated, ten times slower
 STATES = {"lstm": 2, "gru": 1, "none": 0}
 
 
@@ -80,10 +82,12 @@ class PlainNetwork(nn.Module):
 def plain_networks(trainer: PPOTrainer, effort: Effort) -> dict[str, Network]:
     """The plain networks of a recipe's sizes, by how they read observations and by precision (bfloat16 is autocast).
 
-    Both precisions, since without instructions for bfloat16 it is the slower one, and the faster is what counts.
+    Both precisions, since without instructions for bfloat16 it is by far the slower one, and the faster is what counts.
     """
     policy, spec, device = trainer.recipe.policy, trainer.vector.spec, trainer.device
     less = replace(effort, calls=min(effort.calls, LESS_CALLS), updates=min(effort.updates, LESS_UPDATES))
+    least = replace(effort, calls=min(effort.calls, LEAST_CALLS), updates=1)
+    emulated = device.type == "cpu" and not Host.here().bfloat16
     made = {}
     for reading in ("bytes", "one-hot"):
         one_hot = reading == "one-hot"
@@ -93,7 +97,9 @@ def plain_networks(trainer: PPOTrainer, effort: Effort) -> dict[str, Network]:
             enabled = precision == "bfloat16"
             autocast = partial(torch.autocast, device.type, dtype=torch.bfloat16, enabled=enabled)
             plain = PlainNetwork(spec, policy.core, policy.hidden_size, one_hot=one_hot).to(device)
-            made[f"{reading}, {precision}"] = Network(trainer, plain, less, autocast=autocast)
+            made[f"{reading}, {precision}"] = Network(
+                trainer, plain, least if enabled and emulated else less, autocast=autocast
+            )
     return made
 
 

@@ -127,7 +127,7 @@ def _iteration(bench: Bench) -> list[str]:
     notes = sentence(
         "Bare: the same policy acts on as many steps and is trained as often, on ready data, between the iterations. "
         "Plain: nn.Linear on the flat observation, torch's recurrent layer, linear heads. Each is run in part and "
-        "scaled up."
+        "scaled up. Without instructions for bfloat16 the processor emulates it, and the float32 ones are what counts."
     )
     header = ("plain network", "seconds", "inference", "updates", "bare / plain", "spread")
     return ["", "Against the arithmetic of the network alone", *figures(rows), "", *table(header, plain), *notes]
