@@ -66,10 +66,10 @@ def _stages(bench: Bench) -> list[str]:
     header = ("stage", "alone", "a second", "in a run", "share", "limit", "of limit")
     rows = [_stage(bench, stage) for stage in bench.stages]
     notes = sentence(
-        "Alone: one iteration's work, or one call for the lake. A second: env steps of the first two, updates of the "
-        "loop, transitions of the lake, else agent steps. In a run envs step while the policy looks at others, so they "
-        "may be waited for less, and the policy may take longer, than alone. Limits of products count matrix products "
-        "only, not tables, gates and losses."
+        "Alone: one iteration's work, or one call for the lake. Share: of the iteration; of the world, its time alone. "
+        "A second: env steps of the first two, updates of the loop, transitions of the lake, else agent steps. In a run "
+        "envs step while the policy looks at others, so they may be waited for less, and the policy may take longer, "
+        "than alone. Limits of products count matrix products only, not tables, gates and losses."
     )
     return ["", "Stages", *table(header, rows), *notes]
 
@@ -81,7 +81,7 @@ def _stage(bench: Bench, stage: Stage) -> list[str]:
         duration(stage.alone),
         _rate(stage.rate),
         "" if stage.together is None else duration(stage.together),
-        "" if share is None or stage.together is None else f"{share:.1%}",
+        "" if share is None else f"{share:.1%}",
         stage.limit,
         "" if of_limit is None else f"{of_limit:.1%}",
     ]
