@@ -11,6 +11,8 @@ import torch
 
 from millpond.bench.timing import Effort, median_seconds
 
+SMALL_MATRIX = 256
+LONGEST_PRODUCT = 0.5  # seconds
 BLOCK = 4 << 20  # bytes written or read in one call
 
 
@@ -41,11 +43,19 @@ def measure_limits(effort: Effort, folder: Path) -> Limits:
 
 
 def _products(effort: Effort, dtype: torch.dtype) -> float:
-    side = effort.matrix
+    """Operations a second. A processor that only emulates bfloat16 is given smaller matrices, so that it ends."""
+    side = min(SMALL_MATRIX, effort.matrix)
+    rate = _product_rate(side, dtype, 2)
+    while side * 2 <= effort.matrix and 2 * (side * 2) ** 3 / rate < LONGEST_PRODUCT:
+        side *= 2
+    return _product_rate(side, dtype, effort.repeats)
+
+
+def _product_rate(side: int, dtype: torch.dtype, repeats: int) -> float:
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.rand(side, side, generator=generator).to(dtype) for _ in range(2))
     out = torch.empty(side, side, dtype=dtype)
-    return 2 * side**3 / median_seconds(lambda: torch.mm(left, right, out=out), effort.repeats)
+    return 2 * side**3 / median_seconds(lambda: torch.mm(left, right, out=out), repeats)
 
 
 def _memory(effort: Effort) -> float:

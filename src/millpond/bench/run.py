@@ -30,7 +30,7 @@ from millpond.trainers.ppo import PPOTrainer
 from millpond.trainers.session import start_run
 
 STEPS_MEASURED = 1_500_000  # agent steps in all real iterations, about
-FEWEST, MOST = 3, 20  # real iterations
+FEWEST, MOST = 3, 10  # real iterations
 Watch = Callable[[str], object]
 
 
