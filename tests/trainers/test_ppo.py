@@ -182,10 +182,15 @@ def command(root: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "millpond", "train", *arguments, f"run_dir={root}"]
 
 
-def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+# Enough agents and rows for two lanes to act and to learn.
+WIDE = {"trainer.num_envs": 48, "trainer.batch_size": 8 * 96, "trainer.minibatch_size": 8 * 48}
+
+
+@pytest.mark.parametrize(("threads", "sizes"), [("1", {}), ("2", WIDE)])
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, threads: str, sizes: dict[str, Any]) -> None:
     """kill -9 of the real command at a random moment, through the real files."""
-    settings = [f"{key}={value}" for key, value in {**SMALL, "trainer.total_iterations": 12}.items()]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    settings = [f"{key}={value}" for key, value in {**SMALL, **sizes, "trainer.total_iterations": 12}.items()]
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     subprocess.run(
         command(tmp_path, "grid", *settings, "--run", "uncut"), check=True, capture_output=True, env=environment
     )
