@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.compiled import compiled_fast
-from millpond.policies import gru_kernels, lstm_kernels
+from millpond.policies import gru_kernels, lstm_kernels, lstm_rows, products
 from millpond.policies.activations import fast_sigmoid, fast_tanh
 from millpond.policies.gru import GRU, gru_unroll
 from millpond.policies.lstm import LSTM, lstm_unroll
@@ -93,6 +93,30 @@ def test_outputs_and_all_gradients_equal_those_of_torchs_cells(kind: str, dtype:
         torch.testing.assert_close(gradient, other, **tolerance)
     assert gradients[1][3].abs().max() == 0, "nothing flows through a reset into the initial state"
     assert gradients[1][2].abs().max() > 0
+
+
+@pytest.mark.parametrize("steps", [T, 400])  # one block and several
+def test_without_a_blas_for_compiled_code_an_lstm_goes_step_by_step_to_the_same(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    core = LSTM(H)
+    core.reset_parameters(generator)
+    features = torch.randn(steps, B, H, generator=generator).requires_grad_()
+    state = torch.randn(B, 2, H, generator=generator).requires_grad_()
+    reset, weight = with_resets(generator, steps), torch.randn(steps, B, H, generator=generator)
+
+    def found() -> list[Tensor]:
+        hidden = core.unroll(features, state, reset)
+        return [hidden, *torch.autograd.grad((hidden * weight).sum(), [features, state, *core.parameters()])]
+
+    whole = found()
+    monkeypatch.setattr(products, "SGEMM", 0)
+    before = len(lstm_kernels.gates_backward.signatures)  # type: ignore[attr-defined]
+    by_steps = found()
+    assert len(lstm_kernels.gates_backward.signatures) >= max(1, before)  # type: ignore[attr-defined]
+    for one, other in zip(whole, by_steps, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -219,7 +243,8 @@ def test_the_arithmetic_of_tanh_and_sigmoid_is_exact_to_float32() -> None:
 
 def test_the_kernels_are_the_ones_under_test() -> None:
     """float32 on the CPU goes through numba, or the comparisons above would compare torch with torch."""
-    assert lstm_kernels.gates_forward.signatures  # type: ignore[attr-defined]
+    assert products.SGEMM, "torch no longer gives its sgemm_ to others; LSTMs still work, more slowly"
+    assert lstm_rows.rows_backward.signatures  # type: ignore[attr-defined]
     assert gru_kernels.gates_backward.signatures  # type: ignore[attr-defined]
 
 

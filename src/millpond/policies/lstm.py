@@ -5,7 +5,8 @@
 
 nn.LSTM cannot reset inside a row, and a loop of nn.LSTMCell builds a graph of some twenty nodes a step. Here a step
 is two matrix products and one pass over the gates, and the gradients of the weights are one product a block of steps.
-On the CPU in float32 the pass over the gates is compiled (`lstm_kernels`); elsewhere it is plain torch.
+On the CPU in float32 all steps of a row are one compiled call (`lstm_rows`), or, without a BLAS to call from there, the
+passes over the gates are (`lstm_kernels`); elsewhere it is plain torch.
 
 T steps  B sequences  I inputs  H hidden
 """
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from millpond.policies import lstm_kernels as kernels
+from millpond.policies import lstm_rows, products
 from millpond.policies.precision import computing_dtype, is_fused_for, is_fused_now
 from millpond.policies.unrolling import BLOCK, blocks_backward, carried_states
 
@@ -57,9 +59,14 @@ def lstm_unroll(
     hidden = inputs.new_empty(steps, batch, size)
     gates = inputs.new_empty(steps, batch, 4 * size)
     cell = cell0.new_empty(steps, batch, size)
+    fused = is_fused_for(inputs)
+    if fused and products.SGEMM:
+        given = inputs, hidden0, cell0, reset, w_input, w_hidden, bias
+        arrays = (tensor.contiguous().numpy() for tensor in (*given, hidden, gates, cell))
+        lstm_rows.rows_forward(products.SGEMM, *arrays)
+        return hidden, gates, cell
     carried = hidden0.masked_fill(reset[0, :, None], 0)  # the hidden state that the next step begins with
     w_input_t, w_hidden_t = w_input.t(), w_hidden.t()
-    fused = is_fused_for(inputs)
     for t in range(steps):
         before = cell[t - 1] if t else cell0
         reset_after = reset[min(t + 1, steps - 1)]
@@ -112,8 +119,14 @@ def lstm_backward(
     d_w_input, d_w_hidden = torch.zeros_like(w_input), torch.zeros_like(w_hidden)
     d_bias = torch.zeros_like(w_hidden[:, 0])
     d_cell, d_carried = torch.zeros_like(cell0), torch.zeros_like(hidden0)
-    never = torch.zeros_like(reset[0])
     fused = is_fused_for(inputs)
+    if fused and products.SGEMM:
+        given = d_output, hidden, gates, cell, inputs, hidden0, cell0, reset, w_input, w_hidden
+        found = d_inputs, d_carried, d_cell, d_w_input, d_w_hidden, d_bias
+        arrays = (tensor.contiguous().numpy() for tensor in (*given, *found))
+        lstm_rows.rows_backward(products.SGEMM, *arrays)
+        return found
+    never = torch.zeros_like(reset[0])
     for start, stop in blocks_backward(*reset.shape):
         d_gates = gates.new_empty(stop - start, *gates.shape[1:])
         for t in reversed(range(start, stop)):

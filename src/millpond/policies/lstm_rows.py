@@ -1,0 +1,103 @@
+"""An LSTM over whole rows, forth and back, each in one compiled call. T steps  B sequences  I inputs  H hidden.
+
+The products are BLAS's, the passes over the gates those of `lstm_kernels`. Where torch's BLAS cannot be called from
+compiled code, `lstm` goes through the steps itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millpond.compiled import compiled_fast
+from millpond.policies.lstm_kernels import ONE, ZERO, Flags, Floats, gates_backward, gates_forward
+from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
+
+BLOCK = 384  # sequence steps whose gates are in hand at once: they stay in the cache, and products are long enough
+
+
+@compiled_fast
+def copy_unless(reset: Flags, state: Floats, out: Floats) -> None:
+    """out [B, H] = state, or zero where `reset` [B]."""
+    for row in range(len(reset)):
+        if reset[row]:
+            out[row] = ZERO
+        else:
+            for k in range(state.shape[1]):
+                out[row, k] = state[row, k]
+
+
+@compiled_fast
+def rows_forward(
+    sgemm: int,
+    inputs: Floats,
+    hidden0: Floats,
+    cell0: Floats,
+    reset: Flags,
+    w_input: Floats,
+    w_hidden: Floats,
+    bias: Floats,
+    hidden: Floats,
+    gates: Floats,
+    cell: Floats,
+) -> None:
+    """inputs [T, B, I], reset [T, B], weights [4H, I] and [4H, H] -> hidden and cell [T, B, H], gates [T, B, 4H]."""
+    steps, batch = reset.shape
+    carried = np.empty_like(hidden0)  # the hidden state that the next step begins with
+    copy_unless(reset[0], hidden0, carried)
+    block = max(1, BLOCK // batch)
+    for start in range(0, steps, block):
+        stop = min(steps, start + block)
+        length = (stop - start) * batch
+        sums = gates[start:stop].reshape(length, gates.shape[2])
+        for row in range(length):
+            sums[row] = bias
+        add_product_transposed(sgemm, inputs[start:stop].reshape(length, inputs.shape[2]), w_input, ONE, sums)
+        for t in range(start, stop):
+            add_product_transposed(sgemm, carried, w_hidden, ONE, gates[t])
+            before = cell[t - 1] if t else cell0
+            gates_forward(gates[t], before, reset[t], reset[min(t + 1, steps - 1)], cell[t], hidden[t], carried)
+
+
+@compiled_fast
+def rows_backward(
+    sgemm: int,
+    d_output: Floats,
+    hidden: Floats,
+    gates: Floats,
+    cell: Floats,
+    inputs: Floats,
+    hidden0: Floats,
+    cell0: Floats,
+    reset: Flags,
+    w_input: Floats,
+    w_hidden: Floats,
+    d_inputs: Floats,
+    d_hidden0: Floats,
+    d_cell: Floats,
+    d_w_input: Floats,
+    d_w_hidden: Floats,
+    d_bias: Floats,
+) -> None:
+    """The way back from d_output [T, B, H]. `d_cell` and the gradients of weights come as zeros; all are written to."""
+    steps, batch = reset.shape
+    size, most = hidden0.shape[1], max(1, BLOCK // batch)
+    never = np.zeros(batch, np.bool_)
+    d_gates, began = np.empty((most, batch, 4 * size), np.float32), np.empty((most, batch, size), np.float32)
+    d_hidden0[:] = ZERO  # of the hidden state that the step in hand hands on; at the end, of the first
+    for stop in range(steps, 0, -most):
+        start = max(0, stop - most)
+        length = (stop - start) * batch
+        for t in range(stop - 1, start - 1, -1):
+            reset_after = reset[t + 1] if t + 1 < steps else never
+            before, d_sums = cell[t - 1] if t else cell0, d_gates[t - start]
+            gates_backward(gates[t], before, cell[t], reset[t], reset_after, d_output[t], d_hidden0, d_cell, d_sums)
+            add_product(sgemm, d_sums, w_hidden, ZERO, d_hidden0)
+            copy_unless(reset[t], hidden[t - 1] if t else hidden0, began[t - start])
+        sums = d_gates[: stop - start].reshape(length, 4 * size)
+        add_product(sgemm, sums, w_input, ZERO, d_inputs[start:stop].reshape(length, inputs.shape[2]))
+        add_transposed_product(sgemm, sums, inputs[start:stop].reshape(length, inputs.shape[2]), ONE, d_w_input)
+        add_transposed_product(sgemm, sums, began[: stop - start].reshape(length, size), ONE, d_w_hidden)
+        for row in range(length):
+            for k in range(4 * size):
+                d_bias[k] += sums[row, k]
+    copy_unless(reset[0], d_hidden0, d_hidden0)
