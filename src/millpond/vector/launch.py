@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from millpond.vector.bell import make_bell
 from millpond.vector.crew import Command
 from millpond.vector.nursery import MESSAGE, MOST_TEXT, QUIT, SIGNAL, SPAWN
 
@@ -35,6 +36,7 @@ class WorkerHandle:
     worker: int
     generation: int
     commands: int  # write end of its pipe
+    bell: int  # to be rung after writing
     data: socket.socket
     words: int  # read end of its last words
     pid: int = 0  # known once it has started
@@ -59,6 +61,7 @@ class WorkerHandle:
 
     def close(self) -> None:
         os.close(self.commands)
+        os.close(self.bell)
         os.close(self.words)
         self.data.close()
 
@@ -94,17 +97,19 @@ class NurseryLink:
     def alive(self) -> bool:
         return self._end.alive and self._process.poll() is None
 
-    def spawn(self, worker: int, generation: int, replies: int, seconds: float) -> WorkerHandle:
+    def spawn(self, worker: int, generation: int, replies: int, reply_bell: int, seconds: float) -> WorkerHandle:
         """Ask for a worker. It has started when a STARTED message says so, but commands may be written at once."""
         commands_end, commands = os.pipe()
+        bell = make_bell()
         words, words_end = os.pipe()
         data, data_end = socket.socketpair()
         data.settimeout(seconds)
         os.set_blocking(words, False)
-        handle = WorkerHandle(worker, generation, commands, data, words)
+        handle = WorkerHandle(worker, generation, commands, bell, data, words)
         try:
             message = MESSAGE.pack(SPAWN, worker, generation, 0)
-            socket.send_fds(self.control, [message], [commands_end, replies, data_end.fileno(), words_end])
+            fds = [commands_end, bell, replies, reply_bell, data_end.fileno(), words_end]
+            socket.send_fds(self.control, [message], fds)
         except (BrokenPipeError, ConnectionResetError):
             handle.ended = "could not be started: the nursery is dead"
         finally:

@@ -72,7 +72,7 @@ class Nursery:
             if fd == self._parent:
                 return False
             elif fd == self._control.fileno():
-                message, fds, _, _ = socket.recv_fds(self._control, 4096, 4)
+                message, fds, _, _ = socket.recv_fds(self._control, 4096, 6)
                 if not message:
                     return False
                 kind, worker, generation, value = MESSAGE.unpack(message)

@@ -1,7 +1,7 @@
 """Workers as processes, which step worlds in shared memory.
 
-    commands   one pipe a worker: a worker sleeps in `read` until its command comes
-    replies    one pipe for all: the trainer sleeps in `poll` on it, and on the nursery, which tells of deaths
+    commands   one pipe and one bell a worker: a worker sleeps until its bell rings
+    replies    one pipe and one bell for all: the trainer sleeps on the bell, and on the nursery, which tells of deaths
     payloads   one socket a worker, for what has no fixed size: episodes, tracebacks, states
 
 Workers are forked from a nursery, not from this process, which has torch and threads in it.
@@ -16,6 +16,7 @@ import signal
 import time
 from typing import Any
 
+from millpond.vector.bell import hush, make_bell, ring
 from millpond.vector.crash import Failure, VectorError
 from millpond.vector.crew import Command, Job, Op
 from millpond.vector.launch import NurseryLink, WorkerHandle, describe_end
@@ -43,8 +44,9 @@ class ProcessPool:
         self._num_workers = job.layout.num_workers
         self._reply_pipe, self._reply_end = os.pipe()
         os.set_blocking(self._reply_pipe, False)
+        self._reply_bell = make_bell()
         self._poll = select.poll()
-        self._poll.register(self._reply_pipe, select.POLLIN)
+        self._poll.register(self._reply_bell, select.POLLIN)
         self._nursery = self._start_nursery()
         self._workers: list[WorkerHandle] = []
         try:
@@ -72,6 +74,7 @@ class ProcessPool:
         blob = b"" if payload is None else pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
         try:
             os.write(handle.commands, COMMAND.pack(*command, ticket, len(blob)))
+            ring(handle.bell)
             if blob:
                 handle.data.sendall(blob)
         except (BrokenPipeError, ConnectionResetError, TimeoutError):
@@ -123,6 +126,7 @@ class ProcessPool:
             handle.close()
         os.close(self._reply_pipe)
         os.close(self._reply_end)
+        os.close(self._reply_bell)
         self._reply_pipe = -1
         self._workers.clear()
         self._replies.clear()
@@ -136,7 +140,7 @@ class ProcessPool:
         return nursery
 
     def _spawn(self, worker: int, generation: int) -> WorkerHandle:
-        return self._nursery.spawn(worker, generation, self._reply_end, self._timeout)
+        return self._nursery.spawn(worker, generation, self._reply_end, self._reply_bell, self._timeout)
 
     def _await_start(self, handles: list[WorkerHandle]) -> None:
         deadline = time.monotonic() + self._start_seconds
@@ -157,8 +161,9 @@ class ProcessPool:
         if self._reply_pipe < 0:
             return
         ready = self._poll.poll(max(0, int(seconds * 1000) + 1))
+        hush(self._reply_bell)
         self._take_replies()
-        if any(fd != self._reply_pipe for fd, _ in ready):
+        if any(fd != self._reply_bell for fd, _ in ready):
             self._take_messages()
 
     def _take_replies(self) -> None:

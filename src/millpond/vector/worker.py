@@ -1,15 +1,18 @@
-"""The life of a worker process: sleep in `read` until a command comes, obey, tell, sleep."""
+"""The life of a worker process: sleep until the bell rings, obey, tell, sleep."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import replace
 
+from millpond.vector.bell import hush, ring
 from millpond.vector.crash import Failure
 from millpond.vector.crew import Command, Crew, Job, Op
 from millpond.vector.lifeline import end_with
@@ -22,10 +25,10 @@ REPLY = struct.Struct("=2q")  # ticket, bytes of payload that follow on the data
 def work(job: Job, memory: int, nursery: int, fds: list[int]) -> None:
     """Obey until the trainer closes the pipe of commands.
 
-    `fds`: the pipe of commands, the pipe of replies (all workers write to one, in packets below PIPE_BUF and so never
-    torn), the socket for what does not fit in these, and the pipe for last words.
+    `fds`: the pipe of commands and its bell, the pipe of replies (all workers write to one, in packets below PIPE_BUF
+    and so never torn) and its bell, the socket for what does not fit in these, and the pipe for last words.
     """
-    command_pipe, reply_pipe, data_socket, last_words = fds
+    command_pipe, command_bell, reply_pipe, reply_bell, data_socket, last_words = fds
     end_with(nursery)
     # Written by the C handler even where Python is stuck: on a fatal signal, and when the trainer asks a silent worker.
     faulthandler.enable(last_words)
@@ -33,7 +36,7 @@ def work(job: Job, memory: int, nursery: int, fds: list[int]) -> None:
     data = socket.socket(fileno=data_socket)
     arena = Arena.attach(memory, job.spec, job.layout)
     crew = Crew(job, arena)
-    while order := os.read(command_pipe, COMMAND.size):
+    for order in orders(command_pipe, command_bell):
         op, shard, first, last, ticket, nbytes = COMMAND.unpack(order)
         payload = pickle.loads(receive(data, nbytes)) if nbytes else None
         command = Command(Op(op), shard, first, last)
@@ -43,8 +46,25 @@ def work(job: Job, memory: int, nursery: int, fds: list[int]) -> None:
         except BaseException as error:  # SystemExit of an env, too: whatever it is, the trainer is waiting to hear it
             blob = pickle.dumps(replace(Failure.of(error, command.op.name.lower()), pid=os.getpid()))
         os.write(reply_pipe, REPLY.pack(ticket, len(blob)))
+        ring(reply_bell)
         if blob:
             data.sendall(blob)
+
+
+def orders(command_pipe: int, bell: int) -> Iterator[bytes]:
+    """Commands as they come, until the other end of the pipe is closed."""
+    os.set_blocking(command_pipe, False)
+    poll = select.poll()
+    poll.register(bell, select.POLLIN)
+    poll.register(command_pipe, 0)  # only its end: what is written to it must not wake anybody
+    while True:
+        hush(bell)
+        try:
+            while order := os.read(command_pipe, COMMAND.size):
+                yield order
+            return
+        except BlockingIOError:
+            poll.poll()
 
 
 def receive(data: socket.socket, nbytes: int) -> bytearray:
