@@ -103,6 +103,20 @@ def test_a_cell_of_an_unknown_kind_is_an_error_that_says_what_to_do() -> None:
         encoder(cells)
 
 
+def test_a_token_of_an_unknown_feature_is_an_error_and_padding_is_not() -> None:
+    encoder = TokenEncoder(Part("tokens", "tokens", (3, 3), "uint8", high=19), H)
+    assert encoder.low.shape == encoder.high.shape == (20 * 16, H)
+    tokens = torch.full((2, 3, 3), 0xFF, dtype=torch.uint8)
+    tokens[1, 0] = torch.tensor([0, 19, 255])
+    for dtype, error in ((torch.float32, PolicyError), (torch.float64, RuntimeError)):  # the kernel, and plain torch
+        encoder.to(dtype)
+        tokens[1, 0, 1] = 19
+        encoder(tokens)
+        tokens[1, 0, 1] = 20
+        with pytest.raises(error, match=r"feature 20, but the policy was built for features 0\.\.19|beyond 19"):
+            encoder(tokens)
+
+
 def reading(kind: PartKind, shape: tuple[int, ...], dtype: str) -> Part:
     return Part("part", kind, shape, dtype)
 
@@ -113,6 +127,10 @@ def reading(kind: PartKind, shape: tuple[int, ...], dtype: str) -> Part:
         (lambda: GridEncoder(reading("grid", (3, 3), "int32"), H, 8), "grid of int32; cells must be uint8"),
         (lambda: GridEncoder(reading("grid", (3, 3), "uint8"), H, 300), "300 kinds of cells; there must be 2 to 256"),
         (lambda: TokenEncoder(reading("tokens", (3, 4), "uint8"), H), r"shape \(3, 4\); tokens must be uint8 of shape"),
+        (
+            lambda: TokenEncoder(Part("part", "tokens", (3, 3), "uint8", high=256), H),
+            "257 features; there must be 1 to",
+        ),
         (lambda: PixelEncoder(reading("pixels", (4,), "uint8"), H), r"shape \(4,\); pixels must be"),
         (lambda: PixelEncoder(reading("pixels", (4, 2, 9), "uint8"), H), "at least 3 a side"),
         (lambda: VectorEncoder(reading("vector", (3,), "float128"), H, None), "dtype 'float128', which torch does not"),

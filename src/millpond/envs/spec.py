@@ -24,8 +24,9 @@ class Part:
     pixels   an image, channels first: shape (channels, height, width)
     vector   numbers, any shape
 
-    `high` is the largest value where the world knows it: the number of codes of a grid less one, 1 for planes of
-    zeros and ones. An encoder scales or counts codes by it; without it, bytes go to 255 and floats are as they are.
+    `high` is the largest value where the world knows it: the number of codes of a grid less one, the largest feature of
+    tokens, 1 for planes of zeros and ones. An encoder scales or counts codes by it; without it, bytes go to 255 and
+    floats are as they are.
     """
 
     name: str

@@ -93,7 +93,8 @@ def _encoder(part: Part, hidden_size: int) -> int:
     if part.kind == "grid":  # a table of what each cell can hold, but for empty
         return prod(part.shape) * (CELL_KINDS - 1 if part.high is None else int(part.high)) * hidden_size
     if part.kind == "tokens":  # tables of places and of features with their values, and a product of the two
-        return (256 + 8_192) * hidden_size + hidden_size * hidden_size
+        features = 256 if part.high is None else int(part.high) + 1
+        return (256 + 2 * 16 * features) * hidden_size + hidden_size * hidden_size
     if part.kind == "pixels":
         channels = part.shape[0] if len(part.shape) == 3 else 1
         if _is_image(part):

@@ -3,11 +3,12 @@
     features = U sum over tokens of  where[place] * (low[feature, value % 16] + high[feature, value // 16])
 
 Values are looked up, not scaled, because many are names (of object types, of actions), and in two halves, because a
-table of all 256 would rarely be visited. The product says that a thing means something else at another place; it is
+table of all 256 would rarely be visited. The tables are as long as the world has features: the optimiser goes through
+all of them at every step. The product says that a thing means something else at another place; it is
 what a linear layer over (place, feature, value) would compute, as a tensor of rank H instead of a full one.
 Only real tokens cost anything, some 25 of 200.
 
-N observations  M tokens  H hidden
+N observations  M tokens  F features  H hidden
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ Floats = npt.NDArray[np.float32]
 PADDING = 0xFF
 ZERO = np.float32(0.0)
 LEAST = 512  # observations for which another thread is worth waking
+FEATURES = 256  # where the world does not say how many it has
 USUAL = 24  # tokens that an observation has, for the scale of the first weights
 
 
@@ -44,18 +46,25 @@ def real_tokens(tokens: Bytes, found: npt.NDArray[np.int64]) -> int:
 
 
 @compiled_fast
-def sum_tokens(tokens: Bytes, where: Floats, low: Floats, high: Floats, out: Floats, start: int, stop: int) -> None:
-    """tokens [N, M, 3], where [256, H], low and high [256 * 16, H] -> out[start:stop] of [N, H]."""
-    size = where.shape[1]
+def sum_tokens(tokens: Bytes, where: Floats, low: Floats, high: Floats, out: Floats, start: int, stop: int) -> int:
+    """tokens [N, M, 3], where [256, H], low and high [F * 16, H] -> out[start:stop] of [N, H].
+
+    Returns the largest feature; those beyond the tables are not looked up.
+    """
+    size, features, largest = where.shape[1], low.shape[0] // 16, 0
     found = np.empty(tokens.shape[1] + 1, np.int64)
     for n in range(start, stop):
         total = out[n]
         total[:] = ZERO
         for k in range(real_tokens(tokens[n], found)):
             place, feature, value = tokens[n, found[k]]
+            largest = max(largest, feature)
+            if feature >= features:
+                continue
             p, a, b = where[place], low[feature * 16 + (value & 15)], high[feature * 16 + (value >> 4)]
             for h in range(size):
                 total[h] += p[h] * (a[h] + b[h])
+    return largest
 
 
 @compiled_fast
@@ -94,18 +103,27 @@ def spread_tokens(
 
 
 def token_sum_plain(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """tokens [N, M, 3], where [256, H], low and high [256 * 16, H] -> [N, H], on any device."""
+    """tokens [N, M, 3], where [256, H], low and high [F * 16, H] -> [N, H], on any device."""
     n, m = (tokens[:, :, 0] != PADDING).nonzero(as_tuple=True)
     place, feature, value = tokens[n, m].long().unbind(1)
     shares = where[place] * (low[feature * 16 + value % 16] + high[feature * 16 + value // 16])
     return where.new_zeros(tokens.shape[0], where.shape[1]).index_add(0, n, shares)
 
 
+def check_features(largest: int, features: int) -> None:
+    if largest >= features:
+        raise PolicyError(
+            f"a token has feature {largest}, but the policy was built for features 0..{features - 1}, as the world's "
+            "observation part says by `high`; set it to the largest feature, or leave it out for all 256"
+        )
+
+
 def _summed(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> Tensor:
     out = where.new_empty(tokens.shape[0], where.shape[1])
     tables = where.detach().numpy(), low.detach().numpy(), high.detach().numpy()
     arrays = tokens.numpy(), *tables, out.numpy()
-    in_threads(lambda start, stop: sum_tokens(*arrays, start, stop), tokens.shape[0], LEAST)
+    largest = in_threads(lambda start, stop: sum_tokens(*arrays, start, stop), tokens.shape[0], LEAST)
+    check_features(max(largest), low.shape[0] // 16)
     return out
 
 
@@ -160,9 +178,12 @@ class TokenEncoder(nn.Module):
                 f"observation part {part.name!r} is {part.dtype} of shape {part.shape}; tokens must be uint8 of shape "
                 "(tokens, 3): place, feature, value"
             )
+        features = FEATURES if part.high is None else int(part.high) + 1
+        if not 1 <= features <= FEATURES:
+            raise PolicyError(f"observation part {part.name!r}: {features} features; there must be 1 to {FEATURES}")
         self.where = nn.Parameter(torch.empty(256, hidden_size))
-        self.low = nn.Parameter(torch.empty(256 * 16, hidden_size))
-        self.high = nn.Parameter(torch.empty(256 * 16, hidden_size))
+        self.low = nn.Parameter(torch.empty(features * 16, hidden_size))
+        self.high = nn.Parameter(torch.empty(features * 16, hidden_size))
         self.linear = nn.Linear(hidden_size, hidden_size, bias=False)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -178,6 +199,9 @@ class TokenEncoder(nn.Module):
         elif is_fused_for(self.where):
             summed = token_sum(tokens.contiguous(), *tables)
         else:
+            count = self.low.shape[0] // 16
+            known = (tokens[:, :, 1] < count) | (tokens[:, :, 0] == PADDING)
+            torch._assert_async(known.all(), f"a token's feature is beyond {count - 1}, the largest that is known")
             summed = token_sum_plain(tokens, *tables)
         features: Tensor = self.linear(summed)
         return features

@@ -22,6 +22,7 @@ class Scenario:
     def __init__(self, options: MettaGridOptions) -> None:
         import_extra("mettagrid", extra="metta", env_id="mettagrid")
         from mettagrid.config import mettagrid_c_config
+        from mettagrid.config.id_map import IdMap
         from mettagrid.mettagrid_c import MettaGrid
 
         config = forage_config(Forage.of(options)) if options.config is None else load_config(options)
@@ -46,7 +47,8 @@ class Scenario:
         if options.vibes:
             action = ActionSpec.multidiscrete((len(primary), len(vibes) + 1))
         self.end_stats: dict[str, float] = {k: float(v) for k, v in game.end_episode_on_game_stats.items()}
-        self.spec: EnvSpec = token_spec(game.obs.num_tokens, action, game.num_agents, game.max_steps or None)
+        features = 1 + max(feature.id for feature in IdMap(game).features())
+        self.spec: EnvSpec = token_spec(game.obs.num_tokens, features, action, game.num_agents, game.max_steps or None)
 
     def new_core(self, map_seed: int, core_seed: int) -> Any:
         """A simulation at its start. A map whose seed the config fixes stays the same in every episode."""

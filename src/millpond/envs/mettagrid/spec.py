@@ -10,6 +10,7 @@ from millpond.envs.options import parse_options, require
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 
 TOKEN_BYTES = 3  # packed place, feature, value
+FORAGE_FEATURES = 20  # that tokens have in the forage scenario
 FORAGE_ACTIONS = ("noop", "move_north", "move_south", "move_west", "move_east")
 
 
@@ -70,13 +71,14 @@ def describe(mapping: Mapping[str, Any]) -> EnvSpec:
 
         return Scenario(chosen).spec
     forage = Forage.of(chosen)
-    return token_spec(forage.num_tokens, ActionSpec.discrete(len(FORAGE_ACTIONS)), forage.num_agents, forage.max_steps)
+    action = ActionSpec.discrete(len(FORAGE_ACTIONS))
+    return token_spec(forage.num_tokens, FORAGE_FEATURES, action, forage.num_agents, forage.max_steps)
 
 
-def token_spec(num_tokens: int, action: ActionSpec, num_agents: int, max_steps: int | None) -> EnvSpec:
+def token_spec(num_tokens: int, features: int, action: ActionSpec, num_agents: int, max_steps: int | None) -> EnvSpec:
     return EnvSpec(
         id="mettagrid",
-        observation=ObservationSpec.single((num_tokens, TOKEN_BYTES), "uint8", "tokens", high=255.0),
+        observation=ObservationSpec.single((num_tokens, TOKEN_BYTES), "uint8", "tokens", high=features - 1),
         action=action,
         num_agents=num_agents,
         max_steps=max_steps,
