@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from millpond.vector.bell import hush, make_bell, ring
+from millpond.vector.choose import usable_cores
 from millpond.vector.crash import Failure, VectorError
 from millpond.vector.crew import Command, Job, Op
 from millpond.vector.launch import NurseryLink, WorkerHandle, describe_end
@@ -28,10 +29,15 @@ CLOSE_SECONDS = 2.0  # for worlds to close by themselves
 KILL_SECONDS = 10.0  # for the kernel to end a killed process
 LAST_WORDS_SECONDS = 1.0
 REPLIES_AT_ONCE = 256
+AWAKE_SECONDS = 0.0005  # longer than a worker's step usually goes on after the policy has acted for the other group
 
 
 class ProcessPool:
-    """`timeout` is for payloads on their way, `start_seconds` for workers to start."""
+    """`timeout` is for payloads on their way, `start_seconds` for workers to start.
+
+    Where there are more cores than workers, the trainer looks again and again for a while before it sleeps: it would
+    only leave its own core idle, and who sleeps may be woken on a core that a worker needs.
+    """
 
     def __init__(self, job: Job, arena: Arena, *, timeout: float, start_seconds: float) -> None:
         self._job_bytes = pickle_job(job)
@@ -42,6 +48,7 @@ class ProcessPool:
         self._replies: dict[int, Any] = {}
         self._submitted = 0
         self._num_workers = job.layout.num_workers
+        self._awake_seconds = AWAKE_SECONDS if usable_cores() > self._num_workers else 0.0
         self._reply_pipe, self._reply_end = os.pipe()
         os.set_blocking(self._reply_pipe, False)
         self._reply_bell = make_bell()
@@ -82,6 +89,9 @@ class ProcessPool:
         return ticket
 
     def wait(self, ticket: int, deadline: float) -> Any:
+        awake_until = time.monotonic() + self._awake_seconds
+        while ticket not in self._replies and time.monotonic() < awake_until:
+            self._take_replies()
         while ticket not in self._replies:
             left = deadline - time.monotonic()
             if left <= 0:
