@@ -11,7 +11,8 @@ from environments import last_line
 from trained import Trained
 
 FORAGE = (
-    "trainer.num_workers=2",
+    "trainer.num_workers=1",
+    "vector.backend=processes",
     "trainer.forward_pass_minibatch_target_size=null",
     "trainer.num_envs=64",
     "trainer.batch_unit=agent_steps",
