@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import lcm
 from typing import Any
 
+from millpond.config.mixture_rules import SINGLE
 from millpond.config.ppo_rules import (
     BATCH,
     ENVS,
@@ -20,7 +21,7 @@ from millpond.config.ppo_rules import (
     batch_step,
 )
 from millpond.config.violations import Violation
-from millpond.sizes import nearest_divisors, nearest_multiples
+from millpond.sizes import divisors, nearest_divisors, nearest_multiples
 
 Values = Mapping[str, Any]
 THREADS = "vector.threads"
@@ -35,6 +36,37 @@ def rank_rules(ranks: int) -> Callable[[Values], Iterator[Violation]]:
         yield from _rows(values, ranks)
 
     return rule
+
+
+def mixture_rank_rules(ranks: int) -> Callable[[Values], Iterator[Violation]]:
+    """The same for a mixture, whose agents are shared out. What belongs to one agent stays as it is."""
+
+    def rule(values: Values) -> Iterator[Violation]:
+        yield from _device(values, ranks)
+        yield from _agents(values, ranks)
+        batch = values["dqn.batch_size"]
+        if batch % ranks:
+            fixes = tuple({"dqn.batch_size": size} for size in nearest_multiples(batch, ranks))
+            yield _share("dqn.batch_size", batch, ranks, fixes)
+
+    return rule
+
+
+def _agents(values: Values, ranks: int) -> Iterator[Violation]:
+    mode, agents = values["mixture.mode"], values["mixture.agents"]
+    if mode in SINGLE:
+        yield Violation(
+            ("mixture.mode",),
+            f"mixture.mode={mode} trains one agent, which is the work of one process and not of {ranks} ranks; start it "
+            f"without torchrun",
+        )
+    elif agents % ranks:
+        fitting = [count for count in reversed(divisors(agents)) if count > 1]
+        yield Violation(
+            ("mixture.agents",),
+            f"mixture.agents={agents}, and {ranks} ranks have no equal share of them; start one rank for each agent, "
+            f"torchrun --nproc-per-node={agents}" + "".join(f", or {count} ranks" for count in fitting[1:]),
+        )
 
 
 def _device(values: Values, ranks: int) -> Iterator[Violation]:

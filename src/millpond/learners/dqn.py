@@ -8,6 +8,7 @@ B transitions
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -41,18 +42,35 @@ class DQN:
         self.optimizer = RowOptimizer(self.online.data, self.online.grad, rectified=False)
         self.updates = 0
 
-    def update(self, batch: Transitions, reward: Tensor | None = None) -> dict[str, Tensor]:
-        """Learn from transitions; `reward` takes the place of theirs. Returns metrics, scalars on the device."""
+    def update(
+        self,
+        batch: Transitions,
+        reward: Tensor | None = None,
+        *,
+        parts: int = 1,
+        add_up: Callable[[Tensor], object] | None = None,
+    ) -> dict[str, Tensor]:
+        """Learn from transitions; `reward` takes the place of theirs. Returns metrics, scalars on the device.
+
+        `parts`, `add_up`: the batch is one of so many equal parts, and others have the rest; what `add_up` adds up over
+        all of them, in place, are the gradient and the metrics of the whole batch.
+        """
         target = self.targets(batch, batch.reward if reward is None else reward)
         q = self.network(self._shown(batch.observation)).gather(1, batch.action.long().view(-1, 1)).squeeze(1)
-        loss = loss_of(q - target, self.config.loss)
+        loss = loss_of(q - target, self.config.loss) / parts
         self.online.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        means = torch.stack([loss.detach(), q.detach().mean() / parts])
+        if add_up is not None:  # once for everything: a small sum costs as much as a large one
+            together = torch.cat([self.online.grad[0], means])
+            add_up(together)
+            self.online.grad[0].copy_(together[: -len(means)])
+            means = together[-len(means) :]
         norm = clip_rows(self.online.grad, self.config.max_grad_norm)
         self.optimizer.step([self.config.learning_rate])
         self.updates += 1
         self._follow()
-        return {"q_loss": loss.detach(), "q_value": q.detach().mean(), "grad_norm": norm[0]}
+        return {"q_loss": means[0], "q_value": means[1], "grad_norm": norm[0]}
 
     @torch.no_grad()
     def targets(self, batch: Transitions, reward: Tensor) -> Tensor:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from millpond.config import Loaded, PPORecipe
+from millpond.config import Loaded, MixtureRecipe, PPORecipe
 from millpond.config.check import refuse_violations
-from millpond.config.rank_rules import rank_rules
+from millpond.config.rank_rules import mixture_rank_rules, rank_rules
 from millpond.errors import MillpondError
 from millpond.planner.make import Planned, plan_loaded
 from millpond.planner.memory import TrainingMemory
+from millpond.planner.mixture import MixturePlan
 from millpond.planner.ppo import PPOPlan
 
 # Numbers of a plan that add up over ranks. The others, such as horizon or iterations, are the same for all.
@@ -22,10 +23,16 @@ ADDED = (
 
 
 def share_of_rank(loaded: Loaded, ranks: int) -> Loaded:
-    """The config of one rank: its share of every size. What has no equal share is refused, with sizes that have."""
+    """The config of one rank: its share of every size. What has no equal share is refused, with sizes that have.
+
+    Of a mixture it is the same for all: an agent has what it has in one process, and a rank some of the agents.
+    """
     if ranks == 1:
         return loaded
     recipe = loaded.recipe
+    if isinstance(recipe, MixtureRecipe):
+        refuse_violations(recipe, mixture_rank_rules(ranks), loaded.name)
+        return loaded
     if not isinstance(recipe, PPORecipe):
         raise MillpondError(
             f"{loaded.name} is of kind {recipe.kind}, which trains in one process; start it without torchrun"
@@ -56,7 +63,11 @@ def plan_over_ranks(loaded: Loaded, ranks: int) -> Planned:
     planned = plan_loaded(loaded)
     if ranks == 1:
         return planned
-    share = _plan(share_of_rank(loaded, ranks))
+    own = share_of_rank(loaded, ranks)
+    if isinstance(planned.plan, MixturePlan):  # every rank has a BigPond
+        memory = planned.plan.big_pond_bytes
+        return replace(planned, plan=replace(planned.plan, big_pond_bytes=memory and memory * ranks))
+    share = _plan(own)
     added: dict[str, Any] = {name: getattr(share, name) * ranks for name in ADDED}
     if share.observation_bytes is not None:
         added["observation_bytes"] = share.observation_bytes * ranks

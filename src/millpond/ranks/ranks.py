@@ -39,7 +39,15 @@ class Ranks:
         """The plain values (as JSON has them) of all ranks, in their order."""
         if self.alone:
             return [value]
-        return [json.loads(data) for data in self._all_gather(json.dumps(value).encode())]
+        return [json.loads(data) for data in self.share_bytes(json.dumps(value).encode())]
+
+    def share_bytes(self, data: bytes) -> list[bytes]:
+        """The bytes of all ranks, in their order, at all of them."""
+        return [data] if self.alone else self._all_gather(data)
+
+    def meet(self) -> None:
+        """Go on when all ranks have come here."""
+        self.share(None)
 
     def gather(self, data: bytes) -> list[bytes]:
         """The bytes of all ranks at rank 0; at the others nothing."""
@@ -67,12 +75,16 @@ class Ranks:
 
     def copy_from_first(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give all ranks the numbers of rank 0, in place."""
+        self.copy_from(0, tensors)
+
+    def copy_from(self, rank: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Give all ranks the numbers of one of them, in place."""
         if self.alone:
             return
         import torch.distributed as dist
 
         for tensor in tensors:
-            self._call(dist.broadcast, tensor, 0)
+            self._call(dist.broadcast, tensor, rank)
 
     def lead(self, work: Callable[[], Result]) -> Result:
         """Do at rank 0 what is to be done once, and give its plain value (as JSON has them) to all.

@@ -10,7 +10,7 @@ ones is needed. What comes out depends on the generator's state and on the lake 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,10 @@ class Picked:
     next_observed: Array  # [n, s]
     path: Array  # [n, N]
     steps: Array  # [n]
+
+    def part(self, rows: slice) -> Picked:
+        """Some of them."""
+        return Picked(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 @dataclass(frozen=True)

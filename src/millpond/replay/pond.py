@@ -187,12 +187,13 @@ class Pond:
         n_step: int = 1,
         gamma: float = 1.0,
         padding: str = "zero",
+        part: slice = slice(None),
     ) -> PondBatch:
-        """n transitions, exactly uniform over the valid ones; arguments as for `Lake.sample`."""
+        """n transitions, exactly uniform over the valid ones, or a part of these n; arguments as for `Lake.sample`."""
         view = self.view()
         repeat = padding == "repeat"
         picked = draw_transitions([view], None, n, rng, stack=stack or 1, n_step=n_step, repeat=repeat)
-        return self._gather(view, picked, gamma, stacked=stack is not None)
+        return self._gather(view, picked.part(part), gamma, stacked=stack is not None)
 
     def _gather(self, view: RingRows, picked: Picked, gamma: float, *, stacked: bool) -> PondBatch:
         stack, n_step = picked.observed.shape[1], picked.path.shape[1]

@@ -41,15 +41,15 @@ def make_trainer(loaded: Loaded, run: Run, *, weights_from: Run | None = None, r
         from millpond.trainers.ppo import PPOTrainer
 
         return PPOTrainer(loaded, run, weights_from=weights_from, ranks=ranks)
-    if not ranks.alone:
-        raise MillpondError(
-            f"{loaded.name} is of kind {loaded.recipe.kind}, which is trained by one process; "
-            f"start it without torchrun (recipes of kind ppo are trained by several)"
-        )
     if isinstance(loaded.recipe, MixtureRecipe):
         from millpond.trainers.mixture import MixtureTrainer
 
-        return MixtureTrainer(loaded, run, weights_from=weights_from)
+        return MixtureTrainer(loaded, run, weights_from=weights_from, ranks=ranks)
+    if not ranks.alone:
+        raise MillpondError(
+            f"{loaded.name} is of kind {loaded.recipe.kind}, which is trained by one process; "
+            f"start it without torchrun (recipes of the kinds ppo and mixture are trained by several)"
+        )
     from millpond.trainers.reward import RewardTrainer
 
     return RewardTrainer(loaded, run, weights_from=weights_from)

@@ -1,6 +1,8 @@
 """Lake and ponds: agents that learn apart with PQN, one BigAgent that learns from all they did, clones of it, again.
 
 round > phase (the agents', then the BigAgent's) > portion (a collection, or some of the BigAgent's updates)
+
+Of several ranks each has a share of the agents, and all of them train the one BigAgent.
 """
 
 from __future__ import annotations
@@ -16,20 +18,32 @@ from millpond.loop import Address, Ended, Loop
 from millpond.planner import MixturePlan, plan_loaded
 from millpond.planner.lines import sentence
 from millpond.planner.mixture import big_updates_of_round
+from millpond.planner.ranks import share_of_rank
+from millpond.ranks import ALONE, NoRecorder, PerRank, Ranks, restore_over_ranks, save_over_ranks, training_over_ranks
 from millpond.record import Counters, Recorder, Timer
-from millpond.replay import Lake, Schema, Steps
-from millpond.store import Checkpoints, Parts, RandomState, Run, RunError, load_weights, training
+from millpond.replay import Steps
+from millpond.store import Checkpoints, Parts, RandomState, Run, RunError
 from millpond.trainers.evaluate import Evaluation
 from millpond.trainers.mixture_big_agent import BigAgent
 from millpond.trainers.mixture_big_pond import spread
-from millpond.trainers.mixture_build import make_players
+from millpond.trainers.mixture_build import agent_name, make_players, make_ponds
 from millpond.trainers.mixture_measures import Diversity, Judge, Recovery
 from millpond.trainers.mixture_networks import SAMPLER, seed_for
-from millpond.trainers.mixture_ponds import Ponds, Stream, as_steps
+from millpond.trainers.mixture_ponds import as_steps
+from millpond.trainers.mixture_ranks import (
+    Together,
+    agents_of_rank,
+    begin_with_big_agent,
+    figures_of,
+    judged_by_first,
+    recipe_of_rank,
+    share_networks,
+    steps_of_all,
+    told_by_all,
+)
 from millpond.trainers.mixture_summary import summarise_mixture
 from millpond.trainers.sinks import make_sinks
 from millpond.trainers.vector_state import VectorState
-from millpond.trainers.worlds import make_spec
 
 AGENTS, BIG = 0, 1  # the phases of a round
 UPDATES_A_PORTION = 256
@@ -38,26 +52,31 @@ UPDATES_A_PORTION = 256
 class MixtureTrainer:
     """Everything of one mixture, or of one of its controls. `train()` runs it to its end, or to where it is stopped."""
 
-    def __init__(self, loaded: Loaded, run: Run, *, weights_from: Run | None = None) -> None:
-        recipe, planned = loaded.recipe, plan_loaded(loaded).plan
+    def __init__(self, loaded: Loaded, run: Run, *, weights_from: Run | None = None, ranks: Ranks = ALONE) -> None:
+        recipe, planned = share_of_rank(loaded, ranks.count).recipe, plan_loaded(loaded).plan
         assert isinstance(recipe, MixtureRecipe)
         assert isinstance(planned, MixturePlan)
-        self.recipe, self.plan, self.run = recipe, planned, run
+        self.recipe = recipe = recipe_of_rank(recipe, ranks)
+        self.plan, self.run, self.ranks = planned, run, ranks
         self.live = planned.mode == "live"
         random.seed(recipe.seed)
         torch.manual_seed(seed_for(recipe.seed, SAMPLER))
         self.timer, self.counters = Timer(), Counters()
-        self.ponds = self._make_ponds()
-        self.players = make_players(recipe, planned, None if self.ponds is None else self.ponds.lake)
+        self.ponds = make_ponds(recipe, planned, run.folder / "lake", ranks)
+        self.players = make_players(recipe, planned, None if self.ponds is None else self.ponds.lake, ranks)
         self.group, self.big = self.players.group, self.players.big
-        self.judge, self.recovery, self.diversity = Judge(recipe), Recovery(), Diversity(recipe.device)
+        self.names = [*map(agent_name, range(planned.agents)), "big"]  # of all ranks' agents, and of the BigAgent
+        self.judge, self.recovery = Judge(recipe), Recovery()
+        self.diversity = Diversity(recipe.device, planned.agents, ranks)
         self.extra: dict[str, float] = {}  # for the record of this portion
         self.score: float | None = None
         self.final_evaluation: Evaluation | None = None
         self.players.reset_vectors()
         self.loop = self._make_loop()
-        self.recorder = Recorder(
-            run.metrics_path, self.counters, make_sinks(recipe, run, self.loop, self.counters, self.timer)
+        self.recorder = (
+            Recorder(run.metrics_path, self.counters, make_sinks(recipe, run, self.loop, self.counters, self.timer))
+            if ranks.first
+            else NoRecorder()
         )
         self.checkpoints = Checkpoints(
             run.checkpoints_path,
@@ -65,18 +84,17 @@ class MixtureTrainer:
             keep_every=recipe.checkpoint.keep_every,
         )
         self.parts = self._make_parts()
-        if weights_from is not None:
-            self._begin_with(weights_from)
-        if run.resumed and self.checkpoints.restore(self.parts):
-            self._check_position()
+        self._begin_with(weights_from)
+        if run.resumed and restore_over_ranks(ranks, self.checkpoints, self.parts):
+            ranks.lead(self._check_position)
         if self.ponds is not None and self.big is not None:
             self.ponds.open()
             if self.live and run.resumed:
-                self.big.pond.restore(self.ponds.names, continue_episodes=self.ponds.savable)
+                self.big.pond.restore(self.names, continue_episodes=self.ponds.savable)
 
     def train(self) -> None:
         """The whole algorithm: steps (1) to (7), until the frames are used up."""
-        with training(self.run, self.loop, self.recorder):
+        with training_over_ranks(self.ranks, self.run, self.loop, self.recorder):
             for at in self.loop.run(max_seconds=self.recipe.trainer.max_seconds):
                 if at["phase"] == AGENTS:
                     steps = self._collect(at)  # (1) the agents train, each on its own and into a pond of its own;
@@ -112,35 +130,39 @@ class MixtureTrainer:
 
     # -- the stages of a round
 
-    def _collect(self, at: Address) -> list[Steps]:
+    def _collect(self, at: Address) -> dict[str, Steps]:
+        """One collection of each agent of this rank (and of the BigAgent), by name; of all ranks' in the record."""
         with self.timer("collect"):
-            collections = [*self.group.collect(), *(self.big.collect() if self.big else [])]
-        self.diversity.fix(collections[: self.plan.agents])
-        for name, collection in zip(self._names(), collections, strict=False):
-            self.counters.env_steps += collection.env_steps
-            self.counters.episodes += len(collection.episodes)
-            self.loop.record("reward_per_agent_step", collection.reward.mean(), weight=collection.env_steps)
-            for episode in collection.episodes:
+            collected = dict(zip(self.players.names, self.group.collect(), strict=True))
+            self.diversity.fix(list(collected.values()))
+            collected |= self.big.collect() if self.big else {}
+            found = told_by_all(self.ranks, {name: figures_of(own) for name, own in collected.items()})
+        for name, figures in found.items():
+            self.counters.env_steps += figures["env_steps"]
+            self.counters.episodes += len(figures["episodes"])
+            self.loop.record("reward_per_agent_step", figures["reward"], weight=figures["env_steps"])
+            for episode_return, length, info in figures["episodes"]:
                 for prefix in ("", f"{name}/"):
-                    self.loop.record(f"{prefix}episode_return", episode.returns[0])
-                    self.loop.record(f"{prefix}episode_length", float(episode.length))
-                for key, value in episode.info.items():
+                    self.loop.record(f"{prefix}episode_return", episode_return)
+                    self.loop.record(f"{prefix}episode_length", float(length))
+                for key, value in info.items():
                     self.loop.record(f"env/{key}", float(value))
         self.counters.agent_steps = self.counters.env_steps
         self.counters.frames = self.counters.env_steps * self.plan.frame_skip
         if self.ponds is None:
-            return []
-        versions = [*self.group.updates, self.big.dqn.updates if self.big else 0]
-        shape = self.ponds.frame_shape
-        return [
-            as_steps(collection, frame_shape=shape, agent=k, round_number=at["round"], policy_version=versions[k])
-            for k, collection in enumerate(collections)
-        ]
+            return {}
+        versions = dict(zip(self.players.names, self.group.updates, strict=True))
+        versions["big"] = self.big.dqn.updates if self.big else 0
+        shape, now = self.ponds.frame_shape, at["round"]
+        return {
+            name: as_steps(own, shape, agent=self.names.index(name), round_number=now, policy_version=versions[name])
+            for name, own in collected.items()
+        }
 
-    def _pour(self, at: Address, steps: list[Steps]) -> None:
+    def _pour(self, at: Address, steps: dict[str, Steps]) -> None:
         if self.ponds is not None:
             with self.timer("pour"):  # what the training waits for; the rest goes on beside it
-                self.ponds.add(steps)
+                self.ponds.add(list(steps.values()))
                 if self._ends(at, "phase"):
                     self.ponds.flush()
                 else:
@@ -148,13 +170,13 @@ class MixtureTrainer:
 
     def _learn(self) -> None:
         with self.timer("learn"):
-            metrics = self.group.learn()
+            metrics = told_by_all(self.ranks, dict(zip(self.players.names, self.group.learn(), strict=True)))
         self.counters.updates += self.group.updates_per_collection * self.plan.agents
-        for name, values in zip(self.players.agent_names, metrics, strict=True):
+        for name, values in metrics.items():
             for key, value in values.items():
                 self.loop.record(f"{name}/{key}", value, weight=self.group.updates_per_collection)
 
-    def _learn_live(self, at: Address, steps: list[Steps]) -> None:
+    def _learn_live(self, at: Address, steps: dict[str, Steps]) -> None:
         """Mode live: what everybody did reaches the BigAgent at once, and it learns beside the agents."""
         assert self.big is not None
         if at.begins("round"):
@@ -162,7 +184,7 @@ class MixtureTrainer:
         collections = self._collections(at["round"])
         updates = big_updates_of_round(self.recipe, collections * self.plan.env_steps_per_collection)
         with self.timer("train_big"):
-            self.big.pond.add(steps)
+            self.big.pond.add(steps_of_all(self.ranks, steps))
             self._update(self.big, spread(updates, collections, at["portion"]))
 
     def _fill(self, at: Address) -> None:
@@ -189,10 +211,9 @@ class MixtureTrainer:
             return
         mixture = self.recipe.mixture
         with self.timer("reset"):
-            ladder = mixture.epsilon_ladder
-            self.group.clone_from(
-                self.big.dqn.network, epsilon_reset_to=mixture.epsilon_reset_to if ladder is None else list(ladder)
-            )
+            ladder = mixture.epsilon_ladder or [mixture.epsilon_reset_to] * self.plan.agents
+            own = agents_of_rank(self.ranks, self.plan.agents)
+            self.group.clone_from(self.big.dqn.network, epsilon_reset_to=[ladder[number] for number in own])
 
     # -- evaluation
 
@@ -210,14 +231,18 @@ class MixtureTrainer:
         return self.recovery.level is not None and (at["portion"] + 1) % every == 0
 
     def _evaluate_agents(self, *, last: bool) -> None:
-        means = [self.judge(network).mean for network in self.group.networks]
-        self.extra |= {f"{name}/eval/episode_return": mean for name, mean in zip(self._names(), means, strict=False)}
-        self.extra["agents/eval/episode_return"] = float(np.mean(means))
-        self.extra |= self.recovery.check(float(np.mean(means)), self.group.updates[0], last=last)
+        own = {
+            name: self.judge(network).mean
+            for name, network in zip(self.players.names, self.group.networks, strict=True)
+        }
+        means = told_by_all(self.ranks, own)
+        self.extra |= {f"{name}/eval/episode_return": mean for name, mean in means.items()}
+        self.extra["agents/eval/episode_return"] = mean = float(np.mean(list(means.values())))
+        self.extra |= self.recovery.check(mean, self.group.updates[0], last=last)
 
     def _evaluate_policy(self) -> None:
         """Whom the run is for. The clones of a reset are bit for bit the BigAgent, so this is their evaluation too."""
-        evaluation = self.final_evaluation = self.judge(self.players.policy)
+        evaluation = self.final_evaluation = judged_by_first(self.ranks, lambda: self.judge(self.players.policy))
         self.score = evaluation.mean
         self.extra |= evaluation.metrics()
         if self.big is not None:
@@ -240,8 +265,12 @@ class MixtureTrainer:
             loop.at_end("round", lambda ended: loop.request_save(), every=recipe.checkpoint.interval)
             if recipe.checkpoint.interval == 1:
                 loop.at_end("phase", lambda ended: loop.request_save())
-        loop.on_save(lambda: self.checkpoints.save(self.counters.updates, self.parts, self.score))
+        loop.on_save(self._save)
         return loop
+
+    def _save(self) -> None:
+        share_networks(self.ranks, self.players.everyone)
+        save_over_ranks(self.ranks, self.checkpoints, self.counters.updates, self.parts, self.score)
 
     def _collections(self, round_number: int) -> int:
         """Collections of this round; the last one may be short."""
@@ -268,9 +297,6 @@ class MixtureTrainer:
         last = at["portion"] + 1 == sizes["portion"]
         return last and (level == "phase" or at["phase"] + 1 == sizes["phase"])
 
-    def _names(self) -> list[str]:
-        return [*self.players.agent_names, "big"]
-
     def _write_record(self, ended: Ended) -> None:
         times = self.timer.take()
         self.recorder.write({**ended.means(), **self._state_of_things(), **self.extra, **times})
@@ -278,45 +304,29 @@ class MixtureTrainer:
 
     def _state_of_things(self) -> dict[str, float]:
         """Exploration, updates, the lake, whose steps were replayed how often, and how different the agents are."""
-        names, group, big = self._names(), self.group, self.big
+        group, big = self.group, self.big
         found: dict[str, float] = {"diversity": self.diversity(group.networks)}
-        for name, epsilon, updates in zip(names, group.epsilons, group.updates, strict=False):
-            found |= {f"{name}/epsilon": epsilon.value, f"{name}/updates": updates}
+        own = zip(self.players.names, group.epsilons, group.updates, strict=True)
+        told = told_by_all(self.ranks, {name: (epsilon.value, updates) for name, epsilon, updates in own})
+        for name, (epsilon, updates) in told.items():
+            found |= {f"{name}/epsilon": epsilon, f"{name}/updates": updates}
         if big is not None and self.ponds is not None:
             found |= {"big/epsilon": big.epsilon.value, "big/updates": big.dqn.updates}
-            found |= {f"replayed/{names[k]}": count for k, count in enumerate(big.replayed.tolist())}
+            found |= {f"replayed/{self.names[k]}": count for k, count in enumerate(big.replayed.tolist())}
             found |= self.ponds.metrics()
         return found
 
     # -- what it is made of
 
-    def _make_ponds(self) -> Ponds | None:
-        plan, recipe = self.plan, self.recipe
-        if plan.mode == "single":
-            return None
-        spec = make_spec(recipe.env, stacked=False)
-        schema = Schema.from_spec(spec)
-        lake = Lake.create(self.run.folder / "lake", schema, max_bytes=recipe.lake.max_bytes)
-        streams = [Stream(f"agent{k}", plan.envs_per_agent, plan.pond_rows) for k in range(plan.agents)]
-        if plan.own_envs:
-            streams.append(Stream("big", plan.own_envs, plan.own_pond_rows))
-        return Ponds(
-            lake,
-            streams,
-            num_steps=recipe.pqn.num_steps,
-            acknowledge_every=recipe.lake.acknowledge_every,
-            collections_per_pour=plan.collections_per_pour,
-            device=torch.device(recipe.device),
-            savable=spec.savable,
-        )
-
     def _make_parts(self) -> Parts:
-        weights: dict[str, Any] = dict(zip(self.players.agent_names, self.group.networks, strict=True))
+        players, ranks = self.players, self.ranks
+        weights: dict[str, Any] = dict(zip(self.names, players.everyone, strict=False))
+        envs = {f"envs_{name}": VectorState(v, players.seeds[name]) for name, v in players.vectors.items()}
         state: dict[str, Any] = {
-            "group": self.group,
-            **{f"envs_{name}": VectorState(v, self.players.seeds[name]) for name, v in self.players.vectors.items()},
+            "group": PerRank(ranks, self.group),
+            **(envs if ranks.alone else {"envs": PerRank(ranks, Together(envs))}),
             "diversity": self.diversity,
-            "random": RandomState(),
+            "random": PerRank(ranks, RandomState()),
         }
         values: dict[str, Any] = {
             "loop": self.loop,
@@ -328,14 +338,10 @@ class MixtureTrainer:
             weights["big"], state["big"], values["ponds"] = self.big.dqn.network, self.big, self.ponds
         return Parts(weights, state, values)
 
-    def _begin_with(self, other: Run) -> None:
-        """Everybody begins with the weights of another mixture's BigAgent, or of its one agent."""
-        weights = other.weights()
-        found = weights.get("big", weights.get("agent0"))
-        if found is None:
-            raise RunError(f"run {other.name!r} has no weights of a BigAgent or agent; it has {sorted(weights)}")
-        load_weights({"network": self.group.networks[0]}, {"network": found}, f"run {other.name!r}")
-        for network in self.group.networks[1:]:
-            network.load_state_dict(found)
+    def _begin_with(self, other: Run | None) -> None:
+        """Everybody begins with the weights of another mixture's BigAgent, where there is one; all with one BigAgent."""
+        begun = begin_with_big_agent(self.ranks, self.group.networks, other)
         if self.big is not None:
-            self.big.dqn.start_from(self.group.networks[0])
+            if begun:
+                self.big.dqn.start_from(self.group.networks[0])
+            self.ranks.copy_from_first([self.big.dqn.online.data, self.big.dqn.behind.data])

@@ -1,4 +1,7 @@
-"""The BigAgent: learns with DQN from the BigPond, and in mode live acts too."""
+"""The BigAgent: learns with DQN from the BigPond, and in mode live acts too.
+
+Of several ranks each has it, and the same BigPond. All draw the same batches, and each learns from its part of them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from millpond.config.recipe import MixtureRecipe
 from millpond.envs.spec import EnvSpec
 from millpond.learners import DQN, AgentGroup, Collection, Epsilon
 from millpond.planner import MixturePlan
+from millpond.ranks import ALONE, Ranks
 from millpond.replay import Lake
 from millpond.trainers.mixture_big_pond import BigPond
 from millpond.trainers.mixture_networks import EXPLORATION, SAMPLER, make_network, seed_for
@@ -27,9 +31,15 @@ class BigAgent:
     """
 
     def __init__(
-        self, recipe: MixtureRecipe, plan: MixturePlan, spec: EnvSpec, lake: Lake, vector: Vector | None
+        self,
+        recipe: MixtureRecipe,
+        plan: MixturePlan,
+        spec: EnvSpec,
+        lake: Lake,
+        vector: Vector | None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        device = torch.device(recipe.device)
+        device, self.ranks = torch.device(recipe.device), ranks
         self.dqn = DQN(make_network(recipe, spec, plan.agents), recipe.dqn, device=device)
         self.epsilon = Epsilon(
             recipe.mixture.big_epsilon_reset_to, recipe.dqn.epsilon_end, over=recipe.dqn.epsilon_over
@@ -37,6 +47,8 @@ class BigAgent:
         self.pond = BigPond(recipe, plan, lake, device)
         self.sampler = np.random.default_rng([recipe.seed, SAMPLER])
         self.replayed = torch.zeros(plan.agents + 1, dtype=torch.int64)
+        own = recipe.dqn.batch_size // ranks.count
+        self._part = slice(ranks.rank * own, (ranks.rank + 1) * own)  # of each batch
         self._actor: AgentGroup | None = None
         if vector is not None:
             self._actor = AgentGroup(
@@ -49,24 +61,29 @@ class BigAgent:
             )
             self._actor.epsilons = [self.epsilon]
 
-    def collect(self) -> list[Collection]:
-        """Act in its own envs, where it has any, with the parameters as they are."""
+    def collect(self) -> dict[str, Collection]:
+        """Act in its own envs, where it has any here, with the parameters as they are; by its name."""
         if self._actor is None:
-            return []
+            return {}
         since = self.epsilon.since_reset
         self._actor.networks[0].load_state_dict(self.dqn.network.state_dict())
-        collections = self._actor.collect()
+        (collection,) = self._actor.collect()
         self.epsilon.since_reset = since  # updates are counted, and acting is none
-        return collections
+        return {"big": collection}
 
     def update(self, count: int, record: Callable[[str, Tensor], None]) -> None:
         """So many gradient steps, each on a batch of its own."""
+        replayed = torch.zeros_like(self.replayed)
         for _ in range(count):
-            batch = self.pond.sample(self.sampler)
-            for name, value in self.dqn.update(batch).items():
+            batch = self.pond.sample(self.sampler, self._part)
+            metrics = self.dqn.update(batch, parts=self.ranks.count, add_up=self.ranks.add_up)
+            for name, value in metrics.items():
                 record(f"big/{name}", value)
             self.epsilon.advance(1)
-            self.replayed += torch.bincount(batch.column["agent"], minlength=len(self.replayed)).cpu()
+            replayed += torch.bincount(batch.column["agent"], minlength=len(replayed)).cpu()
+        if self.ranks.add_up is not None:
+            self.ranks.add_up(replayed)
+        self.replayed += replayed
 
     def state_dict(self) -> dict[str, Any]:
         actor = self._actor

@@ -64,12 +64,12 @@ class BigPond:
             self.pond = Pond.init(self.lake.schema, self.plan.big_pond_rows, lanes=lanes, device=self.device)
         return self.pond
 
-    def sample(self, rng: np.random.Generator) -> PondBatch:
-        """One batch; stacks of frames are put together here."""
+    def sample(self, rng: np.random.Generator, part: slice = slice(None)) -> PondBatch:
+        """One batch, or a part of it; stacks of frames are put together here."""
         if self.pond is None:
             raise LakeError("the BigPond is empty: fill it, or add to it, before it is sampled")
         dqn = self.recipe.dqn
-        return self.pond.sample(dqn.batch_size, rng, stack=self.stack, n_step=dqn.n_step, gamma=dqn.gamma)
+        return self.pond.sample(dqn.batch_size, rng, stack=self.stack, n_step=dqn.n_step, gamma=dqn.gamma, part=part)
 
 
 def _side_by_side(parts: list[Steps]) -> Steps:

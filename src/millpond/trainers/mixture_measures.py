@@ -11,6 +11,8 @@ from torch import Tensor
 
 from millpond.config.recipe import MixtureRecipe
 from millpond.learners import Collection, QNetwork
+from millpond.ranks import ALONE, Ranks
+from millpond.store.tree import tree_from_bytes, tree_to_bytes
 from millpond.trainers.evaluate import Evaluation, evaluate
 from millpond.trainers.worlds import evaluation_vector
 from millpond.vector import Vector
@@ -80,28 +82,30 @@ class Recovery:
 class Diversity:
     """How often two agents choose differently: the mean over pairs, on observations fixed once and for all.
 
-    They are taken from the first collections, of every agent as many.
+    They are taken from the first collections, of every agent as many. `fix` and calls are given what this rank has.
     """
 
-    def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
+    def __init__(self, device: str, agents: int, ranks: Ranks = ALONE) -> None:
+        self.device, self.agents, self.ranks = torch.device(device), agents, ranks
         self.observation: Tensor | None = None
 
     def fix(self, collections: Sequence[Collection]) -> None:
         if self.observation is None:
-            share = max(1, FIXED_BATCH // len(collections))
+            share = max(1, FIXED_BATCH // self.agents)
             picked = []
             for collection in collections:
                 flat = collection.observation.flatten(0, 1)
                 picked.append(flat[torch.linspace(0, len(flat) - 1, min(share, len(flat))).long()])
-            self.observation = torch.cat(picked).clone()
+            told = self.ranks.share_bytes(tree_to_bytes(torch.cat(picked)))
+            self.observation = torch.cat([tree_from_bytes(data, "observations") for data in told]).to(self.device)
 
     @torch.inference_mode()
     def __call__(self, networks: Sequence[QNetwork]) -> float:
         assert self.observation is not None
-        if len(networks) < 2:
+        if self.agents < 2:
             return 0.0
-        actions = [network(self.observation).argmax(-1) for network in networks]
+        chosen = torch.stack([network(self.observation).argmax(-1) for network in networks])
+        actions = torch.cat([torch.tensor(told) for told in self.ranks.share(chosen.tolist())])
         differ = torch.stack([(a != b).float().mean() for a, b in combinations(actions, 2)])
         return float(differ.mean())
 

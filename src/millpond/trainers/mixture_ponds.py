@@ -1,8 +1,8 @@
 """The ponds of all agents, the lake behind them, and the thread that pours from one into the other.
 
-Every agent has a stream of its own in the lake. What lies where in a stream does not depend on when a pond was poured
-out: each collection is cut into the same appends, so that a run that was stopped and taken up again draws from the
-lake what an uninterrupted one would have drawn.
+Every agent has a stream of its own in the lake, which the rank that has the agent writes. What lies where in a stream
+does not depend on when a pond was poured out: each collection is cut into the same appends, so that a run that was
+stopped and taken up again draws from the lake what an uninterrupted one would have drawn.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import numpy as np
 import torch
 
 from millpond.learners import Collection
+from millpond.ranks import ALONE, Ranks
 from millpond.replay import Lake, LakeError, Steps, Writer
 from millpond.replay.log import read_log
 from millpond.replay.pond import Pond
 from millpond.replay.pour import pour
 from millpond.replay.schema import FINAL
 from millpond.sizes import divisors
+from millpond.trainers.mixture_ranks import refresh_together
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def steps_at_once(num_steps: int, lanes: int, acknowledge_every: int) -> int:
 
 
 def as_steps(
-    collection: Collection, *, frame_shape: tuple[int, ...], agent: int, round_number: int, policy_version: int
+    collection: Collection, frame_shape: tuple[int, ...], *, agent: int, round_number: int, policy_version: int
 ) -> Steps:
     """A collection as ponds and the lake take it: of stacks [..., stack * planes, height, width] the newest frame."""
     fields = collection.as_steps()
@@ -52,7 +54,7 @@ def as_steps(
 
 
 class Ponds:
-    """A pond and a writer for each stream. `open` must be called, once, before anything is added."""
+    """A pond and a writer for each stream of this rank. `open` must be called, once, before anything is added."""
 
     def __init__(
         self,
@@ -64,8 +66,9 @@ class Ponds:
         collections_per_pour: int,
         device: torch.device,
         savable: bool,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.lake, self.streams, self.savable = lake, streams, savable
+        self.lake, self.streams, self.savable, self.ranks = lake, streams, savable, ranks
         self.collections_per_pour = collections_per_pour
         self.ponds = [
             Pond.init(lake.schema, each.pond_rows, lanes=each.lanes, device=device, guarded=True) for each in streams
@@ -78,7 +81,8 @@ class Ponds:
         self._collections = 0  # in the ponds since they were last poured out
         self._positions: dict[str, int] = {}
         self._pour_seconds = 0.0
-        self.env_steps = 0  # that were poured into the lake, over the whole run
+        # Poured into the lake by this rank over the whole run; rank 0 goes on with the sum of a checkpoint.
+        self.env_steps = 0
         self.tail_env_steps = 0  # of these, taken between a checkpoint and a crash: the agents that took them are lost
 
     def open(self) -> None:
@@ -102,7 +106,7 @@ class Ponds:
                     f"lake: stream {stream.name} rolled back by {taken} appends, which the run will make again",
                     stacklevel=2,
                 )
-        self.lake.refresh()
+        refresh_together(self.ranks, self.lake)
         if not self.savable:
             self._count_tails()
 
@@ -124,10 +128,6 @@ class Ponds:
         self.tail_env_steps += tail
 
     @property
-    def names(self) -> list[str]:
-        return [stream.name for stream in self.streams]
-
-    @property
     def frame_shape(self) -> tuple[int, ...]:
         """Of one observation in the lake."""
         return self.lake.schema.observation[0].shape
@@ -136,10 +136,11 @@ class Ponds:
         """How the lake grows; only when the ponds are empty, since while they are poured out nobody knows exactly."""
         if not self._settled:
             return {}
-        stored = sum(writer.stream.stored_bytes() for writer in self._writers)
+        own = (self.env_steps, self.tail_env_steps, sum(writer.stream.stored_bytes() for writer in self._writers))
+        env_steps, tail, stored = (sum(column) for column in zip(*self.ranks.share(own), strict=True))
         return {
-            "lake/env_steps": self.env_steps,
-            "lake/tail_env_steps": self.tail_env_steps,
+            "lake/env_steps": env_steps,
+            "lake/tail_env_steps": tail,
             "lake/bytes": stored,
             "time/pouring": self._pour_seconds,
         }
@@ -147,7 +148,7 @@ class Ponds:
     # -- adding and pouring
 
     def add(self, collections: list[Steps]) -> None:
-        """One collection of every stream, into its pond."""
+        """One collection of every stream of this rank, into its pond."""
         self.wait()
         self._settled = False
         for pond, steps in zip(self.ponds, collections, strict=True):
@@ -160,11 +161,11 @@ class Ponds:
             self._begin_to_pour()
 
     def flush(self) -> None:
-        """Everything into the lake, acknowledged; readers see it."""
+        """Everything of all ranks into the lake, acknowledged; readers see it."""
         if not self._settled:
             self._begin_to_pour()
             self.wait()
-            self.lake.refresh()
+            refresh_together(self.ranks, self.lake)
             self._settled = True
 
     def wait(self) -> None:
@@ -193,9 +194,12 @@ class Ponds:
 
     def state_dict(self) -> dict[str, Any]:
         self.flush()
-        positions = {stream.name: w.position for stream, w in zip(self.streams, self._writers, strict=True)}
-        return {"positions": positions, "env_steps": self.env_steps, "tail_env_steps": self.tail_env_steps}
+        own = {stream.name: w.position for stream, w in zip(self.streams, self._writers, strict=True)}
+        positions, env_steps, tail = zip(*self.ranks.share((own, self.env_steps, self.tail_env_steps)), strict=True)
+        together = {name: position for part in positions for name, position in part.items()}
+        return {"positions": together, "env_steps": sum(env_steps), "tail_env_steps": sum(tail)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._positions = dict(state["positions"])
-        self.env_steps, self.tail_env_steps = int(state["env_steps"]), int(state["tail_env_steps"])
+        if self.ranks.first:
+            self.env_steps, self.tail_env_steps = int(state["env_steps"]), int(state["tail_env_steps"])

@@ -34,6 +34,6 @@ def summarise_mixture(
         f"Run folder: {run.folder}",
         f"  millpond eval {run.name} --episodes 100",
         f"  millpond eval {run.name} --episodes 1 --render {run.name}.gif",
-        f"  millpond train --resume {run.name} mixture.total_frames=...   # longer",
+        f"  {run.resume_command} mixture.total_frames=...   # longer",
     ]
     return lines
