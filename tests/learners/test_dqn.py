@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,6 +125,39 @@ def test_it_goes_on_from_its_state_bit_for_bit() -> None:
     assert torch.equal(uncut.online.data, again.online.data)
     assert torch.equal(uncut.behind.data, again.behind.data)
     assert uncut.updates == again.updates == 6
+
+
+@pytest.mark.parametrize("loss", ["huber", "squared"])
+def test_parts_that_are_added_up_are_the_whole_batch(loss: str) -> None:
+    """Two learners with half of each batch, in threads that wait for each other's gradients."""
+    settings: dict[str, Any] = {"loss": loss, "max_grad_norm": 0.1, "target_tau": 0.5}
+    whole, halves = cartpole_dqn(**settings), [cartpole_dqn(**settings) for _ in range(2)]
+    given: list[torch.Tensor] = []
+    meeting = Barrier(2)
+
+    def add_up(tensor: torch.Tensor) -> None:
+        given.append(tensor.clone())
+        meeting.wait()
+        tensor.copy_(given[-2] + given[-1])
+        meeting.wait()
+
+    def learn(half: int) -> list[dict[str, float]]:
+        part, found = slice(half * 8, half * 8 + 8), []
+        for k in range(3):
+            batch = SimpleNamespace(**{name: values[part] for name, values in vars(transitions(16, k)).items()})
+            metrics = halves[half].update(batch, parts=2, add_up=add_up)
+            found.append({name: float(value) for name, value in metrics.items()})
+        return found
+
+    expected = [{name: float(value) for name, value in whole.update(transitions(16, k)).items()} for k in range(3)]
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(learn, range(2)):
+            for mine, theirs in zip(found, expected, strict=True):
+                assert mine == pytest.approx(theirs, abs=1e-5)
+    assert torch.equal(halves[0].online.data, halves[1].online.data)
+    assert torch.equal(halves[0].behind.data, halves[1].behind.data)
+    torch.testing.assert_close(halves[0].online.data, whole.online.data, atol=1e-5, rtol=0)
+    torch.testing.assert_close(halves[0].behind.data, whole.behind.data, atol=1e-5, rtol=0)
 
 
 def test_it_starts_from_another_network() -> None:

@@ -14,7 +14,7 @@ from millpond.config import ConfigError, PPORecipe, load
 from millpond.config.check import flatten, written
 from millpond.config.rules import violations
 from millpond.errors import MillpondError
-from millpond.planner import PPOPlan, plan_loaded
+from millpond.planner import MixturePlan, PPOPlan, plan_loaded
 from millpond.planner.ranks import plan_over_ranks, share_of_rank
 
 NO_SHARE = "is a total, and 2 ranks have no equal share of it"
@@ -129,6 +129,41 @@ def test_refusals(change: str, words: str) -> None:
         share_of_rank(load("grid", [change, *rows]), 2)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_mixture_keeps_its_plan(ranks: int) -> None:
+    loaded = load("mixture")
+    assert share_of_rank(loaded, ranks) == loaded  # an agent has what it has in one process
+    alone, together = plan_loaded(loaded).plan, plan_over_ranks(loaded, ranks).plan
+    assert isinstance(alone, MixturePlan)
+    assert alone.big_pond_bytes is not None
+    assert together == replace(alone, big_pond_bytes=ranks * alone.big_pond_bytes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            [],
+            "mixture.agents=4, and 3 ranks .*a rank for each agent, or 2 ranks: torchrun --nproc-per-node=4 -m millpond",
+        ),
+        (
+            ["mixture.agents=5"],
+            "and 3 ranks .*a rank for each agent: torchrun --nproc-per-node=5 -m millpond",
+        ),
+        (["mixture.agents=3"], f"dqn.batch_size=128 {NO_SHARE.replace('2', '3')}; try dqn.batch_size=129 or 126"),
+        (["mixture.agents=3", "dqn.batch_size=3", "device=cuda:1"], "cuda:1 is one device for 3 ranks"),
+        (
+            ["mixture.mode=single", "mixture.agents=1"],
+            "mixture.mode=single trains one agent.* start it without torchrun",
+        ),
+        (["mixture.mode=single-resets", "mixture.agents=1"], "mixture.mode=single-resets .* start it without torchrun"),
+    ],
+)
+def test_refusals_of_mixtures(changes: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        share_of_rank(load("mixture", changes), 3)
+
+
 def test_other_kinds_train_in_one_process() -> None:
-    with pytest.raises(MillpondError, match="kind mixture, which trains in one process; start it without torchrun"):
-        share_of_rank(load("mixture"), 2)
+    with pytest.raises(MillpondError, match="kind reward, which trains in one process; start it without torchrun"):
+        share_of_rank(load("reward"), 2)

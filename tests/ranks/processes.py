@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing import get_context
@@ -14,6 +16,7 @@ from typing import Any
 
 from millpond.ranks import Ranks, join
 from millpond.ranks.join import TIMEOUT
+from millpond.store import Checkpoints
 
 
 def run_ranks(count: int, work: Callable[..., Any], *arguments: Any, timeout: timedelta = TIMEOUT) -> list[Any]:
@@ -72,3 +75,29 @@ def run_torchrun(folder: Path, count: int, *arguments: str) -> subprocess.Comple
     return subprocess.run(
         torchrun(count, *arguments), cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
+
+
+def rank_process(launcher: int, rank: int) -> int:
+    """The process of a rank, among the children of torchrun."""
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            return int(child)
+    raise AssertionError(f"no rank {rank}")
+
+
+def start_and_signal(
+    root: Path, name: str, arguments: Sequence[str], rank: int | None, number: signal.Signals
+) -> tuple[int, str, str, int]:
+    """Start a run, send a signal to a rank (or to torchrun) after three checkpoints; code, outputs, and who it was."""
+    process = subprocess.Popen(
+        torchrun(2, *arguments), cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    checkpoints = Checkpoints(root / "runs" / name / "checkpoints")
+    while len(checkpoints.updates()) < 3:
+        assert process.poll() is None, "it ended before the signal"
+        time.sleep(0.002)
+    target = process.pid if rank is None else rank_process(process.pid, rank)
+    os.kill(target, number)
+    output, errors = process.communicate(timeout=120)
+    return process.returncode, output, errors, target

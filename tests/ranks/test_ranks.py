@@ -53,6 +53,11 @@ def tell_each_other(ranks: Ranks, folder: str) -> dict[str, Any]:
     found["shared"] = ranks.share({"rank": ranks.rank, "text": "x" * ranks.rank})
     found["gathered"] = ranks.gather(b"ab" * ranks.rank)
     found["broadcast"] = ranks.broadcast(b"first" if ranks.first else b"a longer text of another rank")
+    found["shared_bytes"] = ranks.share_bytes(b"cd" * ranks.rank)
+    copied = torch.full((3,), float(ranks.rank))
+    ranks.copy_from(1, [copied])
+    found["copied"] = copied.tolist()
+    ranks.meet()
     found["led"] = ranks.lead(lambda: [os.getpid(), None])
     found["failed"] = caught(ranks, refuse)
     found["threads"] = torch.get_num_threads()
@@ -89,6 +94,8 @@ def test_three_ranks(tmp_path: Path) -> None:
         assert answer["shared"] == [{"rank": other, "text": "x" * other} for other in range(3)]
         assert answer["gathered"] == ([b"", b"ab", b"abab"] if rank == 0 else [])
         assert answer["broadcast"] == b"first"
+        assert answer["shared_bytes"] == [b"", b"cd", b"cdcd"]
+        assert answer["copied"] == [1.0, 1.0, 1.0]
         assert answer["led"] == found[0]["led"]
         name = "RankError" if rank == 0 else "FollowedError"
         assert answer["failed"] == (name, "no room", 1, rank > 0)
@@ -109,7 +116,7 @@ def test_one_rank_calls_nothing() -> None:
     assert ALONE.first
     assert ALONE.add_up is None
     assert ALONE.share([1]) == [[1]]
-    assert ALONE.gather(b"a") == [b"a"]
+    assert ALONE.gather(b"a") == ALONE.share_bytes(b"a") == [b"a"]
     assert ALONE.broadcast(b"a") == b"a"
     assert ALONE.lead(lambda: 3) == 3
     counter = Counter()

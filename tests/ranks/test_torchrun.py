@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.ranks.processes import run_torchrun, torchrun
+from tests.ranks.processes import run_torchrun, start_and_signal
 
 from millpond.store import Checkpoints, ResumeError, read_status
 from millpond.trainers.session import resume_run
@@ -90,30 +87,6 @@ def test_another_number_of_ranks_is_refused(uncut: Path) -> None:
     assert read_status(uncut).state == "finished"
 
 
-def rank_process(launcher: int, rank: int) -> int:
-    """The process of a rank, among the children of torchrun."""
-    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
-            return int(child)
-    raise AssertionError(f"no rank {rank}")
-
-
-def start_and_signal(root: Path, name: str, rank: int | None, number: signal.Signals) -> tuple[int, str, str, int]:
-    """Start a run, send a signal to a rank (or to torchrun) after three checkpoints; code, outputs, and who it was."""
-    process = subprocess.Popen(
-        torchrun(2, *arguments(name)), cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    checkpoints = Checkpoints(root / "runs" / name / "checkpoints")
-    while len(checkpoints.updates()) < 3:
-        assert process.poll() is None, "it ended before the signal"
-        time.sleep(0.002)
-    target = process.pid if rank is None else rank_process(process.pid, rank)
-    os.kill(target, number)
-    output, errors = process.communicate(timeout=120)
-    return process.returncode, output, errors, target
-
-
 def resume_and_compare(root: Path, name: str, uncut: Path) -> None:
     assert len(records(root / "runs" / name)) < ITERATIONS
     resumed = run_torchrun(root, 2, "--resume", name)
@@ -124,7 +97,7 @@ def resume_and_compare(root: Path, name: str, uncut: Path) -> None:
 
 
 def test_a_killed_rank_ends_the_run_and_it_resumes_bit_for_bit(uncut: Path, tmp_path: Path) -> None:
-    code, _, errors, killed = start_and_signal(tmp_path, "cut", 1, signal.SIGKILL)
+    code, _, errors, killed = start_and_signal(tmp_path, "cut", arguments("cut"), 1, signal.SIGKILL)
     assert code == 1
     said = [line for line in errors.splitlines() if line.startswith("millpond: ")]
     assert len(said) == 1, errors
@@ -141,7 +114,7 @@ def test_a_killed_rank_ends_the_run_and_it_resumes_bit_for_bit(uncut: Path, tmp_
 
 @pytest.mark.slow
 def test_the_last_rank_that_lives_tells_of_rank_0(uncut: Path, tmp_path: Path) -> None:
-    code, _, errors, killed = start_and_signal(tmp_path, "cut", 0, signal.SIGKILL)
+    code, _, errors, killed = start_and_signal(tmp_path, "cut", arguments("cut"), 0, signal.SIGKILL)
     assert code == 1
     assert f"millpond: rank 1: rank 0 (process {killed}) died" in errors
     resume_and_compare(tmp_path, "cut", uncut)
@@ -153,7 +126,7 @@ def test_a_signal_stops_all_ranks_after_the_same_iteration(
     uncut: Path, tmp_path: Path, rank: int | None, number: signal.Signals
 ) -> None:
     """Ctrl-C reaches torchrun, which passes it on; SIGTERM may come to any process; where torchrun dies, ranks hear it."""
-    _, output, errors, _ = start_and_signal(tmp_path, "cut", rank, number)
+    _, output, errors, _ = start_and_signal(tmp_path, "cut", arguments("cut"), rank, number)
     heard = "SIGINT" if number == signal.SIGINT else "SIGTERM"
     assert f"stopped ({heard}) before iteration" in output, errors
     assert "resume with: torchrun --nproc-per-node=2 -m millpond train --resume cut" in output

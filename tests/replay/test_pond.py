@@ -86,6 +86,17 @@ def test_samples_are_those_of_the_naive_lake(
         assert_transition(batch, i, valid[ids[i]], schema, stacked=stack is not None)
 
 
+def test_parts_of_a_sample_make_up_the_whole() -> None:
+    pond, naive = Pond.init(FRAME, 40, lanes=2), NaiveLake()
+    pond.add(naive.generate("a", 2, 15, np.random.default_rng(0), FRAME, fresh=False, ends=0.1))
+    whole, *parts = (
+        pond.sample(9, np.random.default_rng(1), stack=3, part=part) for part in (slice(None), slice(0, 4), slice(4, 9))
+    )
+    for name in ("observation", "next_observation", "action", "reward", "discount"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
+    assert len(parts[0].action) == 4
+
+
 def test_bytes_are_announced_before_they_are_taken() -> None:
     said: list[str] = []
     pond = Pond.init(FRAME, 100, lanes=4, announce=said.append)

@@ -25,6 +25,7 @@ from millpond.sizes import divisors, nearest_divisors, nearest_multiples
 
 Values = Mapping[str, Any]
 THREADS = "vector.threads"
+BIG_BATCH = "dqn.batch_size"
 
 
 def rank_rules(ranks: int) -> Callable[[Values], Iterator[Violation]]:
@@ -43,17 +44,13 @@ def mixture_rank_rules(ranks: int) -> Callable[[Values], Iterator[Violation]]:
 
     def rule(values: Values) -> Iterator[Violation]:
         yield from _device(values, ranks)
-        yield from _agents(values, ranks)
-        batch = values["dqn.batch_size"]
-        if batch % ranks:
-            fixes = tuple({"dqn.batch_size": size} for size in nearest_multiples(batch, ranks))
-            yield _share("dqn.batch_size", batch, ranks, fixes)
+        yield from _agents_and_batch(values, ranks)
 
     return rule
 
 
-def _agents(values: Values, ranks: int) -> Iterator[Violation]:
-    mode, agents = values["mixture.mode"], values["mixture.agents"]
+def _agents_and_batch(values: Values, ranks: int) -> Iterator[Violation]:
+    mode, agents, batch = values["mixture.mode"], values["mixture.agents"], values[BIG_BATCH]
     if mode in SINGLE:
         yield Violation(
             ("mixture.mode",),
@@ -61,12 +58,14 @@ def _agents(values: Values, ranks: int) -> Iterator[Violation]:
             f"without torchrun",
         )
     elif agents % ranks:
-        fitting = [count for count in reversed(divisors(agents)) if count > 1]
+        fewer = "".join(f", or {count} ranks" for count in divisors(agents)[1:-1])
         yield Violation(
             ("mixture.agents",),
-            f"mixture.agents={agents}, and {ranks} ranks have no equal share of them; start one rank for each agent, "
-            f"torchrun --nproc-per-node={agents}" + "".join(f", or {count} ranks" for count in fitting[1:]),
+            f"mixture.agents={agents}, and {ranks} ranks have no equal share of them; start a rank for each agent{fewer}: "
+            f"torchrun --nproc-per-node={agents} -m millpond train ...",
         )
+    elif batch % ranks:  # of as many ranks as there should be
+        yield _share(BIG_BATCH, batch, ranks, tuple({BIG_BATCH: size} for size in nearest_multiples(batch, ranks)))
 
 
 def _device(values: Values, ranks: int) -> Iterator[Violation]:

@@ -33,10 +33,11 @@ from millpond.trainers.mixture_ponds import as_steps
 from millpond.trainers.mixture_ranks import (
     Together,
     agents_of_rank,
-    begin_with_big_agent,
+    begin_with,
     figures_of,
     judged_by_first,
     recipe_of_rank,
+    record_figures,
     share_networks,
     steps_of_all,
     told_by_all,
@@ -84,7 +85,7 @@ class MixtureTrainer:
             keep_every=recipe.checkpoint.keep_every,
         )
         self.parts = self._make_parts()
-        self._begin_with(weights_from)
+        begin_with(ranks, self.group.networks, None if self.big is None else self.big.dqn, weights_from)
         if run.resumed and restore_over_ranks(ranks, self.checkpoints, self.parts):
             ranks.lead(self._check_position)
         if self.ponds is not None and self.big is not None:
@@ -140,13 +141,7 @@ class MixtureTrainer:
         for name, figures in found.items():
             self.counters.env_steps += figures["env_steps"]
             self.counters.episodes += len(figures["episodes"])
-            self.loop.record("reward_per_agent_step", figures["reward"], weight=figures["env_steps"])
-            for episode_return, length, info in figures["episodes"]:
-                for prefix in ("", f"{name}/"):
-                    self.loop.record(f"{prefix}episode_return", episode_return)
-                    self.loop.record(f"{prefix}episode_length", float(length))
-                for key, value in info.items():
-                    self.loop.record(f"env/{key}", float(value))
+            record_figures(self.loop, name, figures)
         self.counters.agent_steps = self.counters.env_steps
         self.counters.frames = self.counters.env_steps * self.plan.frame_skip
         if self.ponds is None:
@@ -337,11 +332,3 @@ class MixtureTrainer:
         if self.big is not None and self.ponds is not None:
             weights["big"], state["big"], values["ponds"] = self.big.dqn.network, self.big, self.ponds
         return Parts(weights, state, values)
-
-    def _begin_with(self, other: Run | None) -> None:
-        """Everybody begins with the weights of another mixture's BigAgent, where there is one; all with one BigAgent."""
-        begun = begin_with_big_agent(self.ranks, self.group.networks, other)
-        if self.big is not None:
-            if begun:
-                self.big.dqn.start_from(self.group.networks[0])
-            self.ranks.copy_from_first([self.big.dqn.online.data, self.big.dqn.behind.data])

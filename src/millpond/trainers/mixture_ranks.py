@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from millpond.config import MixtureRecipe
-from millpond.learners import Collection, QNetwork
+from millpond.learners import DQN, Collection, QNetwork
+from millpond.loop import Loop
 from millpond.ranks import RankError, Ranks
 from millpond.replay import Lake, Steps
 from millpond.store import Run, RunError, Stateful, load_weights
@@ -43,8 +44,11 @@ def share_networks(ranks: Ranks, networks: Sequence[QNetwork]) -> None:
         ranks.copy_from(number * ranks.count // len(networks), network.state_dict().values())
 
 
-def begin_with_big_agent(ranks: Ranks, networks: Sequence[QNetwork], other: Run | None) -> bool:
-    """Give these the weights of another mixture's BigAgent, or of its one agent, which rank 0 reads; whether it did."""
+def begin_with(ranks: Ranks, networks: Sequence[QNetwork], big: DQN | None, other: Run | None) -> None:
+    """Everybody begins with the weights of another mixture's BigAgent, or of its one agent, which rank 0 reads.
+
+    Without another run agents begin with their own weights, and all ranks with rank 0's BigAgent.
+    """
     first = networks[0]
 
     def read() -> bool:
@@ -57,12 +61,14 @@ def begin_with_big_agent(ranks: Ranks, networks: Sequence[QNetwork], other: Run 
         load_weights({"network": first}, {"network": found}, f"run {other.name!r}")
         return True
 
-    if not ranks.lead(read):
-        return False
-    ranks.copy_from_first(first.state_dict().values())
-    for network in networks[1:]:
-        network.load_state_dict(first.state_dict())
-    return True
+    if ranks.lead(read):
+        ranks.copy_from_first(first.state_dict().values())
+        for network in networks[1:]:
+            network.load_state_dict(first.state_dict())
+        if big is not None:
+            big.start_from(first)
+    if big is not None:
+        ranks.copy_from_first([big.online.data, big.behind.data])
 
 
 # -- what ranks tell each other
@@ -79,6 +85,17 @@ def figures_of(collection: Collection) -> dict[str, Any]:
     """What records want to know of a collection."""
     episodes = [(episode.returns[0], episode.length, episode.info) for episode in collection.episodes]
     return {"env_steps": collection.env_steps, "reward": collection.reward.mean(), "episodes": episodes}
+
+
+def record_figures(loop: Loop, name: str, figures: Mapping[str, Any]) -> None:
+    """Record them, of this agent and of all."""
+    loop.record("reward_per_agent_step", figures["reward"], weight=figures["env_steps"])
+    for episode_return, length, info in figures["episodes"]:
+        for prefix in ("", f"{name}/"):
+            loop.record(f"{prefix}episode_return", episode_return)
+            loop.record(f"{prefix}episode_length", float(length))
+        for key, value in info.items():
+            loop.record(f"env/{key}", float(value))
 
 
 def steps_of_all(ranks: Ranks, own: Mapping[str, Steps]) -> list[Steps]:
