@@ -16,9 +16,10 @@ from millpond.config import ConfigError, load
 from millpond.loop import Address
 from millpond.ranks import RankError, Ranks
 from millpond.replay import Lake, Schema
-from millpond.store import Checkpoints, read_status
+from millpond.store import Checkpoints, Run, read_status
 from millpond.store.tree import tree_from_bytes, tree_to_bytes
 from millpond.trainers import mixture as module
+from millpond.trainers import mixture_measures
 from millpond.trainers.mixture import MixtureTrainer
 from millpond.trainers.mixture_ranks import refresh_together
 from millpond.trainers.session import resume_run, run_of_all, start_run
@@ -67,10 +68,23 @@ def train_all(ranks: Ranks, root: str) -> dict[str, Any]:
     train(ranks, root, "uncut", LONG)  # with as many threads as under torchrun
     torch.set_num_threads(1)
     module.UPDATES_A_PORTION = 2  # type: ignore[misc]
+    mixture_measures.FIXED_BATCH = 16  # type: ignore[misc]
     found = {name: train(ranks, root, name, changes) for name, changes in MIXTURES.items()}
     train(ranks, root, "stopped", MIXTURES["rounds"], (1, 4, 8))
     train(ranks, root, "live-stopped", LIVE, (2, 5))
-    return {**found, "refused": see_other_lakes(ranks, f"{root}/lakes")}
+    return {**found, "begun": begin_from(ranks, root, "rounds"), "refused": see_other_lakes(ranks, f"{root}/lakes")}
+
+
+def begin_from(ranks: Ranks, root: str, other: str) -> bytes:
+    """What everybody of a rank begins with where another run's weights are asked for: its own agents, and the BigAgent."""
+    loaded = load("mixture", {**SMALL, "run_dir": root, **MIXTURES[other]})
+    run = run_of_all(ranks, lambda: (loaded, start_run(loaded, "next", ranks=ranks.count)))[1]
+    source = Run.open(Path(root), other) if ranks.first else None
+    trainer = MixtureTrainer(loaded, run, weights_from=source, ranks=ranks)
+    trainer.close()
+    assert trainer.big is not None
+    networks = [*trainer.group.networks, trainer.big.dqn.network, trainer.big.dqn.target]
+    return tree_to_bytes([dict(network.state_dict()) for network in networks])
 
 
 def see_other_lakes(ranks: Ranks, root: str) -> str:
@@ -78,9 +92,11 @@ def see_other_lakes(ranks: Ranks, root: str) -> str:
     recipe = load("mixture").recipe
     with Lake.create(Path(root) / str(ranks.rank), Schema.from_spec(make_spec(recipe.env, stacked=False))) as lake:
         lake.writer(f"agent{ranks.rank}", 1).close()
-        with pytest.raises(RankError) as refused:
+        try:
             refresh_together(ranks, lake)
-    return str(refused.value)
+        except RankError as error:
+            return str(error)
+    return "nothing was refused"
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +123,7 @@ def test_two_ranks_are_the_mixture_of_one_process(
     two: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(module, "UPDATES_A_PORTION", 2)
+    monkeypatch.setattr(mixture_measures, "FIXED_BATCH", 16)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     alone = finish(start(tmp_path, name, MIXTURES[name]))
@@ -129,6 +146,15 @@ def test_two_ranks_are_the_mixture_of_one_process(
 @pytest.mark.parametrize("name", ["rounds", "live"])
 def test_ranks_that_stop_and_go_on_change_nothing(two: tuple[Path, list[dict[str, Any]]], name: str) -> None:
     assert_same_run(two[0] / name, two[0] / {"rounds": "stopped", "live": "live-stopped"}[name])
+
+
+def test_all_ranks_begin_with_the_weights_of_another_run(two: tuple[Path, list[dict[str, Any]]]) -> None:
+    big = weights(two[0] / "rounds")["big"]
+    for found in two[1]:
+        networks = tree_from_bytes(found["begun"], "begun")
+        assert len(networks) == 2 + 2
+        for network in networks:
+            assert all(torch.equal(network[name], tensor) for name, tensor in big.items())
 
 
 def arguments(name: str) -> list[str]:

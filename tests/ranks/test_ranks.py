@@ -54,9 +54,6 @@ def tell_each_other(ranks: Ranks, folder: str) -> dict[str, Any]:
     found["gathered"] = ranks.gather(b"ab" * ranks.rank)
     found["broadcast"] = ranks.broadcast(b"first" if ranks.first else b"a longer text of another rank")
     found["shared_bytes"] = ranks.share_bytes(b"cd" * ranks.rank)
-    copied = torch.full((3,), float(ranks.rank))
-    ranks.copy_from(1, [copied])
-    found["copied"] = copied.tolist()
     ranks.meet()
     found["led"] = ranks.lead(lambda: [os.getpid(), None])
     found["failed"] = caught(ranks, refuse)
@@ -95,7 +92,6 @@ def test_three_ranks(tmp_path: Path) -> None:
         assert answer["gathered"] == ([b"", b"ab", b"abab"] if rank == 0 else [])
         assert answer["broadcast"] == b"first"
         assert answer["shared_bytes"] == [b"", b"cd", b"cdcd"]
-        assert answer["copied"] == [1.0, 1.0, 1.0]
         assert answer["led"] == found[0]["led"]
         name = "RankError" if rank == 0 else "FollowedError"
         assert answer["failed"] == (name, "no room", 1, rank > 0)

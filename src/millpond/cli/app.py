@@ -103,6 +103,7 @@ def train(
       millpond train metta --debug                  # one of every level
       millpond train --resume faster trainer.total_timesteps=8e6
       torchrun --nproc-per-node=2 -m millpond train # sizes are totals that ranks share
+      torchrun --nproc-per-node=4 -m millpond train mixture # a rank for each agent
     """
     from millpond.cli.training import train as run_training
 

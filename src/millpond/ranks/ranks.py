@@ -75,16 +75,12 @@ class Ranks:
 
     def copy_from_first(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give all ranks the numbers of rank 0, in place."""
-        self.copy_from(0, tensors)
-
-    def copy_from(self, rank: int, tensors: Iterable[torch.Tensor]) -> None:
-        """Give all ranks the numbers of one of them, in place."""
         if self.alone:
             return
         import torch.distributed as dist
 
         for tensor in tensors:
-            self._call(dist.broadcast, tensor, rank)
+            self._call(dist.broadcast, tensor, 0)
 
     def lead(self, work: Callable[[], Result]) -> Result:
         """Do at rank 0 what is to be done once, and give its plain value (as JSON has them) to all.

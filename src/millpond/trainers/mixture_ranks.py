@@ -40,8 +40,12 @@ def agents_of_rank(ranks: Ranks, agents: int) -> range:
 
 def share_networks(ranks: Ranks, networks: Sequence[QNetwork]) -> None:
     """Of all agents' networks, bring those of other ranks up to date."""
-    for number, network in enumerate(networks):
-        ranks.copy_from(number * ranks.count // len(networks), network.state_dict().values())
+    if ranks.alone:
+        return
+    own = {number: dict(networks[number].state_dict()) for number in agents_of_rank(ranks, len(networks))}
+    for data in ranks.share_bytes(tree_to_bytes(own)):
+        for number, weights in tree_from_bytes(data, "networks of a rank").items():
+            networks[number].load_state_dict(weights)
 
 
 def begin_with(ranks: Ranks, networks: Sequence[QNetwork], big: DQN | None, other: Run | None) -> None:
