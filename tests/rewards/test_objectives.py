@@ -24,13 +24,13 @@ from millpond.rewards.objectives import (
 
 def over_all_draws(loss: str, reward: torch.Tensor, mean_return: torch.Tensor, wanted: int) -> torch.Tensor:
     """The mean of a loss over every set of `wanted` steps, each equally likely."""
-    losses = []
+    losses, length = [], torch.full_like(mean_return, reward.shape[1])
     for chosen in combinations(range(reward.shape[1]), wanted):
         drawn = reward[:, list(chosen)]
         if loss == "rrd":
             losses.append(rrd_loss(drawn, mean_return))
         else:
-            losses.append(lrd_loss(drawn, mean_return, torch.tensor([float(reward.shape[1])])))
+            losses.append(lrd_loss(drawn, mean_return, length))
     return torch.stack(losses).mean()
 
 

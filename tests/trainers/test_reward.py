@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import multiprocessing
 import os
@@ -146,19 +147,42 @@ def test_a_loss_is_in_units_of_rewards(tmp_path: Path, objective: str) -> None:
 
     loaded = load("reward", {**SMALL, "run_dir": str(tmp_path), "reward.objective": objective})
     trainer = RewardTrainer(loaded, start_run(loaded, "units"))
+    before = copy.deepcopy(trainer.network)
     batches, data = trainer.batches, trainer.recorded.data  # type: ignore[union-attr]
     state = trainer.sampler.bit_generator.state
-    loss = batches.loss(trainer.sampler)
+    loss = trainer._update()
     trainer.sampler.bit_generator.state = state
     chosen, steps = batches.draw(trainer.sampler)
     episodes = trainer.recorded.training[chosen]  # type: ignore[union-attr]
-    reward = trainer.network(*batches.steps(episodes, steps)).view(steps.shape)  # type: ignore[union-attr,operator]
+    reward = before(*batches.steps(episodes, steps)).view(steps.shape)  # type: ignore[union-attr,operator]
     target = torch.from_numpy(data.returns[episodes] / 200).float()
     if objective == "lrd":
         expected = objectives.lrd_loss(reward, target, torch.full((4,), 200.0))
     else:
         expected = objectives.rrd_loss(reward, target)
     assert torch.allclose(loss, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_learning_does_not_depend_on_the_units_of_rewards(tmp_path: Path) -> None:
+    """Rewards a millionth as large: the same network, whose loss is smaller by the square."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "obs": rng.normal(size=(66, 2)).astype(np.float32),
+        "acts": rng.normal(size=(60, 1)).astype(np.float32),
+        "terminal": np.ones(6, bool),
+        "indices": np.arange(10, 60, 10),
+    }
+    rewards = rng.normal(size=60)
+    trained = []
+    for name, unit in (("large", 1.0), ("small", 2.0**-20)):
+        np.savez(tmp_path / f"{name}.npz", rews=rewards * unit, **arrays)
+        data = {"data.path": str(tmp_path / f"{name}.npz"), "data.expected_episodes": None, "data.expected_steps": None}
+        trained.append(train(tmp_path, name, **data))
+    large, small = trained
+    for one, other in zip(large.network.parameters(), small.network.parameters(), strict=True):
+        assert torch.equal(one, other)
+    losses = [trainer.loop.moments["R_loss"].mean for trainer in trained]
+    assert losses[0] == losses[1] * 2.0**40
 
 
 def test_it_learns_in_seconds(tmp_path: Path) -> None:
@@ -236,9 +260,10 @@ def assert_same(one: Path, other: Path) -> None:
     assert same(first.state["random"]["named"], second.state["random"]["named"])
 
 
-def test_a_stop_within_an_iteration_changes_nothing(tmp_path: Path) -> None:
-    whole = train(tmp_path, "whole", **{"reward.objective": "progress"})
-    loaded = load("reward", {**SMALL, "run_dir": str(tmp_path), "reward.objective": "progress"})
+@pytest.mark.parametrize("objective", ["lrd", "progress"])
+def test_a_stop_within_an_iteration_changes_nothing(tmp_path: Path, objective: str) -> None:
+    whole = train(tmp_path, "whole", **{"reward.objective": objective})
+    loaded = load("reward", {**SMALL, "run_dir": str(tmp_path), "reward.objective": objective})
     cut = RewardTrainer(loaded, start_run(loaded, "cut"))
     update = cut._update
 
@@ -305,25 +330,21 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_its_batch(tmp_path: Path) -
 
     loaded = load("reward", {**SMALL, "run_dir": str(tmp_path)})
     trainer = RewardTrainer(loaded, start_run(loaded, "nan"))
-    draws: list[Any] = []
-    draw = trainer.batches.draw
+    seen: list[torch.Tensor] = []
+    judge = trainer.network.raw
 
-    def watched(rng: np.random.Generator) -> Any:
-        found = draw(rng)
-        draws.append(found[1])
-        if len(draws) == 6:
-            with torch.no_grad():
-                next(trainer.network.parameters()).fill_(float("nan"))
-        return found
+    def watched(features: torch.Tensor, pixels: Any = None) -> torch.Tensor:
+        seen.append(features)
+        output = judge(features, pixels)
+        return output * float("nan") if len(seen) == 6 else output
 
-    watched.always_filled, watched.drawn = True, draw.drawn  # type: ignore[attr-defined]
-    trainer.batches.draw = watched  # type: ignore[assignment]
+    trainer.network.raw = watched  # type: ignore[method-assign]
     with pytest.raises(NonFiniteError, match="epoch 0 cycle 0 iteration 1 batch 1: R_loss = nan") as caught:
         trainer.train()
     from safetensors.torch import load_file
 
     assert caught.value.batch_path is not None
-    assert np.array_equal(load_file(caught.value.batch_path)["steps"].numpy(), draws[5])
+    assert torch.equal(load_file(caught.value.batch_path)["features"], seen[5])
 
 
 def test_the_command_refuses_constant_returns(

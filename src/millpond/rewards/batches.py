@@ -13,7 +13,8 @@ from torch import Tensor
 
 from millpond.data import Episodes
 from millpond.rewards import objectives
-from millpond.rewards.draw import StepDraw
+from millpond.rewards.ahead import BatchesAhead
+from millpond.rewards.draw import Integers, StepDraw
 from millpond.rewards.network import RewardNetwork
 from millpond.rewards.source import RecordedSteps
 
@@ -24,6 +25,8 @@ UNCLEAR = 0.25  # before that, down to this share from the end, a state is neith
 class RewardBatches:
     """Losses of one objective over recorded episodes. The generators' states are the whole state.
 
+    A loss of return decomposition is in units of the network's output, whose scale follows the returns: learning does
+    not depend on the units of rewards. Times `unit` it is in those.
     `others` are episodes of another task with the same observations, for progress. `input_noise` blurs the normalised
     numbers that progress and success are judged by: with a handful of demonstrations a network would otherwise learn
     to tell them apart, and with it the time.
@@ -48,13 +51,15 @@ class RewardBatches:
         self.lengths = data.lengths[episodes]
         self.draw = StepDraw(self.lengths, per_batch, steps)
         self._length = torch.from_numpy(self.lengths).to(device, torch.float32)
-        self._returns: Tensor | None = None
+        self.unit = 1.0
+        self._ahead: BatchesAhead | None = None
         if network.of_transitions:
             assert data.returns is not None
-            # In units of the output: the loss is the same times scale^2, and a batch needs two operations fewer.
             mean = (data.returns[episodes] / self.lengths - float(network.shift)) / float(network.scale)
             self._returns = torch.from_numpy(mean).to(device, torch.float32)
-            self._unit = float(network.scale) ** 2
+            self.unit = float(network.scale) ** 2
+            if self.steps.prepared:
+                self._ahead = BatchesAhead(self.draw, self._gather, self.steps.step_bytes)
         self._success = None if data.success is None else data.success[episodes]
         self._others = None
         if others is not None:
@@ -62,20 +67,43 @@ class RewardBatches:
 
     def loss(self, rng: np.random.Generator) -> Tensor:
         """Draw a batch and judge it."""
+        if self._ahead is not None:
+            return self._decomposition(*self._ahead(rng))
         episodes, steps = self.draw(rng)
-        mask = None
-        if not self.draw.always_filled:
-            mask = torch.from_numpy(self.draw.drawn(episodes)).to(self.device)
-        if self.network.objective == "progress":
-            return self._progress(rng, episodes, steps, mask)
         if self.network.objective == "success":
             return self._classification(rng, episodes, steps)
-        assert self._returns is not None
+        if self.network.objective == "progress":
+            mask = None if self.draw.always_filled else torch.from_numpy(self.draw.drawn(episodes)).to(self.device)
+            return self._progress(rng, episodes, steps, mask)
+        features, pixels = self.steps(self.episodes[episodes], steps)
+        return self._decomposition(features, *self._of_episodes(episodes), pixels=pixels)
+
+    def _gather(self, episodes: Integers, steps: Integers) -> tuple[Tensor, ...]:
+        """What return decomposition takes of N batches: episodes [N, B], steps [N, B, K]."""
+        features, _ = self.steps(self.episodes[episodes].reshape(-1), steps.reshape(-1, steps.shape[-1]))
+        return features.view(len(episodes), -1, features.shape[1]), *self._of_episodes(episodes)
+
+    def _of_episodes(self, episodes: Integers) -> tuple[Tensor, ...]:
+        """R / T, T, and, where an episode may be too short, which places are filled."""
         picked = torch.from_numpy(episodes).to(self.device)
-        output = self.network.raw(*self.steps(self.episodes[episodes], steps)).view(steps.shape)
+        known = (self._returns[picked], self._length[picked])
+        if self.draw.always_filled:
+            return known
+        return *known, torch.from_numpy(self.draw.drawn(episodes)).to(self.device)
+
+    def _decomposition(
+        self,
+        features: Tensor,
+        mean_return: Tensor,
+        length: Tensor,
+        mask: Tensor | None = None,
+        *,
+        pixels: Tensor | None = None,
+    ) -> Tensor:
+        output = self.network.raw(features, pixels).view(self.draw.shape)
         if self.network.objective == "rrd":
-            return objectives.rrd_loss(output, self._returns[picked], mask) * self._unit
-        return objectives.lrd_loss(output, self._returns[picked], self._length[picked], mask) * self._unit
+            return objectives.rrd_loss(output, mean_return, mask)
+        return objectives.lrd_loss(output, mean_return, length, mask)
 
     def _progress(self, rng: np.random.Generator, episodes: Any, steps: Any, mask: Tensor | None) -> Tensor:
         last = self.lengths[episodes][:, None] - 1

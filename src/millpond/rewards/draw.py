@@ -26,21 +26,33 @@ class StepDraw:
     def __init__(self, lengths: Integers, per_batch: int, steps: int) -> None:
         self.lengths = np.ascontiguousarray(lengths, dtype=np.int64)
         self.shape = (per_batch, steps)
+        self.numbers = per_batch * (1 + steps)  # that a batch takes from the generator
         self.always_filled = bool((self.lengths >= steps).all())
         self._places = np.arange(int(self.lengths.max()), dtype=np.int64)  # in order again after every draw
 
     def __call__(self, rng: np.random.Generator) -> tuple[Integers, Integers]:
         """Episodes [B], and steps of them [B, K]."""
-        picks = rng.random(self.shape[0])
-        uniform = rng.random(self.shape)
+        episodes, steps = self.several(rng, 1)
+        return episodes[0], steps[0]
+
+    def several(self, rng: np.random.Generator, batches: int) -> tuple[Integers, Integers]:
+        """The next batches, the same as one by one: episodes [batches, B], and steps of them [batches, B, K]."""
+        per_batch, wanted = self.shape
+        uniform = rng.random((batches, self.numbers))
+        picks = uniform[:, :per_batch]
         episodes = np.minimum((picks * len(self.lengths)).astype(np.int64), len(self.lengths) - 1)
-        steps = np.empty(self.shape, dtype=np.int64)
-        _shuffle_heads(uniform, self.lengths[episodes], self._places, steps)
+        steps = np.empty((batches, per_batch, wanted), dtype=np.int64)
+        _shuffle_heads(
+            uniform[:, per_batch:].reshape(-1, wanted),
+            self.lengths[episodes].reshape(-1),
+            self._places,
+            steps.reshape(-1, wanted),
+        )
         return episodes, steps
 
     def drawn(self, episodes: Integers) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which places [B, K] are filled."""
-        mask: np.ndarray[Any, np.dtype[np.bool_]] = np.arange(self.shape[1]) < self.lengths[episodes][:, None]
+        """Which places [..., B, K] of episodes [..., B] are filled."""
+        mask: np.ndarray[Any, np.dtype[np.bool_]] = np.arange(self.shape[1]) < self.lengths[episodes][..., None]
         return mask
 
 

@@ -22,7 +22,7 @@ def rrd_loss(reward: Tensor, mean_return: Tensor, drawn: Tensor | None = None) -
     reward [B, K], mean_return [B] = R / T. Its expectation is the loss on whole episodes plus the variance of the mean of
     K steps, so it also pulls an episode's rewards together; `lrd_loss` does not.
     """
-    mean, _ = _moments(reward, drawn)
+    mean, _, _ = _moments(reward, drawn)
     return (mean - mean_return).square().mean()
 
 
@@ -35,13 +35,8 @@ def lrd_loss(reward: Tensor, mean_return: Tensor, length: Tensor, drawn: Tensor 
     correction, and the expectation over all draws is exactly (mean_T r - R / T)^2. A single loss may be negative.
     length [B] is T.
     """
-    mean, count = _moments(reward, drawn)
-    away = (reward - mean[:, None]).square()
-    if drawn is not None:
-        away = away * drawn
-    variance = away.sum(1) / (count - 1).clamp(min=1)
-    bias = variance / count * (1 - count / length)
-    return ((mean - mean_return).square() - bias).mean()
+    mean, variance, count = _moments(reward, drawn)
+    return ((mean - mean_return).square() - variance * (1 / count - 1 / length)).mean()
 
 
 def decomposition_loss(reward: Tensor, mean_return: Tensor) -> Tensor:
@@ -90,9 +85,13 @@ def _mean(value: Tensor, weight: Tensor) -> Tensor:
     return (value * weight).sum() / weight.sum().clamp(min=1)
 
 
-def _moments(reward: Tensor, drawn: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The mean over the drawn steps [B], and how many there are."""
+def _moments(reward: Tensor, drawn: Tensor | None) -> tuple[Tensor, Tensor, Tensor | int]:
+    """Mean and variance over the drawn steps [B], and how many there are. A single step has the variance 0."""
     if drawn is None:
-        return reward.mean(1), torch.full_like(reward[:, 0], reward.shape[1])
-    count = drawn.sum(1).to(reward.dtype)
-    return (reward * drawn).sum(1) / count, count
+        count = reward.shape[1]
+        variance, mean = torch.var_mean(reward, 1, correction=min(1, count - 1))
+        return mean, variance, count
+    counts = drawn.sum(1).to(reward.dtype)
+    mean = (reward * drawn).sum(1) / counts
+    away = (reward - mean[:, None]).square() * drawn
+    return mean, away.sum(1) / (counts - 1).clamp(min=1), counts

@@ -74,6 +74,11 @@ class RecordedSteps:
         """Bytes of what was prepared."""
         return self._table.nbytes if self.prepared else 0
 
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of one step of what was prepared."""
+        return self._table[:1].nbytes if self.prepared else 0
+
     def __call__(self, episodes: Integers, steps: Integers) -> tuple[Tensor, Tensor | None]:
         """Features [B x K, F] of the drawn steps [B, K], and those of their images."""
         if self.prepared:

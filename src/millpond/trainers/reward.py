@@ -136,7 +136,7 @@ class RewardTrainer:
                 self.console.say(f"{self.loop.address}: R_loss {float(loss):.6f}")
 
     def _update(self) -> Tensor:
-        """One gradient step of the reward network, and its target where that is due."""
+        """One gradient step of the reward network, and its target where that is due; its loss in units of rewards."""
         loss = self.batches.loss(self.sampler)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -144,7 +144,7 @@ class RewardTrainer:
         self.counters.updates += 1
         if self.counters.updates % self.recipe.reward.train_target == 0:
             self.target.follow(self.network)
-        return loss.detach()
+        return loss.detach() * self.batches.unit
 
     # -- full mode
 

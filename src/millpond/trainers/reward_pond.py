@@ -45,6 +45,8 @@ def steps_of(observation: Tensor, action: Tensor, next_observation: Tensor, inpu
 class PondBatches:
     """Losses over the whole episodes that a pond holds now. Only their returns are looked at, never single rewards."""
 
+    unit = 1.0  # losses are in units of rewards
+
     def __init__(self, pond: Pond, network: RewardNetwork, *, per_batch: int, steps: int) -> None:
         self.pond, self.network = pond, network
         self._sizes = (per_batch, steps)
