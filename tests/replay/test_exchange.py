@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+from millpond.data import open_episodes
 from millpond.replay import Episode, Field, Lake, LakeError, Schema, Steps
 from millpond.replay.exporting import export
 from millpond.replay.importing import import_episodes
@@ -42,7 +43,8 @@ def test_what_goes_out_comes_back(tmp_path: Path, kind: str, name: str) -> None:
         np.testing.assert_array_equal(one.terminated, other.terminated)
         np.testing.assert_array_equal(one.truncated, other.truncated)
         for field, array in fields(one).items():
-            np.testing.assert_array_equal(array, fields(other)[field][: len(array)])
+            np.testing.assert_array_equal(array, fields(other)[field])
+        assert one.has_final == other.has_final
     with pytest.raises(LakeError, match="is there already"):
         export(tmp_path / "lake", tmp_path / name)
 
@@ -61,6 +63,36 @@ def test_a_minari_file_has_what_minari_reads(tmp_path: Path) -> None:
             assert len(group["observations"]) == steps + 1
             assert {len(group[n]) for n in ("actions", "rewards", "terminations", "truncations")} == {steps}
             assert bool(group["terminations"][-1]) != bool(group["truncations"][-1])
+
+
+@pytest.mark.parametrize("name", ["set", "set.npz"])
+def test_a_final_observation_that_the_lake_does_not_have_is_not_made_up(tmp_path: Path, name: str) -> None:
+    """The last one once more, flagged; whoever reads it to learn a reward is told that it is missing."""
+    rng, naive = np.random.default_rng(0), NaiveLake()
+    with Lake.create(tmp_path / "lake", VECTOR) as lake, lake.writer("a", 1) as writer:
+        writer.append(naive.generate("a", 1, 60, rng, VECTOR, fresh=False, ends=0.2))
+    missing = export(tmp_path / "lake", tmp_path / name).without_final
+    with Lake(tmp_path / "lake") as lake:
+        known = [episode.has_final for episode in lake.episodes()]
+    assert missing == known.count(False) > 0
+    assert True in known
+    read = open_episodes(str(tmp_path / name / "data" / "main_data.hdf5" if name == "set" else tmp_path / name))
+    assert read.final_known.tolist() == known
+    for number, final in enumerate(known):
+        assert (read.read(number).final_observation is not None) == final
+    written = export_observations(tmp_path / name)
+    for observation, final in zip(written, known, strict=True):
+        assert np.array_equal(observation[-1], observation[-2]) == (not final)
+
+
+def export_observations(path: Path) -> list[np.ndarray]:
+    """As anybody else would read them."""
+    if path.suffix == ".npz":
+        file = np.load(path)
+        cuts = file["indices"] + np.arange(1, len(file["indices"]) + 1)
+        return np.split(file["obs"], cuts)
+    with h5py.File(path / "data" / "main_data.hdf5") as file:
+        return [file[f"episode_{k}/observations"][()] for k in range(len(file))]
 
 
 def test_robomimic_files(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def export_episodes(
     lines = [f"{done.path}: {done.episodes:,} episodes, {done.steps:,} steps"]
     if done.without_final:
         lines.append(
-            f"  note: {done.without_final:,} terminated episodes have no final observation; zeros stand for it"
+            f"  note: {done.without_final:,} terminated episodes have no final observation in the lake; their last one stands "
+            f"there once more, and is flagged"
         )
     print_text("\n".join(lines))
 

@@ -4,6 +4,8 @@ episode_K/observations   [T + 1, ...], or a group of such arrays
 episode_K/actions        [T, ...]
 episode_K/rewards, terminations, truncations [T]
 episode_K/infos/success  perhaps
+
+An export of a lake says in an attribute where the last observation is not a true one, because the lake had none.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from millpond.data.errors import DataError
 from millpond.data.grouped import Grouped
 from millpond.data.hdf5 import Hdf5File, Stored
 from millpond.data.source import Array, Ends, Field
+from millpond.replay.exporting import FINAL_STORED
 
 SUCCESS = ("success", "is_success")
 
@@ -60,7 +63,8 @@ class MinariSource:
         return (low, high) if np.isfinite([low, high]).all() else None
 
     def final_known(self, names: Sequence[str]) -> Array:
-        return np.ones(len(self.names), bool)
+        told = [self._file.attribute(name, FINAL_STORED) for name in self.names]
+        return np.array([each is None or bool(each) for each in told])
 
     def frames(self, episode: int, name: str, start: int, stop: int) -> Array:
         return self._episodes.frames(episode, name, start, stop)

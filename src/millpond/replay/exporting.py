@@ -6,7 +6,9 @@ rewards, terminations, truncations of T; infos) and `PATH/data/metadata.json`, a
 npz: `obs` (T + 1 an episode, one after another), `acts`, `rews`, `terminal` [episodes], `indices` (where `acts` is cut
 into episodes): the layout of the `imitation` project, and beside it `final_stored` [episodes].
 
-Where a terminated episode's final observation was not stored, zeros stand in its place, and `final_stored` is False.
+Both layouts want an observation behind the last step. Where the lake has none, which happens to terminated episodes only,
+the last one stands there once more, and a flag says so: the attribute `final_observation_stored` of a Minari episode, and
+`final_stored` in npz. Our own readers then take it as missing; to others it is a step that changes nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from millpond.replay.lake import Lake
 from millpond.replay.schema import Field, Schema
 
 Array = np.ndarray[Any, Any]
+FINAL_STORED = "final_observation_stored"  # attribute of a Minari episode: whether its last observation is a true one
 PROVENANCE = ("agent", "round", "policy_version", "epsilon", "lane", "episode")
 
 
@@ -55,7 +58,7 @@ def _observations(episode: Episode, schema: Schema) -> dict[str, Array]:
     fields = episode.observation if isinstance(episode.observation, Mapping) else {"observation": episode.observation}
     if episode.has_final:
         return dict(fields)
-    return {name: np.concatenate([array, np.zeros_like(array[:1])]) for name, array in fields.items()}
+    return {name: np.concatenate([array, array[-1:]]) for name, array in fields.items()}
 
 
 def _write_minari(lake: Lake, target: Path, stream: str | None, progress: Callable[[int], None] | None) -> Exported:
@@ -67,6 +70,7 @@ def _write_minari(lake: Lake, target: Path, stream: str | None, progress: Callab
         for count, episode in enumerate(lake.episodes(stream), start=1):
             group = file.create_group(f"episode_{count - 1}")
             group.attrs["id"], group.attrs["total_steps"] = count - 1, len(episode.reward)
+            group.attrs[FINAL_STORED] = episode.has_final
             observed = _observations(episode, schema)
             if schema.single:
                 group.create_dataset(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from millpond.replay.exporting import FINAL_STORED
 from millpond.replay.faults import LakeError
 from millpond.replay.lake import Lake
 from millpond.replay.schema import Field, Schema
@@ -177,7 +178,8 @@ def _minari(group: Any) -> Source:
     actions = _arrays(group["actions"])
     if list(actions) != ["observation"]:
         raise LakeError(f"{group.name}: actions of several parts ({sorted(actions)}) cannot be stored")
-    whole = all(len(array) == steps + 1 for array in observed.values())
+    stored = bool(group.attrs.get(FINAL_STORED, True))
+    whole = stored and all(len(array) == steps + 1 for array in observed.values())
     final = {name: array[steps] for name, array in observed.items()} if whole else None
     observed = {name: array[:steps] for name, array in observed.items()}
     return Source(observed, final, actions["observation"], group["rewards"][()], bool(group["terminations"][-1]))
