@@ -4,7 +4,7 @@
 
 Same world, learner, updates and env steps; `agent.learn_from` is the only difference. Each seed's score is the mean of its
 last three test rollouts. Bootstrap intervals over seeds must not overlap. Pendulum's returns go from about -1,600 (hanging)
-over -1,200 (random) to -150 (solved).
+over -1,208 (random, 100 episodes) to -150 (solved).
 """
 
 from __future__ import annotations
