@@ -80,15 +80,17 @@ def train(
     from millpond.trainers.session import run_of_all, start_run
 
     together = _together(overrides, settings)
+    recorded = None
     with join() as ranks:
 
         def begin() -> tuple[Loaded, Run]:
+            nonlocal recorded
             loaded = load_config(recipe, together, preset)
-            require_trainer(loaded)
+            recorded = require_trainer(loaded)
             return loaded, start_run(loaded, run, overwrite=overwrite, ranks=ranks.count)
 
         loaded, started = run_of_all(ranks, begin)
-        trainer = make_trainer(loaded, started, ranks=ranks)
+        trainer = make_trainer(loaded, started, ranks=ranks, recorded=recorded)
         try:
             trainer.train()
         finally:

@@ -18,11 +18,13 @@ import torch
 
 from millpond.cli import main
 from millpond.config import load
-from millpond.data import DataError
+from millpond.data import DataError, audit
+from millpond.data.npz import NpzSource
 from millpond.planner import RewardPlan, plan_loaded
-from millpond.store import Checkpoints
+from millpond.store import Checkpoints, RunError
 from millpond.store.checkpoint import Checkpoint, read_checkpoint
 from millpond.trainers.kinds import require_trainer
+from millpond.trainers.play import LoadedPolicy
 from millpond.trainers.reward import RewardTrainer
 from millpond.trainers.reward_data import split_episodes
 from millpond.trainers.session import resume_run, start_run
@@ -139,6 +141,12 @@ def test_the_normaliser_has_the_exact_statistics_of_the_training_episodes(tmp_pa
     assert np.allclose(normalizer.mean.numpy(), steps.mean(0, dtype=np.float64), atol=1e-12)
     assert np.allclose(normalizer.variance.sqrt().numpy(), steps.std(0, dtype=np.float64), atol=1e-9)
     assert len(steps) == normalizer.count
+
+
+def test_a_run_without_an_agent_cannot_be_played(tmp_path: Path) -> None:
+    folder = train(tmp_path, "judge", **{"reward.epochs": 1}).run.folder
+    with pytest.raises(RunError, match=r"has no agent to play .* millpond reward score judge EPISODES"):
+        LoadedPolicy(str(folder))
 
 
 @pytest.mark.parametrize("objective", ["lrd", "rrd"])
@@ -345,6 +353,27 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_its_batch(tmp_path: Path) -
 
     assert caught.value.batch_path is not None
     assert torch.equal(load_file(caught.value.batch_path)["features"], seen[5])
+
+
+def test_the_command_reads_the_recorded_vectors_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For audit, normaliser, training and evaluation together, and the audit is done once."""
+    read: list[int] = []
+    frames = NpzSource.frames
+
+    def counted(source: NpzSource, episode: int, name: str, start: int, stop: int) -> Any:
+        read.append(stop - start)
+        return frames(source, episode, name, start, stop)
+
+    monkeypatch.setattr(NpzSource, "frames", counted)
+    audits: list[Any] = []
+    monkeypatch.setattr("millpond.trainers.reward_data.audit", lambda data: audits.append(data) or audit(data))
+    changes = [f"{key}={value}" for key, value in {**SMALL, "run_dir": tmp_path}.items()]
+    monkeypatch.setattr("sys.argv", ["millpond", "train", "reward", *changes, "--run", "once"])
+    with contextlib.suppress(SystemExit):
+        main()
+    assert (tmp_path / "once" / "metrics.jsonl").exists()
+    assert sum(read) == 11_200 + 56
+    assert len(audits) == 1
 
 
 def test_the_command_refuses_constant_returns(

@@ -29,13 +29,15 @@ def train(
     from millpond.trainers.kinds import make_trainer, require_trainer
     from millpond.trainers.session import open_run, resume_run, run_of_all, start_run
 
+    recorded = None
     with join() as ranks:
 
         def begin() -> tuple[Loaded, Run]:
+            nonlocal recorded
             if resume is not None:
                 return resume_run(resume, overrides, ranks=ranks.count)
             loaded = load(recipe, overrides, preset)
-            require_trainer(loaded)
+            recorded = require_trainer(loaded)
             if weights_from is not None:
                 open_run(weights_from, loaded.recipe.run_dir)  # refused, if it is, before there is a folder
             return loaded, start_run(loaded, run_name, overwrite=overwrite, ranks=ranks.count)
@@ -44,7 +46,7 @@ def train(
         source = Run.open(Path(loaded.recipe.run_dir), weights_from) if weights_from and ranks.first else None
         say = print_text if ranks.first else _say_nothing
         say("\n".join([*show_alerts(plan_loaded(loaded).alerts), f"run {run.folder}"]))
-        trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks)
+        trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)
         try:
             say("\n".join(trainer.opening()))
             trainer.train()

@@ -137,8 +137,17 @@ class Episodes:
         return self._source(episode).ends(int(self._local[episode]))
 
     def vectors(self, episode: int) -> Array:
-        """The vector before each step of one episode, as `gather` gives it: float32 [T, D]."""
-        return self._vector(episode, 0, int(self.lengths[episode]))
+        """The vector before each step of one episode, as `gather` gives it: float32 [T, D]. Not to be written to."""
+        length, store = int(self.lengths[episode]), self._stores.get(VECTOR)
+        if isinstance(store, MemoryStore) and store.filled:
+            return store.of(episode, length)
+        return self._vector(episode, 0, length)
+
+    def hold_vectors(self) -> None:
+        """Read all vectors now, where they fit into memory: whatever asks for them afterwards reads no file."""
+        store = self._stores.get(VECTOR)
+        if isinstance(store, MemoryStore):
+            store.of(0, 0)
 
     def read(self, episode: int) -> Episode:
         """One whole episode of the chosen fields, as it is stored; dropped columns too."""

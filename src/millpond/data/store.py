@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,15 +26,29 @@ class Store(Protocol):
 
 
 class MemoryStore:
-    """All frames in one array: a draw is one index into it."""
+    """All frames in one array, read when the first are asked for: a draw is one index into it."""
 
     def __init__(self, read: Reader, counts: Array) -> None:
+        self._read, self._counts = read, counts
         self._first = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        for episode, (first, count) in enumerate(zip(self._first.tolist(), counts.tolist(), strict=True)):
-            frames = read(episode, 0, count)
+        self.filled = False
+
+    @cached_property
+    def _table(self) -> Array:
+        table = np.empty(0)
+        for episode, (first, count) in enumerate(zip(self._first.tolist(), self._counts.tolist(), strict=True)):
+            frames = self._read(episode, 0, count)
             if not episode:
-                self._table = np.empty((int(counts.sum()), *frames.shape[1:]), frames.dtype)
-            self._table[first : first + count] = frames
+                table = np.empty((int(self._counts.sum()), *frames.shape[1:]), frames.dtype)
+            table[first : first + count] = frames
+        self.filled = True
+        return table
+
+    def of(self, episode: int, steps: int) -> Array:
+        """The first frames of one episode, not to be written to."""
+        first = int(self._first[episode])
+        frames: Array = self._table[first : first + steps]
+        return frames
 
     def at(self, episodes: Array, steps: Array) -> Array:
         return self._table.take(self._first[episodes][:, None] + steps, axis=0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from millpond.config import Loaded, MixtureRecipe, PPORecipe, RewardRecipe
 from millpond.errors import MillpondError
 from millpond.ranks import ALONE, Ranks
 from millpond.store import Run
+
+if TYPE_CHECKING:
+    from millpond.trainers.reward_data import Recorded
 
 
 class Trainer(Protocol):
@@ -26,17 +29,29 @@ class Trainer(Protocol):
         """Lines to print when the run is over; none where it was stopped before its end."""
 
 
-def require_trainer(loaded: Loaded) -> None:
-    """Refuse what cannot be trained, before a folder is made for it."""
-    if isinstance(loaded.recipe, RewardRecipe):
-        from millpond.trainers.reward_data import audit_recorded, open_recorded
+def require_trainer(loaded: Loaded) -> Recorded | None:
+    """Refuse what cannot be trained, before a folder is made for it. Data that was read for that is given back."""
+    if not isinstance(loaded.recipe, RewardRecipe) or not loaded.recipe.reward.reward_only:
+        return None
+    from millpond.trainers.reward_data import audit_recorded, open_recorded
 
-        if loaded.recipe.reward.reward_only:
-            audit_recorded(loaded.recipe, open_recorded(loaded.recipe))
+    recorded = open_recorded(loaded.recipe)
+    audit_recorded(loaded.recipe, recorded)
+    return recorded
 
 
-def make_trainer(loaded: Loaded, run: Run, *, weights_from: Run | None = None, ranks: Ranks = ALONE) -> Trainer:
-    """The trainer for a recipe of any kind. Heavy modules are imported for the kind that is asked for."""
+def make_trainer(
+    loaded: Loaded,
+    run: Run,
+    *,
+    weights_from: Run | None = None,
+    ranks: Ranks = ALONE,
+    recorded: Recorded | None = None,
+) -> Trainer:
+    """The trainer for a recipe of any kind. Heavy modules are imported for the kind that is asked for.
+
+    `recorded` is what `require_trainer` gave, if it was asked.
+    """
     if isinstance(loaded.recipe, PPORecipe):
         from millpond.trainers.ppo import PPOTrainer
 
@@ -52,4 +67,4 @@ def make_trainer(loaded: Loaded, run: Run, *, weights_from: Run | None = None, r
         )
     from millpond.trainers.reward import RewardTrainer
 
-    return RewardTrainer(loaded, run, weights_from=weights_from)
+    return RewardTrainer(loaded, run, weights_from=weights_from, recorded=recorded)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from millpond.config import MixtureRecipe, PPORecipe
+from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
 from millpond.envs.render import render_rgb, write_gif
 from millpond.envs.world import World
-from millpond.store import Checkpoints, RunError
+from millpond.store import Checkpoints, RunError, load_weights
 from millpond.trainers.build import make_policy
 from millpond.trainers.evaluate import Evaluation, evaluate
 from millpond.trainers.session import open_run
@@ -23,11 +23,12 @@ class LoadedPolicy:
 
     def __init__(self, name: str, *, best: bool = False, run_dir: str = "runs", device: str = "cpu") -> None:
         loaded, run = open_run(name, run_dir)
-        if not isinstance(loaded.recipe, PPORecipe | MixtureRecipe):
-            raise RunError(
-                f"run {run.name!r} is of kind {loaded.recipe.kind}; only runs of kinds ppo and mixture hold a policy"
-            )
         self.recipe = loaded.recipe
+        if isinstance(self.recipe, RewardRecipe) and self.recipe.reward.reward_only:
+            raise RunError(
+                f"run {run.name!r} learned a reward from recorded episodes and has no agent to play "
+                f"(reward.reward_only=true); its reward of every step: millpond reward score {run.name} EPISODES"
+            )
         checkpoints = Checkpoints(run.checkpoints_path)
         checkpoint = checkpoints.best() if best else checkpoints.find().checkpoint
         if checkpoint is None:
@@ -37,16 +38,22 @@ class LoadedPolicy:
         self.updates = checkpoint.updates
         self.spec = make_spec(self.recipe.env, stacked=True)
         self.device = torch.device(device)
+        self.greedy = not isinstance(self.recipe, PPORecipe)  # how it is evaluated; PPO's policies draw their actions
         self.policy: Any
         if isinstance(self.recipe, MixtureRecipe):  # the BigAgent, or the one agent where there is none
             from millpond.trainers.mixture_networks import make_network
 
-            name = "big" if "big" in checkpoint.weights else "agent0"
+            part = "big" if "big" in checkpoint.weights else "agent0"
             self.policy = make_network(self.recipe, self.spec).to(self.device)
+        elif isinstance(self.recipe, RewardRecipe):
+            from millpond.trainers.reward_networks import make_player
+
+            part = "agent"
+            self.policy = make_player(self.spec).to(self.device)
         else:
-            name = "policy"
+            part = "policy"
             self.policy = make_policy(self.recipe.policy, self.spec, self.device)
-        self.policy.load_state_dict(checkpoint.weights[name])
+        load_weights({part: self.policy}, checkpoint.weights, f"run {run.name!r}")
         self.policy.eval()
 
     def act(
@@ -94,6 +101,7 @@ def evaluate_run(
             episodes=episodes,
             seed=loaded.recipe.eval.seed if seed is None else seed,
             device=loaded.device,
+            deterministic=loaded.greedy,
             on_step=draw if render is not None else None,
         )
     if render is not None:

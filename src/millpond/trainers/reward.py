@@ -22,14 +22,15 @@ from millpond.planner import RewardPlan, plan_loaded
 from millpond.planner.lines import sentence
 from millpond.record import Console, Counters, Recorder, Timer, cycle_rows
 from millpond.rewards.batches import RewardBatches
-from millpond.rewards.network import Inputs, RewardNetwork, reset_parameters
 from millpond.rewards.source import inputs_of
 from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, training
 from millpond.trainers.evaluate import Evaluation
 from millpond.trainers.reward_agent import RewardAgent
 from millpond.trainers.reward_data import Recorded, audit_recorded, open_recorded
 from millpond.trainers.reward_evaluation import HeldOut, evaluate_reward
+from millpond.trainers.reward_networks import fit_network, make_network
 from millpond.trainers.reward_pond import PondBatches
+from millpond.trainers.reward_summary import summarise_reward
 from millpond.trainers.sinks import make_sinks
 
 
@@ -39,7 +40,9 @@ class RewardTrainer:
     Offline there are recorded episodes and no agent; in full mode there is an agent, whose pond has the episodes.
     """
 
-    def __init__(self, loaded: Loaded, run: Run, *, weights_from: Run | None = None) -> None:
+    def __init__(
+        self, loaded: Loaded, run: Run, *, weights_from: Run | None = None, recorded: Recorded | None = None
+    ) -> None:
         recipe = loaded.recipe
         assert isinstance(recipe, RewardRecipe)
         planned = plan_loaded(loaded).plan
@@ -55,7 +58,7 @@ class RewardTrainer:
         self.recorded: Recorded | None = None
         self.agent: RewardAgent | None = None
         if recipe.reward.reward_only:
-            self.recorded = open_recorded(recipe)
+            self.recorded = recorded or open_recorded(recipe)
             self.network = make_network(recipe, inputs_of(self.recorded.data), int(seeds[3]))
             fit_network(self.network, self.recorded)
         else:
@@ -78,7 +81,11 @@ class RewardTrainer:
             keep_every=recipe.checkpoint.keep_every,
         )
         self.parts = Parts(
-            weights={"reward": self.network, "target": self.target},
+            weights={
+                "reward": self.network,
+                "target": self.target,
+                **({} if self.agent is None else {"agent": self.agent.player}),
+            },
             state={
                 "optimizer": self.optimizer,
                 "random": RandomState(sampler=self.sampler, noise=noise),
@@ -205,21 +212,8 @@ class RewardTrainer:
         ]
 
     def summary(self) -> list[str]:
-        """Held-out figures beside the baselines, and what to do next."""
-        if not self.loop.done:
-            return []
-        lines = [] if self.held_out is None else self.held_out.lines()
-        if self.tested is not None:
-            low, high = self.tested.interval()
-            lines.append(f"Test rollouts: return {self.tested.mean:.1f}, 95% interval {low:.1f} to {high:.1f}")
-        return [
-            *lines,
-            "",
-            f"{self.counters.updates:,} updates in {self.counters.seconds:.0f} seconds",
-            f"Run folder: {self.run.folder}",
-            f"  millpond reward score {self.run.name} EPISODES   # the learned reward of every step",
-            f"  millpond train --resume {self.run.name} reward.epochs=...   # longer",
-        ]
+        """Figures and what to do next, at the end of the run."""
+        return summarise_reward(self.run, self.counters, self.held_out, self.tested) if self.loop.done else []
 
     # -- the loop and its hooks
 
@@ -286,22 +280,3 @@ class RewardTrainer:
         for _ in range(skip):
             self.batches.skip(rng)
         return self.batches.drawn_batch(rng)
-
-
-def make_network(recipe: RewardRecipe, inputs: Inputs, seed: int) -> RewardNetwork:
-    """The network of a config, from one seed."""
-    reward = recipe.reward
-    network = RewardNetwork(
-        reward.objective, inputs, reward.hidden_size, normalize=reward.normalize, clip=reward.normalize_clip
-    )
-    reset_parameters(network, torch.Generator().manual_seed(seed))
-    return network
-
-
-def fit_network(network: RewardNetwork, recorded: Recorded) -> None:
-    """Exact statistics of the training episodes for the normaliser, and the scale of their returns."""
-    data, episodes = recorded.data, recorded.training
-    if network.normalizer is not None:
-        network.normalizer.set_moments(*data.moments(episodes), count=int(data.lengths[episodes].sum()))
-    if data.returns is not None and network.of_transitions:
-        network.set_scale(data.returns[episodes] / data.lengths[episodes])

@@ -15,13 +15,15 @@ from millpond.config import RewardRecipe
 from millpond.config.mixture import DQNConfig
 from millpond.envs.world import Episode
 from millpond.errors import MillpondError
-from millpond.learners import DQN, SAC, Epsilon, build_q_network, epsilon_greedy
+from millpond.learners import DQN, SAC, Epsilon, QNetwork, epsilon_greedy
+from millpond.learners.sac import Actor
 from millpond.replay.pond import Pond
 from millpond.replay.schema import Schema
 from millpond.replay.steps import Steps
 from millpond.rewards.network import RewardNetwork
 from millpond.rollout.actions import put_actions
 from millpond.trainers.evaluate import Evaluation, evaluate
+from millpond.trainers.reward_networks import PLAYER_HIDDEN, make_player
 from millpond.trainers.reward_pond import inputs_of_world, steps_of
 from millpond.trainers.vector_state import VectorState
 from millpond.trainers.worlds import build_vector, evaluation_vector
@@ -65,12 +67,14 @@ class RewardAgent:
                 spec.observation,
                 spec.action,
                 seed=seed,
+                hidden_size=PLAYER_HIDDEN,
                 learning_rate=agent.learning_rate,
                 target_tau=agent.target_tau,
                 device=self.device,
             )
         first = torch.Generator().manual_seed(seed)
-        network = build_q_network(spec.observation, spec.action, hidden_size=256, generator=first)
+        network = make_player(spec, first)
+        assert isinstance(network, QNetwork)
         config = DQNConfig(
             batch_size=agent.batch_size,
             gamma=agent.gamma,
@@ -136,9 +140,14 @@ class RewardAgent:
         self.epsilon.advance(1)
         return self.learner.update(batch, reward)
 
+    @property
+    def player(self) -> Actor | QNetwork:
+        """The network that chooses actions."""
+        return self.learner.actor if isinstance(self.learner, SAC) else self.learner.network
+
     def test(self) -> Evaluation:
         """Test rollouts, always the same episodes."""
-        policy: Any = self.learner.actor if isinstance(self.learner, SAC) else self.learner.network
+        policy: Any = self.player
         episodes = self.recipe.agent.test_episodes
         with evaluation_vector(self.recipe.env, self.recipe.vector, episodes) as vector:
             return evaluate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ class Recorded:
     held_out: Integers
     others: Episodes | None  # of another task
 
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """The audit of the data, done once."""
+        return audit(self.data)
+
     def describe(self) -> list[str]:
         """What is trained on, in words."""
         data = self.data
@@ -40,7 +46,7 @@ class Recorded:
 
 
 def open_recorded(recipe: RewardRecipe) -> Recorded:
-    """Open and check everything that a run will read; errors name the key and the fix."""
+    """Open and check everything that a run will read; errors name the key and the fix. Vectors are read once, here."""
     data = _open(recipe, recipe.data.path)
     _check_expected(recipe, data)
     refuse_unfit(data, recipe.reward.objective)
@@ -56,13 +62,13 @@ def open_recorded(recipe: RewardRecipe) -> Recorded:
             f"{data.path}: no episode is left to train on ({len(data):,} in all, {len(held_out):,} held out); lower "
             f"data.holdout={recipe.data.holdout}, or bring more episodes"
         )
+    data.hold_vectors()
     return Recorded(data, training, held_out, others)
 
 
 def audit_recorded(recipe: RewardRecipe, recorded: Recorded) -> list[Finding]:
     """Warnings of the audit. What would make the training meaningless is refused: broken data, and a clock for progress."""
-    findings = audit(recorded.data)
-    for finding in findings:
+    for finding in recorded.findings:
         clock = finding.code == "clock-column" and recipe.reward.objective in ("progress", "success")
         if clock:
             columns = ",".join((*recipe.data.drop_columns, *finding.where))
@@ -72,7 +78,7 @@ def audit_recorded(recipe: RewardRecipe, recorded: Recorded) -> list[Finding]:
             )
         if finding.severity == "error":
             raise DataError(f"{recorded.data.path}: {finding.what}: {finding.meaning}; {finding.fix}")
-    return [finding for finding in findings if finding.severity == "warning"]
+    return [finding for finding in recorded.findings if finding.severity == "warning"]
 
 
 def split_episodes(episodes: int, holdout: float, named: tuple[int, ...], seed: int) -> tuple[Integers, Integers]:

@@ -16,7 +16,7 @@ from millpond.errors import MillpondError
 from millpond.rewards.network import OF_TRANSITIONS, Inputs
 from millpond.rewards.source import inputs_of, judge_episode
 from millpond.store import Checkpoints, RunError
-from millpond.trainers.reward import make_network
+from millpond.trainers.reward_networks import make_network
 from millpond.trainers.session import open_run
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
