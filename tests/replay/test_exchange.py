@@ -8,10 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
-from millpond.data import open_episodes
+from millpond.data import DataError, open_episodes
+from millpond.data.into_lake import import_episodes
 from millpond.replay import Episode, Field, Lake, LakeError, Schema, Steps
 from millpond.replay.exporting import export
-from millpond.replay.importing import import_episodes
 from millpond.replay.info import info
 from replay.naive_lake import FRAME, MIXED, VECTOR, NaiveLake
 
@@ -120,6 +120,27 @@ def test_robomimic_files(tmp_path: Path) -> None:
         assert storage == {"image": "lz4", "joints": "fixed"}
 
 
+def test_whatever_can_be_read_can_be_imported(tmp_path: Path) -> None:
+    """Data that is in the package, a folder of files, and another lake."""
+    assert import_episodes("pendulum", tmp_path / "one").steps == 11_200
+    again = import_episodes(tmp_path / "one", tmp_path / "two")
+    assert (again.episodes, again.steps, again.notes) == (56, 11_200, [])
+    with Lake(tmp_path / "one") as one, Lake(tmp_path / "two") as two:
+        assert one.schema == two.schema
+        for episode, other in zip(one.episodes(), two.episodes(), strict=True):
+            np.testing.assert_array_equal(episode.observation, other.observation)
+            np.testing.assert_array_equal(episode.reward, other.reward)
+    (tmp_path / "files").mkdir()
+    for name, width in (("a", 2), ("b", 2), ("c", 3)):
+        with h5py.File(tmp_path / "files" / f"{name}.hdf5", "w") as file:
+            file["data/demo_0/actions"], file["data/demo_0/states"] = np.zeros((4, 1)), np.ones((4, width))
+    with pytest.raises(DataError, match=r"c\.hdf5 has states"):
+        import_episodes(tmp_path / "files", tmp_path / "three")
+    (tmp_path / "files" / "c.hdf5").unlink()
+    files = import_episodes(tmp_path / "files", tmp_path / "three")
+    assert (files.episodes, files.steps) == (2, 6)
+
+
 def test_what_cannot_be_imported(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "other.hdf5", "w") as file:
         file["something"] = 1
@@ -127,14 +148,15 @@ def test_what_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "text.hdf5").write_text("not hdf5")
     (tmp_path / "folder").mkdir()
     for name, message in (
-        ("other.hdf5", "Minari files have"),
-        ("other.npz", "an npz of episodes has"),
-        ("text.hdf5", "is not an HDF5 file"),
-        ("folder", "is not a Minari dataset"),
-        ("nothing.npz", "does not exist"),
+        ("other.hdf5", "expected the group data"),
+        ("other.npz", "expected the imitation layout"),
+        ("text.hdf5", "expected a whole HDF5 file"),
+        ("folder", "no episodes in this folder"),
+        ("nothing.npz", "no such file"),
     ):
-        with pytest.raises(LakeError, match=message):
+        with pytest.raises(DataError, match=message):
             import_episodes(tmp_path / name, tmp_path / "lake")
+    assert not (tmp_path / "lake").exists()
 
 
 def test_info_counts(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def import_others(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A lake's folder; it is made where it is missing.")],
     source: Annotated[
         Path,
-        typer.Argument(metavar="SOURCE", help="A Minari folder, a Minari or robomimic HDF5 file, or an npz file."),
+        typer.Argument(metavar="SOURCE", help="Recorded episodes, as `millpond data info` reads them."),
     ],
     stream: Annotated[str, typer.Option("--stream", metavar="NAME", help="The stream to append to.")] = "imported",
     json: JsonOption = False,
@@ -152,7 +152,7 @@ def import_others(
       millpond lake import runs/mixture-1/lake episodes.npz --stream human
     """
     from millpond.cli.progress import watched
-    from millpond.replay.importing import import_episodes
+    from millpond.data.into_lake import import_episodes
 
     with watched("importing") as watch:
         done = import_episodes(source, path, stream=stream, progress=lambda count: watch("episodes", count))

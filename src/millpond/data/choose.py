@@ -45,11 +45,11 @@ def choose(sources: Sequence[Source], *, keys: Sequence[str], images: bool, drop
         raise DataError(f"{first.path} has no vectors to use ({there}); set data.images=true or data.observation_keys")
     fields = tuple(first.fields[name] for name in names)
     for source in sources[1:]:
-        _same(first, source, fields)
+        require_same(first, source, fields)
     return _without(first.path, fields, drop_columns)
 
 
-def _same(first: Source, other: Source, fields: Sequence[Field]) -> None:
+def require_same(first: Source, other: Source, fields: Sequence[Field]) -> None:
     """Files can be joined where actions and chosen fields have one shape."""
     for field in fields:
         there = other.fields.get(field.name)

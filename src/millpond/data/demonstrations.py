@@ -45,7 +45,8 @@ class DemonstrationSource:
         self.lengths, self.action = self._demos.lengths, self._demos.action
         self.fields: Mapping[str, Field] = self._demos.fields
         self.default_keys: Sequence[str] = [name for name in self.fields if name not in BESIDE] or list(self.fields)
-        self.has_rewards = all(file.has(f"data/{name}/rewards") for name in self.names)
+        self.rewarded: Array = np.array([file.has(f"data/{name}/rewards") for name in self.names])
+        self.has_rewards = bool(self.rewarded.all())
         self.masks: Mapping[str, Sequence[str]] = (
             {name: file.strings(f"mask/{name}") for name in file.names("mask")} if file.has("mask") else {}
         )

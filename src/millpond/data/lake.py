@@ -47,6 +47,7 @@ class LakeSource:
             raise DataError(f"{path}: the lake has no complete episode yet; expected at least one that has ended")
         self.names: Sequence[str] = names
         self._finals = np.array(finals)
+        self.rewarded: Array = np.ones(len(names), bool)
         self.lengths: Array = np.array([rows for _, _, rows in self._places], np.int64) - self._finals
         schema = self._lake.schema
         self.fields: Mapping[str, Field] = {

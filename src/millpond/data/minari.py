@@ -41,6 +41,7 @@ class MinariSource:
         self.lengths, self.action = self._episodes.lengths, self._episodes.action
         self.fields: Mapping[str, Field] = self._episodes.fields
         self.default_keys: Sequence[str] = list(self.fields)
+        self.rewarded: Array = np.ones(len(self.names), bool)
 
     @cached_property
     def success(self) -> Array | None:

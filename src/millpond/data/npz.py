@@ -59,6 +59,7 @@ class NpzSource:
         if terminal.shape != (episodes,):
             raise DataError(f"{path}: terminal has shape {terminal.shape}, not ({episodes},): one flag an episode")
         self.has_rewards = "rews" in arrays
+        self.rewarded = np.full(episodes, self.has_rewards)
         if self.has_rewards and arrays["rews"].shape != (len(acts),):
             raise DataError(f"{path}: rews has shape {arrays['rews'].shape}, not ({len(acts)},): one for each of acts")
         self._arrays, self._cuts = arrays, cuts

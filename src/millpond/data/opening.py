@@ -29,8 +29,14 @@ def open_episodes(
     drop_columns  columns to leave out of the vectors, such as `states:0`
     memory_bytes  what does not fit into so many is read as it is drawn
     """
-    sources = [_open(file) for file in _found(path)]
-    return Episodes(str(path), sources, keys=keys, images=images, drop_columns=drop_columns, memory_bytes=memory_bytes)
+    return Episodes(
+        str(path), open_sources(path), keys=keys, images=images, drop_columns=drop_columns, memory_bytes=memory_bytes
+    )
+
+
+def open_sources(path: str | Path) -> list[Source]:
+    """The readers of all files that a path stands for; at least one."""
+    return [_open(file) for file in _found(path)]
 
 
 def _found(path: str | Path) -> list[Path]:

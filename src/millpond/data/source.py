@@ -70,7 +70,8 @@ class Source(Protocol):
     fields: Mapping[str, Field]  # all that an observation has
     default_keys: Sequence[str]  # those that are used unless others are asked for
     action: Field
-    has_rewards: bool
+    rewarded: Array  # bool [episodes]: which have a reward for each step
+    has_rewards: bool  # whether all have
     masks: Mapping[str, Sequence[str]]  # named subsets of the episodes
 
     @property
@@ -91,7 +92,7 @@ class Source(Protocol):
         """All actions [T, ...] in the stored dtype."""
 
     def rewards(self, episode: int) -> Array:
-        """All rewards [T]; only where `has_rewards`."""
+        """All rewards [T]; only where `rewarded`."""
 
     def ends(self, episode: int) -> Ends:
         """Where the file says that the episode ended."""
