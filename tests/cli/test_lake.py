@@ -13,6 +13,8 @@ import pytest
 
 import millpond
 from millpond.replay import Field, Lake, Schema, Steps
+from millpond.replay.info import info as look
+from millpond.replay.verify import verify
 
 SCHEMA = Schema((Field.of("observation", (20, 20), "uint8"),), Field("action", (), "int32"))
 
@@ -54,6 +56,17 @@ def test_info(folder: Path) -> None:
     assert [stream["episodes"] for stream in found["streams"]] == [10, 10]
 
 
+def test_one_of_a_kind_is_not_many(tmp_path: Path) -> None:
+    with Lake.create(tmp_path / "one", SCHEMA) as lake, lake.writer("a", 1) as writer:
+        ended, zeros = np.ones((1, 1), bool), np.zeros((1, 1), bool)
+        writer.append(Steps(np.zeros((1, 1, 20, 20), np.uint8), zeros.astype(int), zeros.astype(float), ended, zeros))
+    said = look(tmp_path / "one").lines()
+    assert said[0].endswith(": 1 transition in 1 stream")
+    assert said[2].startswith("  a: 1 transition, 1 episode, 1 lane, 1 append, 1 file (0 compacted), ")
+    assert said[3].startswith("    round 0: 1 episode, return 0.0")
+    assert verify(tmp_path / "one").lines()[1] == "  a: 1 row, 1 of 1 transitions readable"
+
+
 def test_verify_exits_with_one_where_bytes_are_damaged(folder: Path) -> None:
     said = run("verify", folder)
     assert (said.returncode, said.stderr) == (0, "")
@@ -93,7 +106,7 @@ def test_out_and_in_again(folder: Path, tmp_path: Path, target: str) -> None:
     said = run("export", folder, tmp_path / target, "--stream", "agent1")
     assert said.returncode == 0, said.stderr
     assert "10 episodes, 40 steps" in said.stdout
-    assert "note: 10 terminated episodes have no final observation" in said.stdout
+    assert "note: 10 terminated episodes without a final observation" in said.stdout
     found = json.loads(run("import", tmp_path / "again", tmp_path / target, "--stream", "human", "--json").stdout)
     assert found == {"stream": "human", "episodes": 10, "steps": 40, "notes": []}
     with Lake(tmp_path / "again") as again:

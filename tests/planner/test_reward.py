@@ -90,5 +90,11 @@ def test_save_freq_in_the_recipe_is_one() -> None:
     assert load("reward").values["reward"]["save_freq"] == 1
 
 
+def test_one_of_a_kind_is_not_many() -> None:
+    text = show(plan("reward", {"reward.epochs": 1, "reward.cycles": 1, "reward.train_target": 1}))
+    assert "1 epoch x 1 cycle x 10 iterations x 50 batches = 500 batches" in " ".join(text.split())
+    assert "every 1 update\n" in text
+
+
 def test_named_episodes_are_held_out() -> None:
     assert reward("reward", {"data.held_out": [3, 5]}).training_episodes == 54

@@ -89,6 +89,7 @@ def compact(
     """
     from millpond.cli.progress import watched
     from millpond.replay.compact import compact as make_denser
+    from millpond.replay.counted import counted
 
     with watched("compacting") as watch:
         done = make_denser(path, stream, keep=keep, progress=watch)
@@ -97,7 +98,7 @@ def compact(
     elif done.segments:
         times = f"{done.before / max(done.after, 1):.1f} times less"
         print_text(
-            f"{path}: {done.segments} files compacted, {done.before:,} -> {done.after:,} bytes of frames ({times})"
+            f"{path}: {counted(done.segments, 'file')} compacted, {done.before:,} -> {done.after:,} bytes of frames ({times})"
         )
     else:
         print_text(f"{path}: nothing to compact; the newest {keep} of each stream, and files without frames, stay")
@@ -119,6 +120,7 @@ def export_episodes(
       millpond lake export runs/mixture-1/lake episodes.npz --stream agent0
     """
     from millpond.cli.progress import watched
+    from millpond.replay.counted import counted
     from millpond.replay.exporting import export
 
     with watched("exporting") as watch:
@@ -126,11 +128,11 @@ def export_episodes(
     if json:
         print_json(asdict(done))
         return
-    lines = [f"{done.path}: {done.episodes:,} episodes, {done.steps:,} steps"]
+    lines = [f"{done.path}: {counted(done.episodes, 'episode')}, {counted(done.steps, 'step')}"]
     if done.without_final:
         lines.append(
-            f"  note: {done.without_final:,} terminated episodes have no final observation in the lake; their last one stands "
-            f"there once more, and is flagged"
+            f"  note: {counted(done.without_final, 'terminated episode')} without a final observation in the lake; the last one "
+            f"stands there once more, and is flagged"
         )
     print_text("\n".join(lines))
 
@@ -153,11 +155,14 @@ def import_others(
     """
     from millpond.cli.progress import watched
     from millpond.data.into_lake import import_episodes
+    from millpond.replay.counted import counted
 
     with watched("importing") as watch:
         done = import_episodes(source, path, stream=stream, progress=lambda count: watch("episodes", count))
     if json:
         print_json(asdict(done))
     else:
-        lines = [f"{path}: {done.episodes:,} episodes, {done.steps:,} steps into stream {done.stream!r}"]
+        lines = [
+            f"{path}: {counted(done.episodes, 'episode')}, {counted(done.steps, 'step')} into stream {done.stream!r}"
+        ]
         print_text("\n".join([*lines, *(f"  note: {note}" for note in done.notes)]))

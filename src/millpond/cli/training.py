@@ -9,7 +9,7 @@ from typing import Any
 from millpond.cli.output import print_json, print_text
 from millpond.config import Loaded, load
 from millpond.planner import plan_loaded
-from millpond.planner.lines import figures
+from millpond.planner.lines import figures, plural
 from millpond.planner.show import show_alerts
 from millpond.store import Run, list_runs, show_runs
 
@@ -71,7 +71,7 @@ def evaluate(name: str, episodes: int, render: Path | None, seed: int | None, be
         return
     low, high = evaluation.interval()
     rows: list[tuple[str, str, str]] = [
-        ("episodes", str(len(evaluation.lengths)), f"checkpoint after {checkpoint:,} updates"),
+        ("episodes", str(len(evaluation.lengths)), f"checkpoint after {plural(checkpoint, 'update')}"),
         ("return", f"{evaluation.mean:.4f}", f"95% interval {low:.4f} to {high:.4f}"),
         ("length", f"{sum(evaluation.lengths) / len(evaluation.lengths):.1f}", "env steps, on average"),
     ]

@@ -46,7 +46,9 @@ def check_env(
         world = make_world(env_id, num_envs, options, buffers)
     except Exception as error:
         return [Finding("can be made", "error", _told(error), "mend what the message says, then check again")]
-    findings = [Finding("can be made", "ok", f"{num_envs} envs of {spec.num_agents} agents")]
+    findings = [
+        Finding("can be made", "ok", f"{num_envs} envs of {spec.num_agents} agent{'' if spec.num_agents == 1 else 's'}")
+    ]
     try:
         findings += _check_made(world, spec, buffers, env_id, options, steps, seed)
     except Exception as error:

@@ -29,13 +29,13 @@ def show_mixture(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
 def _round(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     agents = plural(plan.agents, "PQN agent")
     collect = [
-        f"{agents}, each {plan.envs_per_agent:,} envs x {recipe.pqn.num_steps} steps = "
+        f"{agents}, each {plural(plan.envs_per_agent, 'env')} x {plural(recipe.pqn.num_steps, 'step')} = "
         f"{plan.transitions_per_collection:,} transitions",
         f"x {plural(plan.collections_per_round, 'collection')}, each {plural(plan.pqn_updates_per_collection, 'update')} "
         f"of {plan.minibatch_transitions:,}",
     ]
     if plan.own_envs:
-        collect.append(f"and the BigAgent's own {plan.own_envs:,} envs")
+        collect.append(f"and the BigAgent's own {plural(plan.own_envs, 'env')}")
     lines = [
         "",
         "One round",

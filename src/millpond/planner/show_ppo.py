@@ -25,7 +25,7 @@ def show_ppo(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
 def _summary(plan: PPOPlan) -> list[str]:
     return sentence(
         f"{plural(plan.num_envs, 'env')} of {plural(plan.num_agents, 'agent')} fill "
-        f"{plan.segments:,} rows of {plural(plan.bptt_horizon, 'step')}; "
+        f"{plural(plan.segments, 'row')} of {plural(plan.bptt_horizon, 'step')}; "
         f"{plural(plan.num_minibatches, 'minibatch')} give {plural(plan.gradient_updates, 'gradient update')} "
         f"an iteration, each on "
         f"{plan.agent_steps_per_gradient:,} agent steps; {plural(plan.iterations, 'iteration')} in the run."
@@ -41,7 +41,7 @@ def _environments(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         rows.append(("forward target // agents an env", number(wanted), f"{target:,} // {plan.num_agents}"))
         rows.append(("floored to whole workers", number(plan.envs_per_group), "envs a group"))
     else:
-        rows.append(("envs a group", number(plan.envs_per_group), f"{plan.num_envs:,} envs in {plan.groups}"))
+        rows.append(("envs a group", number(plan.envs_per_group), f"{plural(plan.num_envs, 'env')} in {plan.groups}"))
     overlap = "one steps while another is with the policy" if plan.groups > 1 else "envs and policy take turns"
     rows += [
         ("groups", number(plan.groups), overlap),
@@ -58,9 +58,9 @@ def _collection(plan: PPOPlan) -> list[str]:
         "Collection",
         *figures(
             [
-                ("rows", number(plan.segments), f"{plan.bptt_horizon} steps of one env with {per_row}")
+                ("rows", number(plan.segments), f"{plural(plan.bptt_horizon, 'step')} of one env with {per_row}")
                 if plan.batch_unit == "env_steps"
-                else ("rows", number(plan.segments), f"{plan.bptt_horizon} steps of one agent"),
+                else ("rows", number(plan.segments), f"{plural(plan.bptt_horizon, 'step')} of one agent"),
                 ("env steps", number(plan.env_steps), _counted(plan, "env_steps")),
                 ("agent steps", number(plan.agent_steps), _counted(plan, "agent_steps")),
                 ("steps an env, on average", number(plan.steps_per_env)),
@@ -117,7 +117,7 @@ def _training(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         "prioritized": "drawn by priority for each minibatch, with importance weights",
     }[recipe.ppo.sampling]
     unit = plan.batch_unit.replace("_", " ")
-    title = f"{plan.segments:,} rows x {plan.bptt_horizon} steps = {plan.batch_size:,} {unit}"
+    title = f"{plural(plan.segments, 'row')} x {plural(plan.bptt_horizon, 'step')} = {plan.batch_size:,} {unit}"
     return [
         "",
         "Training",
@@ -133,12 +133,12 @@ def _training(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
 
 def _one_minibatch(recipe: PPORecipe, plan: PPOPlan, agents: str) -> list[str]:
     lines = [
-        f"{plan.minibatch_segments:,} rows x {plan.bptt_horizon} steps{agents} "
+        f"{plural(plan.minibatch_segments, 'row')} x {plural(plan.bptt_horizon, 'step')}{agents} "
         f"= {plan.agent_steps_per_gradient:,} agent steps"
     ]
     if plan.accumulated_parts > 1:
         part = plan.minibatch_segments // plan.accumulated_parts
-        lines.append(f"in {plan.accumulated_parts} parts of {part:,} rows, their gradients added up")
+        lines.append(f"in {plan.accumulated_parts} parts of {plural(part, 'row')}, their gradients added up")
     return [*lines, _unrolled(recipe, plan), "forward, losses, backward, one gradient update"]
 
 
@@ -155,7 +155,7 @@ def _minibatch_bars(plan: PPOPlan) -> list[str]:
     shown = list(range(count)) if count <= 5 else [0, 1, 2, count - 1]
     label_width = len(f"{count - 1:,}")
     lines = [
-        f"{number:>{label_width},} {bar(number * rows, (number + 1) * rows, plan.segments, width)} {rows:,} rows"
+        f"{number:>{label_width},} {bar(number * rows, (number + 1) * rows, plan.segments, width)} {plural(rows, 'row')}"
         for number in shown
     ]
     if count > 5:

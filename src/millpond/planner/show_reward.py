@@ -10,8 +10,8 @@ from millpond.planner.reward import RewardPlan
 def show_reward(recipe: RewardRecipe, plan: RewardPlan) -> list[str]:
     """The hierarchy, what each level writes, the data."""
     lines = sentence(
-        f"{plan.epochs:,} epochs x {plan.cycles:,} cycles x {plan.iterations:,} iterations x "
-        f"{plan.train_batches:,} batches = {plural(plan.batches, 'batch')}, one gradient update each."
+        f"{plural(plan.epochs, 'epoch')} x {plural(plan.cycles, 'cycle')} x {plural(plan.iterations, 'iteration')} x "
+        f"{plural(plan.train_batches, 'batch')} = {plural(plan.batches, 'batch')}, one gradient update each."
         if plan.batches > 1
         else "1 epoch x 1 cycle x 1 iteration x 1 batch: one gradient update in all."
     )
@@ -45,11 +45,15 @@ def _tree(plan: RewardPlan) -> list[str]:
 def _written(recipe: RewardRecipe, plan: RewardPlan) -> list[tuple[str, str, str]]:
     return [
         ("R_loss recorded, a cycle", number(plan.records_per_cycle), "once a batch"),
-        ("R_loss lines, a cycle", number(plan.lines_per_cycle), f"every {recipe.reward.log_batches:,} batches"),
+        ("R_loss lines, a cycle", number(plan.lines_per_cycle), f"every {plural(recipe.reward.log_batches, 'batch')}"),
         ("averages printed, a cycle", number(plan.iteration_lines_per_cycle), "once an iteration"),
         ("TensorBoard points", number(plan.tensorboard_points), "one a cycle, x = updates"),
         ("checkpoints", number(plan.checkpoints), f"every {plural(plan.save_freq, 'epoch')}, and at the end"),
-        ("target network updates", number(plan.target_updates), f"every {recipe.reward.train_target:,} updates"),
+        (
+            "target network updates",
+            number(plan.target_updates),
+            f"every {plural(recipe.reward.train_target, 'update')}",
+        ),
     ]
 
 
@@ -59,7 +63,7 @@ def _data(recipe: RewardRecipe, plan: RewardPlan) -> list[tuple[str, str, str]]:
         (
             "steps a batch",
             number(plan.steps_per_batch),
-            f"{plan.steps_per_episode:,} steps of {plural(plan.episodes_per_batch, 'episode')}",
+            f"{plural(plan.steps_per_episode, 'step')} of {plural(plan.episodes_per_batch, 'episode')}",
         ),
         ("steps in all", number(plan.steps_in_all), ""),
     ]

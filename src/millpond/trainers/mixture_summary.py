@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millpond.planner import MixturePlan
-from millpond.planner.lines import figures, number
+from millpond.planner.lines import figures, number, plural
 from millpond.record import Counters
 from millpond.store import Run
 from millpond.trainers.evaluate import Evaluation
@@ -20,14 +20,14 @@ def summarise_mixture(
         low, high = evaluation.interval()
         who = "the agent" if plan.mode == "single" else "the BigAgent"
         lines += [
-            f"Return, mean of {len(evaluation.lengths)} greedy episodes on seeds of their own",
+            f"Return, mean of {plural(len(evaluation.lengths), 'greedy episode')} on seeds of their own",
             *figures([(who, f"{evaluation.mean:.3f}", f"95% interval {low:.3f} to {high:.3f}")]),
             "",
         ]
     rate = counters.frames / max(counters.seconds, 1e-9)
     spent = [(name, f"{share:.0%}", "") for name, share in shares.items() if share >= 0.005]
     lines += [
-        f"{number(counters.frames)} frames in {plan.rounds} rounds, {number(counters.updates)} updates",
+        f"{number(counters.frames)} frames in {plural(plan.rounds, 'round')}, {plural(counters.updates, 'update')}",
         f"Time: {number(round(rate))} frames a second",
         *figures(spent),
         "",

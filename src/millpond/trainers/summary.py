@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millpond.config import PPORecipe
-from millpond.planner.lines import figures, number
+from millpond.planner.lines import figures, number, plural
 from millpond.report.yardsticks import share, yardsticks
 from millpond.store import Run
 from millpond.trainers.evaluate import Evaluation
@@ -24,7 +24,7 @@ def summarise(
         part = share(evaluation.mean, marks)
         if part is not None:
             rows.append(("(learned - random) / (greedy - random)", f"{part:.2f}", ""))
-        lines += [f"Return, mean of {len(evaluation.lengths)} episodes on seeds of their own", *figures(rows)]
+        lines += [f"Return, mean of {plural(len(evaluation.lengths), 'episode')} on seeds of their own", *figures(rows)]
     spent = [(name, f"{of_all:.0%}", "") for name, of_all in shares.items() if of_all >= 0.005]
     lines += ["", f"Time: {number(round(steps_per_second))} agent steps a second", *figures(spent)]
     name = run.name
