@@ -64,10 +64,12 @@ ALLOWED: dict[str, set[str]] = {
     },
     "bench": {
         "errors",
+        "sizes",
         "durable",
         "losses",
         "envs",
         "config",
+        "vector",
         "loop",
         "record",
         "store",

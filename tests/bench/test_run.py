@@ -12,7 +12,6 @@ from millpond.bench.result import Bench
 from millpond.bench.run import keep, run_bench
 from millpond.bench.show import show_bench, waterfall
 from millpond.config import load
-from millpond.errors import MillpondError
 from millpond.planner import plan
 from millpond.planner.measured import read_measured
 
@@ -77,8 +76,3 @@ def test_kept_figures_give_the_plan_its_times(quick: Bench, tmp_path: Path, monk
     assert planned.to_json()["estimated_seconds"] == pytest.approx(expected)
     keep(quick, debug)
     assert len(read_measured()) == 1  # the newer takes the older's place
-
-
-def test_other_kinds_are_refused() -> None:
-    with pytest.raises(MillpondError, match="kind ppo"):
-        run_bench("mixture", quick=True)

@@ -8,29 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from millpond.config import PPORecipe, load
+from millpond.config import load
 from millpond.errors import MillpondError
 from millpond.planner import plan
 from millpond.planner.estimate import duration
 from millpond.planner.measured import Measured, kept_path, read_measured, settings_of, this_machine, with_measured
 from millpond.planner.show import show
 
+SIZES = {
+    "metta": {"num_envs": 2_720, "minibatch_size": 16_384, "agent_steps": 1_572_864, "update_epochs": 1},
+    "mixture": {"collections_per_round": 4, "big_updates": 256, "drawn": 64_000},
+    "reward": {"batches": 500, "env_steps": 0},
+    "reward-online": {"batches": 1_000, "env_steps": 1_000},
+}
+SECONDS = {
+    "metta": {"collect": 6.0, "train": 8.0, "other": 0.5},
+    "mixture": {"collect": 2.0, "pour": 0.4, "learn": 4.0, "other": 0.8, "fill": 0.64, "train_big": 5.12},
+    "reward": {"act": 0.0, "train": 0.5, "other": 0.1},
+    "reward-online": {"act": 2.0, "train": 5.0, "other": 1.0},
+}
+
 
 def measured(recipe: str = "metta") -> Measured:
-    typed = load(recipe).recipe
-    assert isinstance(typed, PPORecipe)
     return Measured(
         machine=this_machine(),
         date="2026-01-02T03:04:05+0000",
         recipe=recipe,
-        settings=settings_of(typed),
-        num_envs=2_720,
-        minibatch_size=16_384,
-        agent_steps=1_572_864,
-        update_epochs=1,
-        collect_seconds=6.0,
-        train_seconds=8.0,
-        other_seconds=0.5,
+        settings=settings_of(load(recipe).recipe),
+        sizes=dict(SIZES[recipe]),
+        seconds=SECONDS[recipe],
     )
 
 
@@ -51,11 +57,49 @@ def test_collecting_grows_with_steps_and_training_with_epochs_too() -> None:
     assert "scaled by agent steps" in show(planned)
 
 
+def test_rounds_of_a_mixture() -> None:
+    """Four rounds of 16 collections; the lake has 262,144 transitions after one and fills the BigPond from then on."""
+    planned = plan("mixture", measured=[measured("mixture")])
+    a_round = 16 * (2.0 + 0.4 + 4.0 + 0.8) / 4 + 131_072 * 1e-5 + 4_096 * 0.02
+    assert planned.to_json()["estimated_round_seconds"] == pytest.approx(a_round)
+    assert planned.to_json()["estimated_seconds"] == pytest.approx(4 * a_round)
+    assert "a round" in show(planned)
+    assert "BigAgent 81.9 s" in " ".join(show(planned).split())
+
+
+def test_a_short_last_round_and_a_lake_smaller_than_the_bigpond() -> None:
+    """One round of 4 collections and one of 2: 65,536 transitions in the lake, then 98,304."""
+    changes = ["mixture.collections_per_round=4", "mixture.total_frames=98_304", "mixture.big_updates=10"]
+    planned = plan("mixture", changes, measured=[measured("mixture")])
+    expected = 6 * 7.2 / 4 + (65_536 + 98_304) * 1e-5 + 2 * 10 * 0.02
+    assert planned.to_json()["estimated_seconds"] == pytest.approx(expected)
+
+
+def test_cycles_of_reward_learning() -> None:
+    planned = plan("reward", ["reward.iterations=20"], measured=[measured("reward")])
+    assert planned.to_json()["estimated_cycle_seconds"] == pytest.approx(1.2)
+    assert planned.to_json()["estimated_seconds"] == pytest.approx(3 * 4 * 1.2)
+    online = plan("reward-online", ["agent.steps_per_iteration=100"], measured=[measured("reward-online")])
+    assert online.to_json()["estimated_cycle_seconds"] == pytest.approx(2 * 2.0 + 5.0 + 1.0)
+
+
 @pytest.mark.parametrize(
-    "override", ["policy.hidden_size=256", "env.obs_size=13", "trainer.precision=bfloat16", "vector.backend=inline"]
+    ("recipe", "override"),
+    [
+        ("metta", "policy.hidden_size=256"),
+        ("metta", "env.obs_size=13"),
+        ("metta", "trainer.precision=bfloat16"),
+        ("metta", "vector.backend=inline"),
+        ("mixture", "pqn.num_envs=64"),
+        ("mixture", "mixture.mode=no-resets"),
+        ("mixture", "dqn.batch_size=32"),
+        ("reward", "reward.hidden_size=128"),
+        ("reward", "reward.objective=rrd"),
+        ("reward-online", "agent.batch_size=64"),
+    ],
 )
-def test_other_settings_are_not_estimated(override: str) -> None:
-    planned = plan("metta", [override], measured=[measured()])
+def test_other_settings_are_not_estimated(recipe: str, override: str) -> None:
+    planned = plan(recipe, [override], measured=[measured(recipe)])
     assert planned.estimate is None
     assert not any(key.startswith("estimated") for key in planned.to_json())
     assert "Time, estimated" not in show(planned)
@@ -66,7 +110,7 @@ def test_figures_are_kept_by_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert read_measured() == ()
     mine, other = measured(), replace(measured(), machine="another one")
     kept_path().parent.mkdir()
-    kept_path().write_text(json.dumps(with_measured(mine, (other, replace(mine, collect_seconds=1.0)))))
+    kept_path().write_text(json.dumps(with_measured(mine, (other, replace(mine, seconds={})))))
     assert read_measured() == (mine,)
     assert "another one" in kept_path().read_text()
 
@@ -74,7 +118,7 @@ def test_figures_are_kept_by_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     kept_path().parent.mkdir()
-    kept_path().write_text('{"format": 1, "measured": [{}]}')
+    kept_path().write_text('{"format": 2, "measured": [{}]}')
     with pytest.raises(MillpondError, match=r"bench\.json is damaged"):
         read_measured()
 

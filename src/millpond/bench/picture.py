@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from millpond.bench.kinds import KINDS
 from millpond.bench.result import Bench
 from millpond.bench.show import waterfall
 from millpond.planner.estimate import duration
+from millpond.planner.lines import plural
 
 TAKEN, ALONE, LIMIT = "#0b6e99", "#edae49", "#444444"
-STAGES = {"waiting for envs": "vector", "inference": "inference", "storing": "storing", "advantage": "advantage",
-          "training": "training", "loop and records": "loop"}  # fmt: skip
 
 
 def draw_bench(bench: Bench, path: Path) -> None:
@@ -24,11 +24,11 @@ def draw_bench(bench: Bench, path: Path) -> None:
     axis: Any = figure.subplots()
     stages = {stage.name: stage for stage in bench.stages}
     phases = waterfall(bench)
-    whole = bench.iteration.seconds.median
+    whole, kind = phases[-1][2], KINDS[bench.kind]
     for row, (name, first, last) in enumerate(phases):
         axis.barh(row, last - first, left=first, height=0.5, color=TAKEN, label="in the run" if row == 0 else None)
         axis.text(last + whole * 0.008, row, f"{duration(last - first)} ({(last - first) / whole:.0%})", va="center")
-        stage = stages.get(STAGES.get(name, ""))
+        stage = stages.get(kind.stages.get(name, ""))
         if stage is not None:
             axis.barh(
                 row + 0.33, stage.alone, left=first, height=0.12, color=ALONE, label="alone" if row == 0 else None
@@ -42,17 +42,23 @@ def draw_bench(bench: Bench, path: Path) -> None:
                     color=LIMIT,
                     label="at its limit" if row == 0 else None,
                 )
-    bare = bench.iteration.bare.seconds
-    axis.axvline(bare, color="#d1495b", linestyle="--", linewidth=1, label=f"bare arithmetic {duration(bare)}")
+    longest = whole
+    if bench.iteration.bare is not None:
+        bare = bench.iteration.bare.seconds
+        axis.axvline(bare, color="#d1495b", linestyle="--", linewidth=1, label=f"bare arithmetic {duration(bare)}")
+        longest = max(whole, bare)
     axis.set_yticks(range(len(phases)), [name for name, _, _ in phases])
     axis.invert_yaxis()
-    axis.set_xlim(0, max(whole, bare) * 1.18)
+    axis.set_xlim(0, longest * 1.18)
     axis.set_xlabel("seconds")
-    sizes = bench.sizes
-    axis.set_title(
-        f"{bench.recipe}: an iteration of {sizes['agent_steps']:,} agent steps in {duration(whole)}\n{bench.machine}",
-        fontsize=10,
-    )
+    size = _size(bench)
+    axis.set_title(f"{bench.recipe}: one {kind.whole} of {size} in {duration(whole)}\n{bench.machine}", fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)
     figure.savefig(path, dpi=140, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _size(bench: Bench) -> str:
+    names = {"ppo": "agent_steps", "mixture": "env_steps_per_round", "reward": "batches"}
+    units = {"ppo": "agent step", "mixture": "env step", "reward": "batch"}
+    return plural(bench.sizes[names[bench.kind]], units[bench.kind])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from millpond.bench.limits import Limits
@@ -11,7 +11,7 @@ from millpond.bench.timing import Spread
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, measured alone. Seconds are those of a whole iteration, unless it is not a part of one."""
+    """One stage, measured alone. Seconds are those of a whole iteration (round, cycle), unless it is not a part of one."""
 
     name: str
     alone: float  # seconds
@@ -45,14 +45,28 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class Iteration:
-    """Real iterations, and beside each the bare arithmetic of its network and that of a plain one."""
+    """Real iterations; of a mixture rounds, of reward learning cycles.
+
+    Of PPO, beside each the bare arithmetic of its network and that of a plain one.
+    """
 
     seconds: Spread
     phases: dict[str, float]  # medians, nested ones as `collect/step`; "other" is what lies outside of all
-    bare: Arithmetic
-    ratio: Spread  # real to bare, iteration by iteration
-    references: dict[str, Arithmetic]  # plain networks, by how they read observations and precision
-    reference_ratios: dict[str, Spread]  # bare to plain, iteration by iteration
+    bare: Arithmetic | None = None
+    ratio: Spread | None = None  # real to bare, iteration by iteration
+    references: dict[str, Arithmetic] = field(default_factory=dict)  # plain networks, by reading and precision
+    reference_ratios: dict[str, Spread] = field(default_factory=dict)  # bare to plain, iteration by iteration
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured on one kind of recipe."""
+
+    iteration: Iteration
+    stages: tuple[Stage, ...]
+    precision: str
+    vector: str  # how envs are stepped
+    sizes: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,7 @@ class Bench:
     """Everything."""
 
     recipe: str
+    kind: str
     date: str
     machine: str
     versions: dict[str, str]
@@ -78,7 +93,8 @@ class Bench:
             {**asdict(stage), "rate": stage.rate, "of_limit": stage.of_limit, "of_iteration": self.of_iteration(stage)}
             for stage in self.stages
         ]
-        tree["iteration"]["bare"]["seconds"] = self.iteration.bare.seconds
+        if self.iteration.bare is not None:
+            tree["iteration"]["bare"]["seconds"] = self.iteration.bare.seconds
         for name, reference in self.iteration.references.items():
             tree["iteration"]["references"][name]["seconds"] = reference.seconds
         return tree

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from millpond.bench.kinds import KINDS, opening
 from millpond.bench.result import Arithmetic, Bench, Stage
 from millpond.bench.timing import Spread
 from millpond.planner.estimate import duration
 from millpond.planner.lines import bar, figures, sentence, size, table
 
 WALL = 32  # characters of the waterfall
-PHASES = {  # of a run, in the order of an iteration
-    "collect/step": "waiting for envs",
-    "collect/infer": "inference",
-    "collect/store": "storing",
-    "collect/rest": "rest of collecting",
-    "advantage": "advantage",
-    "train": "training",
-    "other": "loop and records",
-}
 
 
 def show_bench(bench: Bench) -> list[str]:
     """Everything that was measured."""
-    counts = bench.sizes
     lines = [
         f"bench of {bench.recipe}{' (quick: tiny sizes, figures that say nothing)' if bench.quick else ''}",
         *sentence(f"{bench.machine}; torch {bench.versions.get('torch', '?')}, {bench.threads} threads"),
-        *sentence(
-            f"{counts['num_envs']:,} envs of {counts['num_agents']:,} agents ({bench.vector}), "
-            f"{counts['agent_steps']:,} agent steps and {counts['gradient_updates']:,} updates an iteration, "
-            f"{bench.precision}"
-        ),
+        *sentence(opening(bench.kind, bench.sizes, bench.vector, bench.precision)),
     ]
     if bench.limits is not None:
         lines += _limits(bench)
@@ -42,8 +29,10 @@ def show_bench(bench: Bench) -> list[str]:
 def waterfall(bench: Bench) -> list[tuple[str, float, float]]:
     """Name, beginning and end in seconds of each phase of an iteration, laid end to end."""
     found, at = [], 0.0
-    for phase, name in PHASES.items():
+    for phase, name in KINDS[bench.kind].phases.items():
         seconds = bench.iteration.phases.get(phase, 0.0)
+        if bench.kind != "ppo" and not seconds:  # a mode that does not have it
+            continue
         found.append((name, at, at + seconds))
         at += seconds
     return found
@@ -65,13 +54,7 @@ def _limits(bench: Bench) -> list[str]:
 def _stages(bench: Bench) -> list[str]:
     header = ("stage", "alone", "a second", "in a run", "share", "limit", "of limit")
     rows = [_stage(bench, stage) for stage in bench.stages]
-    notes = sentence(
-        "Alone: one iteration's work, or one call for the lake. Share: of the iteration; of the world, its time alone. "
-        "A second: env steps of the first two, updates of the loop, transitions of the lake, else agent steps. In a run "
-        "envs step while the policy looks at others, so they may be waited for less, and the policy may take longer, "
-        "than alone. Limits of products count matrix products only, not tables, gates and losses."
-    )
-    return ["", "Stages", *table(header, rows), *notes]
+    return ["", "Stages", *table(header, rows), *sentence(KINDS[bench.kind].notes)]
 
 
 def _stage(bench: Bench, stage: Stage) -> list[str]:
@@ -98,7 +81,7 @@ def _waterfall(bench: Bench) -> list[str]:
     phases = waterfall(bench)
     whole = max(phases[-1][2], 1e-12)
     name_width = max(len(name) for name, _, _ in phases)
-    lines = ["", "One iteration"]
+    lines = ["", f"One {KINDS[bench.kind].whole}"]
     for name, first, last in phases:
         seconds = last - first
         shown = bar(first, last, whole, WALL)
@@ -108,8 +91,12 @@ def _waterfall(bench: Bench) -> list[str]:
 
 def _iteration(bench: Bench) -> list[str]:
     found = bench.iteration
+    whole = KINDS[bench.kind].whole
+    took = (f"{'an' if whole == 'iteration' else 'a'} {whole}", duration(found.seconds.median))
+    if found.bare is None or found.ratio is None:
+        return ["", *figures([(*took, _spread(found.seconds, duration))])]
     rows = [
-        ("an iteration", duration(found.seconds.median), _spread(found.seconds, duration)),
+        (*took, _spread(found.seconds, duration)),
         ("bare network arithmetic", duration(found.bare.seconds), _parts(found.bare)),
         ("iteration / bare", f"{found.ratio.median:.3f}", _spread(found.ratio, "{:.3f}".format)),
     ]

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from millpond.bench.bare import Network, Ready
+from millpond.bench.choose import Chooser, bring_to_rest, step_vectors
 from millpond.bench.limits import Limits
+from millpond.bench.operations import BACKWARD_TOO, operations
 from millpond.bench.result import Stage
 from millpond.bench.timing import Effort, median_seconds
 from millpond.config.worlds import world_options
-from millpond.envs.spec import ActionSpec
 from millpond.envs.world import Buffers
 from millpond.loop import Loop
-from millpond.policies.threads import torch_threads
 from millpond.record import Timer
 from millpond.rollout import Draw
 from millpond.trainers.ppo import PPOTrainer
@@ -34,7 +30,6 @@ from millpond.trainers.worlds import WorldFactory
 LARGEST_WORLD = 512  # envs of the world that is stepped alone: maps of thousands take their time to make
 STORED_BEFORE = ("observation", "action", "action_mask", "alive", "log_prob", "value")
 STORED_AFTER = ("reward", "terminated", "truncated")
-BACKWARD_TOO = 3  # for each product forward, one for the inputs' gradient and one for the weights'
 Stages = dict[str, Stage]  # measured so far, by name
 RECORDED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 
@@ -73,7 +68,7 @@ def _world(subject: Subject, before: Stages) -> Stage:
     world = WorldFactory(env_id, options)(envs, Buffers.allocate(spec, envs), 0)
     try:
         world.reset(np.arange(envs, dtype=np.uint64))
-        choose = _Chooser(spec.action)
+        choose = Chooser(spec.action)
 
         def steps() -> None:
             for _ in range(8):
@@ -91,24 +86,13 @@ def _world(subject: Subject, before: Stages) -> Stage:
 def _vector(subject: Subject, before: Stages) -> Stage:
     """All envs behind recv and send, with actions at random; at best as fast as the world on all its workers."""
     vector, plan, effort = subject.trainer.vector, subject.trainer.share, subject.effort
-    choose = _Chooser(vector.spec.action)
-    rounds = max(1, effort.calls // vector.groups // 4)
-
-    def steps() -> None:
-        for _ in range(rounds):
-            for _ in range(vector.groups):
-                batch = vector.recv()
-                choose(batch.action, batch.action_mask)
-                vector.send()
-
-    seconds = median_seconds(steps, effort.repeats) / (rounds * plan.num_envs) * plan.env_steps
-    for _ in range(vector.groups):
-        vector.recv()
-    vector.rest()
+    times = max(1, effort.calls // vector.groups // 4)
+    seconds = median_seconds(lambda: step_vectors([vector], times), effort.repeats)
+    bring_to_rest([vector])
     workers = max(1, min(vector.num_workers, torch.get_num_threads()))
     return Stage(
         "vector",
-        seconds,
+        seconds / (times * plan.num_envs) * plan.env_steps,
         plan.env_steps,
         "env steps",
         f"world x {workers}",
@@ -155,7 +139,7 @@ def _training(subject: Subject, before: Stages) -> Stage:
 def _products(subject: Subject, name: str, seconds: float, steps: int, times: int, together: float) -> Stage:
     """A stage that is bound by products. Sums of table rows, gates and losses are not counted as operations."""
     plan, precision = subject.trainer.share, subject.trainer.recipe.trainer.precision
-    forward = _operations(lambda: subject.network.act(subject.ready[0])) / (plan.envs_per_group * plan.num_agents)
+    forward = operations(lambda: subject.network.act(subject.ready[0])) / (plan.envs_per_group * plan.num_agents)
     at_best = forward * times * steps / subject.limits.products(precision)
     return Stage(name, seconds, steps, "agent steps", precision, at_best, together)
 
@@ -227,44 +211,7 @@ def _loop(subject: Subject, before: Stages) -> Stage:
     return Stage("loop", seconds, plan.gradient_updates, "updates", "", None, subject.together("other"))
 
 
-class _Chooser:
-    """Actions at random, drawn beforehand; in worlds with masks, the first that is allowed of each choice."""
-
-    def __init__(self, spec: ActionSpec) -> None:
-        self.spec, self.rng = spec, np.random.default_rng(0)
-        self.drawn: dict[tuple[int, ...], npt.NDArray[Any]] = {}
-
-    def __call__(self, into: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> None:
-        if mask.shape[-1]:
-            first = np.cumsum((0, *self.spec.sizes))
-            picked = [mask[..., low:high].argmax(-1) for low, high in pairwise(first)]
-            into[...] = picked[0] if self.spec.kind == "discrete" else np.stack(picked, -1)
-            return
-        if into.shape not in self.drawn:
-            self.drawn[into.shape] = self._draw(into.shape).astype(into.dtype)
-        np.copyto(into, self.drawn[into.shape])
-
-    def _draw(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        if self.spec.kind == "continuous":
-            return self.rng.uniform(self.spec.low, self.spec.high, shape)
-        return self.rng.integers(0, self.spec.sizes if self.spec.kind == "multidiscrete" else self.spec.sizes[0], shape)
-
-
 def _outcome_bytes(buffers: Buffers, envs: int) -> float:
     """What a step of one env writes."""
     arrays = (buffers.observation, buffers.reward, buffers.terminated, buffers.truncated, buffers.alive)
     return sum(array.nbytes for array in arrays) / envs
-
-
-def _operations(work: Callable[[], object]) -> float:
-    """Floating-point operations of the matrix products in a call, which is made in this thread alone."""
-    in_place: dict[Any, Any] = {torch.ops.aten.addmm_: _product_operations}  # torch counts all but this one
-    with torch_threads(1), FlopCounterMode(display=False, custom_mapping=in_place) as counter:
-        work()
-    return float(counter.get_total_flops())
-
-
-def _product_operations(
-    target: torch.Size, left: torch.Size, right: torch.Size, *, out_shape: Any = None, **scales: Any
-) -> int:
-    return 2 * left[0] * left[1] * right[1]

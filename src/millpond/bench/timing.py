@@ -7,6 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from millpond.loop import Ended, Loop
+
+Watch = Callable[[str], object]  # told what is being measured
+LONGEST = 40.0  # seconds of real rounds or cycles after which no further one is begun
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -54,3 +59,16 @@ def median_seconds(work: Callable[[], object], repeats: int, before: Callable[[]
             before()
         spent.append(timed(work))
     return median(spent[1:])
+
+
+def stop_in_time(loop: Loop, level: str, watch: Watch) -> None:
+    """Tell of each item of `level`, and end the loop when it has taken long and one item besides the first is done."""
+    began = time.monotonic()
+
+    def ended(now: Ended) -> None:
+        watch(f"a {level}")
+        if now.number >= 1 and time.monotonic() - began > LONGEST:
+            loop.stop("measured")
+
+    loop.at_end(level, ended)
+    watch(f"a {level}, to warm up")

@@ -462,7 +462,10 @@ def bench(
         bool, typer.Option("--quick", help="Tiny sizes, in seconds, to try the command out; nothing is kept.")
     ] = False,
     iteration: Annotated[
-        bool, typer.Option("--iteration", help="Only whole iterations against the network's bare arithmetic.")
+        bool,
+        typer.Option(
+            "--iteration", help="Only whole iterations (rounds, cycles), of ppo beside their bare arithmetic."
+        ),
     ] = False,
     iterations: Annotated[
         int | None, typer.Option("--iterations", min=1, help="Iterations to time; without it, by their size.")
@@ -477,11 +480,14 @@ def bench(
 ) -> None:
     """Measure this machine and a recipe on it: limits, every stage alone, whole iterations. About two minutes.
 
-    Stages are shown as shares of what bounds them and of an iteration, and an iteration beside the bare arithmetic of
-    its network. The figures are kept, and `millpond plan` then estimates how long a run takes.
+    Stages are shown as shares of what bounds them and of an iteration (of a mixture a round, of reward learning a
+    cycle), and an iteration of PPO beside the bare arithmetic of its network. The figures are kept, and `millpond plan`
+    then estimates how long a run takes.
 
     \b
       millpond bench                     # the default recipe, grid
+      millpond bench mixture             # a round: collect, pour, learn, fill, the BigAgent
+      millpond bench reward              # a cycle: sample, update, target, record
       millpond bench metta --iteration   # the full-size iteration alone
     """
     from millpond.cli.bench import bench as run_bench

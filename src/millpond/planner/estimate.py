@@ -5,57 +5,115 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from millpond.config.recipe import PPORecipe
-from millpond.planner.lines import figures, sentence
+from millpond.config.recipe import Recipe
+from millpond.planner.lines import figures, plural, sentence
 from millpond.planner.measured import Measured, settings_of
+from millpond.planner.mixture import MixturePlan
 from millpond.planner.ppo import PPOPlan
+from millpond.planner.reward import RewardPlan
+
+NAMES = {"train_big": "BigAgent"}  # parts that are called otherwise in words
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Seconds, and the figures that they are from. Evaluations and checkpoints come on top."""
 
-    iteration_seconds: float
-    collect_seconds: float
-    train_seconds: float
+    whole: str  # what the run is made of: iteration, round or cycle
+    count: int  # of them in the run
+    parts: dict[str, float]  # seconds of one whole
     seconds: float  # of the run
     measured: Measured
+    other_sizes: str = ""  # in words, where what was measured had others
+
+    @property
+    def whole_seconds(self) -> float:
+        return sum(self.parts.values())
 
 
-def estimate_time(recipe: PPORecipe, plan: PPOPlan, measured: Iterable[Measured]) -> Estimate | None:
-    """From the newest figures of the same world, network, precision and workers; None where there are none.
-
-    Collecting grows with agent steps, training with agent steps times epochs.
-    """
+def estimate_time(
+    recipe: Recipe, plan: PPOPlan | MixturePlan | RewardPlan, measured: Iterable[Measured]
+) -> Estimate | None:
+    """From the newest figures of the same world, network, precision and workers; None where there are none."""
     wanted = settings_of(recipe)
     found = next((one for one in measured if one.settings == wanted), None)
     if found is None:
         return None
-    size = plan.agent_steps / found.agent_steps
-    collect = found.collect_seconds * size
-    train = found.train_seconds * size * plan.update_epochs / found.update_epochs
-    iteration = collect + train + found.other_seconds
-    return Estimate(iteration, collect, train, iteration * plan.iterations, found)
+    if isinstance(plan, PPOPlan):
+        return _ppo(plan, found)
+    return _mixture(plan, found) if isinstance(plan, MixturePlan) else _reward(plan, found)
 
 
-def show_estimate(plan: PPOPlan, estimate: Estimate) -> list[str]:
-    """The section of the plan."""
-    found = estimate.measured
-    parts = f"collect {duration(estimate.collect_seconds)}, train {duration(estimate.train_seconds)}"
-    rows = [
-        ("an iteration", duration(estimate.iteration_seconds), parts),
-        ("the run", duration(estimate.seconds), f"{plan.iterations:,} iterations, without evaluations and checkpoints"),
-    ]
-    source = f"From the bench of {found.date[:10]} on this machine"
-    if (found.num_envs, found.agent_steps, found.minibatch_size) != (
-        plan.num_envs,
-        plan.agent_steps,
-        plan.minibatch_size,
-    ):
-        source += (
-            f", which had {found.num_envs:,} envs, {found.agent_steps:,} agent steps an iteration and minibatches of "
-            f"{found.minibatch_size:,}: scaled by agent steps"
+def _ppo(plan: PPOPlan, found: Measured) -> Estimate:
+    """Collecting grows with agent steps, training with agent steps times epochs."""
+    sizes, seconds = found.sizes, found.seconds
+    size = plan.agent_steps / sizes["agent_steps"]
+    parts = {
+        "collect": seconds["collect"] * size,
+        "train": seconds["train"] * size * plan.update_epochs / sizes["update_epochs"],
+        "other": seconds["other"],
+    }
+    words = ""
+    if any(sizes[name] != getattr(plan, name) for name in ("num_envs", "agent_steps", "minibatch_size")):
+        words = (
+            f"which had {sizes['num_envs']:,} envs, {sizes['agent_steps']:,} agent steps an iteration and minibatches of "
+            f"{sizes['minibatch_size']:,}: scaled by agent steps"
         )
+    return Estimate("iteration", plan.iterations, parts, sum(parts.values()) * plan.iterations, found, words)
+
+
+def _mixture(plan: MixturePlan, found: Measured) -> Estimate:
+    """Collections and the BigAgent's updates are counted; filling grows with what is drawn from a lake that grows."""
+    sizes, seconds = found.sizes, found.seconds
+    a_collection = {
+        name: seconds[name] / sizes["collections_per_round"] for name in ("collect", "pour", "learn", "other")
+    }
+    an_update = seconds["train_big"] / sizes["big_updates"] if sizes["big_updates"] else 0.0
+    a_transition = seconds["fill"] / sizes["drawn"] if sizes["drawn"] else 0.0
+    parts = {name: spent * plan.collections_per_round for name, spent in a_collection.items()}
+    parts |= {"fill": a_transition * drawn_in_round(plan, plan.rounds), "train_big": an_update * plan.big_updates}
+    fills = sum(drawn_in_round(plan, number + 1) for number in range(plan.rounds)) if a_transition else 0
+    whole_run = (
+        plan.collections * sum(a_collection.values()) + plan.big_updates_in_all * an_update + fills * a_transition
+    )
+    return Estimate("round", plan.rounds, parts, whole_run, found)
+
+
+def drawn_in_round(plan: MixturePlan, number: int) -> int:
+    """Transitions drawn into the BigPond at the end of round `number`, counted from 1."""
+    if plan.mode in ("live", "single"):
+        return 0
+    return min(plan.big_pond_transitions, number * plan.env_steps_per_round, plan.lake_transitions)
+
+
+def _reward(plan: RewardPlan, found: Measured) -> Estimate:
+    """Batches and env steps are counted; the rest is a cycle's own."""
+    sizes, seconds = found.sizes, found.seconds
+    parts = {
+        "act": seconds["act"] * plan.env_steps_per_cycle / sizes["env_steps"] if sizes["env_steps"] else 0.0,
+        "train": seconds["train"] * plan.batches_per_cycle / sizes["batches"],
+        "other": seconds["other"] * plan.batches_per_cycle / sizes["batches"],
+    }
+    cycles = plan.epochs * plan.cycles
+    return Estimate("cycle", cycles, parts, sum(parts.values()) * cycles, found)
+
+
+def show_estimate(estimate: Estimate) -> list[str]:
+    """The section of the plan."""
+    parts = ", ".join(
+        f"{NAMES.get(name, name)} {duration(seconds)}"
+        for name, seconds in estimate.parts.items()
+        if name != "other" and seconds >= estimate.whole_seconds / 1000
+    )
+    article = "an" if estimate.whole[0] in "aeiou" else "a"
+    of_run = f"{plural(estimate.count, estimate.whole)}, without evaluations and checkpoints"
+    rows = [
+        (f"{article} {estimate.whole}", duration(estimate.whole_seconds), parts),
+        ("the run", duration(estimate.seconds), of_run),
+    ]
+    source = f"From the bench of {estimate.measured.date[:10]} on this machine"
+    if estimate.other_sizes:
+        source += f", {estimate.other_sizes}"
     return ["", "Time, estimated", *figures(rows), *sentence(f"{source}.")]
 
 

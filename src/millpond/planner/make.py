@@ -44,7 +44,7 @@ class Planned:
                 flat |= {f"training_{name}_bytes": count for name, count in asdict(self.plan.training).items()}
                 flat["training_bytes"] = self.plan.training.total
         if self.estimate is not None:
-            flat["estimated_iteration_seconds"] = self.estimate.iteration_seconds
+            flat[f"estimated_{self.estimate.whole}_seconds"] = self.estimate.whole_seconds
             flat["estimated_seconds"] = self.estimate.seconds
         return {
             "recipe": self.loaded.name,
@@ -81,13 +81,12 @@ def plan_loaded(
     loaded: Loaded, asked: AgentCount | None = None, host: Host | None = None, measured: Iterable[Measured] = ()
 ) -> Planned:
     """The plan of a config that has been loaded."""
-    recipe, estimate = loaded.recipe, None
+    recipe = loaded.recipe
     # Replay stores single frames and stacks them when they are sampled; rows hold what the policy sees.
     spec = world_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if _needs_world(recipe) else None
     plan: Plan
     if isinstance(recipe, PPORecipe):
         plan = plan_ppo(recipe, spec)
-        estimate = estimate_time(recipe, plan, measured)
         advice = advise_ppo(recipe, plan, spec, host)
     elif isinstance(recipe, MixtureRecipe):
         plan = plan_mixture(recipe, spec)
@@ -104,7 +103,7 @@ def plan_loaded(
         for count in (asked, world)
         if count is not None and count.agents != recipe.env.num_agents
     ]
-    return Planned(loaded, plan, tuple(advice), tuple(alerts), estimate)
+    return Planned(loaded, plan, tuple(advice), tuple(alerts), estimate_time(recipe, plan, measured))
 
 
 def _needs_world(recipe: Recipe) -> bool:

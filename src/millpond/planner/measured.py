@@ -10,28 +10,35 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from millpond.config.recipe import PPORecipe
+from millpond.config.recipe import MixtureRecipe, PPORecipe, Recipe
 from millpond.errors import MillpondError
 from millpond.planner.host import Host
 
-FORMAT = 1
+FORMAT = 2
+COUNTS = {  # of a recipe: they say how much is done, not how long each piece of it takes
+    "mixture": {"total_frames", "collections_per_round", "big_updates", "recovery_checks", "epsilon_reset_to",
+                "big_epsilon_reset_to", "epsilon_ladder"},
+    "reward": {"epochs", "cycles", "iterations", "train_batches", "save_freq", "log_batches", "learning_rate"},
+    "agent": {"steps_per_iteration", "warmup_steps", "test_episodes", "learning_rate", "gamma", "target_tau"},
+    "vector": {"timeout", "on_crash"},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One recipe's speed: seconds of a real iteration by what they grow with."""
+    """One recipe's speed: seconds of what was measured, by part, and the sizes that they grow with.
+
+    ppo      an iteration   collect (advantages in it), train, other
+    mixture  a round        collect, pour, learn, fill, train_big, other (the reset in it)
+    reward   a cycle        act, train, other
+    """
 
     machine: str
     date: str
     recipe: str
     settings: str  # what must be the same for the figures to hold
-    num_envs: int
-    minibatch_size: int
-    agent_steps: int  # of an iteration
-    update_epochs: int
-    collect_seconds: float  # of an iteration; grows with agent steps, as do the advantages in it
-    train_seconds: float  # of an iteration; grows with agent steps times epochs
-    other_seconds: float  # of an iteration, whatever its size
+    sizes: dict[str, float]
+    seconds: dict[str, float]
 
 
 def kept_path() -> Path:
@@ -45,14 +52,32 @@ def this_machine() -> str:
     return f"{socket.gethostname()}, {platform.machine()}, {Host.here().cores} cores"
 
 
-def settings_of(recipe: PPORecipe) -> str:
+def settings_of(recipe: Recipe) -> str:
     """The settings that decide how long a step takes; counts of steps, envs and updates are not among them."""
+    if isinstance(recipe, PPORecipe):
+        decisive = _of_ppo(recipe)
+    elif isinstance(recipe, MixtureRecipe):
+        decisive = {
+            **_sections(recipe, "env", "vector", "policy", "mixture"),
+            "pqn": recipe.pqn.model_dump(
+                mode="json", include={"num_envs", "num_steps", "num_minibatches", "update_epochs"}
+            ),
+            "dqn": recipe.dqn.model_dump(mode="json", include={"batch_size", "n_step", "double", "loss"}),
+        }
+    else:
+        online = () if recipe.reward.reward_only else ("env", "vector", "agent")
+        decisive = _sections(recipe, "data", "reward", *online)
+    return json.dumps({"kind": recipe.kind, "device": recipe.device, **decisive}, sort_keys=True)
+
+
+def _sections(recipe: Recipe, *names: str) -> dict[str, Any]:
+    return {name: getattr(recipe, name).model_dump(mode="json", exclude=COUNTS.get(name)) for name in names}
+
+
+def _of_ppo(recipe: PPORecipe) -> dict[str, Any]:
     trainer = recipe.trainer
-    decisive = {
-        "device": recipe.device,
-        "env": recipe.env.model_dump(mode="json"),
-        "vector": recipe.vector.model_dump(mode="json", exclude={"timeout", "on_crash"}),
-        "policy": recipe.policy.model_dump(mode="json"),
+    return {
+        **_sections(recipe, "env", "vector", "policy"),
         "optimizer": recipe.ppo.optimizer,
         "groups": trainer.async_factor,
         "workers": trainer.num_workers,
@@ -61,7 +86,6 @@ def settings_of(recipe: PPORecipe) -> str:
         "compile": trainer.compile,
         "cpu_offload": trainer.cpu_offload,
     }
-    return json.dumps(decisive, sort_keys=True)
 
 
 def read_measured() -> tuple[Measured, ...]:

@@ -37,6 +37,7 @@ class RewardPlan:
     training_episodes: int | None
     passes_over_data: float | None
     env_steps: int
+    env_steps_per_cycle: int
     test_episodes: int
 
 
@@ -86,5 +87,6 @@ def plan_reward(recipe: RewardRecipe) -> RewardPlan:
         training_episodes=training_episodes,
         passes_over_data=passes,
         env_steps=acted * agent.num_envs if online else 0,
+        env_steps_per_cycle=reward.iterations * agent.steps_per_iteration * agent.num_envs if online else 0,
         test_episodes=epochs * reward.cycles * agent.test_episodes if online else 0,
     )

@@ -25,11 +25,11 @@ def show(planned: Planned) -> str:
     lines.append("")
     if isinstance(recipe, PPORecipe) and isinstance(plan, PPOPlan):
         lines += show_ppo(recipe, plan)
-        lines += show_estimate(plan, planned.estimate) if planned.estimate is not None else []
     elif isinstance(recipe, MixtureRecipe) and isinstance(plan, MixturePlan):
         lines += show_mixture(recipe, plan)
     elif isinstance(recipe, RewardRecipe) and isinstance(plan, RewardPlan):
         lines += show_reward(recipe, plan)
+    lines += show_estimate(planned.estimate) if planned.estimate is not None else []
     lines += _rewards(planned)
     lines += show_source(planned)
     if planned.advice:

@@ -1,0 +1,54 @@
+"""Actions at random, to step envs without a policy."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.spec import ActionSpec
+from millpond.vector import Vector
+
+
+class Chooser:
+    """Actions at random, drawn beforehand; in worlds with masks, the first that is allowed of each choice."""
+
+    def __init__(self, spec: ActionSpec) -> None:
+        self.spec, self.rng = spec, np.random.default_rng(0)
+        self.drawn: dict[tuple[int, ...], npt.NDArray[Any]] = {}
+
+    def __call__(self, into: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> None:
+        if mask.shape[-1]:
+            first = np.cumsum((0, *self.spec.sizes))
+            picked = [mask[..., low:high].argmax(-1) for low, high in pairwise(first)]
+            into[...] = picked[0] if self.spec.kind == "discrete" else np.stack(picked, -1)
+            return
+        if into.shape not in self.drawn:
+            self.drawn[into.shape] = self._draw(into.shape).astype(into.dtype)
+        np.copyto(into, self.drawn[into.shape])
+
+    def _draw(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        if self.spec.kind == "continuous":
+            return self.rng.uniform(self.spec.low, self.spec.high, shape)
+        return self.rng.integers(0, self.spec.sizes if self.spec.kind == "multidiscrete" else self.spec.sizes[0], shape)
+
+
+def step_vectors(vectors: list[Vector], times: int) -> None:
+    """So many steps of every env of each vector, with actions at random; sent and not yet received at the end."""
+    choosers = [Chooser(vector.spec.action) for vector in vectors]
+    for _ in range(times):
+        for vector, choose in zip(vectors, choosers, strict=True):
+            for _ in range(vector.groups):
+                batch = vector.recv()
+                choose(batch.action, batch.action_mask)
+                vector.send()
+
+
+def bring_to_rest(vectors: list[Vector]) -> None:
+    """Receive what was sent, so that a run or another stage can go on."""
+    for vector in vectors:
+        for _ in range(vector.groups):
+            vector.recv()
+        vector.rest()

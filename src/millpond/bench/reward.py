@@ -1,0 +1,156 @@
+"""A bench of reward learning: real cycles, then every stage of a batch and of acting alone."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from millpond.bench.limits import Limits
+from millpond.bench.operations import BACKWARD_TOO, operations
+from millpond.bench.result import Bench, Found, Iteration, Stage
+from millpond.bench.timing import Effort, Spread, Watch, median_seconds, stop_in_time
+from millpond.config import Loaded
+from millpond.loop import Loop
+from millpond.planner import RewardPlan, plan_loaded
+from millpond.record.jsonlines import Record, read_records
+from millpond.trainers.reward import RewardTrainer
+from millpond.trainers.reward_agent import RewardAgent
+from millpond.trainers.session import start_run
+
+BATCHES_MEASURED = 20_000  # in all real cycles, about
+FEWEST, MOST = 3, 10  # real cycles
+PHASES = ("act", "train", "test")
+
+
+def reward_settings(loaded: Loaded, effort: Effort) -> dict[str, Any]:
+    """So many cycles in one epoch, of which the first warms up."""
+    plan = plan_loaded(loaded).plan
+    assert isinstance(plan, RewardPlan)
+    count = effort.iterations or min(MOST, max(FEWEST, BATCHES_MEASURED // plan.batches_per_cycle))
+    return {"reward.epochs": 1, "reward.cycles": count + 1, "trainer.total_iterations": None, "agent.test_episodes": 1}
+
+
+def measure_reward(
+    wanted: Loaded, loaded: Loaded, limits: Limits | None, effort: Effort, folder: Path, watch: Watch
+) -> Found:
+    """`loaded` is what is run, and has cycles of the sizes that are `wanted`."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        trainer = RewardTrainer(loaded, start_run(loaded, "bench"))
+        try:
+            stop_in_time(trainer.loop, "cycle", watch)
+            trainer.train()
+            iteration = _cycles(list(read_records(trainer.run.metrics_path)))
+            stages = () if limits is None else _stages(Subject(trainer, iteration.phases, limits, effort), watch)
+        finally:
+            trainer.close()
+    plan, agent = trainer.plan, trainer.agent
+    sizes = {"batches": plan.batches_per_cycle, "steps_per_batch": plan.steps_per_batch}
+    sizes |= {"env_steps": plan.env_steps_per_cycle, "iterations": plan.iterations}
+    vector = "no envs" if agent is None else f"{agent.vector.backend} x {agent.vector.num_workers}"
+    return Found(iteration, stages, "float32", vector, sizes)
+
+
+def kept_of_reward(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
+    """Sizes and seconds that plans estimate from."""
+    sizes: dict[str, float] = {name: bench.sizes[name] for name in ("batches", "env_steps")}
+    return sizes, {name: bench.iteration.phases[name] for name in ("act", "train", "other")}
+
+
+def _cycles(records: list[Record]) -> Iteration:
+    """Every cycle but the first. Test rollouts and the held-out figures are left out."""
+    times = []
+    for before, now in pairwise(records):
+        spent = {name: now.get(f"time/{name}", 0.0) for name in PHASES}
+        other = now["seconds"] - before["seconds"] - sum(spent.values())
+        times.append({"act": spent["act"], "train": spent["train"], "other": max(0.0, other)})
+    return Iteration(
+        Spread.of([sum(one.values()) for one in times]),
+        {name: median(one[name] for one in times) for name in times[0]},
+    )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the stages are measured on."""
+
+    trainer: RewardTrainer
+    phases: dict[str, float]  # of a real cycle
+    limits: Limits
+    effort: Effort
+
+    def of_batches(self, name: str, work: Callable[[], object], limit: str, at_best: float | None) -> Stage:
+        """Work that is done once a batch; `at_best` seconds of it."""
+        count, in_cycle = self.effort.calls, self.trainer.plan.batches_per_cycle
+
+        def repeat() -> None:
+            for _ in range(count):
+                work()
+
+        seconds = median_seconds(repeat, self.effort.repeats) / count
+        best = None if at_best is None else at_best * in_cycle
+        return Stage(name, seconds * in_cycle, in_cycle, "batches", limit, best)
+
+
+def _stages(subject: Subject, watch: Watch) -> tuple[Stage, ...]:
+    trainer = subject.trainer
+    batches, rng, memory = trainer.batches, np.random.default_rng(0), subject.limits.memory
+    stages = []
+    if trainer.agent is not None:
+        watch("act")
+        stages.append(_act(subject, trainer.agent))
+    watch("sample, update, target")
+    drawn = sum(array.nbytes for array in batches.drawn_batch(rng).values())
+    stages.append(subject.of_batches("sample", lambda: batches.drawn_batch(rng), "memory", drawn / memory))
+    products = operations(lambda: batches.loss(rng)) * BACKWARD_TOO / subject.limits.float32
+    update = subject.of_batches("update", trainer._update, "float32", products)
+    alone = trainer.agent is None  # then the phase of training has nothing else in it
+    stages += [replace(update, together=subject.phases["train"]) if alone else update, _target(subject)]
+    if trainer.agent is not None:
+        watch("agent update")
+        agent = trainer.agent
+        stages.append(subject.of_batches("agent update", lambda: agent.update(trainer.target), "", None))
+    watch("record")
+    return (*stages, _record(subject))
+
+
+def _target(subject: Subject) -> Stage:
+    """The target network takes the network's parameters, once in so many batches."""
+    trainer, every = subject.trainer, subject.trainer.recipe.reward.train_target
+    size = sum(parameter.nbytes for parameter in trainer.target.parameters())
+    follow = subject.of_batches(
+        "target", lambda: trainer.target.follow(trainer.network), "memory", size / every / subject.limits.memory
+    )
+    return replace(follow, alone=follow.alone / every)
+
+
+def _act(subject: Subject, agent: RewardAgent) -> Stage:
+    """The agent's env steps of a cycle, its policy included."""
+    trainer = subject.trainer
+    each = trainer.recipe.agent.steps_per_iteration
+    seconds = median_seconds(lambda: agent.act(each, at_random=False), subject.effort.repeats)
+    steps = trainer.plan.env_steps_per_cycle
+    return Stage("act", seconds * trainer.plan.iterations, steps, "env steps", "", None, subject.phases["act"])
+
+
+def _record(subject: Subject) -> Stage:
+    """The loop and its record around batches that do nothing."""
+    plan, value = subject.trainer.plan, torch.tensor(0.5)
+
+    def run() -> None:
+        loop = Loop(cycle=1, iteration=plan.iterations, batch=plan.train_batches)
+        loop.at_end("iteration", lambda ended: ended.moments["R_loss"].mean)
+        loop.at_end("cycle", lambda ended: ended.means())
+        for _ in loop.run():
+            loop.record("R_loss", value)
+
+    seconds = median_seconds(run, subject.effort.repeats)
+    return Stage("record", seconds, plan.batches_per_cycle, "batches", "", None, subject.phases["other"])

@@ -1,0 +1,106 @@
+"""Quick benches of mixtures and of reward learning: every stage is measured, scaled to the plan, shown and kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millpond.bench.mixture import mixture_settings
+from millpond.bench.picture import draw_bench
+from millpond.bench.result import Bench
+from millpond.bench.run import keep, run_bench
+from millpond.bench.show import show_bench, waterfall
+from millpond.bench.timing import Effort
+from millpond.config import load
+from millpond.planner import MixturePlan, plan
+from millpond.planner.measured import read_measured
+
+LAKE = ["lake append", "lake sample"]
+STAGES = {
+    "mixture": ["envs", "collect", "pour", "learn", "fill", "BigAgent", *LAKE],
+    "reward": ["sample", "update", "target", "record"],
+    "reward-online": ["act", "sample", "update", "target", "agent update", "record"],
+}
+
+
+@pytest.fixture(scope="module", params=list(STAGES))
+def quick(request: pytest.FixtureRequest) -> Bench:
+    return run_bench(request.param, quick=True)
+
+
+def debug(recipe: str) -> list[str]:
+    return [f"{key}={value}" for key, value in load(recipe).recipe.presets["debug"].items()]
+
+
+def test_every_stage_is_measured(quick: Bench) -> None:
+    assert [stage.name for stage in quick.stages] == STAGES[quick.recipe]
+    for stage in quick.stages:
+        assert stage.alone > 0
+        assert stage.limit == "" or (stage.at_best is not None and stage.at_best > 0), stage.name
+        assert (quick.of_iteration(stage) is None) == (stage.name in LAKE)
+
+
+def test_phases_add_up_to_the_whole(quick: Bench) -> None:
+    assert waterfall(quick)[-1][2] == pytest.approx(quick.iteration.seconds.median)
+
+
+def test_it_can_be_read_by_people_and_programs(quick: Bench, tmp_path: Path) -> None:
+    text = "\n".join(show_bench(quick))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert f"One {'round' if quick.kind == 'mixture' else 'cycle'}\n" in text
+    tree = json.loads(json.dumps(quick.to_json()))
+    assert [stage["name"] for stage in tree["stages"]] == STAGES[quick.recipe]
+    draw_bench(quick, tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_kept_figures_give_the_plan_its_times(quick: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The debug preset is one round, or one cycle: as long as the one that was measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = debug(quick.recipe)
+    keep(quick, settings)
+    planned = plan(quick.recipe, settings, measured=read_measured()).to_json()
+    assert planned["estimated_seconds"] == pytest.approx(sum(quick.iteration.phases.values()))
+
+
+def test_products_of_a_reward_batch_are_counted(quick: Bench) -> None:
+    """Pendulum: 3 numbers before and after and one action; two layers of 256; a batch of 256 steps."""
+    if quick.recipe != "reward":
+        pytest.skip("of recorded episodes")
+    assert quick.limits is not None
+    update = next(stage for stage in quick.stages if stage.name == "update")
+    forward = 2 * 256 * (7 * 256 + 256 * 256 + 256)
+    assert update.at_best == pytest.approx(3 * forward / quick.limits.float32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing"),
+    [
+        ({"mixture.mode": "single", "mixture.agents": 1}, {"pour", "fill", "BigAgent"}),
+        (
+            {"mixture.mode": "live", "mixture.own_fraction": 0.5, "mixture.big_pond_transitions": 4_096},
+            {"pour", "fill"},
+        ),
+    ],
+)
+def test_modes_of_a_mixture(settings: dict[str, Any], missing: set[str]) -> None:
+    found = run_bench("mixture", settings, quick=True)
+    assert [stage.name for stage in found.stages] == [name for name in STAGES["mixture"] if name not in missing]
+    assert all(len(line) <= 80 for line in show_bench(found))
+
+
+@pytest.mark.parametrize("recipe", ["mixture", "mixture-gravitar", "mixture-seed"])
+def test_the_part_of_a_round_keeps_the_sizes_that_decide(recipe: str) -> None:
+    """Envs, minibatches and batches stay as they are; only how many there are is less."""
+    whole = plan(recipe).plan
+    part = plan(recipe, mixture_settings(load(recipe), Effort())).plan
+    assert isinstance(whole, MixturePlan)
+    assert isinstance(part, MixturePlan)
+    for name in ("envs_per_agent", "agents", "minibatch_transitions", "pqn_replay_ratio", "big_batch_size"):
+        assert getattr(part, name) == getattr(whole, name)
+    assert (part.collections_per_round, part.rounds, part.last_round_collections) == (4, 4, 0)
+    assert part.big_updates == min(128, whole.big_updates)
+    assert part.env_steps_per_collection * (part.observation_bytes or 0) <= 64 << 20
