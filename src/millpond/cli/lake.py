@@ -131,8 +131,8 @@ def export_episodes(
     lines = [f"{done.path}: {counted(done.episodes, 'episode')}, {counted(done.steps, 'step')}"]
     if done.without_final:
         lines.append(
-            f"  note: {counted(done.without_final, 'terminated episode')} without a final observation in the lake; the last one "
-            f"stands there once more, and is flagged"
+            f"  note: {counted(done.without_final, 'terminated episode')} without a final observation in the lake; "
+            f"the last one stands there once more, and is flagged"
         )
     print_text("\n".join(lines))
 
