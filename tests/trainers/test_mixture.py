@@ -209,6 +209,27 @@ def test_without_resets_agents_go_on(tmp_path: Path) -> None:
     assert not any("recovery" in record for record in records(tmp_path / "pond"))
 
 
+@pytest.mark.parametrize("changes", [{}, LIVE, {"mixture.mode": "single", **ONE}])
+def test_a_score_is_of_the_weights_it_is_kept_with(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """A checkpoint in the middle of learning must not carry what an evaluation found of earlier weights."""
+    trainer = start(tmp_path, "pond", changes)
+    last: list[torch.Tensor] = []
+    kept: list[float | None] = []  # where weights changed and nobody evaluated them
+
+    def see(at: Address) -> None:
+        now = [tensor.clone() for tensor in trainer.players.policy.state_dict().values()]
+        changed = not last or not all(map(torch.equal, last, now))
+        if changed and "eval/episode_return" not in trainer.extra:
+            kept.append(trainer.score)
+        last[:] = now
+
+    watch(trainer, see)
+    finish(trainer)
+    assert kept
+    assert set(kept) == {None}
+    assert trainer.score is not None
+
+
 def test_recovery_is_measured(tmp_path: Path) -> None:
     finish(start(tmp_path, "pond", {}))
     found = records(tmp_path / "pond")

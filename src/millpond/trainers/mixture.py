@@ -167,6 +167,8 @@ class MixtureTrainer:
         with self.timer("learn"):
             metrics = told_by_all(self.ranks, dict(zip(self.players.names, self.group.learn(), strict=True)))
         self.counters.updates += self.group.updates_per_collection * self.plan.agents
+        if self.big is None:
+            self.score = None  # it was of other weights
         for name, values in metrics.items():
             for key, value in values.items():
                 self.loop.record(f"{name}/{key}", value, weight=self.group.updates_per_collection)
@@ -199,6 +201,7 @@ class MixtureTrainer:
 
     def _update(self, big: BigAgent, updates: int) -> None:
         big.update(updates, self.loop.record)
+        self.score = None  # it was of other weights
         self.counters.updates += updates
 
     def _reset(self) -> None:
