@@ -119,8 +119,8 @@ class Network:
         part = -(-sequences // self.plan.accumulated_parts)
         for first in range(0, sequences, part):
             count = min(part, sequences - first)
-            least = LEAST if self.lanes else count
-            for gradients in in_lanes(partial(self._gradients, ready, first), count, least):
+            compute = partial(self._gradients, ready, first)
+            for gradients in in_lanes(compute, count, LEAST) if self.lanes else [compute(0, count)]:
                 for parameter, gradient in zip(self.parameters, gradients, strict=True):
                     if gradient is not None:
                         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)

@@ -126,11 +126,13 @@ class GymnasiumWorld:
             self._begin(env, seed)
 
     def step(self, first: int, last: int) -> None:
-        buffers, action = self.buffers, self._spaces.action
+        buffers, action, ended = self.buffers, self._spaces.action, []
+        outcomes: list[tuple[float, bool, bool]] = []
+        given, shown = buffers.action[:, 0], buffers.observation[:, 0]
         for env in range(first, last):
             self._progress[0] = env
             try:
-                result = self.envs[env].step(action.read(buffers.action[env, 0]))
+                result = self.envs[env].step(action.read(given[env]))
             except Exception as error:
                 error.add_note(f"in env {env} of {self.spec.id!r}, {self._book.length[env]} steps into its episode")
                 raise
@@ -140,18 +142,22 @@ class GymnasiumWorld:
                     f"but returned {len(result)} values; this is the old gym API: wrap the env, e.g. with shimmy"
                 )
             observation, reward, terminated, truncated, infos = result
-            buffers.reward[env, 0] = reward
-            buffers.terminated[env, 0] = terminated
-            buffers.truncated[env, 0] = truncated
-            self._book.add(env, env + 1, buffers.reward[env : env + 1])
-            self._book.report(env, infos)
+            outcomes.append((reward, terminated, truncated))
+            if infos:
+                self._book.report(env, infos)
             if terminated or truncated:
                 self._show(observation, buffers.final_observation[env, 0])
-                self._book.end(env)
-                self._begin(env, None)
+                ended.append(env)
             else:
-                self._show(observation, buffers.observation[env, 0])
+                self._show(observation, shown[env])
                 self._mask(env, observation, infos)
+        columns = zip(*outcomes, strict=True)
+        for array, column in zip((buffers.reward, buffers.terminated, buffers.truncated), columns, strict=True):
+            array[first:last, 0] = column
+        self._book.add(first, last, buffers.reward[first:last])
+        for env in ended:
+            self._book.end(env)
+            self._begin(env, None)
 
     def _begin(self, env: int, seed: int | None) -> None:
         self._progress[0] = env

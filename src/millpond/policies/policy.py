@@ -19,10 +19,11 @@ from millpond.policies.gru import GRU
 from millpond.policies.heads import Head, make_head
 from millpond.policies.lstm import LSTM
 from millpond.policies.normalizer import AllReduce
-from millpond.policies.threads import in_lanes
+from millpond.policies.threads import in_lanes, lanes, torch_threads
 
 CoreKind = Literal["lstm", "gru", "none"]
 LEAST = 32  # observations for which another lane is worth waking
+LEAST_IMAGES = 4
 
 
 class Act(NamedTuple):
@@ -92,22 +93,27 @@ class Policy(nn.Module):
 
     def _step(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """The network's numbers [B, outputs + 1] and the state after it; on the CPU each lane takes a share of B."""
-        device, inference = observation.device.type, torch.is_inference_mode_enabled()
+        device = observation.device.type
+        if device != "cpu" or torch.compiler.is_compiling():
+            return self._step_alone(observation, state)
+        least = LEAST_IMAGES if "pixels" in self.encoder.kinds else LEAST
+        if lanes(len(observation), least) == 1:
+            with torch_threads(1):
+                return self._step_alone(observation, state)
+        inference = torch.is_inference_mode_enabled()
         precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
         def share(start: int, stop: int) -> tuple[Tensor, Tensor]:
             casting = nullcontext() if precision is None else torch.autocast(device, dtype=precision)
             with torch.inference_mode(inference), torch.no_grad(), casting:  # modes are each thread's own
-                hidden, after = self.core.step(self.encoder(observation[start:stop]), state[start:stop])
-                return self.output(hidden), after
+                return self._step_alone(observation[start:stop], state[start:stop])
 
-        if device != "cpu" or torch.compiler.is_compiling():
-            return share(0, len(observation))
-        shares = in_lanes(share, len(observation), LEAST)
-        if len(shares) == 1:
-            return shares[0]
-        numbers, after = zip(*shares, strict=True)
+        numbers, after = zip(*in_lanes(share, len(observation), least), strict=True)
         return torch.cat(numbers), torch.cat(after)
+
+    def _step_alone(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, after = self.core.step(self.encoder(observation), state)
+        return self.output(hidden), after
 
     def unroll(
         self, observation: Tensor, state: Tensor, reset: Tensor, action: Tensor, *, action_mask: Tensor | None = None

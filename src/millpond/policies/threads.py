@@ -45,19 +45,22 @@ def in_threads(function: Callable[[int, int], Result], count: int, least: int) -
     For compiled kernels, which let go of Python's lock. Each piece must write to places of its own, so that the result
     does not depend on the number of threads.
     """
-    return _share_out(function, count, max(1, min(torch.get_num_threads(), count // least)))
+    return _share_out(function, count, lanes(count, least))
+
+
+def lanes(count: int, least: int) -> int:
+    """How many lanes so many items are shared out among, none with fewer than `least`."""
+    return max(1, min(torch.get_num_threads(), count // least))
 
 
 def in_lanes(function: Callable[[int, int], Result], count: int, least: int) -> list[Result]:
     """The same for functions that call torch: a lane takes its piece through all of them with one thread.
 
     Torch would rather share out every operation, which is a meeting of all threads a few thousand times a minibatch,
-    and leaves them idle in whatever cannot be shared out. Gradient and inference modes are each thread's own: the
-    function sets what it needs.
+    and leaves them idle in whatever cannot be shared out. Where there is too little for two lanes, there is too little
+    for that as well. Gradient and inference modes are each thread's own: the function sets what it needs.
     """
-    pieces = max(1, min(torch.get_num_threads(), count // least))
-    if pieces == 1:
-        return [function(0, count)]
+    pieces = lanes(count, least)
     with torch_threads(1):
         return _share_out(function, count, pieces)
 

@@ -23,7 +23,7 @@ from millpond.rollout.sampling import Draw
 
 INPUTS = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "alive")
 Gradients = tuple[Tensor | None, ...]
-LEAST = 8  # rows for which another lane is worth waking
+LEAST = 4  # rows for which another lane is worth waking
 TRAINED = ("observation", "action", "terminated", "truncated", "alive", "log_prob", "value")
 
 
@@ -130,8 +130,9 @@ def train_minibatch(
     sums: dict[str, Tensor] = {}
     for first in range(0, len(picked), part_rows):
         count = min(part_rows, len(picked) - first)
-        least = LEAST if in_parallel and device.type == "cpu" else count
-        for losses, gradients in in_lanes(partial(share, first), count, least):
+        lanes = in_parallel and device.type == "cpu"
+        shares = in_lanes(partial(share, first), count, LEAST) if lanes else [share(first, 0, count)]
+        for losses, gradients in shares:
             _add(parameters, gradients, sums, losses)
     if add_up is not None:
         _add_up_together(add_up, [*(p.grad for p in parameters if p.grad is not None), *sums.values()])
