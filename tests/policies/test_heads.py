@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch.distributions import Categorical, Independent, Normal
@@ -11,6 +13,13 @@ from millpond.policies import PolicyError
 from millpond.policies.heads import ChoiceHead, GaussianHead, make_head
 
 SIZES = (4, 2, 3)
+
+
+@pytest.fixture(params=[True, False], ids=["plain", "compiled"])
+def _both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Without gradients, as when acting, choices are drawn by a compiled loop."""
+    with torch.set_grad_enabled(request.param):
+        yield
 
 
 def test_one_choice_equals_torchs_categorical() -> None:
@@ -43,22 +52,37 @@ def test_masks_forbid_and_renormalise() -> None:
     (gradient,) = torch.autograd.grad(log_prob.sum() + entropy.sum(), logits)
     assert gradient.isfinite().all()
     assert gradient[0, [1, 3]].tolist() == [0, 0]
+
+
+@pytest.mark.usefixtures("_both_ways")
+def test_what_a_mask_forbids_is_never_drawn() -> None:
+    head = ChoiceHead(ActionSpec.multidiscrete((3, 2)))
+    logits = torch.tensor([[1.0, 2.0, 3.0, 0.5, -0.5]])
     generator = torch.Generator().manual_seed(0)
-    many = mask.expand(2_000, -1)
+    many = torch.tensor([[True, False, True, False, True]]).expand(2_000, -1)
     for deterministic in (False, True):
-        action, drawn = head.sample(logits.detach().expand(2_000, -1), many, generator, deterministic)
-        assert set(action[:, 0].tolist()) <= {0, 2}
+        action, drawn = head.sample(logits.expand(2_000, -1), many, generator, deterministic)
+        assert set(action[:, 0].tolist()) == ({2} if deterministic else {0, 2})
         assert set(action[:, 1].tolist()) == {1}
-        assert drawn.isfinite().all()
+        torch.testing.assert_close(drawn, head.evaluate(logits.expand(2_000, -1), action, many)[0])
 
 
+@pytest.mark.usefixtures("_both_ways")
 def test_a_mask_that_forbids_everything_gives_numbers_all_the_same() -> None:
     head = ChoiceHead(ActionSpec.discrete(4))
     action, log_prob = head.sample(torch.randn(5, 4), torch.zeros(5, 4, dtype=torch.bool), None, False)
-    assert log_prob.isfinite().all()
+    torch.testing.assert_close(log_prob, torch.full((5,), 0.25).log())
     assert action.max() < 4
 
 
+@pytest.mark.usefixtures("_both_ways")
+def test_a_bad_number_shows_in_the_log_probability() -> None:
+    logits = torch.tensor([[0.0, float("nan"), 1.0], [0.0, 1.0, 1.0]])
+    _, log_prob = ChoiceHead(ActionSpec.discrete(3)).sample(logits, None, None, False)
+    assert log_prob.isnan().tolist() == [True, False]
+
+
+@pytest.mark.usefixtures("_both_ways")
 def test_choices_are_drawn_as_often_as_they_are_likely() -> None:
     head = ChoiceHead(ActionSpec.discrete(3))
     likely = torch.tensor([0.7, 0.3, 0.0])

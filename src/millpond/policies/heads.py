@@ -11,11 +11,16 @@ from __future__ import annotations
 from math import log, pi
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from millpond.envs.spec import ActionSpec
+from millpond.policies.choice_kernels import draw_choices
 from millpond.policies.errors import PolicyError
+from millpond.policies.precision import is_fused_now
+
+EVERYTHING = np.zeros((0, 0), np.bool_)  # is allowed
 
 
 def precise(numbers: Tensor) -> Tensor:
@@ -49,6 +54,7 @@ class ChoiceHead(nn.Module):
         if not spec.sizes or min(spec.sizes) < 1:
             raise PolicyError(f"{spec.kind} actions have sizes {spec.sizes}; each must be at least 1")
         self.sizes = spec.sizes
+        self._sizes = np.array(spec.sizes, np.int64)
         self.outputs = sum(spec.sizes)
         self.several = spec.kind == "multidiscrete"
 
@@ -63,6 +69,8 @@ class ChoiceHead(nn.Module):
     def sample(
         self, numbers: Tensor, mask: Tensor | None, generator: torch.Generator | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
+        if not deterministic and is_fused_now(numbers):
+            return self._draw_fused(numbers, mask, generator)
         actions, chosen = [], []
         for choice in self._log_probs(numbers, mask):
             if deterministic:
@@ -75,6 +83,16 @@ class ChoiceHead(nn.Module):
             chosen.append(choice.gather(-1, picked).squeeze(-1))
         action = torch.cat(actions, -1) if self.several else actions[0].squeeze(-1)
         return action.int(), sum(chosen[1:], start=chosen[0])
+
+    def _draw_fused(
+        self, logits: Tensor, mask: Tensor | None, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        steps, choices = len(logits), len(self.sizes)
+        draws = torch.rand(steps, choices, dtype=torch.float64, generator=generator)
+        action, log_prob = torch.empty(steps, choices, dtype=torch.int32), torch.empty(steps)
+        allowed = EVERYTHING if mask is None else mask.numpy()
+        draw_choices(logits.numpy(), allowed, self._sizes, draws.numpy(), action.numpy(), log_prob.numpy())
+        return action if self.several else action.view(steps), log_prob
 
     def evaluate(self, numbers: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         taken = (action if self.several else action.unsqueeze(-1)).long()

@@ -221,6 +221,11 @@ class LSTM(nn.Module):
 
     def _step_fused(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         after = torch.empty_like(state)
+        if products.SGEMM:
+            weights = self.w_input.detach(), self.w_hidden.detach(), self.bias.detach()
+            arrays = (tensor.numpy() for tensor in (features.contiguous(), *weights, state, after))
+            lstm_rows.act_forward(products.SGEMM, *arrays)
+            return after[:, 0], after
         gates = features.new_empty(min(len(features), BLOCK), self.bias.shape[0])
         w_input_t, w_hidden_t = self.w_input.t(), self.w_hidden.t()
         for start in range(0, len(features), BLOCK):  # so that the gates stay in the cache

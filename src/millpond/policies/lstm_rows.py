@@ -1,7 +1,9 @@
-"""An LSTM over whole rows, forth and back, each in one compiled call. T steps  B sequences  I inputs  H hidden.
+"""An LSTM over whole rows, forth and back, and over one step, each in one compiled call.
 
 The products are BLAS's, the passes over the gates those of `lstm_kernels`. Where torch's BLAS cannot be called from
 compiled code, `lstm` goes through the steps itself.
+
+T steps  B sequences  I inputs  H hidden
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.compiled import compiled_fast
-from millpond.policies.lstm_kernels import ONE, ZERO, Flags, Floats, gates_backward, gates_forward
+from millpond.policies.lstm_kernels import ONE, ZERO, Flags, Floats, gates_backward, gates_forward, step_forward
 from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
 
 BLOCK = 384  # sequence steps whose gates are in hand at once: they stay in the cache, and products are long enough
@@ -101,3 +103,22 @@ def rows_backward(
             for k in range(4 * size):
                 d_bias[k] += sums[row, k]
     copy_unless(reset[0], d_hidden0, d_hidden0)
+
+
+@compiled_fast
+def act_forward(
+    sgemm: int, inputs: Floats, w_input: Floats, w_hidden: Floats, bias: Floats, state: Floats, after: Floats
+) -> None:
+    """One step of acting: inputs [B, I]; `state` and `after` are [B, 2, H], hidden and cell."""
+    batch, size = inputs.shape[0], state.shape[2]
+    most = min(batch, BLOCK)
+    gates, carried = np.empty((most, 4 * size), np.float32), np.empty((most, size), np.float32)
+    for start in range(0, batch, most):
+        stop = min(batch, start + most)
+        sums, hidden = gates[: stop - start], carried[: stop - start]
+        for row in range(stop - start):
+            sums[row] = bias
+            hidden[row] = state[start + row, 0]
+        add_product_transposed(sgemm, inputs[start:stop], w_input, ONE, sums)
+        add_product_transposed(sgemm, hidden, w_hidden, ONE, sums)
+        step_forward(sums, state[start:stop], after[start:stop])
