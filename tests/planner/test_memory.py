@@ -1,14 +1,25 @@
-"""What the plan says of parameters is what the policy has."""
+"""What the plan says of parameters is what the policy has, and of a training step what torch takes for one."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
 
+from millpond.config import load
 from millpond.envs.registry import describe
-from millpond.planner.memory import parameters
+from millpond.envs.spec import EnvSpec
+from millpond.planner import Host, PPOPlan, plan
+from millpond.planner.memory import GATE_STEPS, LANE_ROWS, parameters, row_fields, training_memory
 from millpond.policies import build_policy, count_parameters
+from millpond.policies.unrolling import BLOCK
+from millpond.rollout import Draw, Rows
+from millpond.trainers.ppo_update import LEAST, Coefficients, Estimate, train_minibatch
+from millpond.trainers.worlds import build_vector
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
@@ -28,3 +39,90 @@ def test_parameters_are_counted_right(env_id: str, options: dict[str, Any], core
     spec = describe(env_id, options)
     policy = build_policy(spec.observation, spec.action, core=core, hidden_size=24)
     assert parameters(spec, core, 24) == count_parameters(policy)
+
+
+def one_update(spec: EnvSpec, core: Any, hidden: int, precision: str, rows: int, horizon: int) -> Any:
+    """A call that trains one minibatch of made-up rows, in one lane."""
+    agents, generator = spec.num_agents, torch.Generator().manual_seed(0)
+    made = Rows(row_fields(spec, core, hidden), rows, horizon, agents, agents, "cpu")
+    seen = made["observation"]
+    if seen.is_floating_point():
+        seen.normal_(generator=generator)
+    else:
+        seen.copy_(torch.randint(0, 3, seen.shape, generator=generator, dtype=seen.dtype))
+    made["alive"].fill_(True)
+    policy = build_policy(spec.observation, spec.action, core=core, hidden_size=hidden)
+    advantage = torch.randn(rows, horizon, agents, generator=generator)
+    autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16")
+    return partial(
+        train_minibatch,
+        policy.unroll,
+        list(policy.parameters()),
+        torch.optim.Adam(policy.parameters()),
+        made,
+        Estimate(advantage, advantage, np.zeros(rows), torch.zeros(())),
+        Draw(np.arange(rows), np.ones(rows, np.float32)),
+        Coefficients(0.1, 0.1, 0.5, 0.01, 0.5),
+        part_rows=rows,
+        device=torch.device("cpu"),
+        autocast=autocast,
+        in_parallel=False,
+    )
+
+
+def most_at_once(work: Any) -> int:
+    """Bytes of tensors that a call has at once at most, beyond those before it."""
+    work()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        work()
+    events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+    return int(np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]).max())
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "core", "precision", "rows", "horizon"),
+    [
+        ("grid", {}, "lstm", "float32", 32, 64),
+        ("grid", {}, "gru", "float32", 32, 64),
+        ("grid", {}, "none", "float32", 32, 64),
+        ("grid", {}, "lstm", "bfloat16", 32, 16),
+        ("mettagrid", {}, "lstm", "float32", 32, 64),
+        ("gymnasium:CartPole-v1", {}, "lstm", "float32", 64, 64),
+        ("gymnasium:CartPole-v1", {}, "none", "float32", 64, 64),
+        ("minatar:breakout", {}, "gru", "float32", 32, 16),
+        ("minatar:seaquest", {}, "lstm", "float32", 32, 16),
+        ("atari:pong", {"stack_num": 4}, "lstm", "float32", 16, 16),
+        ("atari:pong", {}, "none", "float32", 16, 16),
+    ],
+)
+def test_a_training_step_takes_what_the_plan_says(
+    env_id: str, options: dict[str, Any], core: str, precision: str, rows: int, horizon: int
+) -> None:
+    spec = describe(env_id, options)
+    told = training_memory(spec, core, 128, "adam", precision, rows, horizon, spec.num_agents)
+    assert told is not None
+    found = most_at_once(one_update(spec, core, 128, precision, rows, horizon))
+    beside = found - told.minibatch - told.activations  # gradients, of which not all are there at that moment
+    assert -0.05 * found <= beside <= told.gradients + 0.05 * found
+
+
+def test_lanes_and_blocks_are_those_of_the_training() -> None:
+    assert (GATE_STEPS, LANE_ROWS) == (BLOCK, LEAST)
+    one, two = (plan("grid", host=Host(cores, 10**12)).plan for cores in (1, 2))
+    assert isinstance(one, PPOPlan)
+    assert isinstance(two, PPOPlan)
+    assert one.training is not None
+    assert two.training is not None
+    # 96 sequences: blocks of 10 steps, two at a time, of 4 x 128 float32; in two lanes of 48 sequences, of 21 steps
+    a_step = 4 * 128 * 4
+    assert two.training.activations - one.training.activations == 2 * (2 * 21 * 48 - 10 * 96) * a_step
+
+
+def test_collecting_takes_what_the_plan_says() -> None:
+    found, recipe = plan("grid").plan, load("grid").recipe
+    assert isinstance(found, PPOPlan)
+    with build_vector(recipe.env, recipe.vector, num_envs=256, groups=2, num_workers=2, stacked=True) as vector:
+        arrays = sum(array.nbytes for array in vars(vector._fleet.arena.buffers).values())
+    states, advantages = 256 * 3 * 2 * 128 * 4, 16_384 * 3 * 4
+    assert found.collecting_bytes == arrays + states + advantages
+    assert found.memory_bytes == found.buffer_bytes + found.collecting_bytes + found.training.total  # type: ignore[union-attr]

@@ -21,7 +21,8 @@ MEMORY_SHARE = 0.8  # of the machine's, that a run should stay below
 
 def advise_ppo(recipe: PPORecipe, plan: PPOPlan, spec: EnvSpec | None, host: Host | None) -> list[Advice]:
     """Everything worth saying, what matters most first."""
-    adviser = Adviser(recipe, lambda changed: _troubles(changed, plan_ppo(changed, spec), host))
+    cores = host.cores if host is not None else 1
+    adviser = Adviser(recipe, lambda changed: _troubles(changed, plan_ppo(changed, spec, cores), host))
     subject = _Subject(recipe, plan, host, adviser)
     advice = [*_experiment(subject), *_top_up(subject), *_idle_envs(subject), *_memory(subject), *_workers(subject)]
     if plan.num_agents >= MANY_AGENTS:
@@ -44,16 +45,12 @@ def _troubles(recipe: PPORecipe, plan: PPOPlan, host: Host | None) -> set[str]:
     found = {
         "top-up round": bool(plan.top_up_rows and plan.whole_rounds),
         "idle envs": not plan.whole_rounds,
-        "memory": _needed(plan) > _limit(recipe, host),
+        "memory": plan.memory_bytes > _limit(recipe, host),
         "workers": host is not None
         and plan.num_workers > host.cores
         and recipe.vector.backend in ("auto", "processes"),
     }
     return {topic for topic, there in found.items() if there}
-
-
-def _needed(plan: PPOPlan) -> int:
-    return plan.buffer_bytes + (plan.training.total if plan.training is not None else 0)
 
 
 def _limit(recipe: PPORecipe, host: Host | None) -> float:
@@ -106,10 +103,10 @@ def _idle_envs(s: _Subject) -> Iterator[Advice]:
 def _memory(s: _Subject) -> Iterator[Advice]:
     """First a smaller part of a minibatch, which changes nothing that is learned; else a smaller batch."""
     plan, limit = s.plan, _limit(s.recipe, s.host)
-    if s.host is None or plan.training is None or _needed(plan) <= limit:
+    if s.host is None or plan.training is None or plan.memory_bytes <= limit:
         return
     reason = (
-        f"rows ({size(plan.buffer_bytes)}) and a training step ({size(plan.training.total)}) together exceed "
+        f"rows ({size(plan.buffer_bytes)}), a training step ({size(plan.training.total)}) and collecting together exceed "
         f"{MEMORY_SHARE:.0%} of this machine's {size(s.host.memory)}"
     )
     part = plan.minibatch_segments // plan.accumulated_parts

@@ -43,6 +43,7 @@ class Planned:
             if self.plan.training is not None:
                 flat |= {f"training_{name}_bytes": count for name, count in asdict(self.plan.training).items()}
                 flat["training_bytes"] = self.plan.training.total
+                flat["memory_bytes"] = self.plan.memory_bytes
         if self.estimate is not None:
             flat[f"estimated_{self.estimate.whole}_seconds"] = self.estimate.whole_seconds
             flat["estimated_seconds"] = self.estimate.seconds
@@ -86,7 +87,7 @@ def plan_loaded(
     spec = world_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if _needs_world(recipe) else None
     plan: Plan
     if isinstance(recipe, PPORecipe):
-        plan = plan_ppo(recipe, spec)
+        plan = plan_ppo(recipe, spec, host.cores if host is not None else 1)
         advice = advise_ppo(recipe, plan, spec, host)
     elif isinstance(recipe, MixtureRecipe):
         plan = plan_mixture(recipe, spec)

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from math import prod
 
 from millpond.envs.spec import EnvSpec, Part
+from millpond.envs.world import Buffers
 
 FLOAT = 4  # bytes of a float32
 STATES = {"lstm": 2, "gru": 1, "none": 0}  # vectors of a core's recurrent state
 GATES = {"lstm": 4, "gru": 3, "none": 0}
 CELL_KINDS = 16  # codes of a grid cell, where the world does not say how many there are
+GATE_STEPS = 1_024  # sequence steps whose gates are in hand at once on the way back through a core
+PLAIN_VECTORS = 21  # that one step of a core's way back has at once in plain torch
+LANE_ROWS = 8  # rows for which another lane is worth waking
 MOMENTS = {"adam": 2, "adamw": 2, "radam": 2, "muon": 1}  # numbers that an optimiser keeps a parameter
 
 
@@ -100,8 +104,7 @@ def _encoder(part: Part, hidden_size: int) -> int:
         if _is_image(part):
             convolutions = 32 * (channels * 64 + 1) + 64 * (32 * 16 + 1) + 64 * (64 * 9 + 1)
             return convolutions + _convolved(part)[-1] * hidden_size
-        height, width = part.shape[-2:]
-        return 16 * (9 * channels + 1) + 16 * (height - 2) * (width - 2) * hidden_size
+        return 16 * (9 * channels + 1) + _convolved(part)[-1] * hidden_size
     return prod(part.shape) * hidden_size
 
 
@@ -112,6 +115,8 @@ def _is_image(part: Part) -> bool:
 
 def _convolved(part: Part) -> list[int]:
     """Numbers that come out of each convolution."""
+    if not _is_image(part):
+        return [16 * (part.shape[-2] - 2) * (part.shape[-1] - 2)]
     sides, found = list(part.shape[-2:]), []
     for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
         sides = [(side - kernel) // stride + 1 for side in sides]
@@ -121,9 +126,13 @@ def _convolved(part: Part) -> list[int]:
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """About how many bytes one training step takes on its device, beside the rows."""
+    """How many bytes one training step takes on its device at most, beside the rows.
 
-    minibatch: int
+    That is on the way back through the core (through the first convolution, where there are images): everything that the
+    way forward kept, and the gradients of the step's hidden vectors. What was gathered is gone by then but for the inputs.
+    """
+
+    minibatch: int  # observations as the encoders keep them
     activations: int
     parameters: int
     gradients: int
@@ -143,17 +152,86 @@ def training_memory(
     rows: int,
     horizon: int,
     agents_per_row: int,
+    lanes: int = 1,
 ) -> TrainingMemory | None:
-    """One gradient over `rows` rows: what is gathered, what the backward pass keeps, and the model three times over."""
+    """One gradient over `rows` rows, which so many lanes share."""
     count = parameters(spec, core, hidden_size)
     if spec is None or count is None:
         return None
-    fields = row_fields(spec, core, hidden_size)
-    minibatch = sum(field_bytes(field, rows, horizon, agents_per_row) for field in fields if field.trained)
+    parts = spec.observation.parts
+    sequences = rows * agents_per_row
     width = 2 if precision == "bfloat16" else FLOAT
-    kept = 2 + GATES[core] + STATES[core]  # vectors of hidden_size a step: encoder in and out, gates, states
-    inputs = sum(
-        prod(part.shape) + (sum(_convolved(part)) if _is_image(part) else 0) for part in spec.observation.parts
+    encoders = sum(_kept_by_encoder(part, hidden_size, width) for part in parts)
+    tanh = all(part.kind == "vector" for part in parts)
+    way_back = encoders + _vectors_of_core(core, width, tanh) * hidden_size
+    convolving = max((_way_back_of_images(part) for part in parts), default=0)
+    steps = sequences * horizon
+    in_hand = lanes * _gates_in_hand(core, hidden_size, width, -(-sequences // lanes), horizon)
+    return TrainingMemory(
+        minibatch=steps * sum(_kept_input(part) for part in parts),
+        activations=max(steps * way_back + in_hand, steps * convolving),
+        parameters=count * FLOAT,
+        gradients=count * FLOAT,
+        optimizer=count * FLOAT * MOMENTS[optimizer],
     )
-    activations = rows * horizon * agents_per_row * (kept * hidden_size + inputs + sum(spec.action.sizes)) * width
-    return TrainingMemory(minibatch, activations, count * FLOAT, count * FLOAT, count * FLOAT * MOMENTS[optimizer])
+
+
+def lanes_of(cores: int, rows: int) -> int:
+    """Threads that share the rows of one gradient on the CPU."""
+    return max(1, min(cores, rows // LANE_ROWS))
+
+
+def _kept_input(part: Part) -> int:
+    """Bytes of one observation as its encoder keeps it: bytes that are looked up, else float32."""
+    return part.nbytes if part.kind in ("grid", "tokens") else prod(part.shape) * FLOAT
+
+
+def _kept_by_encoder(part: Part, hidden_size: int, width: int) -> int:
+    """Bytes of a step behind its input: what convolutions gave, or the sum over tokens."""
+    if part.kind == "tokens":
+        return hidden_size * width
+    return sum(_convolved(part)) * FLOAT if part.kind == "pixels" else 0
+
+
+def _vectors_of_core(core: str, width: int, tanh: bool) -> int:
+    """Bytes of a step for each hidden number: features, hidden state, gates and cell, and the gradients of the first two.
+
+    With bfloat16 the features are there in float32 too, and so is the cell. Without a core there is one more layer; a
+    ReLU in place of what came before it is undone with copies.
+    """
+    whole = FLOAT if width < FLOAT else 0
+    if core == "none":
+        return {(FLOAT, False): 24, (FLOAT, True): 16, (2, False): 14, (2, True): 12}[width, tanh]
+    return 8 * width + whole + (FLOAT if core == "lstm" else 0)
+
+
+def _way_back_of_images(part: Part) -> int:
+    """Bytes of a step on the way back through the first convolution: what it gave and its gradients, or the image again,
+    its channels rounded up to eight, as the convolution's kernels take it."""
+    if part.kind != "pixels":
+        return 0
+    first = _convolved(part)[0] * FLOAT
+    channels = part.shape[0] if len(part.shape) == 3 else 1
+    image = -(-channels // 8) * 8 * prod(part.shape[-2:]) * FLOAT
+    return first + max(2 * first, first + image)
+
+
+def _gates_in_hand(core: str, hidden_size: int, width: int, sequences: int, horizon: int) -> int:
+    """Gradients of the gates of one block of steps, and of the block before, which is given back after it.
+
+    In bfloat16 a step is plain torch, with vectors in between in float32.
+    """
+    if core == "none":
+        return 0
+    length = max(1, GATE_STEPS // sequences)
+    between = PLAIN_VECTORS * FLOAT if width < FLOAT else 0
+    return (min(horizon, 2 * length) * 4 * width + between) * sequences * hidden_size
+
+
+def collecting_bytes(spec: EnvSpec | None, core: str, hidden_size: int, num_envs: int, agent_steps: int) -> int | None:
+    """What collecting takes besides the rows: arrays of the envs, recurrent states, and the advantages as trained on."""
+    if spec is None:
+        return None
+    arrays = Buffers.layout(spec, num_envs).values()
+    envs = sum(prod(shape) * dtype.itemsize for shape, dtype in arrays)
+    return envs + num_envs * spec.num_agents * STATES[core] * hidden_size * FLOAT + agent_steps * FLOAT

@@ -11,7 +11,7 @@ from millpond.config.check import flatten
 from millpond.config.ppo_rules import batch_size, num_envs
 from millpond.config.recipe import PPORecipe
 from millpond.envs.spec import EnvSpec
-from millpond.planner.memory import TrainingMemory, field_bytes, row_fields, training_memory
+from millpond.planner.memory import TrainingMemory, collecting_bytes, field_bytes, lanes_of, row_fields, training_memory
 from millpond.sizes import rows_per_round
 
 
@@ -55,11 +55,21 @@ class PPOPlan:
     buffer_bytes: int
     observation_bytes: int | None
     field_bytes: tuple[tuple[str, str, int], ...]  # name, shape and dtype, bytes
+    collecting_bytes: int | None
     training: TrainingMemory | None
 
+    @property
+    def memory_bytes(self) -> int:
+        """Of rows, collecting and a training step, as far as they are known."""
+        training = self.training.total if self.training is not None else 0
+        return self.buffer_bytes + (self.collecting_bytes or 0) + training
 
-def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None) -> PPOPlan:
-    """Derive everything. The recipe has been checked, so every division here comes out even where it must."""
+
+def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan:
+    """Derive everything. The recipe has been checked, so every division here comes out even where it must.
+
+    `cores` share the rows of a gradient where that is computed on the CPU.
+    """
     trainer, flat = recipe.trainer, flatten(recipe)
     agents, horizon, unit = recipe.env.num_agents, trainer.bptt_horizon, trainer.batch_unit
     envs, batch = num_envs(flat), batch_size(flat)
@@ -92,6 +102,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None) -> PPOPlan:
     ]
     largest = trainer.max_minibatch_size or trainer.minibatch_size
     part_rows = min(largest, trainer.minibatch_size) // horizon
+    lanes = lanes_of(cores, part_rows) if recipe.device == "cpu" and not trainer.compile else 1
     return PPOPlan(
         num_envs=envs,
         envs_per_group=envs // trainer.async_factor,
@@ -131,6 +142,9 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None) -> PPOPlan:
         field_bytes=tuple(
             (f.name, f"{shape} {f.dtype}", size) for f, shape, size in zip(fields, shapes, sizes, strict=True)
         ),
+        collecting_bytes=collecting_bytes(
+            spec, recipe.policy.core, recipe.policy.hidden_size, envs, batch * agents_per_row
+        ),
         training=training_memory(
             spec,
             recipe.policy.core,
@@ -140,5 +154,6 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None) -> PPOPlan:
             part_rows,
             horizon,
             agents_per_row,
+            lanes,
         ),
     )

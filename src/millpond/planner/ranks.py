@@ -71,6 +71,8 @@ def plan_over_ranks(loaded: Loaded, ranks: int) -> Planned:
     added: dict[str, Any] = {name: getattr(share, name) * ranks for name in ADDED}
     if share.observation_bytes is not None:
         added["observation_bytes"] = share.observation_bytes * ranks
+    if share.collecting_bytes is not None:
+        added["collecting_bytes"] = share.collecting_bytes * ranks
     recipe = loaded.recipe
     assert isinstance(recipe, PPORecipe)
     total = replace(

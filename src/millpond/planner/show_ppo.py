@@ -205,11 +205,16 @@ def _training_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         return []
     parts = " (one part)" if plan.accumulated_parts > 1 else ""
     rows = [
-        (f"minibatch{parts}", size(training.minibatch), ""),
-        ("activations", size(training.activations), f"kept for the backward pass, {recipe.trainer.precision}"),
+        (f"minibatch{parts}", size(training.minibatch), "observations, kept for the backward pass"),
+        ("activations", size(training.activations), f"and their gradients, {recipe.trainer.precision}"),
         ("parameters", size(training.parameters), f"{training.parameters // FLOAT32:,} numbers"),
         ("gradients", size(training.gradients), ""),
         ("optimiser state", size(training.optimizer), recipe.ppo.optimizer),
         ("in all", size(training.total), f"on {recipe.device}, beside the rows"),
     ]
-    return ["", "Memory of one training step, estimated", *figures(rows)]
+    lines = ["", "Memory of one training step, estimated", *figures(rows)]
+    collecting = size(plan.collecting_bytes or 0)
+    return lines + sentence(
+        f"With the rows, and {collecting} for arrays of the envs, recurrent states and advantages: "
+        f"{size(plan.memory_bytes)} beside the interpreter and its libraries."
+    )
