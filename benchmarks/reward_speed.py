@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import random
 import resource
 import statistics
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of torch; 1 is steadier where others use the machine")
     parser.add_argument("--memory", type=int, default=0, metavar="BATCHES")
     parser.add_argument("--cpu-time", action="store_true", help="count CPU time: fairer where others use the machine")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -163,6 +165,10 @@ def main() -> None:
         seconds = measure(folder, arguments.pairs, arguments.batches, clock)
     print(f"{arguments.pairs} turns of {arguments.batches} batches{', CPU time' if arguments.cpu_time else ''}")
     show_speed(seconds)
+    if arguments.json:
+        ours, bare = seconds["millpond"], seconds["bare"]
+        ratios = [theirs / own for theirs, own in zip(bare, ours, strict=True)]
+        print(json.dumps({"ours": 1 / statistics.median(ours), "bare": 1 / statistics.median(bare), "ratios": ratios}))
 
 
 if __name__ == "__main__":
