@@ -1,13 +1,15 @@
 """Millpond beside its peers, on the same work in the same minutes: ours, theirs, ours, theirs.
 
     python benchmarks/peers/run.py --setup puffer sb3 torchrl      environments of their own, once (several GB)
-    python benchmarks/peers/run.py                                 everything, 3 rounds
+    python benchmarks/peers/run.py                                 everything (or `all`), 3 rounds, one table
     python benchmarks/peers/run.py forage --rounds 3 --iterations 244 --json forage.json
     python benchmarks/peers/run.py cartpole lake --quick           a few seconds of each, to see that it works
 
 forage    MettaGrid, 64 envs of 3 agents, LSTM 128, batches of 12,288 agent steps, against PufferLib's own trainer
 cartpole  32 envs x 128 steps, 4 epochs of 4 minibatches, LSTM 64, against SB3's RecurrentPPO and a single-file PPO
-lake      batches of 256 stacks of Atari frames, from memory and from disk, against torchrl's LazyMemmapStorage
+lake      batches of 256 stacks of Atari frames, from memory and from disk, against torchrl's LazyMemmapStorage; appending
+          them, against the emulator that they come from
+reward    batches of reward learning, against a bare PyTorch loop of the same network (no environment of its own)
 
 Every training runs in a process of its own with all cores and its own defaults, round r with seed r. Steps a second are
 over all iterations but the first two; evaluation is not in them.
@@ -21,7 +23,6 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,11 +32,12 @@ sys.path.append(str(HERE.parent))
 
 from environments import REQUIREMENTS, interpreter, last_line, run_peer, set_up  # noqa: E402
 from ours import train_ours, write_scenario  # noqa: E402
-from trained import Ratio, Trained, against  # noqa: E402
+from table import table  # noqa: E402
+from trained import Trained, against  # noqa: E402
 
 from hardware import processor  # noqa: E402
 
-TASKS = ("forage", "cartpole", "lake")
+TASKS = ("forage", "cartpole", "lake", "reward")
 ITERATIONS = {"forage": 244, "cartpole": 30}  # 3 million agent steps of forage, 123 thousand of CartPole
 WORDS = {"forage": "reward per agent step", "cartpole": "episode return"}
 LAKE_FRAMES = 200_000
@@ -76,8 +78,7 @@ def trainings(task: str, options: argparse.Namespace, pythons: dict[str, str]) -
 
 def show_trainings(task: str, result: dict[str, Any]) -> None:
     for party, found in result["peers"].items():
-        ratio = Ratio(**found["ratio"])
-        say(f"  millpond {found['ours']:,.0f} steps/s, {party} {found['theirs']:,.0f}: {ratio} times")
+        say(f"  beside {party}")
         for name, at in (("steps", "{:,.0f} steps"), ("seconds", "{:.1f} seconds")):
             pairs = [
                 (level[f"ours_after_{name}"], level[f"theirs_after_{name}"], at.format(level[name]))
@@ -89,37 +90,48 @@ def show_trainings(task: str, result: dict[str, Any]) -> None:
 
 
 def lakes(options: argparse.Namespace, pythons: dict[str, str]) -> dict[str, Any]:
-    """Our lake and torchrl's storage, in turn, on the same frames."""
+    """Our lake and torchrl's storage, in turn, on the same frames, which are recorded and appended anew each round."""
     python = interpreter("torchrl", pythons)
     lake = [sys.executable, str(HERE / "ours_lake.py")]
     frames = 8_192 if options.quick else options.lake_frames
-    ours: list[dict[str, float]] = []
-    theirs: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        made = json.loads(last_line([*lake, "make", folder, str(frames)]))
-        for _ in range(options.rounds):
-            ours.append(json.loads(last_line([*lake, "measure", folder])))
-            script = HERE.parent / "lake_torchrl.py"
-            theirs.append(json.loads(run_peer(python, script, f"{folder}/frames.npy", int(made["frames"]))))
-    ratios = {
-        name: asdict(Ratio.of([one[name] for one in ours], [one[f"{name}, stacks as stored"] for one in theirs]))
-        for name in ("warm", "cold")
+    found: dict[str, Any] = {
+        name: {"beside": beside, "ours": [], "theirs": []}
+        for name, beside in (("warm", "torchrl"), ("cold", "torchrl"), ("append", "the emulator"))
     }
-    return {"made": made, "ours": ours, "theirs": theirs, "ratios": ratios}
+    for number in range(1, options.rounds + 1):
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            made = json.loads(last_line([*lake, "make", folder, str(frames)]))
+            ours = json.loads(last_line([*lake, "measure", folder]))
+            script = HERE.parent / "lake_torchrl.py"
+            theirs = json.loads(run_peer(python, script, f"{folder}/frames.npy", int(made["frames"])))
+        for name in ("warm", "cold"):
+            found[name]["ours"].append(ours[name])
+            found[name]["theirs"].append(theirs[f"{name}, stacks as stored"])
+        found["append"]["ours"].append(made["append"])
+        found["append"]["theirs"].append(made["emulator"])
+        speeds = ", ".join(
+            f"{name} {found[name]['ours'][-1]:,.0f} against {found[name]['theirs'][-1]:,.0f}" for name in found
+        )
+        say(f"  round {number}: {speeds}")
+    return found
 
 
-def show_lakes(result: dict[str, Any]) -> None:
-    for name, ratio in result["ratios"].items():
-        mine = median(one[name] for one in result["ours"])
-        other = median(one[f"{name}, stacks as stored"] for one in result["theirs"])
-        say(f"  {name}: lake {mine:,.0f} transitions/s, torchrl {other:,.0f}: {Ratio(**ratio)} times")
-    made = result["made"]
-    say(f"  append {made['append']:,.0f} env steps/s, the emulator gives {made['emulator']:,.0f}")
+def rewards(options: argparse.Namespace) -> dict[str, Any]:
+    """Our batches and a bare loop's take turns within each round; a round gives the median of its turns."""
+    command = [sys.executable, str(HERE.parent / "reward_speed.py"), "--json"]
+    command += ["--batches", "10"] if options.quick else []
+    found: dict[str, Any] = {"ours": [], "bare": [], "ratios": []}
+    for number in range(1, options.rounds + 1):
+        one = json.loads(last_line(command))
+        for name, value in (("ours", one["ours"]), ("bare", one["bare"]), ("ratios", median(one["ratios"]))):
+            found[name].append(value)
+        say(f"  round {number}: millpond {one['ours']:,.0f} batches/s, bare PyTorch {one['bare']:,.0f}")
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}; without any, all")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}, or all; without any, all")
     parser.add_argument("--setup", nargs="+", metavar="PEER", help=f"make environments, of {', '.join(REQUIREMENTS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, help=f"of a training; without it, {ITERATIONS}")
@@ -138,7 +150,8 @@ def main() -> None:
         say(f"{name}: {set_up(name)}")
     if options.setup and not options.tasks:
         return
-    unknown = set(options.tasks) - set(TASKS)
+    tasks = TASKS if "all" in options.tasks else options.tasks or TASKS
+    unknown = set(tasks) - set(TASKS)
     if unknown:
         parser.error(f"there is no task {', '.join(sorted(unknown))}; they are {', '.join(TASKS)}")
     pythons = dict(text.split("=", 1) for text in options.python)
@@ -149,15 +162,16 @@ def main() -> None:
         "peer_threads": options.peer_threads,
     }
     say(f"{processor()}, load {os.getloadavg()[0]:.1f}; ratios are ours to theirs, median (lowest to highest)")
-    for task in options.tasks or TASKS:
-        say(f"{task}, {options.rounds} rounds")
-        results[task] = lakes(options, pythons) if task == "lake" else trainings(task, options, pythons)
-        if task == "lake":
-            show_lakes(results[task])
-        else:
+    for number, task in enumerate(tasks, start=1):
+        say(f"{task} ({number} of {len(tasks)}), {options.rounds} rounds")
+        if task in ITERATIONS:
+            results[task] = trainings(task, options, pythons)
             show_trainings(task, results[task])
+        else:
+            results[task] = lakes(options, pythons) if task == "lake" else rewards(options)
         if options.json:
             options.json.write_text(json.dumps(results, indent=2) + "\n")
+    say("\n" + "\n".join(table(results)))
 
 
 if __name__ == "__main__":

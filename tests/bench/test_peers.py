@@ -10,6 +10,7 @@ import pytest
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 sys.path.append(str(PEERS))
 
+from table import rows_of, table  # noqa: E402
 from trained import Ratio, Trained, against  # noqa: E402
 
 
@@ -39,3 +40,20 @@ def test_levels_at_equal_steps_and_at_equal_time() -> None:
     assert level["seconds"] == pytest.approx(238)
     assert level["ours_after_seconds"] == sum(range(30, 40)) / 10
     assert level["theirs_after_seconds"] == 0.0  # one iteration, of 120 s
+
+
+def test_one_table_of_all_tasks() -> None:
+    quick, slow = training(0.5, 0.5, [1.0] * 6), training(1.0, 1.0, [1.0] * 6)
+    results = {
+        "forage": {"peers": {"puffer": against([quick, quick], [slow, quick])}},
+        "lake": {"warm": {"beside": "torchrl", "ours": [300.0, 100.0, 200.0], "theirs": [100.0, 100.0, 100.0]}},
+        "reward": {"ours": [900.0, 950.0], "bare": [1_000.0, 1_000.0], "ratios": [0.9, 0.95]},
+    }
+    forage, lake, reward = rows_of(results)
+    assert (forage[:2], forage[2:4], forage[-1]) == (("forage", "puffer"), (1_000.0, 750.0), Ratio(1.5, 1.0, 2.0))
+    assert (lake[0], lake[2:5], lake[-1]) == ("lake, warm", (200.0, 100.0, "transitions/s"), Ratio(2.0, 1.0, 3.0))
+    assert (reward[2:4], reward[-1]) == ((925.0, 1_000.0), Ratio(pytest.approx(0.925), 0.9, 0.95))
+    lines = table(results)
+    assert len(lines) == 2 + 3
+    assert lines[3].split("  ")[0] == "lake, warm"
+    assert lines[3].endswith("2.00 (1.00 to 3.00)")

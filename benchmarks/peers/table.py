@@ -1,0 +1,46 @@
+"""All tasks in one table: what was compared, both speeds, and the ratio with its spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from trained import Ratio
+
+Row = tuple[str, str, float, float, str, Ratio]  # task, beside, ours, theirs, unit, ratio
+
+
+def rows_of(results: dict[str, Any]) -> Iterator[Row]:
+    """One row for each comparison that was run, in the order of the tasks."""
+    for task in ("forage", "cartpole"):
+        for party, found in results.get(task, {}).get("peers", {}).items():
+            yield task, party, found["ours"], found["theirs"], "agent steps/s", Ratio(**found["ratio"])
+    for name, found in results.get("lake", {}).items():
+        unit = "env steps/s" if name == "append" else "transitions/s"
+        ratio = Ratio.of(found["ours"], found["theirs"])
+        yield f"lake, {name}", found["beside"], median(found["ours"]), median(found["theirs"]), unit, ratio
+    if "reward" in results:
+        found = results["reward"]
+        ratios = sorted(found["ratios"])
+        spread = Ratio(median(ratios), ratios[0], ratios[-1])
+        yield "reward", "bare PyTorch", median(found["ours"]), median(found["bare"]), "batches/s", spread
+
+
+def table(results: dict[str, Any]) -> list[str]:
+    """As lines of text."""
+    header = ("task", "beside", "ours", "theirs", "", "ours / theirs")
+    body = [
+        (task, beside, f"{ours:,.0f}", f"{theirs:,.0f}", unit, str(ratio))
+        for task, beside, ours, theirs, unit, ratio in rows_of(results)
+    ]
+    widths = [max(len(row[k]) for row in [header, *body]) for k in range(len(header))]
+
+    def line(cells: tuple[str, ...]) -> str:
+        shown = [
+            f"{cell:>{w}}" if k in (2, 3) else f"{cell:<{w}}"
+            for k, (cell, w) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "  ".join(shown).rstrip()
+
+    return [line(header), "  ".join("-" * width for width in widths), *map(line, body)]
