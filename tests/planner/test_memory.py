@@ -14,8 +14,8 @@ from millpond.config import load
 from millpond.envs.registry import describe
 from millpond.envs.spec import EnvSpec
 from millpond.planner import Host, PPOPlan, plan
-from millpond.planner.memory import GATE_STEPS, LANE_ROWS, parameters, row_fields, training_memory
-from millpond.policies import build_policy, count_parameters
+from millpond.planner.memory import GATE_STEPS, LANE_ROWS, ROW_STEPS, parameters, row_fields, training_memory
+from millpond.policies import build_policy, count_parameters, lstm_rows
 from millpond.policies.unrolling import BLOCK
 from millpond.rollout import Draw, Rows
 from millpond.trainers.ppo_update import LEAST, Coefficients, Estimate, train_minibatch
@@ -107,15 +107,15 @@ def test_a_training_step_takes_what_the_plan_says(
 
 
 def test_lanes_and_blocks_are_those_of_the_training() -> None:
-    assert (GATE_STEPS, LANE_ROWS) == (BLOCK, LEAST)
+    assert (GATE_STEPS, ROW_STEPS, LANE_ROWS) == (BLOCK, lstm_rows.BLOCK, LEAST)
     one, two = (plan("grid", host=Host(cores, 10**12)).plan for cores in (1, 2))
     assert isinstance(one, PPOPlan)
     assert isinstance(two, PPOPlan)
     assert one.training is not None
     assert two.training is not None
-    # 96 sequences: blocks of 10 steps, two at a time, of 4 x 128 float32; in two lanes of 48 sequences, of 21 steps
-    a_step = 4 * 128 * 4
-    assert two.training.activations - one.training.activations == 2 * (2 * 21 * 48 - 10 * 96) * a_step
+    # 96 sequences: blocks of 4 steps of 5 x 128 float32; in two lanes of 48 sequences, of 8 steps
+    a_step = 5 * 128 * 4
+    assert two.training.activations - one.training.activations == (2 * 8 * 48 - 4 * 96) * a_step
 
 
 def test_collecting_takes_what_the_plan_says() -> None:

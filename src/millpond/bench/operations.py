@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from millpond.policies.products import through_torch
 from millpond.policies.threads import torch_threads
 
 BACKWARD_TOO = 3  # for each product forward, one for the inputs' gradient and one for the weights'
@@ -16,7 +17,8 @@ BACKWARD_TOO = 3  # for each product forward, one for the inputs' gradient and o
 def operations(work: Callable[[], object]) -> float:
     """Floating-point operations of the matrix products in a call, which is made in this thread alone."""
     in_place: dict[Any, Any] = {torch.ops.aten.addmm_: _product_operations}  # torch counts all but this one
-    with torch_threads(1), FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+    counted = FlopCounterMode(display=False, custom_mapping=in_place)
+    with torch_threads(1), through_torch(), counted as counter:
         work()
     return float(counter.get_total_flops())
 

@@ -16,8 +16,9 @@ STATES = {"lstm": 2, "gru": 1, "none": 0}  # vectors of a core's recurrent state
 GATES = {"lstm": 4, "gru": 3, "none": 0}
 CELL_KINDS = 16  # codes of a grid cell, where the world does not say how many there are
 GATE_STEPS = 1_024  # sequence steps whose gates are in hand at once on the way back through a core
+ROW_STEPS = 384  # the same, where an LSTM goes over whole rows in one call
 PLAIN_VECTORS = 21  # that one step of a core's way back has at once in plain torch
-LANE_ROWS = 8  # rows for which another lane is worth waking
+LANE_ROWS = 4  # rows for which another lane is worth waking
 MOMENTS = {"adam": 2, "adamw": 2, "radam": 2, "muon": 1}  # numbers that an optimiser keeps a parameter
 
 
@@ -223,6 +224,10 @@ def _gates_in_hand(core: str, hidden_size: int, width: int, sequences: int, hori
     """
     if core == "none":
         return 0
+    if (
+        core == "lstm" and width == FLOAT
+    ):  # whole rows in one call: gradients of the gates, and the states they began with
+        return min(horizon, max(1, ROW_STEPS // sequences)) * 5 * FLOAT * sequences * hidden_size
     length = max(1, GATE_STEPS // sequences)
     between = PLAIN_VECTORS * FLOAT if width < FLOAT else 0
     return (min(horizon, 2 * length) * 4 * width + between) * sequences * hidden_size

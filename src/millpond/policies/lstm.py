@@ -123,7 +123,9 @@ def lstm_backward(
     if fused and products.SGEMM:
         given = d_output, hidden, gates, cell, inputs, hidden0, cell0, reset, w_input, w_hidden
         found = d_inputs, d_carried, d_cell, d_w_input, d_w_hidden, d_bias
-        arrays = (tensor.contiguous().numpy() for tensor in (*given, *found))
+        length = min(len(reset), max(1, lstm_rows.BLOCK // reset.shape[1]))
+        in_hand = gates.new_empty(length, *gates.shape[1:]), hidden.new_empty(length, *hidden.shape[1:])
+        arrays = (tensor.contiguous().numpy() for tensor in (*given, *found, *in_hand))
         lstm_rows.rows_backward(products.SGEMM, *arrays)
         return found
     never = torch.zeros_like(reset[0])

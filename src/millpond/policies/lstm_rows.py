@@ -79,12 +79,16 @@ def rows_backward(
     d_w_input: Floats,
     d_w_hidden: Floats,
     d_bias: Floats,
+    d_gates: Floats,
+    began: Floats,
 ) -> None:
-    """The way back from d_output [T, B, H]. `d_cell` and the gradients of weights come as zeros; all are written to."""
+    """The way back from d_output [T, B, H]. `d_cell` and the gradients of weights come as zeros; all are written to.
+
+    `d_gates` [K, B, 4H] and `began` [K, B, H] are for the K steps that are in hand at once.
+    """
     steps, batch = reset.shape
-    size, most = hidden0.shape[1], max(1, BLOCK // batch)
+    size, most = hidden0.shape[1], len(d_gates)
     never = np.zeros(batch, np.bool_)
-    d_gates, began = np.empty((most, batch, 4 * size), np.float32), np.empty((most, batch, size), np.float32)
     d_hidden0[:] = ZERO  # of the hidden state that the step in hand hands on; at the end, of the first
     for stop in range(steps, 0, -most):
         start = max(0, stop - most)
