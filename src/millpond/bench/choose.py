@@ -35,20 +35,24 @@ class Chooser:
         return self.rng.integers(0, self.spec.sizes if self.spec.kind == "multidiscrete" else self.spec.sizes[0], shape)
 
 
-def step_vectors(vectors: list[Vector], times: int) -> None:
-    """So many steps of every env of each vector, with actions at random; sent and not yet received at the end."""
-    choosers = [Chooser(vector.spec.action) for vector in vectors]
-    for _ in range(times):
-        for vector, choose in zip(vectors, choosers, strict=True):
+class RandomSteps:
+    """Steps vectors with actions at random, which are drawn when a shape of them is first needed."""
+
+    def __init__(self, vectors: list[Vector]) -> None:
+        self.players = [(vector, Chooser(vector.spec.action)) for vector in vectors]
+
+    def __call__(self, times: int) -> None:
+        """So many steps of every env of each vector; sent and not yet received at the end."""
+        for _ in range(times):
+            for vector, choose in self.players:
+                for _ in range(vector.groups):
+                    batch = vector.recv()
+                    choose(batch.action, batch.action_mask)
+                    vector.send()
+
+    def rest(self) -> None:
+        """Receive what was sent, so that a run or another stage can go on."""
+        for vector, _ in self.players:
             for _ in range(vector.groups):
-                batch = vector.recv()
-                choose(batch.action, batch.action_mask)
-                vector.send()
-
-
-def bring_to_rest(vectors: list[Vector]) -> None:
-    """Receive what was sent, so that a run or another stage can go on."""
-    for vector in vectors:
-        for _ in range(vector.groups):
-            vector.recv()
-        vector.rest()
+                vector.recv()
+            vector.rest()

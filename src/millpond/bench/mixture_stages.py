@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from millpond.bench.choose import bring_to_rest, step_vectors
+from millpond.bench.choose import RandomSteps
 from millpond.bench.lake import measure_lake
 from millpond.bench.limits import Limits
 from millpond.bench.operations import BACKWARD_TOO, operations
@@ -87,8 +87,9 @@ def _envs(subject: MixtureSubject) -> Stage:
     """All agents' envs behind recv and send, with actions at random."""
     whole, vectors = subject.whole, list(subject.trainer.players.vectors.values())
     times, envs = max(1, subject.effort.calls // 4), sum(vector.num_envs for vector in vectors)
-    seconds = median_seconds(lambda: step_vectors(vectors, times), subject.repeats) / (times * envs)
-    bring_to_rest(vectors)
+    step = RandomSteps(vectors)
+    seconds = median_seconds(lambda: step(times), subject.repeats) / (times * envs)
+    step.rest()
     written = whole.env_steps_per_round * vectors[0].spec.observation.nbytes
     steps = whole.env_steps_per_round
     return Stage("envs", seconds * steps, steps, "env steps", "memory", written / subject.limits.memory)

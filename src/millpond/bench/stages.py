@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from millpond.bench.bare import Network, Ready
-from millpond.bench.choose import Chooser, bring_to_rest, step_vectors
+from millpond.bench.choose import Chooser, RandomSteps
 from millpond.bench.limits import Limits
 from millpond.bench.operations import BACKWARD_TOO, operations
 from millpond.bench.result import Stage
@@ -87,8 +87,9 @@ def _vector(subject: Subject, before: Stages) -> Stage:
     """All envs behind recv and send, with actions at random; at best as fast as the world on all its workers."""
     vector, plan, effort = subject.trainer.vector, subject.trainer.share, subject.effort
     times = max(1, effort.calls // vector.groups // 4)
-    seconds = median_seconds(lambda: step_vectors([vector], times), effort.repeats)
-    bring_to_rest([vector])
+    step = RandomSteps([vector])
+    seconds = median_seconds(lambda: step(times), effort.repeats)
+    step.rest()
     workers = max(1, min(vector.num_workers, torch.get_num_threads()))
     return Stage(
         "vector",

@@ -1,0 +1,164 @@
+"""Two checkouts of the project beside each other: is any stage slower than before?
+
+    git worktree add /tmp/before main~20
+    python benchmarks/before_after.py /tmp/before . --alternations 5 --json before_after.json
+    python benchmarks/before_after.py OLD NEW --recipes grid reward
+
+Each alternation runs `millpond bench RECIPE --json` from both folders, one after the other, in changing order, so that what
+else the machine does falls on both. A stage's figure is the median over the alternations; its ratio is the median of
+after / before, alternation by alternation, with the lowest and the highest. A stage is slower where that median is more than
+10 % above 1 and all alternations but one at most agree. The lake's append and sample are stages of grid; batches of
+reward learning are also timed by a few lines of their own, since older checkouts bench recipes of kind ppo alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hardware import processor
+
+RECIPES = ("grid", "mixture", "reward")
+SLOWER = 1.10
+REWARD = """
+import contextlib, io, json, statistics, tempfile, time
+from millpond.config import load
+from millpond.store import training
+from millpond.trainers.reward import RewardTrainer
+from millpond.trainers.session import start_run
+
+with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
+    loaded = load("reward", {"run_dir": folder, "reward.epochs": 10**6, "log.tensorboard": False})
+    trainer, spent = RewardTrainer(loaded, start_run(loaded, "x")), []
+    with training(trainer.run, trainer.loop, trainer.recorder):
+        for _ in range(9):
+            began = time.perf_counter()
+            trainer.play(trainer.loop.count + 50)
+            spent.append((time.perf_counter() - began) / 50)
+        trainer.loop.stop("measured")
+print(json.dumps(statistics.median(spent[1:])))
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One stage in both checkouts: seconds by alternation."""
+
+    name: str
+    before: list[float]
+    after: list[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [new / old for old, new in zip(self.before, self.after, strict=True)]
+
+    @property
+    def slower(self) -> bool:
+        """By more than a tenth, and not in a single alternation alone."""
+        agree = sum(ratio > 1 for ratio in self.ratios)
+        return median(self.ratios) > SLOWER and agree >= len(self.ratios) - (len(self.ratios) > 2)
+
+
+def run(folder: Path, *arguments: str, code: str | None = None) -> Any:
+    """JSON that a command of the checkout prints last; None where the checkout refuses it."""
+    command = [sys.executable, *(["-c", code] if code else ["-m", "millpond", *arguments])]
+    with tempfile.TemporaryDirectory() as cache:  # the figures that a bench keeps for plans stay out of the user's
+        environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "XDG_CACHE_HOME": cache}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=cache)
+    if done.returncode == 2:
+        return None
+    if done.returncode:
+        raise SystemExit(f"{folder}: {' '.join(arguments) or 'reward batches'} failed:\n{done.stderr[-4000:]}")
+    text = done.stdout
+    return json.loads(text[text.index("{") :] if arguments else text.splitlines()[-1])
+
+
+def stages(folder: Path, recipe: str, options: list[str]) -> dict[str, float] | None:
+    """Seconds by stage, and of a whole iteration, round or cycle."""
+    found = run(folder, "bench", recipe, "--json", *options)
+    if found is None:
+        return None
+    seconds = {f"{recipe}: {stage['name']}": stage["alone"] for stage in found["stages"]}
+    return {**seconds, f"{recipe}: as a whole": found["iteration"]["seconds"]["median"]}
+
+
+def measure(folder: Path, recipes: list[str], options: list[str]) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for recipe in recipes:
+        print(f"  {folder}: {recipe}", file=sys.stderr, flush=True)
+        seconds |= stages(folder, recipe, options) or {}
+    print(f"  {folder}: reward batches", file=sys.stderr, flush=True)
+    return {**seconds, "reward batch": run(folder, code=REWARD)}
+
+
+def changes(before: list[dict[str, float]], after: list[dict[str, float]]) -> Iterator[Change]:
+    """Of the stages that both checkouts have."""
+    for name in after[0]:
+        if all(name in one for one in (*before, *after)):
+            yield Change(name, [one[name] for one in before], [one[name] for one in after])
+
+
+def show(found: list[Change], missing: list[str]) -> list[str]:
+    """The table."""
+    lines = [f"{'stage':<28}{'before':>12}{'after':>12}{'after / before':>16}  spread"]
+    for one in found:
+        ratios = one.ratios
+        mark = "  SLOWER" if one.slower else ""
+        lines.append(
+            f"{one.name:<28}{seconds_shown(median(one.before)):>12}{seconds_shown(median(one.after)):>12}"
+            f"{median(ratios):>16.2f}  {min(ratios):.2f} to {max(ratios):.2f}{mark}"
+        )
+    if missing:
+        lines.append(f"only in one of the two: {', '.join(missing)}")
+    slower = [one.name for one in found if one.slower]
+    lines.append(f"slower by more than 10 %: {', '.join(slower) or 'none'}")
+    return lines
+
+
+def seconds_shown(seconds: float) -> str:
+    for size, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= size:
+            return f"{seconds / size:,.2f} {unit}"
+    return f"{seconds * 1e6:,.1f} us"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path, help="a checkout of the project")
+    parser.add_argument("new", type=Path, help="another one")
+    parser.add_argument("--alternations", type=int, default=5)
+    parser.add_argument("--recipes", nargs="*", default=list(RECIPES), metavar="RECIPE")
+    parser.add_argument("--quick", action="store_true", help="tiny benches, to see that it works; figures say nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    asked = parser.parse_args()
+    folders = [folder.resolve() for folder in (asked.old, asked.new)]
+    for folder in folders:
+        if not (folder / "src" / "millpond").is_dir():
+            parser.error(f"{folder} has no src/millpond; give the folder of a checkout")
+    measured: list[list[dict[str, float]]] = [[], []]
+    for number in range(asked.alternations):
+        print(f"alternation {number + 1} of {asked.alternations}", file=sys.stderr, flush=True)
+        for side in (0, 1) if number % 2 == 0 else (1, 0):
+            measured[side].append(measure(folders[side], asked.recipes, ["--quick"] if asked.quick else []))
+    found = list(changes(*measured))
+    names = {name for side in measured for one in side for name in one}
+    missing = sorted(names - {one.name for one in found})
+    print(f"{processor()}; before {folders[0]}, after {folders[1]}; median of {asked.alternations} alternations")
+    print("\n".join(show(found, missing)))
+    if asked.json:
+        kept = {"hardware": processor(), "changes": [{**asdict(one), "slower": one.slower} for one in found]}
+        asked.json.write_text(json.dumps(kept, indent=2) + "\n")
+    raise SystemExit(any(one.slower for one in found))
+
+
+if __name__ == "__main__":
+    main()
