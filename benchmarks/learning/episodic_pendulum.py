@@ -1,6 +1,6 @@
 """Pendulum whose return comes only at the end: SAC on rewards that `lrd` learns beside it, against SAC on the return itself.
 
-    python benchmarks/learning/episodic_pendulum.py [--seeds 5] [--env-steps 20000] [--episodes 10]
+    python benchmarks/learning/episodic_pendulum.py [--seeds 5] [--env-steps 20000] [--episodes 10] [--at-once 2]
 
 Same world, learner, updates and env steps; `agent.learn_from` is the only difference. Each seed's score is the mean of its
 last three test rollouts. Bootstrap intervals over seeds must not overlap. Pendulum's returns go from about -1,600 (hanging)
@@ -13,11 +13,14 @@ import argparse
 import contextlib
 import io
 import json
+import multiprocessing
+import os
 import tempfile
-import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from millpond.config import load
 from millpond.trainers.reward import RewardTrainer
@@ -26,6 +29,11 @@ from millpond.trainers.session import start_run
 CYCLE = 20  # iterations of 50 env steps
 LAST = 3  # cycles that a seed is judged by
 RESAMPLES = 10_000
+
+
+def processes(count: int) -> ProcessPoolExecutor:
+    """Fresh ones, each with one thread of torch."""
+    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,))
 
 
 def play(folder: str, learn_from: str, seed: int, env_steps: int, episodes: int) -> list[tuple[float, float]]:
@@ -64,19 +72,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--env-steps", type=int, default=20_000)
     parser.add_argument("--episodes", type=int, default=10)
+    parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="runs side by side, one thread each")
     given = parser.parse_args()
     scores: dict[str, list[float]] = {"predicted": [], "world": []}
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in range(1, given.seeds + 1):
-            for learn_from, found in scores.items():
-                began = time.monotonic()
-                curve = play(folder, learn_from, seed, given.env_steps, given.episodes)
-                found.append(float(np.mean([value for _, value in curve[-LAST:]])))
-                shown = " ".join(f"{value:.0f}" for _, value in curve)
-                print(
-                    f"seed {seed} {learn_from:<9} {found[-1]:8.1f}  ({time.monotonic() - began:.0f} s)  {shown}",
-                    flush=True,
-                )
+    runs = [(seed, learn_from) for seed in range(1, given.seeds + 1) for learn_from in scores]
+    with tempfile.TemporaryDirectory() as folder, processes(given.at_once) as pool:
+        curves = [pool.submit(play, folder, name, seed, given.env_steps, given.episodes) for seed, name in runs]
+        for (seed, learn_from), curve in zip(runs, curves, strict=True):
+            values = [value for _, value in curve.result()]
+            scores[learn_from].append(float(np.mean(values[-LAST:])))
+            shown = " ".join(f"{value:.0f}" for value in values)
+            print(f"seed {seed} {learn_from:<9} {scores[learn_from][-1]:8.1f}  {shown}", flush=True)
     intervals = {name: interval(found) for name, found in scores.items()}
     for name, label in (("predicted", "SAC with lrd"), ("world", "SAC on the return")):
         low, high = intervals[name]
