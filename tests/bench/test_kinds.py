@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millpond.bench.mixture import mixture_settings
+from millpond.bench.mixture import measured_rounds, mixture_settings
 from millpond.bench.picture import draw_bench
 from millpond.bench.result import Bench
 from millpond.bench.run import keep, run_bench
@@ -66,14 +66,32 @@ def test_kept_figures_give_the_plan_its_times(quick: Bench, tmp_path: Path, monk
     assert planned["estimated_seconds"] == pytest.approx(sum(quick.iteration.phases.values()))
 
 
-def test_products_of_a_reward_batch_are_counted(quick: Bench) -> None:
+def test_products_of_a_reward_batch_are_counted() -> None:
     """Pendulum: 3 numbers before and after and one action; two layers of 256; a batch of 256 steps."""
-    if quick.recipe != "reward":
-        pytest.skip("of recorded episodes")
-    assert quick.limits is not None
-    update = next(stage for stage in quick.stages if stage.name == "update")
+    found = run_bench("reward", quick=True)
+    assert found.limits is not None
+    update = next(stage for stage in found.stages if stage.name == "update")
     forward = 2 * 256 * (7 * 256 + 256 * 256 + 256)
-    assert update.at_best == pytest.approx(3 * forward / quick.limits.float32)
+    assert update.at_best == pytest.approx(3 * forward / found.limits.float32)
+
+
+def test_a_part_of_a_round_is_scaled_up() -> None:
+    """4 of 16 collections, 128 of 4,096 updates, 65,536 of 131,072 transitions drawn; the first round does not count."""
+    whole, part = plan("mixture").plan, plan("mixture", mixture_settings(load("mixture"), Effort())).plan
+    assert isinstance(whole, MixturePlan)
+    assert isinstance(part, MixturePlan)
+    collecting = {"time/collect": 1.0, "time/pour": 0.5, "time/learn": 2.0, "time/evaluate": 0.25}
+    training = {"time/fill": 0.5, "time/train_big": 3.0, "big/pond_transitions": 65_536.0}
+    records: list[dict[str, float]] = []
+    for each in [*[{**collecting, "passes": 4.0}] * 4, {**training, "passes": 4.0}] * 2:
+        passed = records[-1]["seconds"] if records else 0.0
+        records.append({**each, "seconds": passed + each["passes"]})
+    found = measured_rounds(records, whole, part, live=False)
+    other = (5 * 4.0 - 4 * (1.0 + 0.5 + 2.0 + 0.25) - 0.5 - 3.0) * 4
+    expected = {"collect": 16.0, "pour": 8.0, "learn": 32.0, "fill": 1.0, "train_big": 96.0, "other": other}
+    assert found.phases == pytest.approx(expected)
+    assert found.seconds.median == pytest.approx(sum(expected.values()))
+    assert found.seconds.count == 1
 
 
 @pytest.mark.parametrize(

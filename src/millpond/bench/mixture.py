@@ -54,7 +54,7 @@ def measure_mixture(
         try:
             stop_in_time(trainer.loop, "round", watch)
             trainer.train()
-            iteration = _rounds(list(read_records(trainer.run.metrics_path)), whole, part, live=trainer.live)
+            iteration = measured_rounds(list(read_records(trainer.run.metrics_path)), whole, part, live=trainer.live)
             stages: tuple[Stage, ...] = ()
             if limits is not None:
                 subject = MixtureSubject(trainer, whole, part, limits, effort, iteration.phases)
@@ -81,7 +81,7 @@ def _planned(loaded: Loaded) -> tuple[MixtureRecipe, MixturePlan]:
     return recipe, plan
 
 
-def _rounds(records: list[Record], whole: MixturePlan, part: MixturePlan, *, live: bool) -> Iteration:
+def measured_rounds(records: list[Record], whole: MixturePlan, part: MixturePlan, *, live: bool) -> Iteration:
     """Every round but the first, scaled up."""
     apart = 0 if live or part.mode == "single" else -(-part.big_updates // UPDATES_A_PORTION)
     size = part.collections_per_round + apart
