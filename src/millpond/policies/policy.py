@@ -96,7 +96,8 @@ class Policy(nn.Module):
         device = observation.device.type
         if device != "cpu" or torch.compiler.is_compiling():
             return self._step_alone(observation, state)
-        least = LEAST_IMAGES if "pixels" in self.encoder.kinds else LEAST
+        kinds = getattr(self.encoder, "kinds", ())  # an encoder of one's own need not have any
+        least = LEAST_IMAGES if "pixels" in kinds else LEAST
         if lanes(len(observation), least) == 1:
             with torch_threads(1):
                 return self._step_alone(observation, state)
