@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond.planner.lines import plural
+from millpond.plurals import plural
 
 
 @dataclass(frozen=True)

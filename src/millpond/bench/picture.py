@@ -9,7 +9,7 @@ from millpond.bench.kinds import KINDS
 from millpond.bench.result import Bench
 from millpond.bench.show import waterfall
 from millpond.planner.estimate import duration
-from millpond.planner.lines import plural
+from millpond.plurals import plural
 
 TAKEN, ALONE, LIMIT = "#0b6e99", "#edae49", "#444444"
 

@@ -13,7 +13,8 @@ import numpy as np
 from millpond.cli.output import print_json, print_text
 from millpond.data import Episodes, Finding, audit, open_episodes, unfit
 from millpond.data.fitting import OBJECTIVES
-from millpond.planner.lines import figures, plural, sentence, size, table
+from millpond.planner.lines import figures, sentence, size, table
+from millpond.plurals import plural
 
 BINS = 12
 BAR = 40

@@ -88,8 +88,8 @@ def compact(
       millpond lake compact runs/mixture-1/lake --stream agent0 --keep 2
     """
     from millpond.cli.progress import watched
+    from millpond.plurals import plural
     from millpond.replay.compact import compact as make_denser
-    from millpond.replay.counted import counted
 
     with watched("compacting") as watch:
         done = make_denser(path, stream, keep=keep, progress=watch)
@@ -98,7 +98,7 @@ def compact(
     elif done.segments:
         times = f"{done.before / max(done.after, 1):.1f} times less"
         print_text(
-            f"{path}: {counted(done.segments, 'file')} compacted, {done.before:,} -> {done.after:,} bytes of frames ({times})"
+            f"{path}: {plural(done.segments, 'file')} compacted, {done.before:,} -> {done.after:,} bytes of frames ({times})"
         )
     else:
         print_text(f"{path}: nothing to compact; the newest {keep} of each stream, and files without frames, stay")
@@ -120,7 +120,7 @@ def export_episodes(
       millpond lake export runs/mixture-1/lake episodes.npz --stream agent0
     """
     from millpond.cli.progress import watched
-    from millpond.replay.counted import counted
+    from millpond.plurals import plural
     from millpond.replay.exporting import export
 
     with watched("exporting") as watch:
@@ -128,10 +128,10 @@ def export_episodes(
     if json:
         print_json(asdict(done))
         return
-    lines = [f"{done.path}: {counted(done.episodes, 'episode')}, {counted(done.steps, 'step')}"]
+    lines = [f"{done.path}: {plural(done.episodes, 'episode')}, {plural(done.steps, 'step')}"]
     if done.without_final:
         lines.append(
-            f"  note: {counted(done.without_final, 'terminated episode')} without a final observation in the lake; "
+            f"  note: {plural(done.without_final, 'terminated episode')} without a final observation in the lake; "
             f"the last one stands there once more, and is flagged"
         )
     print_text("\n".join(lines))
@@ -155,7 +155,7 @@ def import_others(
     """
     from millpond.cli.progress import watched
     from millpond.data.into_lake import import_episodes
-    from millpond.replay.counted import counted
+    from millpond.plurals import plural
 
     with watched("importing") as watch:
         done = import_episodes(source, path, stream=stream, progress=lambda count: watch("episodes", count))
@@ -163,6 +163,6 @@ def import_others(
         print_json(asdict(done))
     else:
         lines = [
-            f"{path}: {counted(done.episodes, 'episode')}, {counted(done.steps, 'step')} into stream {done.stream!r}"
+            f"{path}: {plural(done.episodes, 'episode')}, {plural(done.steps, 'step')} into stream {done.stream!r}"
         ]
         print_text("\n".join([*lines, *(f"  note: {note}" for note in done.notes)]))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from millpond.cli.output import print_json, print_text
-from millpond.planner.lines import figures, plural
+from millpond.planner.lines import figures
+from millpond.plurals import plural
 
 
 def score(

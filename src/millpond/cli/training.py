@@ -9,8 +9,9 @@ from typing import Any
 from millpond.cli.output import print_json, print_text
 from millpond.config import Loaded, load
 from millpond.planner import plan_loaded
-from millpond.planner.lines import figures, plural
+from millpond.planner.lines import figures
 from millpond.planner.show import show_alerts
+from millpond.plurals import plural
 from millpond.store import Run, list_runs, show_runs
 
 

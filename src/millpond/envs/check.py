@@ -16,9 +16,10 @@ from millpond.envs.reward import RewardWorld
 from millpond.envs.sampling import Trajectory, play, play_on
 from millpond.envs.seeds import spawn_seeds
 from millpond.envs.spaces import read_part
-from millpond.envs.spec import EnvSpec
+from millpond.envs.spec import TOKEN_PADDING, EnvSpec
 from millpond.envs.world import Buffers, World
 from millpond.errors import MillpondError
+from millpond.plurals import plural
 
 Status = Literal["ok", "warning", "error"]
 
@@ -33,9 +34,6 @@ class Finding:
     fix: str = ""
 
 
-TOKEN_PADDING = 0xFF  # the place of a token that is none
-
-
 def check_env(
     env_id: str, options: Mapping[str, Any], *, num_envs: int = 3, steps: int = 300, seed: int = 0
 ) -> list[Finding]:
@@ -46,9 +44,7 @@ def check_env(
         world = make_world(env_id, num_envs, options, buffers)
     except Exception as error:
         return [Finding("can be made", "error", _told(error), "mend what the message says, then check again")]
-    findings = [
-        Finding("can be made", "ok", f"{num_envs} envs of {spec.num_agents} agent{'' if spec.num_agents == 1 else 's'}")
-    ]
+    findings = [Finding("can be made", "ok", f"{num_envs} envs of {plural(spec.num_agents, 'agent')}")]
     try:
         findings += _check_made(world, spec, buffers, env_id, options, steps, seed)
     except Exception as error:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+TOKEN_PADDING = 0xFF  # the place of a token that is none
 PartKind = Literal["grid", "tokens", "pixels", "vector"]
 ActionKind = Literal["discrete", "multidiscrete", "continuous"]
 

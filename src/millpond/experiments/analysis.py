@@ -19,7 +19,8 @@ from millpond.experiments.statistics import (
     mean,
     permutation_test,
 )
-from millpond.planner.lines import plural, sentence, table
+from millpond.planner.lines import sentence, table
+from millpond.plurals import plural
 
 B, A = "mixture", "single"
 ALL = "all games"

@@ -9,8 +9,9 @@ from millpond.config.recipe import MixtureRecipe
 from millpond.envs.spec import EnvSpec
 from millpond.planner.advice import Advice, Adviser
 from millpond.planner.host import Host
-from millpond.planner.lines import number, plural, size
+from millpond.planner.lines import number, size
 from millpond.planner.mixture import MixturePlan, plan_mixture
+from millpond.plurals import plural
 
 SINGLE_AGENT_COLLECTION = 128 * 32  # what PQN's authors give one agent on Atari and MinAtar
 LEAST_REPLAY, MOST_REPLAY = 0.05, 64.0

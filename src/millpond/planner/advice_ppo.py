@@ -9,8 +9,9 @@ from millpond.config.recipe import PPORecipe
 from millpond.envs.spec import EnvSpec
 from millpond.planner.advice import Advice, Adviser
 from millpond.planner.host import Host
-from millpond.planner.lines import number, plural, size
+from millpond.planner.lines import number, size
 from millpond.planner.ppo import PPOPlan, plan_ppo
+from millpond.plurals import plural
 from millpond.sizes import nearest_divisors, nearest_multiples
 
 MANY_AGENTS = 24

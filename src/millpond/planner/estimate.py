@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from millpond.config.recipe import Recipe
-from millpond.planner.lines import figures, plural, sentence
+from millpond.planner.lines import figures, sentence
 from millpond.planner.measured import Measured, settings_of
 from millpond.planner.mixture import MixturePlan
 from millpond.planner.ppo import PPOPlan
 from millpond.planner.reward import RewardPlan
+from millpond.plurals import plural
 
 NAMES = {"train_big": "BigAgent"}  # parts that are called otherwise in words
 

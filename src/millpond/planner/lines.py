@@ -29,11 +29,6 @@ def number(value: float) -> str:
     return f"{value:,.2f}".rstrip("0").rstrip(".") if abs(value) >= 0.1 else f"{value:.2g}"
 
 
-def plural(count: int, word: str) -> str:
-    """`1 row`, `2 rows`, `32 minibatches`."""
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}{'es' if word.endswith('ch') else 's'}"
-
-
 def figures(rows: Iterable[tuple[str, str] | tuple[str, str, str]], indent: int = 2) -> list[str]:
     """Label, figure and perhaps a remark a line, the figures right-aligned; remarks wrap below themselves."""
     table = [(row[0], row[1], row[2] if len(row) > 2 else "") for row in rows]

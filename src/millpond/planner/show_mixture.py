@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from millpond.config.recipe import MixtureRecipe
-from millpond.planner.lines import box, exact_size, figures, number, plural, sentence, size
+from millpond.planner.lines import box, exact_size, figures, number, sentence, size
 from millpond.planner.mixture import MixturePlan
+from millpond.plurals import plural
 
 MODES = {
     "rounds": "the agents learn, the BigAgent learns from the lake, the agents are cloned from it",

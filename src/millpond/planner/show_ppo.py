@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from millpond.config.recipe import PPORecipe
-from millpond.planner.lines import bar, box, exact_size, figures, number, plural, sentence, size
+from millpond.planner.lines import bar, box, exact_size, figures, number, sentence, size
 from millpond.planner.ppo import PPOPlan
+from millpond.plurals import plural
 
 FLOAT32 = 4
 

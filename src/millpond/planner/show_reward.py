@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from millpond.config.recipe import RewardRecipe
-from millpond.planner.lines import figures, number, plural, sentence
+from millpond.planner.lines import figures, number, sentence
 from millpond.planner.reward import RewardPlan
+from millpond.plurals import plural
 
 
 def show_reward(recipe: RewardRecipe, plan: RewardPlan) -> list[str]:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
-from millpond.planner.lines import number, plural, size
+from millpond.planner.lines import number, size
 from millpond.planner.make import Planned
 from millpond.planner.mixture import MixturePlan
 from millpond.planner.ppo import PPOPlan
 from millpond.planner.reward import RewardPlan
+from millpond.plurals import plural
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from millpond.compiled import compiled_fast, inlined
-from millpond.envs.spec import Part
+from millpond.envs.spec import TOKEN_PADDING, Part
 from millpond.policies.errors import PolicyError
 from millpond.policies.precision import is_fused_for, is_fused_now
 from millpond.policies.threads import in_threads
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-PADDING = 0xFF
 ZERO = np.float32(0.0)
 LEAST = 512  # observations for which another thread is worth waking
 FEATURES = 256  # where the world does not say how many it has
@@ -41,7 +40,7 @@ def real_tokens(tokens: Bytes, found: npt.NDArray[np.int64]) -> int:
     count = 0
     for m in range(tokens.shape[0]):
         found[count] = m
-        count += tokens[m, 0] != PADDING
+        count += tokens[m, 0] != TOKEN_PADDING
     return count
 
 
@@ -104,7 +103,7 @@ def spread_tokens(
 
 def token_sum_plain(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """tokens [N, M, 3], where [256, H], low and high [F * 16, H] -> [N, H], on any device."""
-    n, m = (tokens[:, :, 0] != PADDING).nonzero(as_tuple=True)
+    n, m = (tokens[:, :, 0] != TOKEN_PADDING).nonzero(as_tuple=True)
     place, feature, value = tokens[n, m].long().unbind(1)
     shares = where[place] * (low[feature * 16 + value % 16] + high[feature * 16 + value // 16])
     return where.new_zeros(tokens.shape[0], where.shape[1]).index_add(0, n, shares)
@@ -200,7 +199,7 @@ class TokenEncoder(nn.Module):
             summed = token_sum(tokens.contiguous(), *tables)
         else:
             count = self.low.shape[0] // 16
-            known = (tokens[:, :, 1] < count) | (tokens[:, :, 0] == PADDING)
+            known = (tokens[:, :, 1] < count) | (tokens[:, :, 0] == TOKEN_PADDING)
             torch._assert_async(known.all(), f"a token's feature is beyond {count - 1}, the largest that is known")
             summed = token_sum_plain(tokens, *tables)
         features: Tensor = self.linear(summed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from millpond.plurals import plural
 from millpond.ranks.errors import RankError
 from millpond.ranks.place import launcher
 from millpond.ranks.ranks import Ranks
@@ -37,9 +38,11 @@ def require_ranks(saved: int, here: int, what: str, run: str = "RUN") -> None:
     """Refuse to go on with another number of ranks."""
     if saved != here:
         raise ResumeError(
-            f"{what} is of {_count(saved)}, and this is {_count(here)}: envs, rows and generators belong to a rank, so a "
-            f"run keeps its number of them. Resume with: {launcher(saved)}millpond train --resume {run}. "
-            f"To go on with {_count(here)} start a new run with its weights: {launcher(here)}millpond train RECIPE --from {run}"
+            f"{what} is of {plural(saved, 'rank')}, and this is {plural(here, 'rank')}: "
+            f"envs, rows and generators belong to a rank, so a run keeps its number of them. "
+            f"Resume with: {launcher(saved)}millpond train --resume {run}. "
+            f"To go on with {plural(here, 'rank')} start a new run with its weights: "
+            f"{launcher(here)}millpond train RECIPE --from {run}"
         )
 
 
@@ -85,7 +88,3 @@ def _require_same_weights(ranks: Ranks, parts: Parts) -> None:
             f"the weights of rank {', '.join(map(str, others))} are not those of rank 0, so the ranks have come apart; "
             f"this is not saved. A policy of one's own must do the same on every rank"
         )
-
-
-def _count(ranks: int) -> str:
-    return "1 rank" if ranks == 1 else f"{ranks} ranks"

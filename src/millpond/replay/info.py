@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.replay.counted import counted
+from millpond.plurals import plural
 from millpond.replay.lake import Lake
 from millpond.replay.schema import ENDED, FINAL, FIRST
 
@@ -84,19 +84,19 @@ class Info:
     def lines(self) -> list[str]:
         """The same in words."""
         lines = [
-            f"{self.folder}: {counted(self.transitions, 'transition')} in {counted(len(self.streams), 'stream')}",
+            f"{self.folder}: {plural(self.transitions, 'transition')} in {plural(len(self.streams), 'stream')}",
             f"  {self.stored_bytes:,} bytes stored, {self.raw_bytes:,} raw ({self.raw_bytes / max(self.stored_bytes, 1):.1f} "
             f"times as many), {self.bytes_a_transition:,.1f} bytes a transition",
         ]
         for stream in self.streams:
             lines.append(
-                f"  {stream.name}: {counted(stream.transitions, 'transition')}, {counted(stream.episodes, 'episode')}, "
-                f"{counted(stream.lanes, 'lane')}, {counted(stream.commits, 'append')}, "
-                f"{counted(stream.segments, 'file')} ({stream.compacted_segments} compacted), "
+                f"  {stream.name}: {plural(stream.transitions, 'transition')}, {plural(stream.episodes, 'episode')}, "
+                f"{plural(stream.lanes, 'lane')}, {plural(stream.commits, 'append')}, "
+                f"{plural(stream.segments, 'file')} ({stream.compacted_segments} compacted), "
                 f"{stream.stored_bytes:,} bytes"
             )
             lines += [
-                f"    round {each.round}: {counted(each.episodes, 'episode')}, return {each.mean:,.1f} "
+                f"    round {each.round}: {plural(each.episodes, 'episode')}, return {each.mean:,.1f} "
                 f"({each.lowest:,.1f} to {each.highest:,.1f}), {each.mean_length:,.1f} steps |{each.bars}|"
                 for each in stream.returns
             ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from millpond.replay.counted import counted
+from millpond.plurals import plural
 from millpond.replay.faults import LakeError
 from millpond.replay.gather import read_frames, read_records
 from millpond.replay.index import DAMAGED, build_index, load_index
@@ -50,7 +50,7 @@ class Report:
         lines = [f"{self.folder}: {'every checksum matches' if self.good else 'DAMAGED'}", *self.damage]
         for stream in self.streams:
             lines.append(
-                f"  {stream.name}: {counted(stream.rows, 'row')}, "
+                f"  {stream.name}: {plural(stream.rows, 'row')}, "
                 f"{stream.readable:,} of {stream.transitions:,} transitions readable"
             )
             lines += [f"    damaged: {what}" for what in stream.damage]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from millpond.planner.lines import number, plural, size
+from millpond.planner.lines import number, size
+from millpond.plurals import plural
 from millpond.record import show_seconds
 from millpond.report.facts import Facts
 from millpond.report.markup import Markup, join, table, tag

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millpond.planner import MixturePlan
-from millpond.planner.lines import figures, number, plural
+from millpond.planner.lines import figures, number
+from millpond.plurals import plural
 from millpond.record import Counters
 from millpond.store import Run
 from millpond.trainers.evaluate import Evaluation

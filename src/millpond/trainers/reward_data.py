@@ -10,7 +10,8 @@ import numpy as np
 
 from millpond.config import RewardRecipe
 from millpond.data import DataError, Episodes, Finding, audit, open_episodes, refuse_unfit
-from millpond.planner.lines import plural, sentence
+from millpond.planner.lines import sentence
+from millpond.plurals import plural
 from millpond.rewards.source import inputs_of
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from millpond.planner.lines import plural, table
+from millpond.planner.lines import table
+from millpond.plurals import plural
 from millpond.rewards.evaluate import METRICS, Judged, baselines_of, measure
 from millpond.rewards.network import RewardNetwork
 from millpond.rewards.source import judge_episode

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millpond.config import PPORecipe
-from millpond.planner.lines import figures, number, plural
+from millpond.planner.lines import figures, number
+from millpond.plurals import plural
 from millpond.report.yardsticks import share, yardsticks
 from millpond.store import Run
 from millpond.trainers.evaluate import Evaluation

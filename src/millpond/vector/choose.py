@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from millpond.envs.spec import EnvSpec
+from millpond.plurals import plural
 from millpond.vector.crash import VectorError
 
 Backend = Literal["inline", "threads", "processes", "native"]
@@ -45,9 +46,9 @@ def choose(
     if backend == "threads":
         count = threads or most
         held = "" if spec.releases_gil else f"; {spec.id} holds Python's lock, so they cannot step at the same time"
-        return Choice("threads", count, f"as configured: {_count(count, 'thread')}{held}")
+        return Choice("threads", count, f"as configured: {plural(count, 'thread')}{held}")
     if backend == "processes":
-        return Choice("processes", num_workers, f"as configured: {_count(num_workers, 'worker process', 'es')}")
+        return Choice("processes", num_workers, f"as configured: {plural(num_workers, 'worker process')}")
     if backend == "native":
         if not spec.native_vector:
             raise VectorError(
@@ -64,7 +65,7 @@ def choose(
         return Choice("inline", 1, "there is one core, so nothing can step beside the policy")
     if spec.releases_gil:
         count = threads or most
-        return Choice("threads", count, f"{spec.id} steps without Python's lock; {_count(count, 'thread')}")
+        return Choice("threads", count, f"{spec.id} steps without Python's lock; {plural(count, 'thread')}")
     count = min(num_workers, most)
     if why_not_processes:
         return Choice(
@@ -74,11 +75,7 @@ def choose(
         only = "one worker was asked for" if num_workers == 1 else "a group has one env"
         return Choice("inline", 1, f"{spec.id} holds Python's lock and {only}, so a process would only add its cost")
     fewer = f" of the {num_workers} asked for, as there are {cores} cores" if count < num_workers else ""
-    return Choice("processes", count, f"{spec.id} holds Python's lock; {_count(count, 'worker process', 'es')}{fewer}")
-
-
-def _count(count: int, thing: str, plural: str = "s") -> str:
-    return f"{count} {thing}{'' if count == 1 else plural}"
+    return Choice("processes", count, f"{spec.id} holds Python's lock; {plural(count, 'worker process')}{fewer}")
 
 
 def _native(spec: EnvSpec) -> str:
