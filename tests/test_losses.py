@@ -118,3 +118,28 @@ def test_explained_variance() -> None:
     assert explained_variance(torch.full((4,), 2.0), target, alive).item() == pytest.approx(0.0)
     assert explained_variance(-target, target, alive).item() == pytest.approx(-3.0)
     assert explained_variance(target, torch.ones(4), alive).item() == 0.0  # nothing to explain
+
+
+@pytest.mark.parametrize("vf_clip_coef", [0.1, None])
+def test_the_compiled_loss_and_its_gradients_are_those_of_plain_torch(vf_clip_coef: float | None) -> None:
+    """float64 has no compiled way."""
+    draw = torch.Generator().manual_seed(0)
+    given = {name: torch.randn(20, 30, generator=draw) for name in ("advantage", "value", "old_value", "target")}
+    given["old_log_prob"] = -torch.rand(20, 30, generator=draw)
+    given["log_prob"] = given["old_log_prob"] + 0.2 * torch.randn(20, 30, generator=draw)
+    given["entropy"] = torch.rand(20, 30, generator=draw)
+    given["weight"] = torch.rand(20, 30, generator=draw).sub_(0.2).clamp_(min=0.0)  # some do not count
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        settings = {name: tensor.to(dtype) for name, tensor in given.items()}
+        learned = [settings[name].requires_grad_() for name in ("log_prob", "value", "entropy")]
+        one = loss(**settings, vf_clip_coef=vf_clip_coef)
+        gradients = torch.autograd.grad(3 * one.total, learned)
+        found.append([tensor.double() for tensor in (*vars(one).values(), *gradients)])
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["log_prob", "value", "advantage", "target"])
+def test_a_nan_is_not_hidden(name: str) -> None:
+    assert loss(**{name: torch.tensor([float("nan")])}).total.isnan()

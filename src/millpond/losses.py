@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from millpond.kernels.ppo_loss_compiled import ENTROPY, POLICY, VALUE, losses_and_gradients
 
 AllReduce = Callable[[Tensor], object]
 
@@ -49,6 +54,55 @@ def ppo_loss(
     A minibatch in parts passes the whole minibatch's number of living steps as `denominator`, so that the parts'
     gradients add up to exactly the gradient of the whole.
     """
+    given = (log_prob, old_log_prob, advantage, value, old_value, target, entropy, weight)
+    fused = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in given)
+    coefficients = clip_coef, vf_clip_coef, vf_coef, ent_coef
+    if fused and not torch.compiler.is_compiling():
+        total, means = _Fused.apply(*given, denominator, coefficients)  # type: ignore[no-untyped-call]
+        return PPOLoss(total, *means.unbind())
+    return _plain_loss(*given, denominator, *coefficients)
+
+
+class _Fused(torch.autograd.Function):
+    """The compiled loop as one step of torch's graph: in plain torch it is some forty, forth and back."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        *tensors, denominator, (clip, vf_clip, vf_coef, ent_coef) = given
+        weight = tensors[-1]
+        steps = float((weight > 0).sum() if denominator is None else denominator)
+        gradients = [torch.empty(weight.shape) for _ in range(3)]
+        arrays: list[Any] = [tensor.detach().reshape(-1).numpy() for tensor in tensors]
+        found = (gradient.view(-1).numpy() for gradient in gradients)
+        coefficients = steps, clip, inf if vf_clip is None else vf_clip, vf_coef, ent_coef
+        means = losses_and_gradients(*arrays, *coefficients, *found)  # type: ignore[call-arg]
+        ctx.gradients = gradients
+        parts = torch.from_numpy(means.astype(np.float32))
+        total = torch.tensor(means[POLICY] + vf_coef * means[VALUE] - ent_coef * means[ENTROPY], dtype=torch.float32)
+        ctx.mark_non_differentiable(parts)
+        return total, parts
+
+    @staticmethod
+    def backward(ctx: Any, d_total: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        d_log_prob, d_value, d_entropy = (gradient * d_total for gradient in ctx.gradients)
+        return d_log_prob, None, None, d_value, None, None, d_entropy, None, None, None
+
+
+def _plain_loss(
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantage: Tensor,
+    value: Tensor,
+    old_value: Tensor,
+    target: Tensor,
+    entropy: Tensor,
+    weight: Tensor,
+    denominator: Tensor | float | None,
+    clip_coef: float,
+    vf_clip_coef: float | None,
+    vf_coef: float,
+    ent_coef: float,
+) -> PPOLoss:
     counted = weight > 0
     steps = counted.sum() if denominator is None else denominator
     log_ratio = torch.where(counted, log_prob - old_log_prob, 0.0)

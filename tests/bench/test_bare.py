@@ -19,7 +19,8 @@ from millpond.envs.registry import describe
 from millpond.rollout import Draw
 from millpond.rollout.rows import resets
 from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.ppo_update import Coefficients, Estimate, train_minibatch
+from millpond.trainers.ppo_part import Coefficients, Estimate
+from millpond.trainers.ppo_update import train_minibatch
 from millpond.trainers.session import start_run
 
 
@@ -46,7 +47,8 @@ def test_a_bare_update_is_the_trainers_update(trainer: PPOTrainer) -> None:
 
     shape = (plan.minibatch_segments, plan.num_agents, plan.bptt_horizon)
     advantage = ready.advantage.view(shape).transpose(1, 2).contiguous()
-    estimate = Estimate(advantage, advantage, np.zeros(plan.segments), torch.zeros(()))
+    living = rows["alive"][: plan.segments].sum(dim=(1, 2))
+    estimate = Estimate(advantage, advantage, np.zeros(plan.segments), torch.zeros(()), living)
     ppo = trainer.recipe.ppo
     train_minibatch(
         real.unroll,

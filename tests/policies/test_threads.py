@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from millpond.envs.registry import describe
 from millpond.policies.policy import LEAST, build_policy
-from millpond.policies.threads import in_lanes, torch_threads
+from millpond.policies.threads import in_lanes, lanes, torch_threads
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,25 @@ def test_an_error_in_a_lane_is_the_callers_and_threads_are_given_back() -> None:
     with pytest.raises(ValueError, match="rows"):
         in_lanes(fail, 8, 1)
     assert torch.get_num_threads() == 2
+
+
+def test_one_lane_may_have_lanes_of_its_own_inside_and_two_may_not() -> None:
+    def inside(start: int, stop: int) -> int:
+        return len(in_lanes(lambda first, last: torch.get_num_threads(), 100, 10))
+
+    assert in_lanes(inside, 100, 60) == [2]
+    assert in_lanes(inside, 100, 10) == [1, 1]
+    assert lanes(100, 10) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores are the system's own business here")
+def test_lanes_are_not_woken_on_the_callers_core() -> None:
+    usable = os.sched_getaffinity(0)
+    allowed = in_lanes(lambda start, stop: os.sched_getaffinity(0), 2, 1)
+    assert os.sched_getaffinity(0) == usable  # the caller's own are as they were
+    if len(usable) > 1:
+        assert len(allowed[0]) == len(usable) - 1
+        assert allowed[1] == usable
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])

@@ -15,7 +15,8 @@ from millpond.policies import build_policy
 from millpond.ranks import ALONE, Ranks
 from millpond.rollout import Draw, Rows
 from millpond.trainers.over_ranks import begin_with_weights
-from millpond.trainers.ppo_update import Coefficients, estimate_advantages, train_minibatch
+from millpond.trainers.ppo_part import Coefficients
+from millpond.trainers.ppo_update import estimate_advantages, train_minibatch
 
 ROWS, HORIZON, AGENTS, HIDDEN = 12, 6, 2, 8
 MINIBATCHES = ([0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11])  # half of each is rank 0's

@@ -16,7 +16,8 @@ from millpond.config import load
 from millpond.rollout.rows import resets
 from millpond.rollout.sampling import Draw
 from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.ppo_update import Estimate, train_minibatch
+from millpond.trainers.ppo_part import Estimate
+from millpond.trainers.ppo_update import train_minibatch
 from millpond.trainers.session import start_run
 
 

@@ -20,9 +20,11 @@ from millpond.bench.timing import Effort, timed
 from millpond.losses import ppo_loss
 from millpond.policies.threads import in_lanes
 from millpond.rollout.rows import resets
+from millpond.trainers.clipping import clip_gradients
 from millpond.trainers.optimizers import make_optimizer
 from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.ppo_update import LEAST, TRAINED
+from millpond.trainers.ppo_part import TRAINED
+from millpond.trainers.ppo_update import least_rows
 
 READY = 2  # minibatches, and batches to act on, that take turns
 
@@ -120,11 +122,12 @@ class Network:
         for first in range(0, sequences, part):
             count = min(part, sequences - first)
             compute = partial(self._gradients, ready, first)
-            for gradients in in_lanes(compute, count, LEAST) if self.lanes else [compute(0, count)]:
+            least = least_rows(self.plan.bptt_horizon)
+            for gradients in in_lanes(compute, count, least) if self.lanes else [compute(0, count)]:
                 for parameter, gradient in zip(self.parameters, gradients, strict=True):
                     if gradient is not None:
                         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        nn.utils.clip_grad_norm_(self.parameters, self.ppo.max_grad_norm)
+        clip_gradients(self.parameters, self.ppo.max_grad_norm)
         self.optimizer.step()
 
     def _gradients(self, ready: Ready, first: int, start: int, stop: int) -> tuple[Tensor | None, ...]:

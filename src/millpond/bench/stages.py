@@ -24,7 +24,8 @@ from millpond.loop import Loop
 from millpond.record import Timer
 from millpond.rollout import Draw
 from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.ppo_update import INPUTS, Coefficients, Estimate, estimate_advantages, train_minibatch
+from millpond.trainers.ppo_part import Coefficients, Estimate
+from millpond.trainers.ppo_update import INPUTS, estimate_advantages, train_minibatch
 from millpond.trainers.worlds import WorldFactory
 
 LARGEST_WORLD = 512  # envs of the world that is stepped alone: maps of thousands take their time to make

@@ -18,7 +18,8 @@ CELL_KINDS = 16  # codes of a grid cell, where the world does not say how many t
 GATE_STEPS = 1_024  # sequence steps whose gates are in hand at once on the way back through a core
 ROW_STEPS = 384  # the same, where an LSTM goes over whole rows in one call
 PLAIN_VECTORS = 21  # that one step of a core's way back has at once in plain torch
-LANE_ROWS = 4  # rows for which another lane is worth waking
+LANE_STEPS = 1_024  # steps of sequences for which another lane is worth waking
+LANE_SEQUENCES = 4  # the same in sequences, within an LSTM
 MOMENTS = {"adam": 2, "adamw": 2, "radam": 2, "muon": 1}  # numbers that an optimiser keeps a parameter
 
 
@@ -153,9 +154,9 @@ def training_memory(
     rows: int,
     horizon: int,
     agents_per_row: int,
-    lanes: int = 1,
+    cores: int = 1,
 ) -> TrainingMemory | None:
-    """One gradient over `rows` rows, which so many lanes share."""
+    """One gradient over `rows` rows, which so many cores share."""
     count = parameters(spec, core, hidden_size)
     if spec is None or count is None:
         return None
@@ -167,7 +168,10 @@ def training_memory(
     way_back = encoders + _vectors_of_core(core, width, tanh) * hidden_size
     convolving = max((_way_back_of_images(part) for part in parts), default=0)
     steps = sequences * horizon
-    in_hand = lanes * _gates_in_hand(core, hidden_size, width, -(-sequences // lanes), horizon)
+    lanes, inner = _lanes(cores, rows, horizon * agents_per_row, sequences if core == "lstm" and width == FLOAT else 0)
+    in_hand = lanes * inner * _gates_in_hand(core, hidden_size, width, -(-sequences // (lanes * inner)), horizon)
+    if inner > 1:  # each lane has what it computes with in one piece of memory
+        way_back += hidden_size * FLOAT * (4 if spec.action.kind == "continuous" else 1)
     return TrainingMemory(
         minibatch=steps * sum(_kept_input(part) for part in parts),
         activations=max(steps * way_back + in_hand, steps * convolving),
@@ -177,9 +181,10 @@ def training_memory(
     )
 
 
-def lanes_of(cores: int, rows: int) -> int:
-    """Threads that share the rows of one gradient on the CPU."""
-    return max(1, min(cores, rows // LANE_ROWS))
+def _lanes(cores: int, rows: int, steps_per_row: int, sequences: int) -> tuple[int, int]:
+    """Threads that share the rows of one gradient, and those that share `sequences` of an LSTM where the former is one."""
+    lanes = max(1, min(cores, rows // -(-LANE_STEPS // steps_per_row)))
+    return lanes, max(1, min(cores, sequences // LANE_SEQUENCES)) if lanes == 1 else 1
 
 
 def _kept_input(part: Part) -> int:

@@ -11,7 +11,7 @@ from millpond.config.check import flatten
 from millpond.config.ppo_rules import batch_size, num_envs
 from millpond.config.recipe import PPORecipe
 from millpond.envs.spec import EnvSpec
-from millpond.planner.memory import TrainingMemory, collecting_bytes, field_bytes, lanes_of, row_fields, training_memory
+from millpond.planner.memory import TrainingMemory, collecting_bytes, field_bytes, row_fields, training_memory
 from millpond.sizes import rows_per_round
 
 
@@ -102,7 +102,6 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan
     ]
     largest = trainer.max_minibatch_size or trainer.minibatch_size
     part_rows = min(largest, trainer.minibatch_size) // horizon
-    lanes = lanes_of(cores, part_rows) if recipe.device == "cpu" and not trainer.compile else 1
     return PPOPlan(
         num_envs=envs,
         envs_per_group=envs // trainer.async_factor,
@@ -154,6 +153,6 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan
             part_rows,
             horizon,
             agents_per_row,
-            lanes,
+            cores if recipe.device == "cpu" and not trainer.compile else 1,
         ),
     )

@@ -1,4 +1,7 @@
-"""Drawing of choices, one pass over a batch. N steps, C choices, A logits of all choices together; float32."""
+"""Choices: drawing them, and how likely those taken were, one pass over a batch each.
+
+N steps  C choices  A logits of all choices together; float32
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy.typing as npt
 from millpond.compiled import compiled
 
 Floats = npt.NDArray[np.float32]
+LEAST = np.finfo(np.float32).min  # for what is forbidden; finite, so that where all is, no NaN comes of it
 
 
 @compiled
@@ -51,3 +55,68 @@ def draw_choices(
             log_probability += log(mass[chosen] / total)
             first = last
         log_prob[n] = log_probability
+
+
+@compiled
+def weigh_choices(
+    logits: Floats,
+    allowed: npt.NDArray[np.bool_],
+    sizes: npt.NDArray[np.int64],
+    action: npt.NDArray[np.int32],
+    log_prob: Floats,
+    entropy: Floats,
+    log_probs: Floats,
+    probs: Floats,
+) -> None:
+    """logits and allowed as above, action [N, C] -> log_prob and entropy [N]; and for the way back, of all, [N, A]."""
+    masked = allowed.shape[0] > 0
+    for n in range(logits.shape[0]):
+        first, chosen, spread = 0, 0.0, 0.0
+        for c in range(len(sizes)):
+            last = first + sizes[c]
+            top = -np.inf
+            for k in range(first, last):
+                log_probs[n, k] = LEAST if masked and not allowed[n, k] else logits[n, k]
+                top = max(top, log_probs[n, k])
+            total = 0.0
+            for k in range(first, last):
+                log_probs[n, k] -= top
+                probs[n, k] = exp(log_probs[n, k])
+                total += probs[n, k]
+            shift = log(total)
+            for k in range(first, last):
+                log_probs[n, k] -= shift
+                probs[n, k] /= total
+                spread -= probs[n, k] * log_probs[n, k]
+            chosen += log_probs[n, first + action[n, c]]
+            first = last
+        log_prob[n] = chosen
+        entropy[n] = spread
+
+
+@compiled
+def weigh_choices_backward(
+    log_probs: Floats,
+    probs: Floats,
+    allowed: npt.NDArray[np.bool_],
+    sizes: npt.NDArray[np.int64],
+    action: npt.NDArray[np.int32],
+    d_log_prob: Floats,
+    d_entropy: Floats,
+    d_logits: Floats,
+) -> None:
+    """d log p_a / d z_k = 1[k = a] - p_k, and dH / d z_k = -p_k (log p_k + H), for each choice; 0 where not allowed."""
+    masked = allowed.shape[0] > 0
+    for n in range(probs.shape[0]):
+        first = 0
+        for c in range(len(sizes)):
+            last = first + sizes[c]
+            spread = 0.0
+            for k in range(first, last):
+                spread -= probs[n, k] * log_probs[n, k]
+            for k in range(first, last):
+                share = d_log_prob[n] + d_entropy[n] * (log_probs[n, k] + spread)
+                d_logits[n, k] = (d_log_prob[n] if k == first + action[n, c] else 0.0) - probs[n, k] * share
+                if masked and not allowed[n, k]:
+                    d_logits[n, k] = 0.0
+            first = last

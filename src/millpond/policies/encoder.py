@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.envs.spec import ObservationSpec, Part, PartKind
+from millpond.policies.dense import Dense, is_dense_fused
 from millpond.policies.errors import PolicyError
 from millpond.policies.grid import GridEncoder
 from millpond.policies.normalizer import AllReduce, Normalizer
@@ -62,6 +63,7 @@ class ObservationEncoder(nn.Module):
         # tanh is customary for PPO on plain vectors, ReLU on what is looked at and for Q-learning.
         tanh = kinds == {"vector"} and not layer_norm
         self.activation: nn.Module = nn.Tanh() if tanh else nn.ReLU(inplace=True)
+        self.one_vector = tanh and len(self.encoders) == 1  # a linear layer and tanh, and nothing else
         if normalize and not self.normalizers():
             raise PolicyError(
                 f"policy.normalize_observations=true, but no part of the observation is a vector "
@@ -84,6 +86,12 @@ class ObservationEncoder(nn.Module):
             encoder.reset_parameters(generator)  # type: ignore[operator]
 
     def forward(self, observation: Tensor) -> Tensor:
+        if self.one_vector:
+            encoder = self.encoders[0]
+            assert isinstance(encoder, VectorEncoder)
+            numbers = encoder.scaled(self.readers[0](observation)).contiguous()
+            if is_dense_fused(numbers):
+                return Dense.apply(numbers, encoder.linear.weight, self.bias)  # type: ignore[no-any-return, no-untyped-call]
         total: Tensor = self.bias
         for reader, encoder in zip(self.readers, self.encoders, strict=True):
             total = encoder(reader(observation)) + total

@@ -9,16 +9,16 @@ N steps  A logits, the sizes of all choices together
 from __future__ import annotations
 
 from math import log, pi
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from millpond.envs.spec import ActionSpec
-from millpond.policies.choice_kernels import draw_choices
+from millpond.policies.choice_kernels import draw_choices, weigh_choices, weigh_choices_backward
 from millpond.policies.errors import PolicyError
-from millpond.policies.precision import is_fused_now
+from millpond.policies.precision import is_fused_for, is_fused_now
 
 EVERYTHING = np.zeros((0, 0), np.bool_)  # is allowed
 
@@ -54,7 +54,7 @@ class ChoiceHead(nn.Module):
         if not spec.sizes or min(spec.sizes) < 1:
             raise PolicyError(f"{spec.kind} actions have sizes {spec.sizes}; each must be at least 1")
         self.sizes = spec.sizes
-        self._sizes = np.array(spec.sizes, np.int64)
+        self.choice_sizes = np.array(spec.sizes, np.int64)
         self.outputs = sum(spec.sizes)
         self.several = spec.kind == "multidiscrete"
 
@@ -91,15 +91,48 @@ class ChoiceHead(nn.Module):
         draws = torch.rand(steps, choices, dtype=torch.float64, generator=generator)
         action, log_prob = torch.empty(steps, choices, dtype=torch.int32), torch.empty(steps)
         allowed = EVERYTHING if mask is None else mask.numpy()
-        draw_choices(logits.numpy(), allowed, self._sizes, draws.numpy(), action.numpy(), log_prob.numpy())
+        draw_choices(logits.numpy(), allowed, self.choice_sizes, draws.numpy(), action.numpy(), log_prob.numpy())
         return action if self.several else action.view(steps), log_prob
 
     def evaluate(self, numbers: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        taken = (action if self.several else action.unsqueeze(-1)).long()
-        choices = self._log_probs(numbers, mask)
-        chosen = [choice.gather(-1, taken[..., k : k + 1]).squeeze(-1) for k, choice in enumerate(choices)]
+        logits, taken = precise(numbers), action if self.several else action.unsqueeze(-1)
+        if is_fused_for(logits) and not torch.compiler.is_compiling():
+            return _Weighed.apply(logits, taken, mask, self.choice_sizes)  # type: ignore[no-any-return, no-untyped-call]
+        choices = self._log_probs(logits, mask)
+        chosen = [choice.gather(-1, taken[..., k : k + 1].long()).squeeze(-1) for k, choice in enumerate(choices)]
         spreads = [-(choice.exp() * choice).sum(-1) for choice in choices]
         return sum(chosen[1:], start=chosen[0]), sum(spreads[1:], start=spreads[0])
+
+
+class _Weighed(torch.autograd.Function):
+    """`weigh_choices` as one step of torch's graph: in plain torch it is a dozen, forth and back."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, action: Tensor, mask: Tensor | None, sizes: Any) -> tuple[Tensor, Tensor]:
+        flat = logits.detach().reshape(-1, logits.shape[-1])
+        ctx.sizes, ctx.shape = sizes, logits.shape
+        ctx.taken = action.reshape(-1, len(sizes)).int().numpy()
+        ctx.allowed = EVERYTHING if mask is None else mask.reshape(flat.shape).numpy()
+        ctx.log_probs, ctx.probs = np.empty(flat.shape, np.float32), np.empty(flat.shape, np.float32)
+        log_prob, entropy = torch.empty(logits.shape[:-1]), torch.empty(logits.shape[:-1])
+        found = log_prob.numpy().reshape(-1), entropy.numpy().reshape(-1)
+        weigh_choices(flat.numpy(), ctx.allowed, sizes, ctx.taken, *found, ctx.log_probs, ctx.probs)
+        return log_prob, entropy
+
+    @staticmethod
+    def backward(ctx: Any, d_log_prob: Tensor, d_entropy: Tensor) -> tuple[Tensor, None, None, None]:
+        d_logits = torch.empty(ctx.shape)
+        weigh_choices_backward(
+            ctx.log_probs,
+            ctx.probs,
+            ctx.allowed,
+            ctx.sizes,
+            ctx.taken,
+            d_log_prob.reshape(-1).numpy(),
+            d_entropy.reshape(-1).numpy(),
+            d_logits.numpy().reshape(ctx.probs.shape),
+        )
+        return d_logits, None, None, None
 
 
 class GaussianHead(nn.Module):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,7 +23,10 @@ from torch.nn import functional as F
 from millpond.policies import lstm_kernels as kernels
 from millpond.policies import lstm_rows, products
 from millpond.policies.precision import computing_dtype, is_fused_for, is_fused_now
+from millpond.policies.threads import in_lanes, one_each
 from millpond.policies.unrolling import BLOCK, blocks_backward, carried_states
+
+LEAST = 4  # sequences for which another thread is worth waking
 
 
 def gates_forward_plain(gates: Tensor, before: Tensor, reset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -192,6 +196,56 @@ def _backward(ctx: Any, d_hidden: Tensor | None, *unused: None) -> tuple[Tensor 
 lstm_unroll.register_autograd(_backward, setup_context=_save)
 
 
+class _Rows(torch.autograd.Function):
+    """`lstm_unroll` in float32 on the CPU, where each thread takes some of the sequences through all of their steps."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> Tensor:
+        inputs, hidden0, cell0, reset, w_input, w_hidden, bias = (tensor.detach().numpy() for tensor in given)
+        steps, batch = reset.shape
+        size = hidden0.shape[1]
+        hidden = np.empty((steps, batch, size), np.float32)
+
+        def piece(first: int, last: int) -> Any:
+            shape, alone = (steps, last - first), last - first == batch
+            kept = (
+                inputs if alone else np.empty((*shape, inputs.shape[2]), np.float32),
+                reset if alone else np.empty(shape, np.bool_),
+                hidden if alone else np.empty((*shape, size), np.float32),
+                np.empty((*shape, 4 * size), np.float32),
+                np.empty((*shape, size), np.float32),
+            )
+            begun = inputs, hidden0, cell0, reset, w_input, w_hidden, bias, hidden
+            lstm_rows.piece_forward(products.SGEMM, first, last, *begun, *kept)
+            return first, last, kept
+
+        ctx.kept = in_lanes(piece, batch, LEAST)
+        ctx.begun = hidden0, cell0, w_input, w_hidden
+        return torch.from_numpy(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
+        hidden0, cell0, w_input, w_hidden = ctx.begun
+        d_hidden = d_output.contiguous().numpy()
+        d_inputs = np.empty((*d_hidden.shape[:2], w_input.shape[1]), np.float32)
+        d_hidden0, d_cell0 = np.empty_like(hidden0), np.zeros_like(cell0)
+
+        def piece(number: int, _: int) -> Any:
+            first, last, kept = ctx.kept[number]
+            d_weights = np.zeros_like(w_input), np.zeros_like(w_hidden), np.zeros_like(w_hidden[:, 0])
+            found = d_inputs, d_hidden0, d_cell0, *d_weights
+            lstm_rows.piece_backward(products.SGEMM, first, last, d_hidden, *ctx.begun, *kept, *found)  # type: ignore[call-arg]
+            return d_weights
+
+        # Gradients of weights are added up in the order of the sequences, so that a run repeats.
+        d_weights, *others = one_each(piece, len(ctx.kept))
+        for other in others:
+            for total, more in zip(d_weights, other, strict=True):
+                total += more
+        d_state, d_all_weights = map(torch.from_numpy, (d_hidden0, d_cell0)), map(torch.from_numpy, d_weights)
+        return torch.from_numpy(d_inputs), *d_state, None, *d_all_weights
+
+
 class LSTM(nn.Module):
     """One layer. The state [B, 2, H] is the hidden state and the cell, in float32."""
 
@@ -243,5 +297,8 @@ class LSTM(nn.Module):
         dtype = computing_dtype(features)
         weights = (self.w_input.to(dtype), self.w_hidden.to(dtype), self.bias.to(dtype))
         hidden0, cell0 = state[:, 0].to(dtype).contiguous(), state[:, 1].contiguous()
-        hidden: Tensor = lstm_unroll(features.to(dtype).contiguous(), hidden0, cell0, reset.contiguous(), *weights)[0]
+        given = features.to(dtype).contiguous(), hidden0, cell0, reset.contiguous(), *weights
+        if is_fused_for(given[0]) and products.SGEMM and not torch.compiler.is_compiling():
+            return _Rows.apply(*given)  # type: ignore[no-any-return, no-untyped-call]
+        hidden: Tensor = lstm_unroll(*given)[0]
         return hidden

@@ -84,7 +84,8 @@ def rows_backward(
 ) -> None:
     """The way back from d_output [T, B, H]. `d_cell` and the gradients of weights come as zeros; all are written to.
 
-    `d_gates` [K, B, 4H] and `began` [K, B, H] are for the K steps that are in hand at once.
+    `d_inputs` may have the memory of `inputs`. `d_gates` [K, B, 4H] and `began` [K, B, H] are for the K steps that are
+    in hand at once.
     """
     steps, batch = reset.shape
     size, most = hidden0.shape[1], len(d_gates)
@@ -100,13 +101,83 @@ def rows_backward(
             add_product(sgemm, d_sums, w_hidden, ZERO, d_hidden0)
             copy_unless(reset[t], hidden[t - 1] if t else hidden0, began[t - start])
         sums = d_gates[: stop - start].reshape(length, 4 * size)
-        add_product(sgemm, sums, w_input, ZERO, d_inputs[start:stop].reshape(length, inputs.shape[2]))
         add_transposed_product(sgemm, sums, inputs[start:stop].reshape(length, inputs.shape[2]), ONE, d_w_input)
+        add_product(sgemm, sums, w_input, ZERO, d_inputs[start:stop].reshape(length, inputs.shape[2]))
         add_transposed_product(sgemm, sums, began[: stop - start].reshape(length, size), ONE, d_w_hidden)
         for row in range(length):
             for k in range(4 * size):
                 d_bias[k] += sums[row, k]
     copy_unless(reset[0], d_hidden0, d_hidden0)
+
+
+@compiled_fast
+def piece_forward(
+    sgemm: int,
+    first: int,
+    last: int,
+    inputs: Floats,
+    hidden0: Floats,
+    cell0: Floats,
+    reset: Flags,
+    w_input: Floats,
+    w_hidden: Floats,
+    bias: Floats,
+    hidden: Floats,
+    kept_inputs: Floats,
+    kept_reset: Flags,
+    kept_hidden: Floats,
+    gates: Floats,
+    cell: Floats,
+) -> None:
+    """`rows_forward` of the sequences first..last-1 out of all: into `hidden`, and into what is kept for the way back.
+
+    What is kept is of these sequences only, [T, b, ...], so that a block of steps is one piece of memory.
+    """
+    alone = last - first == reset.shape[1]  # what is kept are then the given arrays themselves
+    if not alone:
+        kept_inputs[:] = inputs[:, first:last]
+        kept_reset[:] = reset[:, first:last]
+    begin = hidden0[first:last], cell0[first:last]
+    rows_forward(sgemm, kept_inputs, *begin, kept_reset, w_input, w_hidden, bias, kept_hidden, gates, cell)
+    if not alone:
+        hidden[:, first:last] = kept_hidden
+
+
+@compiled_fast
+def piece_backward(
+    sgemm: int,
+    first: int,
+    last: int,
+    d_output: Floats,
+    hidden0: Floats,
+    cell0: Floats,
+    w_input: Floats,
+    w_hidden: Floats,
+    inputs: Floats,
+    reset: Flags,
+    hidden: Floats,
+    gates: Floats,
+    cell: Floats,
+    d_inputs: Floats,
+    d_hidden0: Floats,
+    d_cell: Floats,
+    d_w_input: Floats,
+    d_w_hidden: Floats,
+    d_bias: Floats,
+) -> None:
+    """`rows_backward` of the same sequences, from what was kept of them; gradients of weights are of these only."""
+    steps, batch = reset.shape
+    block = min(steps, max(1, BLOCK // batch))
+    d_gates = np.empty((block, batch, gates.shape[2]), np.float32)
+    began = np.empty((block, batch, hidden.shape[2]), np.float32)
+    alone = batch == d_output.shape[1]
+    d_hidden = d_output if alone else np.ascontiguousarray(d_output[:, first:last])
+    d_features = d_inputs if alone else np.empty_like(inputs)
+    kept = hidden, gates, cell, inputs, hidden0[first:last], cell0[first:last], reset
+    found = d_features, d_hidden0[first:last], d_cell[first:last], d_w_input, d_w_hidden, d_bias
+    rows_backward(sgemm, d_hidden, *kept, w_input, w_hidden, *found, d_gates, began)
+    if not alone:
+        d_inputs[:, first:last] = d_features
 
 
 @compiled_fast

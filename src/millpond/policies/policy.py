@@ -125,12 +125,14 @@ class Policy(nn.Module):
         zeroed before step t is taken.
         """
         batch, steps = reset.shape
-        # Time goes first from here on, so that each step of the core is one piece of memory. Bytes are cheap to move.
+        # Time goes first from here on, so that each step of the core is one piece of memory. `Rows.sequences` lays
+        # memory out like that already, so that nothing is moved here.
         features = self.encoder(observation.transpose(0, 1).flatten(0, 1)).view(steps, batch, -1)
         hidden = self.core.unroll(features, state, reset.t().contiguous())
-        numbers = self.output(hidden).transpose(0, 1)
-        log_prob, entropy = self.head.evaluate(numbers[..., :-1], action, action_mask)
-        return Unrolled(log_prob, entropy, numbers[..., -1].float())
+        numbers, value = self.output(hidden).split((self.head.outputs, 1), -1)
+        mask = None if action_mask is None else action_mask.transpose(0, 1)
+        log_prob, entropy = self.head.evaluate(numbers, action.transpose(0, 1), mask)
+        return Unrolled(log_prob.t(), entropy.t(), value.squeeze(-1).t().float())
 
     @torch.no_grad()
     def update_normalizer(self, observation: Tensor, all_reduce: AllReduce | None = None) -> None:

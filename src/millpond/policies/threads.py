@@ -2,27 +2,73 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
 Result = TypeVar("Result")
 
 
+class _Team:
+    """Threads for lanes, started when they are first needed. In all of them torch computes with that thread alone.
+
+    A thread that is woken is often put on the very core of the one who woke it, and only milliseconds later on an idle
+    one; all lanes of short work would run one after the other. So before they are woken, the caller's own core is
+    closed to them.
+    """
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="millpond-lane", initializer=self._join)
+        self.cores = _usable_cores()
+        self.callers_core = -1
+        self.members: list[int] = []
+
+    def _join(self) -> None:
+        torch.set_num_threads(1)
+        self.members.append(threading.get_native_id())
+        self._leave_callers_core(self.members[-1])
+
+    def make_way(self) -> None:
+        """To be called before lanes are woken."""
+        core = _current_core()
+        if core != self.callers_core:
+            self.callers_core = core
+            for member in self.members:
+                self._leave_callers_core(member)
+
+    def _leave_callers_core(self, member: int) -> None:
+        others = self.cores - {self.callers_core}
+        if others:
+            os.sched_setaffinity(member, others)
+
+
+def _usable_cores() -> frozenset[int]:
+    """None where the system does not say, and then cores are left to it."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
 @lru_cache(maxsize=1)
-def _pool() -> ThreadPoolExecutor:
-    """Starts a thread when one is first needed. In all of them torch computes with that thread alone."""
-    return ThreadPoolExecutor(
-        os.cpu_count(), thread_name_prefix="millpond-lane", initializer=torch.set_num_threads, initargs=(1,)
-    )
+def _core_reader() -> Callable[[], int]:
+    return cast(Callable[[], int], getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1))
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+def _current_core() -> int:
+    return _core_reader()()
+
+
+@lru_cache(maxsize=1)
+def _team() -> _Team:
+    return _Team()
+
+
+os.register_at_fork(after_in_child=_team.cache_clear)  # threads do not survive a fork
 
 
 @contextmanager
@@ -39,35 +85,58 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def in_threads(function: Callable[[int, int], Result], count: int, least: int) -> list[Result]:
-    """Call function(start, stop) for pieces of range(count), one a thread, none smaller than `least`.
+class _Here(threading.local):
+    """What this thread may use: as many lanes as torch has threads, unless it is itself in a lane."""
 
-    For compiled kernels, which let go of Python's lock. Each piece must write to places of its own, so that the result
-    does not depend on the number of threads.
-    """
-    return _share_out(function, count, lanes(count, least))
+    lanes: int | None = None
+
+
+_here = _Here()
 
 
 def lanes(count: int, least: int) -> int:
     """How many lanes so many items are shared out among, none with fewer than `least`."""
-    return max(1, min(torch.get_num_threads(), count // least))
+    return max(1, min(_here.lanes or torch.get_num_threads(), count // least))
+
+
+@contextmanager
+def _in_lane(lanes_inside: int) -> Iterator[None]:
+    """Torch computes with one thread, and compiled loops may be shared out among so many."""
+    before, _here.lanes = _here.lanes, lanes_inside
+    try:
+        with torch_threads(1):
+            yield
+    finally:
+        _here.lanes = before
 
 
 def in_lanes(function: Callable[[int, int], Result], count: int, least: int) -> list[Result]:
-    """The same for functions that call torch: a lane takes its piece through all of them with one thread.
+    """Call function(start, stop) for pieces of range(count), one a thread, none smaller than `least`; torch computes
+    with one thread in each, and so does the BLAS that compiled loops call.
 
-    Torch would rather share out every operation, which is a meeting of all threads a few thousand times a minibatch,
-    and leaves them idle in whatever cannot be shared out. Where there is too little for two lanes, there is too little
-    for that as well. Gradient and inference modes are each thread's own: the function sets what it needs.
+    For compiled loops, which let go of Python's lock, and for long work of torch, which otherwise shares out every
+    operation: a meeting of all threads a few thousand times a minibatch, and idle ones in whatever cannot be shared out.
+    Short work of torch is best left to one lane, or lanes wait for each other's lock; the loops inside it can have
+    lanes of their own then. Gradient and inference modes are each thread's own: the function sets what it needs.
     """
     pieces = lanes(count, least)
-    with torch_threads(1):
+    with _in_lane(1 if pieces > 1 else _here.lanes or torch.get_num_threads()):
         return _share_out(function, count, pieces)
+
+
+def one_each(function: Callable[[int, int], Result], pieces: int) -> list[Result]:
+    """The same for pieces that are there already: function(k, k + 1), each on a thread of its own."""
+    with _in_lane(1):
+        return _share_out(function, pieces, pieces)
 
 
 def _share_out(function: Callable[[int, int], Result], count: int, pieces: int) -> list[Result]:
     """In the order of the pieces. The caller's own thread takes the last one."""
+    if pieces == 1:
+        return [function(0, count)]
     edges = [count * piece // pieces for piece in range(pieces + 1)]
-    others = [_pool().submit(function, edges[k], edges[k + 1]) for k in range(pieces - 1)]
+    team = _team()
+    team.make_way()
+    others = [team.pool.submit(function, edges[k], edges[k + 1]) for k in range(pieces - 1)]
     last = function(edges[-2], edges[-1])
     return [*(future.result() for future in others), last]

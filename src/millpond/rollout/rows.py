@@ -85,14 +85,14 @@ class Rows:
             tensor[:count] = tensor[first_row : first_row + count].clone()
 
     def sequences(self, names: Sequence[str], rows: Tensor, device: torch.device) -> dict[str, Tensor]:
-        """The given rows as sequences: [b, T, a, ...] becomes [b * a, T, ...] on `device`."""
-        found = {}
-        for name in names:
-            picked = self.arrays[name].index_select(0, rows.to(self.device))
-            if self.fields[name].per_step:
-                picked = picked.transpose(1, 2)
-            found[name] = picked.flatten(0, 1).contiguous().to(device)
-        return found
+        """The given rows as sequences: [b, T, a, ...] becomes [b * a, T, ...] on `device`, with time first in memory."""
+        rows = rows.to(self.device)
+        return {
+            name: pick_sequences(self.arrays[name], rows, device)
+            if self.fields[name].per_step
+            else self.arrays[name].index_select(0, rows).flatten(0, 1).to(device)
+            for name in names
+        }
 
     def state_dict(self, kept: int) -> dict[str, Tensor]:
         """The rows that wait for the next iteration."""
@@ -103,7 +103,13 @@ class Rows:
             self.arrays[name][: tensor.shape[0]] = tensor
 
 
+def pick_sequences(array: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """[R, T, a, ...] and rows [b] -> [b * a, T, ...], with time first in memory."""
+    return array.index_select(0, rows).to(device).transpose(0, 1).contiguous().flatten(1, 2).transpose(0, 1)
+
+
 def resets(terminated: Tensor, truncated: Tensor) -> Tensor:
     """Where a sequence's state is zeroed before the step: behind each end of an episode. [b, T] -> [b, T]"""
-    ended = terminated | truncated
-    return torch.cat([torch.zeros_like(ended[:, :1]), ended[:, :-1]], dim=1)
+    began = torch.zeros_like(terminated)  # with the memory laid out as it is there
+    torch.logical_or(terminated[:, :-1], truncated[:, :-1], out=began[:, 1:])
+    return began

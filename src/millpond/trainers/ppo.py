@@ -32,7 +32,8 @@ from millpond.trainers.build import make_policy
 from millpond.trainers.evaluate import Evaluation, evaluate
 from millpond.trainers.optimizers import make_optimizer
 from millpond.trainers.over_ranks import begin_with_weights, collected_by_all, rank_device, rank_seeds, rank_vector
-from millpond.trainers.ppo_update import Coefficients, Estimate, estimate_advantages, train_minibatch
+from millpond.trainers.ppo_part import Coefficients, Estimate
+from millpond.trainers.ppo_update import estimate_advantages, train_minibatch
 from millpond.trainers.reporting import report_at_end
 from millpond.trainers.sinks import make_sinks
 from millpond.trainers.summary import summarise

@@ -11,30 +11,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from millpond.kernels.advantage import advantage_numba, advantage_torch
 from millpond.losses import AllReduce, explained_variance, normalise, ppo_loss
-from millpond.policies.threads import in_lanes
-from millpond.rollout.rows import Rows, resets
+from millpond.policies.threads import in_lanes, torch_threads
+from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
+from millpond.trainers.clipping import clip_gradients
+from millpond.trainers.ppo_part import Coefficients, Estimate, Part
+from millpond.trainers.ppo_rows import Gradients, can_take, policy_of, rows_in_one_call
 
 INPUTS = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "alive")
-Gradients = tuple[Tensor | None, ...]
-LEAST = 4  # rows for which another lane is worth waking
-TRAINED = ("observation", "action", "terminated", "truncated", "alive", "log_prob", "value")
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Advantages of an iteration's rows, raw and as they are trained on."""
-
-    advantage: Tensor  # [R, T, a], raw: V + A is the value's target
-    scaled: Tensor  # [R, T, a], normalised over the rows trained, where the config says so
-    priority: np.ndarray[Any, np.dtype[np.float64]]  # [R]: the sum of |A| over a row
-    explained_variance: Tensor
+LEAST = 1024  # steps of sequences for which another lane is worth waking
 
 
 def estimate_advantages(
@@ -70,18 +60,8 @@ def estimate_advantages(
         normalise(advantage, alive, add_up) if normalize else advantage,
         advantage.abs().sum(dim=(1, 2)).double().cpu().numpy(),
         explained_variance(arrays["value"], target, alive, add_up),
+        alive.sum(dim=(1, 2)),
     )
-
-
-@dataclass(frozen=True)
-class Coefficients:
-    """What the loss is weighed with, at this point of the run."""
-
-    clip_coef: float
-    vf_clip_coef: float | None
-    vf_coef: float
-    ent_coef: float
-    max_grad_norm: float
 
 
 @dataclass(frozen=True)
@@ -90,6 +70,11 @@ class Step:
 
     metrics: dict[str, Tensor]
     agent_steps: Tensor
+
+
+def least_rows(steps_per_row: int) -> int:
+    """Rows that a lane must have at least."""
+    return -(-LEAST // steps_per_row)
 
 
 def train_minibatch(
@@ -114,16 +99,19 @@ def train_minibatch(
     living steps of all, so that their gradients add up to that of all rows together.
     """
     picked = torch.from_numpy(draw.rows)
-    living = rows["alive"].index_select(0, picked.to(rows.device)).sum().to(device)
+    living = estimate.living.index_select(0, picked.to(rows.device)).sum().to(device)
     if add_up is not None:
         add_up(living)
     living = living.clamp(min=1)
 
     def share(first: int, start: int, stop: int) -> tuple[dict[str, Tensor], Gradients]:
-        part = slice(first + start, first + stop)
-        losses = _part_loss(
-            unroll, rows, estimate, picked[part], draw.weight[part], coefficients, living, device, autocast
-        )
+        at = slice(first + start, first + stop)
+        part = Part.of(rows, estimate, picked[at], draw.weight[at], device)
+        with autocast():
+            policy = policy_of(unroll)
+            if policy is not None and can_take(policy, device):
+                return rows_in_one_call(policy, parameters, part, coefficients, float(living))
+            losses = part_loss(unroll, part, coefficients, living)
         return losses, torch.autograd.grad(losses.pop("total"), parameters, allow_unused=True)
 
     optimizer.zero_grad(set_to_none=True)
@@ -131,13 +119,15 @@ def train_minibatch(
     for first in range(0, len(picked), part_rows):
         count = min(part_rows, len(picked) - first)
         lanes = in_parallel and device.type == "cpu"
-        shares = in_lanes(partial(share, first), count, LEAST) if lanes else [share(first, 0, count)]
+        least = least_rows(rows.horizon * rows.agents_per_row)
+        shares = in_lanes(partial(share, first), count, least) if lanes else [share(first, 0, count)]
         for losses, gradients in shares:
             _add(parameters, gradients, sums, losses)
     if add_up is not None:
         _add_up_together(add_up, [*(p.grad for p in parameters if p.grad is not None), *sums.values()])
-    sums["grad_norm"] = nn.utils.clip_grad_norm_(parameters, coefficients.max_grad_norm)
-    optimizer.step()
+    sums["grad_norm"] = clip_gradients(parameters, coefficients.max_grad_norm)
+    with torch_threads(1) if device.type == "cpu" else nullcontext():  # waking others takes longer
+        optimizer.step()
     return Step(sums, living)
 
 
@@ -160,47 +150,19 @@ def _add_up_together(add_up: AllReduce, tensors: list[Tensor]) -> None:
         tensor.detach().copy_(summed.view_as(tensor))
 
 
-def _part_loss(
-    unroll: Callable[..., Any],
-    rows: Rows,
-    estimate: Estimate,
-    picked: Tensor,
-    weight: np.ndarray[Any, np.dtype[np.float32]],
-    coefficients: Coefficients,
-    living: Tensor,
-    device: torch.device,
-    autocast: Callable[[], AbstractContextManager[Any]],
-) -> dict[str, Tensor]:
-    names = [*TRAINED, *(name for name in ("initial_state", "action_mask") if name in rows.fields)]
-    batch = rows.sequences(names, picked, device)
-    agents = rows.agents_per_row
-    chosen = picked.to(rows.device)
-    advantage, raw = (
-        array.index_select(0, chosen).transpose(1, 2).flatten(0, 1).to(device)
-        for array in (estimate.scaled, estimate.advantage)
-    )
-    alive = batch["alive"]
-    weights = torch.from_numpy(weight).to(device).repeat_interleave(agents)[:, None] * alive
-    state = batch.get("initial_state")
-    if state is None:
-        state = torch.zeros((len(alive), 0, 0), device=device)
-    with autocast():
-        unrolled = unroll(
-            batch["observation"],
-            state,
-            resets(batch["terminated"], batch["truncated"]),
-            batch["action"],
-            action_mask=batch.get("action_mask"),
-        )
+def part_loss(unroll: Callable[..., Any], part: Part, coefficients: Coefficients, living: Tensor) -> dict[str, Tensor]:
+    batch = part.batch
+    mask = batch.get("action_mask")
+    unrolled = unroll(part.take_observations(), part.state, part.reset, batch["action"], action_mask=mask)
     loss = ppo_loss(
-        unrolled.log_prob.float(),
-        batch["log_prob"],
-        advantage,
-        unrolled.value.float(),
-        batch["value"],
-        raw + batch["value"],
-        unrolled.entropy.float(),
-        weights,
+        unrolled.log_prob.float().t(),
+        batch["log_prob"].t(),
+        part.advantage.t(),
+        unrolled.value.float().t(),
+        batch["value"].t(),
+        part.target.t(),
+        unrolled.entropy.float().t(),
+        part.weight.t(),
         clip_coef=coefficients.clip_coef,
         vf_clip_coef=coefficients.vf_clip_coef,
         vf_coef=coefficients.vf_coef,

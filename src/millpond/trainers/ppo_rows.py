@@ -1,0 +1,243 @@
+"""An LSTM's rows from features to gradients in one compiled call a lane: core, heads, loss, and all the way back.
+
+Between two products of a small network plain torch spends more time on arranging its operations than on computing
+them, and holds Python's lock meanwhile. What is computed here is what `Policy.unroll` and `ppo_loss` compute.
+
+T steps  B sequences, b of a lane  H hidden  A logits  C choices  N = T * b
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from millpond.compiled import compiled_fast
+from millpond.kernels.ppo_loss_compiled import losses_and_gradients
+from millpond.policies import products
+from millpond.policies.choice_kernels import weigh_choices, weigh_choices_backward
+from millpond.policies.heads import ChoiceHead
+from millpond.policies.lstm import LEAST as LEAST_SEQUENCES
+from millpond.policies.lstm import LSTM
+from millpond.policies.lstm_kernels import ONE, ZERO
+from millpond.policies.lstm_rows import BLOCK, rows_backward, rows_forward
+from millpond.policies.policy import Policy
+from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
+from millpond.policies.threads import in_lanes
+from millpond.trainers.ppo_part import Coefficients, Part
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
+Coefs = tuple[float, float, float, float, float]
+Gradients = tuple[Tensor | None, ...]
+EVERYTHING = np.zeros((0, 0, 0), np.bool_)  # is allowed
+
+
+class Given(NamedTuple):
+    """What was stored of the sequences, each [T, B, ...]; `allowed` [0, 0, 0] where everything is."""
+
+    reset: Flags
+    action: npt.NDArray[np.int32]  # [T, B, C]
+    allowed: Flags  # [T, B, A]
+    log_prob: Floats
+    advantage: Floats
+    value: Floats
+    target: Floats
+    weight: Floats
+
+
+class Weights(NamedTuple):
+    """Of the core and of the layer behind it; or their gradients."""
+
+    w_input: Floats
+    w_hidden: Floats
+    bias: Floats
+    w_output: Floats
+    b_output: Floats
+
+
+class Held(NamedTuple):
+    """Memory of a lane, each [T, b, ...] but the last two, which are of the steps that are in hand at once [K, b, ...]."""
+
+    inputs: Floats
+    hidden: Floats
+    gates: Floats
+    cell: Floats
+    d_hidden: Floats
+    d_inputs: Floats  # may be that of `inputs`
+    d_gates: Floats
+    began: Floats
+
+
+@compiled_fast
+def rows_gradients(
+    sgemm: int,
+    first: int,
+    last: int,
+    features: Floats,
+    hidden0: Floats,
+    cell0: Floats,
+    given: Given,
+    weights: Weights,
+    sizes: npt.NDArray[np.int64],
+    coefs: Coefs,
+    held: Held,
+    d_features: Floats,
+    found: Weights,
+) -> npt.NDArray[np.float64]:
+    """The losses' means [5] of the sequences first..last-1 out of B; their gradients go to `d_features` and `found`.
+
+    `found` comes as zeros, and is of these sequences only. `coefs`: the steps that means are over, and those of the loss.
+    A lane that has all sequences holds `features` and `d_features` themselves.
+    """
+    steps, batch, size = features.shape[0], last - first, hidden0.shape[1]
+    alone = batch == features.shape[1]
+    count, logits_count = steps * batch, weights.w_output.shape[0] - 1
+    if not alone:
+        held.inputs[:] = features[:, first:last]
+    reset = np.ascontiguousarray(given.reset[:, first:last])
+    begun = hidden0[first:last], cell0[first:last]
+    layer = weights.w_input, weights.w_hidden, weights.bias
+    rows_forward(sgemm, held.inputs, *begun, reset, *layer, held.hidden, held.gates, held.cell)
+    flat = held.hidden.reshape(count, size)
+    numbers = np.empty((count, logits_count + 1), np.float32)
+    for n in range(count):
+        numbers[n] = weights.b_output
+    add_product_transposed(sgemm, flat, weights.w_output, ONE, numbers)
+
+    logits, value = np.ascontiguousarray(numbers[:, :logits_count]), np.ascontiguousarray(numbers[:, logits_count])
+    action = np.ascontiguousarray(given.action[:, first:last]).reshape(count, given.action.shape[2])
+    allowed = np.empty((0, 0), np.bool_)
+    if given.allowed.shape[0] > 0:
+        allowed = np.ascontiguousarray(given.allowed[:, first:last]).reshape(count, logits_count)
+    log_prob, entropy = np.empty(count, np.float32), np.empty(count, np.float32)
+    log_probs, probs = np.empty_like(logits), np.empty_like(logits)
+    weigh_choices(logits, allowed, sizes, action, log_prob, entropy, log_probs, probs)
+    d_log_prob, d_value, d_entropy = np.empty_like(log_prob), np.empty_like(log_prob), np.empty_like(log_prob)
+    means = losses_and_gradients(
+        log_prob,
+        np.ascontiguousarray(given.log_prob[:, first:last]).reshape(count),
+        np.ascontiguousarray(given.advantage[:, first:last]).reshape(count),
+        value,
+        np.ascontiguousarray(given.value[:, first:last]).reshape(count),
+        np.ascontiguousarray(given.target[:, first:last]).reshape(count),
+        entropy,
+        np.ascontiguousarray(given.weight[:, first:last]).reshape(count),
+        *coefs,
+        d_log_prob,
+        d_value,
+        d_entropy,
+    )
+    weigh_choices_backward(log_probs, probs, allowed, sizes, action, d_log_prob, d_entropy, logits)
+    for n in range(count):
+        for k in range(logits_count):
+            numbers[n, k] = logits[n, k]
+        numbers[n, logits_count] = d_value[n]
+        for k in range(logits_count + 1):
+            found.b_output[k] += numbers[n, k]
+    add_transposed_product(sgemm, numbers, flat, ONE, found.w_output)
+    add_product(sgemm, numbers, weights.w_output, ZERO, held.d_hidden.reshape(count, size))
+
+    d_hidden0, d_cell0 = np.empty((batch, size), np.float32), np.zeros((batch, size), np.float32)
+    kept = held.hidden, held.gates, held.cell, held.inputs, *begun, reset
+    d_found = held.d_inputs, d_hidden0, d_cell0, found.w_input, found.w_hidden, found.bias
+    in_hand = held.d_gates, held.began
+    rows_backward(sgemm, held.d_hidden, *kept, weights.w_input, weights.w_hidden, *d_found, *in_hand)
+    if not alone:
+        d_features[:, first:last] = held.d_inputs
+    return means
+
+
+def policy_of(unroll: Any) -> Policy | None:
+    """The policy of ours that `unroll` is a method of; none where it was compiled, or is of another kind."""
+    policy = getattr(unroll, "__self__", None)
+    return policy if type(policy) is Policy and unroll.__func__ is Policy.unroll else None
+
+
+def can_take(policy: Policy, device: torch.device) -> bool:
+    """Whether `rows_gradients` computes what the policy's `unroll` does: an LSTM and choices, in float32 on the CPU."""
+    return (
+        isinstance(policy.core, LSTM)
+        and isinstance(policy.head, ChoiceHead)
+        and bool(products.SGEMM)
+        and device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and policy.core.bias.dtype == torch.float32
+    )
+
+
+def rows_in_one_call(
+    policy: Policy, parameters: list[nn.Parameter], part: Part, coefficients: Coefficients, living: float
+) -> tuple[dict[str, Tensor], Gradients]:
+    """What is recorded of the losses, and the gradients of `parameters`; means are over `living` steps."""
+    core, head, output, batch = policy.core, policy.head, policy.output, part.batch
+    assert isinstance(core, LSTM)
+    assert isinstance(head, ChoiceHead)
+    sequences, steps = part.reset.shape
+    features = policy.encoder(part.take_observations().transpose(0, 1).flatten(0, 1))
+    shared = (core.w_input, core.w_hidden, core.bias, output.weight, output.bias)
+    weights = Weights(*(weight.detach().numpy() for weight in shared))
+    mask, time_first = batch.get("action_mask"), _time_first
+    given = Given(
+        time_first(part.reset),
+        time_first(batch["action"]).reshape(steps, sequences, len(head.sizes)),
+        EVERYTHING if mask is None else time_first(mask),
+        *map(time_first, (batch["log_prob"], part.advantage, batch["value"], part.target, part.weight)),
+    )
+    hidden0, cell0 = (part.state[:, k].contiguous().numpy() for k in range(2))
+    coefs = (
+        living,
+        coefficients.clip_coef,
+        inf if coefficients.vf_clip_coef is None else coefficients.vf_clip_coef,
+        coefficients.vf_coef,
+        coefficients.ent_coef,
+    )
+    inputs = features.detach().view(steps, sequences, -1).numpy()
+    d_features = torch.empty_like(features)
+    d_inputs = d_features.view(steps, sequences, -1).numpy()
+
+    def lane(first: int, last: int) -> tuple[Array, Weights]:
+        found = Weights(*map(np.zeros_like, weights))
+        held = _hold(inputs, d_inputs, last - first)
+        state = hidden0, cell0
+        means = rows_gradients(
+            products.SGEMM, first, last, inputs, *state, given, weights, head.choice_sizes, coefs, held, d_inputs, found
+        )
+        return means, found
+
+    # Added up in the order of the sequences, so that a run repeats.
+    (means, found), *others = in_lanes(lane, sequences, LEAST_SEQUENCES)
+    for more_means, more in others:
+        means += more_means
+        for gradient, addend in zip(found, more, strict=True):
+            gradient += addend
+    named = {id(weight): torch.from_numpy(gradient) for weight, gradient in zip(shared, found, strict=True)}
+    encoding = [parameter for parameter in parameters if id(parameter) not in named]
+    before = torch.autograd.grad(features, encoding, d_features, allow_unused=True)
+    named.update(zip(map(id, encoding), before, strict=True))
+    recorded = torch.from_numpy(means.astype(np.float32)).unbind()
+    names = "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"
+    return dict(zip(names, recorded, strict=True)), tuple(named[id(parameter)] for parameter in parameters)
+
+
+def _hold(features: Floats, d_features: Floats, count: int) -> Held:
+    """Memory for `count` sequences out of those of `features`. It is torch's, whose profiler then sees it."""
+    steps, sequences, size = features.shape
+    block = min(steps, max(1, BLOCK // count))
+
+    def empty(length: int, vectors: int) -> Floats:
+        return torch.empty(length, count, vectors * size).numpy()
+
+    inputs, d_inputs = (features, d_features) if count == sequences else (empty(steps, 1),) * 2
+    kept = inputs, empty(steps, 1), empty(steps, 4), empty(steps, 1)
+    return Held(*kept, empty(steps, 1), d_inputs, empty(block, 4), empty(block, 1))
+
+
+def _time_first(sequences: Tensor) -> Array:
+    """[B, T, ...] -> [T, B, ...], one piece of memory."""
+    return sequences.transpose(0, 1).contiguous().numpy()

@@ -1,0 +1,141 @@
+"""Gradients in one compiled call against torch's own, in float64, for which there is no compiled way."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from millpond.envs.spec import ActionSpec, ObservationSpec
+from millpond.planner.memory import RowField
+from millpond.policies import build_policy
+from millpond.policies.threads import torch_threads
+from millpond.rollout import Rows
+from millpond.trainers.clipping import clip_gradients
+from millpond.trainers.ppo_part import Coefficients, Estimate, Part
+from millpond.trainers.ppo_rows import can_take, policy_of, rows_in_one_call
+from millpond.trainers.ppo_update import part_loss
+
+ROWS, HORIZON, AGENTS, HIDDEN, NUMBERS = 9, 12, 2, 16, 5
+SPEC = ObservationSpec.single((NUMBERS,), "float32", "vector")
+
+
+def trained_part(action: ActionSpec, masked: bool) -> Part:
+    """Made-up rows in which episodes end, agents die and rows have weights."""
+    draw = torch.Generator().manual_seed(1)
+    choices = () if action.kind == "discrete" else (len(action.sizes),)
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        "observation": ((NUMBERS,), "float32"),
+        "action": (choices, "int32"),
+        "log_prob": ((), "float32"),
+        "value": ((), "float32"),
+        "initial_state": ((2, HIDDEN), "float32"),
+        **dict.fromkeys(("terminated", "truncated", "alive"), ((), "bool")),
+        **({"action_mask": ((sum(action.sizes),), "bool")} if masked else {}),
+    }
+    fields = [
+        RowField(name, shape, dtype, np.dtype(dtype).itemsize, per_step=name != "initial_state", trained=True)
+        for name, (shape, dtype) in shapes.items()
+    ]
+    rows = Rows(fields, ROWS, HORIZON, AGENTS, AGENTS, "cpu")
+    for name in ("observation", "initial_state", "value"):
+        rows[name].normal_(generator=draw)
+    rows["log_prob"].uniform_(-2.0, -0.2, generator=draw)
+    sizes = torch.tensor(action.sizes) if choices else torch.tensor(action.sizes[0])
+    rows["action"].copy_((torch.rand(rows["action"].shape, generator=draw) * sizes).int())
+    for name, often in (("terminated", 0.1), ("truncated", 0.1), ("alive", 0.9)):
+        rows[name].copy_(torch.rand(rows[name].shape, generator=draw) < often)
+    if masked:
+        mask = torch.rand(rows["action_mask"].shape, generator=draw) < 0.7
+        begins = torch.tensor((0, *action.sizes[:-1])).cumsum(0)
+        taken = rows["action"].view(*mask.shape[:-1], -1) + begins  # what was taken was allowed
+        rows["action_mask"].copy_(mask.scatter(-1, taken, True))
+    advantage = torch.randn(ROWS, HORIZON, AGENTS, generator=draw)
+    estimate = Estimate(advantage, advantage, np.zeros(ROWS), torch.zeros(()), rows["alive"].sum(dim=(1, 2)))
+    weight = np.linspace(0.5, 1.5, ROWS, dtype=np.float32)
+    return Part.of(rows, estimate, torch.arange(ROWS), weight, torch.device("cpu"))
+
+
+def in_float64(part: Part) -> Part:
+    def double(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    batch = {name: double(tensor) for name, tensor in part.batch.items()}
+    others = (double(tensor) for tensor in (part.state, part.reset, part.advantage, part.target, part.weight))
+    return Part(batch, *others)
+
+
+@pytest.mark.parametrize("vf_clip", [0.1, None])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("action", "masked"),
+    [
+        (ActionSpec.discrete(4), False),
+        (ActionSpec.discrete(4), True),
+        (ActionSpec.multidiscrete((3, 2)), False),
+        (ActionSpec.multidiscrete((3, 2)), True),
+    ],
+)
+def test_gradients_and_losses_are_those_of_plain_torch(
+    action: ActionSpec, masked: bool, threads: int, vf_clip: float | None
+) -> None:
+    policy = build_policy(SPEC, action, hidden_size=HIDDEN, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        policy.output.weight.mul_(20.0)  # far from uniform, so that some ratios are clipped and some are not
+    part, coefficients = trained_part(action, masked), Coefficients(0.2, vf_clip, 0.5, 0.02, 0.5)
+    living = float((part.weight > 0).sum())
+    with torch_threads(threads):
+        losses, gradients = rows_in_one_call(policy, list(policy.parameters()), part, coefficients, living)
+
+    plain = copy.deepcopy(policy).double()
+    expected = part_loss(plain.unroll, in_float64(trained_part(action, masked)), coefficients, torch.tensor(living))
+    wanted = torch.autograd.grad(expected.pop("total"), list(plain.parameters()))
+    for gradient, reference in zip(gradients, wanted, strict=True):
+        assert gradient is not None
+        torch.testing.assert_close(gradient.double(), reference, rtol=1e-4, atol=1e-6)
+    assert losses.keys() == expected.keys()
+    for name, loss in losses.items():
+        assert float(loss) == pytest.approx(float(expected[name]), rel=1e-4, abs=1e-6), name
+    assert 0 < float(losses["clip_fraction"]) < 1
+
+
+def test_only_what_is_computed_there_is_taken() -> None:
+    cpu = torch.device("cpu")
+    lstm = build_policy(SPEC, ActionSpec.discrete(3), hidden_size=HIDDEN)
+    assert policy_of(lstm.unroll) is lstm
+    assert can_take(lstm, cpu)
+    assert not can_take(build_policy(SPEC, ActionSpec.discrete(3), core="gru", hidden_size=HIDDEN), cpu)
+    continuous = ActionSpec.continuous((-1.0,), (1.0,))
+    assert not can_take(build_policy(SPEC, continuous, hidden_size=HIDDEN), cpu)
+    assert not can_take(lstm, torch.device("cuda"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not can_take(lstm, cpu)
+    assert policy_of(torch.compile(lstm.unroll)) is None
+
+    class Own(type(lstm)):  # type: ignore[misc]
+        def unroll(self, *arguments: Any, **named: Any) -> Any:
+            return super().unroll(*arguments, **named)
+
+    assert policy_of(Own(lstm.encoder, lstm.core, lstm.head, HIDDEN).unroll) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e6])
+def test_clipping_is_torchs(max_norm: float) -> None:
+    ours, theirs = ([torch.nn.Parameter(torch.ones(3, 4)), torch.nn.Parameter(torch.ones(7))] for _ in range(2))
+    for one, other in zip(ours, theirs, strict=True):
+        one.grad = torch.randn(one.shape)
+        other.grad = one.grad.clone()
+    norm, expected = clip_gradients(ours, max_norm), torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+    torch.testing.assert_close(norm, expected)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_nan_spreads_to_all_gradients() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    parameters[0].grad, parameters[1].grad = torch.tensor([1.0, float("nan")]), torch.ones(2)
+    assert clip_gradients(parameters, 0.5).isnan()
+    assert parameters[1].grad.isnan().all()
