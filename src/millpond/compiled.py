@@ -1,15 +1,20 @@
 """How loops are compiled: numba, without Python's lock, kept on disk.
 
 numba keeps compiled code beside the source, or, where that folder cannot be written to (a system-wide installation),
-in the user's cache folder; NUMBA_CACHE_DIR overrides both.
+in the user's cache folder; NUMBA_CACHE_DIR overrides both. It compiles anew when the function's own file has changed,
+but not when a function that it calls has, in another file: what was compiled then goes on with the old one. So the mark
+that it compares is extended here by what the function uses.
 """
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, ParamSpec, TypeVar, cast
 
+import numpy as np
 from numba import njit
 
 Parameters = ParamSpec("Parameters")
@@ -31,7 +36,28 @@ def compiled(function: Callable[Parameters, Result], **options: Any) -> Callable
             stacklevel=2,
         )
         made = njit(nogil=True, **options)(function)
+    else:
+        kept = made._cache._cache_file
+        kept._source_stamp = (kept._source_stamp, _mark(function))
     return cast(Callable[Parameters, Result], made)
+
+
+def _mark(function: Callable[..., Any]) -> str:
+    """Of what a function is and uses: its code, the constants of its module, and the same of compiled ones it calls."""
+    used = []
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        called = getattr(value, "py_func", None) or getattr(value, "_defn", None)  # the latter of numba's intrinsics
+        if called is not None:
+            used.append((name, _mark(called)))
+        elif isinstance(value, (bool, int, float, str, tuple, np.generic)):
+            used.append((name, repr(value)))
+    return hashlib.sha256(repr((_written(function.__code__), used)).encode()).hexdigest()
+
+
+def _written(code: CodeType) -> tuple[Any, ...]:
+    """What stands in it, without where it is."""
+    return code.co_code, code.co_names, [_written(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
 
 
 def compiled_fast(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -1,0 +1,53 @@
+"""Compiled code that is kept on disk is not older than what it was compiled from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CALLER = """
+from millpond.compiled import compiled
+from callee import AMOUNT, add
+
+@compiled
+def run(x):
+    return add(x) + AMOUNT
+
+print(run(1), sum(run._cache_hits.values()))
+"""
+CALLEE = """
+from millpond.compiled import {kind}
+AMOUNT = {amount}
+
+@{kind}
+def add(x):
+    return x + {addend}
+"""
+
+
+def run(folder: Path, *, kind: str = "compiled", addend: int = 1, amount: int = 100) -> tuple[int, int]:
+    """What the caller gives, and how often it was found on disk, in a process of its own."""
+    (folder / "caller.py").write_text(CALLER) if not (folder / "caller.py").exists() else None
+    (folder / "callee.py").write_text(CALLEE.format(kind=kind, addend=addend, amount=amount))
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "kept"), "PYTHONDONTWRITEBYTECODE": "1"}
+    made = subprocess.run(
+        [sys.executable, "caller.py"], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    value, hits = made.stdout.split()
+    return int(value), int(hits)
+
+
+def test_what_is_called_in_another_file_counts(tmp_path: Path) -> None:
+    assert run(tmp_path) == (102, 0)
+    assert run(tmp_path) == (102, 1)
+    assert run(tmp_path, addend=5) == (106, 0)
+    assert run(tmp_path, addend=5, amount=200) == (206, 0)
+    assert run(tmp_path, addend=5, amount=200) == (206, 1)
+
+
+def test_so_does_what_becomes_part_of_it(tmp_path: Path) -> None:
+    assert run(tmp_path, kind="inlined") == (102, 0)
+    assert run(tmp_path, kind="inlined", addend=3) == (104, 0)
+    assert run(tmp_path, kind="inlined", addend=3) == (104, 1)
