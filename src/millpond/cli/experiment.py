@@ -24,10 +24,10 @@ def mixture_vs_single(
     as_json: bool,
 ) -> None:
     """Run it, or only read what is there, and print the answer."""
+    from millpond.cores import usable_cores
     from millpond.experiments.analysis import show
     from millpond.experiments.mixture_vs_single import Settings
     from millpond.experiments.run import report, run_experiment
-    from millpond.vector.choose import usable_cores
 
     settings = Settings(
         frames=frames,

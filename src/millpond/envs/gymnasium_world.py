@@ -126,13 +126,14 @@ class GymnasiumWorld:
             self._begin(env, seed)
 
     def step(self, first: int, last: int) -> None:
-        buffers, action, ended = self.buffers, self._spaces.action, []
+        buffers, spaces, progress, ended = self.buffers, self._spaces, self._progress, []
         outcomes: list[tuple[float, bool, bool]] = []
-        given, shown = buffers.action[:, 0], buffers.observation[:, 0]
-        for env in range(first, last):
-            self._progress[0] = env
+        observations: list[Any] = []
+        actions = spaces.action.read_all(buffers.action[first:last, 0])
+        for env, action in zip(range(first, last), actions, strict=True):
+            progress[0] = env
             try:
-                result = self.envs[env].step(action.read(given[env]))
+                result = self.envs[env].step(action)
             except Exception as error:
                 error.add_note(f"in env {env} of {self.spec.id!r}, {self._book.length[env]} steps into its episode")
                 raise
@@ -143,14 +144,15 @@ class GymnasiumWorld:
                 )
             observation, reward, terminated, truncated, infos = result
             outcomes.append((reward, terminated, truncated))
+            observations.append(observation)
             if infos:
                 self._book.report(env, infos)
             if terminated or truncated:
                 self._show(observation, buffers.final_observation[env, 0])
                 ended.append(env)
-            else:
-                self._show(observation, shown[env])
+            elif spaces.spec.action_masks:
                 self._mask(env, observation, infos)
+        self._show_all(observations, buffers.observation[first:last, 0])
         columns = zip(*outcomes, strict=True)
         for array, column in zip((buffers.reward, buffers.terminated, buffers.truncated), columns, strict=True):
             array[first:last, 0] = column
@@ -169,6 +171,11 @@ class GymnasiumWorld:
         if self._spaces.mask_in_observation:
             observation = observation["observation"]
         self._spaces.observation.write(observation, into)
+
+    def _show_all(self, observations: list[Any], into: npt.NDArray[Any]) -> None:
+        if self._spaces.mask_in_observation:
+            observations = [observation["observation"] for observation in observations]
+        self._spaces.observation.write_all(observations, into)
 
     def _mask(self, env: int, observation: Any, infos: Mapping[str, Any]) -> None:
         if self.spec.action_masks:

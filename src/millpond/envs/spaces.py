@@ -105,6 +105,7 @@ class ObservationLayout:
 
     def __init__(self, space: Any, env_id: str) -> None:
         self._leaves = leaves(space, env_id)
+        self._plain = not self._leaves[0].path and self._leaves[0].encode is np.asarray  # a value is stored as it is
         if len(self._leaves) == 1:
             leaf = self._leaves[0]
             self.spec = ObservationSpec.single(leaf.shape, leaf.dtype, leaf.kind, leaf.name, leaf.high)
@@ -113,6 +114,14 @@ class ObservationLayout:
                 [(leaf.name, leaf.kind, leaf.shape, leaf.dtype) for leaf in self._leaves],
                 high={leaf.name: leaf.high for leaf in self._leaves if leaf.high is not None},
             )
+
+    def write_all(self, values: list[Any], into: Array) -> None:
+        """Lay values of the space into as many agents' arrays."""
+        if self._plain:
+            into[...] = values
+        else:
+            for value, one in zip(values, into, strict=True):
+                self.write(value, one)
 
     def write(self, value: Any, into: Array) -> None:
         """Lay a value of the space into one agent's array."""
@@ -154,6 +163,13 @@ class ActionLayout:
                 "(gymnasium.wrappers.TransformAction)"
             )
         self._clip = clip and isinstance(space, gs.Box)
+
+    def read_all(self, stored: Array) -> list[Any]:
+        """Stored actions [N, ...] of as many agents, as their envs want them."""
+        if isinstance(self._space, gs.Discrete):
+            actions: list[Any] = (stored + int(self._space.start)).tolist()
+            return actions
+        return [self.read(one) for one in stored]
 
     def read(self, stored: Array) -> Any:
         """A stored action of one agent as the env wants it."""

@@ -44,15 +44,26 @@ def dense_backward(
     add_transposed_product(sgemm, d_sums, numbers, ZERO, d_weight)
 
 
-class Dense(torch.autograd.Function):
+def dense(numbers: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """numbers [N, D], weight [H, D], bias [H] -> tanh(numbers @ weight.T + bias). What is observed gets no gradient."""
+    if torch.is_grad_enabled():
+        return Dense.apply(numbers, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return _forward(numbers, weight, bias)
+
+
+def _forward(numbers: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    out = torch.empty(len(numbers), len(weight))
+    dense_forward(products.SGEMM, numbers.numpy(), weight.detach().numpy(), bias.detach().numpy(), out.numpy())
+    return out
+
+
+class Dense(torch.autograd.Function):
+    """`dense` with its way back."""
 
     @staticmethod
     def forward(ctx: Any, numbers: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        out = torch.empty(len(numbers), len(weight))
-        arrays = tuple(tensor.detach().numpy() for tensor in (numbers, weight, bias, out))
-        dense_forward(products.SGEMM, *arrays)
-        ctx.numbers, ctx.out = arrays[0], arrays[-1]
+        out = _forward(numbers, weight, bias)
+        ctx.numbers, ctx.out = numbers.numpy(), out.numpy()
         return out
 
     @staticmethod

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.envs.spec import ObservationSpec, Part, PartKind
-from millpond.policies.dense import Dense, is_dense_fused
+from millpond.policies.dense import dense, is_dense_fused
 from millpond.policies.errors import PolicyError
 from millpond.policies.grid import GridEncoder
 from millpond.policies.normalizer import AllReduce, Normalizer
@@ -85,13 +85,20 @@ class ObservationEncoder(nn.Module):
         for encoder in self.encoders:
             encoder.reset_parameters(generator)  # type: ignore[operator]
 
+    def dense_weights(self) -> tuple[Tensor, Tensor] | None:
+        """Weight and bias, where observations are float32 numbers that are read by one linear layer and tanh alone."""
+        encoder = self.encoders[0]
+        if not (self.one_vector and isinstance(encoder, VectorEncoder) and self.readers[0].stored == torch.float32):
+            return None
+        return (encoder.linear.weight, self.bias) if encoder.floats and encoder.normalizer is None else None
+
     def forward(self, observation: Tensor) -> Tensor:
         if self.one_vector:
             encoder = self.encoders[0]
             assert isinstance(encoder, VectorEncoder)
             numbers = encoder.scaled(self.readers[0](observation)).contiguous()
             if is_dense_fused(numbers):
-                return Dense.apply(numbers, encoder.linear.weight, self.bias)  # type: ignore[no-any-return, no-untyped-call]
+                return dense(numbers, encoder.linear.weight, self.bias)
         total: Tensor = self.bias
         for reader, encoder in zip(self.readers, self.encoders, strict=True):
             total = encoder(reader(observation)) + total

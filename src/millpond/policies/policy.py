@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.envs.spec import ActionSpec, ObservationSpec
+from millpond.policies.acting import CompiledActor
 from millpond.policies.core import Core, Feedforward
 from millpond.policies.encoder import EncoderKind, ObservationEncoder
 from millpond.policies.errors import PolicyError
@@ -19,6 +20,7 @@ from millpond.policies.gru import GRU
 from millpond.policies.heads import Head, make_head
 from millpond.policies.lstm import LSTM
 from millpond.policies.normalizer import AllReduce
+from millpond.policies.precision import is_fused_for
 from millpond.policies.threads import in_lanes, lanes, torch_threads
 
 CoreKind = Literal["lstm", "gru", "none"]
@@ -81,6 +83,16 @@ class Policy(nn.Module):
 
         Draws from `generator`; `deterministic` takes the likeliest action instead. Vector actions are not clipped.
         """
+        actor = None if deterministic else self.compiled_actor()
+        if actor is not None and is_fused_for(state):
+            seen, after = (
+                observation.contiguous().numpy(),
+                torch.empty_like(state, memory_format=torch.contiguous_format),
+            )
+            mask = None if action_mask is None else action_mask.contiguous().numpy()
+            acted = actor.act(seen, state.contiguous().numpy(), after.numpy(), mask, generator)
+            action, log_prob, value = map(torch.from_numpy, acted)
+            return Act(action, log_prob, value, after)
         numbers, state = self._step(observation, state)
         action, log_prob = self.head.sample(numbers[:, :-1], action_mask, generator, deterministic)
         return Act(action, log_prob, numbers[:, -1].float(), state)
@@ -91,13 +103,22 @@ class Policy(nn.Module):
         value: Tensor = self._step(observation, state)[0][:, -1].float()
         return value
 
+    def compiled_actor(self) -> CompiledActor | None:
+        """What acts without torch, where that computes the same; good for as long as weights only change in place."""
+        own = type(self).act is not Policy.act  # a subclass acts in its own way
+        return CompiledActor(self) if not own and CompiledActor.can_act_for(self) else None
+
+    def least_for_a_lane(self) -> int:
+        """Observations for which another lane is worth waking."""
+        kinds = getattr(self.encoder, "kinds", ())  # an encoder of one's own need not have any
+        return LEAST_IMAGES if "pixels" in kinds else LEAST
+
     def _step(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """The network's numbers [B, outputs + 1] and the state after it; on the CPU each lane takes a share of B."""
         device = observation.device.type
         if device != "cpu" or torch.compiler.is_compiling():
             return self._step_alone(observation, state)
-        kinds = getattr(self.encoder, "kinds", ())  # an encoder of one's own need not have any
-        least = LEAST_IMAGES if "pixels" in kinds else LEAST
+        least = self.least_for_a_lane()
         if lanes(len(observation), least) == 1:
             with torch_threads(1):
                 return self._step_alone(observation, state)

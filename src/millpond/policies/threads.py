@@ -2,65 +2,31 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
+
+from millpond.cores import Helpers
 
 Result = TypeVar("Result")
 
 
 class _Team:
-    """Threads for lanes, started when they are first needed. In all of them torch computes with that thread alone.
-
-    A thread that is woken is often put on the very core of the one who woke it, and only milliseconds later on an idle
-    one; all lanes of short work would run one after the other. So before they are woken, the caller's own core is
-    closed to them.
-    """
+    """Threads for lanes, started when they are first needed. In all of them torch computes with that thread alone."""
 
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="millpond-lane", initializer=self._join)
-        self.cores = _usable_cores()
-        self.callers_core = -1
-        self.members: list[int] = []
+        self.helpers = Helpers()
 
     def _join(self) -> None:
         torch.set_num_threads(1)
-        self.members.append(threading.get_native_id())
-        self._leave_callers_core(self.members[-1])
-
-    def make_way(self) -> None:
-        """To be called before lanes are woken."""
-        core = _current_core()
-        if core != self.callers_core:
-            self.callers_core = core
-            for member in self.members:
-                self._leave_callers_core(member)
-
-    def _leave_callers_core(self, member: int) -> None:
-        others = self.cores - {self.callers_core}
-        if others:
-            os.sched_setaffinity(member, others)
-
-
-def _usable_cores() -> frozenset[int]:
-    """None where the system does not say, and then cores are left to it."""
-    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
-
-
-@lru_cache(maxsize=1)
-def _core_reader() -> Callable[[], int]:
-    return cast(Callable[[], int], getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1))
-
-
-def _current_core() -> int:
-    return _core_reader()()
+        self.helpers.join(threading.get_native_id())
 
 
 @lru_cache(maxsize=1)
@@ -136,7 +102,7 @@ def _share_out(function: Callable[[int, int], Result], count: int, pieces: int) 
         return [function(0, count)]
     edges = [count * piece // pieces for piece in range(pieces + 1)]
     team = _team()
-    team.make_way()
+    team.helpers.make_way()
     others = [team.pool.submit(function, edges[k], edges[k + 1]) for k in range(pieces - 1)]
     last = function(edges[-2], edges[-1])
     return [*(future.result() for future in others), last]

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from millpond.cores import usable_cores
+
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets all
 
 
@@ -33,7 +35,7 @@ class Place:
     @property
     def cores(self) -> int:
         """Cores that fall to each rank of this machine, at least one."""
-        allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        allowed = usable_cores()
         return max(1, allowed // self.local_count)
 
 

@@ -23,11 +23,22 @@ from millpond.rollout.actions import put_actions
 from millpond.rollout.rows import Rows
 from millpond.vector import Batch, Vector
 
+Array = npt.NDArray[Any]
 Phase = Callable[[str], AbstractContextManager[Any]]
 
 
+class CompiledActor(Protocol):
+    """What acts without torch for `policy`: see `millpond.policies.acting`. The state may be written in place."""
+
+    policy: Any
+
+    def act(
+        self, observation: Array, state: Array, after: Array, mask: Array | None, generator: torch.Generator
+    ) -> tuple[Array, Array, Array]: ...
+
+
 class Actor(Protocol):
-    """What collection needs of a policy."""
+    """What collection needs of a policy. It may also have `compiled_actor()`, which gives a CompiledActor or None."""
 
     def act(
         self,
@@ -84,10 +95,13 @@ class Collector:
         self.first_top_up = 0  # the env that the next top-up round begins with
         self.kept_rows = 0  # surplus rows of the last iteration, at the front of the buffer
         self._surplus_from = 0
+        self._compiled: CompiledActor | None = None
+        self._state_array: Array | None = self.state.numpy() if self.device.type == "cpu" else None
 
     def collect(self, policy: Actor) -> Collected:
         """Fill the buffer up: `rows_wanted` rows from row 0 on."""
         done = Collected()
+        self._compiled = self._compiled_actor(policy)
         row, per_env = self.kept_rows, self.rows.rows_per_env
         per_round = self.vector.num_envs * per_env
         while self.rows_wanted - row >= per_round:
@@ -101,6 +115,12 @@ class Collector:
             row += envs * per_env
         self._surplus_from, self.kept_rows = self.rows_wanted, row - self.rows_wanted
         return done
+
+    def _compiled_actor(self, policy: Actor) -> CompiledActor | None:
+        offers = getattr(policy, "compiled_actor", None) if self.device.type == "cpu" else None
+        actor: CompiledActor | None = offers() if offers is not None else None
+        # What stands before another policy, and passes its attributes on, has an `act` of its own.
+        return actor if actor is not None and actor.policy is policy else None
 
     def finish(self) -> None:
         """After training: move the surplus rows to the front."""
@@ -131,7 +151,24 @@ class Collector:
         state = self.state[batch.first : batch.last]
         if t == 0 and "initial_state" in self.rows.fields:
             self.rows.write_row("initial_state", row, state)
-        with self.phase("infer"), torch.inference_mode():
+        masked = batch.action_mask.shape[-1] > 0
+        with self.phase("infer"):
+            taken, log_prob, value = self._act_compiled(batch) if self._compiled else self._act_plain(batch, policy)
+        put_actions(self.vector.spec.action, taken, batch.action)
+        with self.phase("store"):
+            self.rows.write("observation", row, t, batch.observation)
+            self.rows.write("action", row, t, taken)
+            if masked:
+                self.rows.write("action_mask", row, t, batch.action_mask)
+            self.rows.write("alive", row, t, batch.alive)
+            self.rows.write("log_prob", row, t, log_prob)
+            self.rows.write("value", row, t, value)
+        done.env_steps += batch.num_envs
+        done.agent_steps += int(np.count_nonzero(batch.alive))
+
+    def _act_plain(self, batch: Batch, policy: Actor) -> tuple[Array, Array | Tensor, Array | Tensor]:
+        state, agents = self.state[batch.first : batch.last], batch.reward.shape
+        with torch.inference_mode():
             mask = self._tensor(batch.action_mask).flatten(0, 1) if batch.action_mask.shape[-1] else None
             chosen = policy.act(
                 self._tensor(batch.observation).flatten(0, 1),
@@ -139,22 +176,19 @@ class Collector:
                 action_mask=mask,
                 generator=self.generator,
             )
-            agents = batch.reward.shape
             state.copy_(chosen.state.view(state.shape))
             action = chosen.action.view(*agents, *chosen.action.shape[1:])
-            log_prob, value = chosen.log_prob.view(agents), chosen.value.view(agents)
-        taken = action.cpu().numpy()
-        put_actions(self.vector.spec.action, taken, batch.action)
-        with self.phase("store"):
-            self.rows.write("observation", row, t, batch.observation)
-            self.rows.write("action", row, t, taken)
-            if mask is not None:
-                self.rows.write("action_mask", row, t, batch.action_mask)
-            self.rows.write("alive", row, t, batch.alive)
-            self.rows.write("log_prob", row, t, log_prob)
-            self.rows.write("value", row, t, value)
-        done.env_steps += batch.num_envs
-        done.agent_steps += int(np.count_nonzero(batch.alive))
+        return action.cpu().numpy(), chosen.log_prob.view(agents), chosen.value.view(agents)
+
+    def _act_compiled(self, batch: Batch) -> tuple[Array, Array, Array]:
+        assert self._compiled is not None
+        assert self._state_array is not None
+        agents = batch.reward.shape
+        state = _joined(self._state_array[batch.first : batch.last])
+        mask = _joined(batch.action_mask) if batch.action_mask.shape[-1] else None
+        acted = self._compiled.act(_joined(batch.observation), state, state, mask, self.generator)
+        action, log_prob, value = acted
+        return action.reshape(*agents, *action.shape[1:]), log_prob.reshape(agents), value.reshape(agents)
 
     def _outcome(self, batch: Batch, row: int, t: int, policy: Actor, done: Collected) -> None:
         terminated = batch.terminated
@@ -210,3 +244,8 @@ class Collector:
         self.first_top_up, self.kept_rows = int(state["first_top_up"]), int(state["kept_rows"])
         self.rows.load_state_dict(state["rows"])
         self.generator.set_state(state["generator"])
+
+
+def _joined(array: Array) -> Array:
+    """[n, A, ...] -> [n * A, ...], contiguous; of what is contiguous already, a view."""
+    return np.ascontiguousarray(array).reshape(-1, *array.shape[2:])

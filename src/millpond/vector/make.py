@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from millpond.cores import usable_cores
 from millpond.envs.spec import EnvSpec
-from millpond.vector.choose import choose, usable_cores
+from millpond.vector.choose import choose
 from millpond.vector.crash import VectorError
 from millpond.vector.crew import Job, WorldFactory
 from millpond.vector.fleet import Fleet, OnCrash

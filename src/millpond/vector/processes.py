@@ -16,8 +16,8 @@ import signal
 import time
 from typing import Any
 
+from millpond.cores import Helpers, usable_cores
 from millpond.vector.bell import hush, make_bell, ring
-from millpond.vector.choose import usable_cores
 from millpond.vector.crash import Failure, VectorError
 from millpond.vector.crew import Command, Job, Op
 from millpond.vector.launch import NurseryLink, WorkerHandle, describe_end
@@ -35,8 +35,8 @@ AWAKE_SECONDS = 0.0005  # longer than a worker's step usually goes on after the 
 class ProcessPool:
     """`timeout` is for payloads on their way, `start_seconds` for workers to start.
 
-    Where there are more cores than workers, the trainer looks again and again for a while before it sleeps: it would
-    only leave its own core idle, and who sleeps may be woken on a core that a worker needs.
+    Where there are more cores than workers, the trainer has one to itself: workers keep off it, and the trainer looks
+    again and again for a while before it sleeps, since that would only leave its own core idle.
     """
 
     def __init__(self, job: Job, arena: Arena, *, timeout: float, start_seconds: float) -> None:
@@ -48,7 +48,9 @@ class ProcessPool:
         self._replies: dict[int, Any] = {}
         self._submitted = 0
         self._num_workers = job.layout.num_workers
-        self._awake_seconds = AWAKE_SECONDS if usable_cores() > self._num_workers else 0.0
+        self._spare_core = usable_cores() > self._num_workers
+        self._awake_seconds = AWAKE_SECONDS if self._spare_core else 0.0
+        self._helpers = Helpers()
         self._reply_pipe, self._reply_end = os.pipe()
         os.set_blocking(self._reply_pipe, False)
         self._reply_bell = make_bell()
@@ -81,6 +83,8 @@ class ProcessPool:
         blob = b"" if payload is None else pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
         try:
             os.write(handle.commands, COMMAND.pack(*command, ticket, len(blob)))
+            if self._spare_core:
+                self._helpers.make_way()
             ring(handle.bell)
             if blob:
                 handle.data.sendall(blob)
@@ -208,6 +212,8 @@ class ProcessPool:
                 continue
             if kind == STARTED:
                 handle.pid = value
+                if self._spare_core:
+                    self._helpers.join(value)
             elif kind == ENDED:
                 self._mark_ended(handle, describe_end(value))
 
@@ -216,6 +222,7 @@ class ProcessPool:
             return
         self._take_replies()  # what it said before it died counts, and must not be taken for its successor's
         handle.ended = how
+        self._helpers.leave(handle.pid)
         self._fail_open(handle)
 
     def _fail_open(self, handle: WorkerHandle) -> None:

@@ -1,0 +1,127 @@
+"""Acting without torch in between: arrays in, arrays out, for policies whose core and heads are compiled.
+
+Where a batch is small, torch's own bookkeeping around each of some forty calls takes longer than the arithmetic.
+
+B observations  H hidden  C choices
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from millpond.policies import products
+from millpond.policies.act_rows import act_choices
+from millpond.policies.dense import dense_forward
+from millpond.policies.heads import EVERYTHING, ChoiceHead
+from millpond.policies.lstm import LSTM
+from millpond.policies.precision import is_fused_for
+from millpond.policies.threads import in_lanes, lanes, torch_threads
+
+if TYPE_CHECKING:
+    from millpond.policies.policy import Policy
+
+Array = npt.NDArray[Any]
+
+
+class Acted(NamedTuple):
+    """action [B, C] (or [B]), log_prob [B], value [B]; written over when the same actor acts on as many again."""
+
+    action: Array
+    log_prob: Array
+    value: Array
+
+
+class _Place(NamedTuple):
+    """Where what belongs to a batch of one size is written."""
+
+    draws: torch.Tensor
+    draws_array: Array
+    action: Array
+    log_prob: Array
+    value: Array
+
+
+class CompiledActor:
+    """Acts with the weights that the policy has; they may change in place, and must not be replaced or moved."""
+
+    def __init__(self, policy: Policy) -> None:
+        core, head = policy.core, policy.head
+        assert isinstance(core, LSTM)
+        assert isinstance(head, ChoiceHead)
+        self.policy, self._sizes, self._several = policy, head.choice_sizes, head.several
+        layers = core.w_input, core.w_hidden, core.bias, policy.output.weight, policy.output.bias
+        self._weights: list[Any] = [layer.detach().numpy() for layer in layers]
+        dense = getattr(policy.encoder, "dense_weights", lambda: None)()
+        self._dense: list[Any] | None = None if dense is None else [layer.detach().numpy() for layer in dense]
+        self._places: dict[int, _Place] = {}
+
+    @staticmethod
+    def can_act_for(policy: Policy) -> bool:
+        """An LSTM and choices in float32 on the CPU, with a BLAS to call."""
+        return (
+            bool(products.SGEMM)
+            and isinstance(policy.core, LSTM)
+            and isinstance(policy.head, ChoiceHead)
+            and is_fused_for(policy.core.bias)
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.compiler.is_compiling()
+        )
+
+    def act(
+        self, observation: Array, state: Array, after: Array, mask: Array | None, generator: torch.Generator | None
+    ) -> Acted:
+        """observation [B, *obs], state [B, 2, H], mask [B, A]; the state after goes to `after`, which may be `state`.
+
+        All arrays are contiguous. Draws from `generator` as `Policy.act` does, so that both act alike.
+        """
+        batch = len(observation)
+        place = self._places.get(batch) or self._make_place(batch)
+        torch.rand(place.draws.shape, dtype=torch.float64, generator=generator, out=place.draws)
+        least = self.policy.least_for_a_lane()
+        if lanes(batch, least) == 1:
+            with torch_threads(1):
+                self._act_for(0, batch, observation, state, after, mask, place)
+        else:
+            given = observation, state, after, mask, place
+            in_lanes(lambda start, stop: self._act_for(start, stop, *given), batch, least)
+        return Acted(place.action if self._several else place.action[:, 0], place.log_prob, place.value)
+
+    def _act_for(
+        self, start: int, stop: int, observation: Array, state: Array, after: Array, mask: Array | None, place: _Place
+    ) -> None:
+        some, own = slice(start, stop), state[start:stop]
+        act_choices(  # type: ignore[call-arg]
+            products.SGEMM,
+            self._features(observation[some]),
+            *self._weights,
+            own,
+            EVERYTHING if mask is None else mask[some],
+            self._sizes,
+            place.draws_array[some],
+            after[some],
+            place.action[some],
+            place.log_prob[some],
+            place.value[some],
+        )
+
+    def _features(self, observation: Array) -> Any:
+        if self._dense is not None:
+            features = np.empty((len(observation), len(self._dense[1])), np.float32)
+            numbers: Any = observation.reshape(len(observation), -1)
+            weight, bias = self._dense
+            dense_forward(products.SGEMM, numbers, weight, bias, features)
+            return features
+        with torch.inference_mode():
+            return self.policy.encoder(torch.from_numpy(observation)).contiguous().numpy()
+
+    def _make_place(self, batch: int) -> _Place:
+        choices = len(self._sizes)
+        draws = torch.empty(batch, choices, dtype=torch.float64)
+        action = np.empty((batch, choices), np.int32)
+        found = np.empty(batch, np.float32), np.empty(batch, np.float32)
+        made = self._places[batch] = _Place(draws, draws.numpy(), action, *found)
+        return made
