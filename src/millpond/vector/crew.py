@@ -55,6 +55,7 @@ class Job:
     spec: EnvSpec
     layout: Layout
     make_world: WorldFactory
+    awake_seconds: float = 0.0  # that a worker process looks for its next command before it sleeps
 
 
 class Crew:

@@ -14,6 +14,7 @@ import pickle
 import select
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
 from millpond.cores import Helpers, usable_cores
@@ -29,18 +30,20 @@ CLOSE_SECONDS = 2.0  # for worlds to close by themselves
 KILL_SECONDS = 10.0  # for the kernel to end a killed process
 LAST_WORDS_SECONDS = 1.0
 REPLIES_AT_ONCE = 256
-AWAKE_SECONDS = 0.0005  # longer than a worker's step usually goes on after the policy has acted for the other group
+AWAKE_SECONDS = 0.0005  # longer than one side usually goes on when the other is done with the other group
 
 
 class ProcessPool:
     """`timeout` is for payloads on their way, `start_seconds` for workers to start.
 
-    Where there are more cores than workers, the trainer has one to itself: workers keep off it, and the trainer looks
-    again and again for a while before it sleeps, since that would only leave its own core idle.
+    Where there are more cores than workers, the trainer has one to itself: workers keep off it, and both look again and
+    again for a while before they sleep, since that would only leave a core idle, and waking it takes time.
     """
 
     def __init__(self, job: Job, arena: Arena, *, timeout: float, start_seconds: float) -> None:
-        self._job_bytes = pickle_job(job)
+        self._spare_core = usable_cores() > job.layout.num_workers
+        self._awake_seconds = AWAKE_SECONDS if self._spare_core else 0.0
+        self._job_bytes = pickle_job(replace(job, awake_seconds=self._awake_seconds))
         self._owner = os.getpid()
         self._memory = arena.fd
         self._timeout = timeout
@@ -48,8 +51,6 @@ class ProcessPool:
         self._replies: dict[int, Any] = {}
         self._submitted = 0
         self._num_workers = job.layout.num_workers
-        self._spare_core = usable_cores() > self._num_workers
-        self._awake_seconds = AWAKE_SECONDS if self._spare_core else 0.0
         self._helpers = Helpers()
         self._reply_pipe, self._reply_end = os.pipe()
         os.set_blocking(self._reply_pipe, False)

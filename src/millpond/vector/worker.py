@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -36,7 +37,7 @@ def work(job: Job, memory: int, nursery: int, fds: list[int]) -> None:
     data = socket.socket(fileno=data_socket)
     arena = Arena.attach(memory, job.spec, job.layout)
     crew = Crew(job, arena)
-    for order in orders(command_pipe, command_bell):
+    for order in orders(command_pipe, command_bell, job.awake_seconds):
         op, shard, first, last, ticket, nbytes = COMMAND.unpack(order)
         payload = pickle.loads(receive(data, nbytes)) if nbytes else None
         command = Command(Op(op), shard, first, last)
@@ -51,20 +52,27 @@ def work(job: Job, memory: int, nursery: int, fds: list[int]) -> None:
             data.sendall(blob)
 
 
-def orders(command_pipe: int, bell: int) -> Iterator[bytes]:
-    """Commands as they come, until the other end of the pipe is closed."""
+def orders(command_pipe: int, bell: int, awake_seconds: float) -> Iterator[bytes]:
+    """Commands as they come, until the other end of the pipe is closed.
+
+    Between two commands of a rollout it stays awake for a while: to be woken on a core that has gone to sleep takes
+    about as long as a step of a quick world.
+    """
     os.set_blocking(command_pipe, False)
     poll = select.poll()
     poll.register(bell, select.POLLIN)
     poll.register(command_pipe, 0)  # only its end: what is written to it must not wake anybody
+    sleep_from = 0.0
     while True:
         hush(bell)
         try:
             while order := os.read(command_pipe, COMMAND.size):
                 yield order
+                sleep_from = time.monotonic() + awake_seconds
             return
         except BlockingIOError:
-            poll.poll()
+            if time.monotonic() >= sleep_from:
+                poll.poll()
 
 
 def receive(data: socket.socket, nbytes: int) -> bytearray:
