@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import cast
 
@@ -29,7 +29,8 @@ class Helpers:
     """Threads or processes, by their ids, that work while the caller does. Does nothing where there is no such control."""
 
     def __init__(self) -> None:
-        self._cores = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else frozenset()
+        known = hasattr(os, "sched_setaffinity") and _core_reader()() >= 0
+        self._cores = frozenset(os.sched_getaffinity(0)) if known else frozenset()
         self._callers_core = -1
         self._members: list[int] = []
 
@@ -50,6 +51,19 @@ class Helpers:
             self._callers_core = core
             for member in self._members:
                 self._move_away(member)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """The same, and the caller keeps its core meanwhile: it could be moved to one of theirs."""
+        self.make_way()
+        if not self._cores:
+            yield
+            return
+        os.sched_setaffinity(0, {self._callers_core})
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, self._cores)
 
     def _move_away(self, member: int) -> None:
         others = self._cores - {self._callers_core}

@@ -102,7 +102,7 @@ def _share_out(function: Callable[[int, int], Result], count: int, pieces: int) 
         return [function(0, count)]
     edges = [count * piece // pieces for piece in range(pieces + 1)]
     team = _team()
-    team.helpers.make_way()
-    others = [team.pool.submit(function, edges[k], edges[k + 1]) for k in range(pieces - 1)]
-    last = function(edges[-2], edges[-1])
-    return [*(future.result() for future in others), last]
+    with team.helpers.apart():
+        others = [team.pool.submit(function, edges[k], edges[k + 1]) for k in range(pieces - 1)]
+        last = function(edges[-2], edges[-1])
+        return [*(future.result() for future in others), last]
