@@ -17,9 +17,8 @@ from millpond.bench.timing import Effort
 from millpond.config import load
 from millpond.envs.registry import describe
 from millpond.rollout import Draw
-from millpond.rollout.rows import resets
 from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.ppo_part import Coefficients, Estimate
+from millpond.trainers.ppo_part import Coefficients, Estimate, Part
 from millpond.trainers.ppo_update import train_minibatch
 from millpond.trainers.session import start_run
 
@@ -38,25 +37,21 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PPOTrainer]:
 
 def test_a_bare_update_is_the_trainers_update(trainer: PPOTrainer) -> None:
     bare, real = (Network.of_trainer(trainer, Effort.quick()) for _ in range(2))
-    ready = make_ready(trainer)[0]
-    rows, plan = trainer.rows, trainer.share
-    picked = torch.arange(plan.minibatch_segments)
-    batch = rows.sequences(list(ready.batch), picked, trainer.device)
-    ended = resets(batch["terminated"], batch["truncated"])
-    bare.train(Ready(batch, ended, ready.advantage, batch["value"] + ready.advantage, ready.seen, None))
-
-    shape = (plan.minibatch_segments, plan.num_agents, plan.bptt_horizon)
-    advantage = ready.advantage.view(shape).transpose(1, 2).contiguous()
+    rows, plan, ppo = trainer.rows, trainer.share, trainer.recipe.ppo
+    picked, ones = torch.arange(plan.minibatch_segments), np.ones(plan.minibatch_segments, np.float32)
     living = rows["alive"][: plan.segments].sum(dim=(1, 2))
+    advantage = torch.randn(rows["value"][: plan.segments].shape)
     estimate = Estimate(advantage, advantage, np.zeros(plan.segments), torch.zeros(()), living)
-    ppo = trainer.recipe.ppo
+    part = Part.of(rows, estimate, picked, ones, trainer.device)
+    bare.train(Ready(part, living[picked].sum(), make_ready(trainer)[0].seen, None))
+
     train_minibatch(
         real.unroll,
         real.parameters,
         real.optimizer,
         rows,
         estimate,
-        Draw(picked.numpy(), np.ones(len(picked), np.float32)),
+        Draw(picked.numpy(), ones),
         Coefficients(ppo.clip_coef, ppo.vf_clip_coef, ppo.vf_coef, ppo.ent_coef, ppo.max_grad_norm),
         part_rows=plan.minibatch_segments,
         device=trainer.device,

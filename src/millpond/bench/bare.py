@@ -13,30 +13,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from millpond.bench.timing import Effort, timed
-from millpond.losses import ppo_loss
 from millpond.policies.threads import in_lanes
-from millpond.rollout.rows import resets
 from millpond.trainers.clipping import clip_gradients
 from millpond.trainers.optimizers import make_optimizer
 from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.ppo_part import TRAINED
-from millpond.trainers.ppo_update import least_rows
+from millpond.trainers.ppo_part import Coefficients, Estimate, Part
+from millpond.trainers.ppo_update import least_rows, part_gradients
 
 READY = 2  # minibatches, and batches to act on, that take turns
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Data of one minibatch as sequences [B, T, ...], and of one forward pass [N, ...]."""
+    """Data of one minibatch, and of one forward pass [N, ...]."""
 
-    batch: dict[str, Tensor]
-    reset: Tensor
-    advantage: Tensor
-    target: Tensor
+    part: Part
+    living: Tensor
     seen: Tensor
     seen_mask: Tensor | None
 
@@ -44,19 +41,19 @@ class Ready:
 def make_ready(trainer: PPOTrainer) -> list[Ready]:
     """From rows that a real iteration has filled."""
     plan, rows, device = trainer.share, trainer.rows, trainer.device
-    names = [*TRAINED, *(name for name in ("initial_state", "action_mask") if name in rows.fields)]
     agents = plan.envs_per_group * plan.num_agents
     generator = torch.Generator().manual_seed(0)
     found = []
     for _ in range(READY):
         picked = torch.randperm(plan.segments, generator=generator)[: plan.minibatch_segments]
-        batch = rows.sequences(names, picked, device)
-        advantage = torch.randn(batch["value"].shape, generator=generator).to(device)
+        advantage = torch.randn(rows["value"][: plan.segments].shape, generator=generator).to(rows.device)
+        living = rows["alive"][: plan.segments].sum(dim=(1, 2))
+        estimate = Estimate(advantage, advantage, np.zeros(plan.segments), torch.zeros(()), living)
+        part = Part.of(rows, estimate, picked, np.ones(len(picked), np.float32), device)
         flat = rows["observation"][: plan.segments].flatten(0, 2)
         chosen = torch.randint(len(flat), (agents,), generator=generator)
         mask = rows["action_mask"].flatten(0, 2)[chosen].to(device) if "action_mask" in rows.fields else None
-        reset = resets(batch["terminated"], batch["truncated"])
-        found.append(Ready(batch, reset, advantage, batch["value"] + advantage, flat[chosen].to(device), mask))
+        found.append(Ready(part, living[picked].sum().to(device), flat[chosen].to(device), mask))
     return found
 
 
@@ -74,7 +71,9 @@ class Network:
         autocast: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self.policy, self.effort, self.lanes, self.autocast = policy, effort, lanes, autocast
-        self.plan, self.ppo, self.device = trainer.share, trainer.recipe.ppo, trainer.device
+        self.plan, self.device = trainer.share, trainer.device
+        ppo = trainer.recipe.ppo
+        self.coefficients = Coefficients(ppo.clip_coef, ppo.vf_clip_coef, ppo.vf_coef, ppo.ent_coef, ppo.max_grad_norm)
         self.parameters: list[nn.Parameter] = list(policy.parameters())
         self.optimizer = make_optimizer(trainer.recipe.ppo, policy)
         self.unroll = torch.compile(policy.unroll) if compiled else policy.unroll
@@ -117,7 +116,7 @@ class Network:
     def train(self, ready: Ready) -> None:
         """One update on one minibatch."""
         self.optimizer.zero_grad(set_to_none=True)
-        sequences = len(ready.reset)
+        sequences = len(ready.part.reset)
         part = -(-sequences // self.plan.accumulated_parts)
         for first in range(0, sequences, part):
             count = min(part, sequences - first)
@@ -127,34 +126,13 @@ class Network:
                 for parameter, gradient in zip(self.parameters, gradients, strict=True):
                     if gradient is not None:
                         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        clip_gradients(self.parameters, self.ppo.max_grad_norm)
+        clip_gradients(self.parameters, self.coefficients.max_grad_norm)
         self.optimizer.step()
 
     def _gradients(self, ready: Ready, first: int, start: int, stop: int) -> tuple[Tensor | None, ...]:
-        at = slice(first + start, first + stop)
-        batch = {name: array[at] for name, array in ready.batch.items()}
-        state = batch.get("initial_state")
-        if state is None:
-            state = torch.zeros((len(batch["alive"]), 0, 0), device=self.device)
-        mask = batch.get("action_mask")
+        part = ready.part.some(slice(first + start, first + stop))
         with self.autocast():
-            unrolled = self.unroll(batch["observation"], state, ready.reset[at], batch["action"], action_mask=mask)
-        loss = ppo_loss(
-            unrolled.log_prob.float(),
-            batch["log_prob"],
-            ready.advantage[at],
-            unrolled.value.float(),
-            batch["value"],
-            ready.target[at],
-            unrolled.entropy.float(),
-            batch["alive"].float(),
-            clip_coef=self.ppo.clip_coef,
-            vf_clip_coef=self.ppo.vf_clip_coef,
-            vf_coef=self.ppo.vf_coef,
-            ent_coef=self.ppo.ent_coef,
-            denominator=float(ready.reset.numel()),
-        )
-        return torch.autograd.grad(loss.total, self.parameters, allow_unused=True)
+            return part_gradients(self.unroll, self.parameters, part, self.coefficients, ready.living)[1]
 
     def _repeat(self, work: Callable[[Ready], None], ready: list[Ready], times: int) -> None:
         for k in range(times):

@@ -50,6 +50,12 @@ class Part:
     target: Tensor
     weight: Tensor  # 0 where the agent was not alive, else the row's importance weight
 
+    def some(self, at: slice) -> Part:
+        """Of these sequences only."""
+        batch = {name: array[at] for name, array in self.batch.items()}
+        others = self.state, self.reset, self.advantage, self.target, self.weight
+        return Part(batch, *(array[at] for array in others))
+
     def take_observations(self) -> Tensor:
         """Once only: what encoders need of them they keep, and no more should be in memory on the way back."""
         return self.batch.pop("observation")

@@ -218,7 +218,7 @@ def rows_in_one_call(
             gradient += addend
     named = {id(weight): torch.from_numpy(gradient) for weight, gradient in zip(shared, found, strict=True)}
     encoding = [parameter for parameter in parameters if id(parameter) not in named]
-    before = torch.autograd.grad(features, encoding, d_features, allow_unused=True)
+    before = torch.autograd.grad(features, encoding, d_features, allow_unused=True) if encoding else ()
     named.update(zip(map(id, encoding), before, strict=True))
     recorded = torch.from_numpy(means.astype(np.float32)).unbind()
     names = "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"

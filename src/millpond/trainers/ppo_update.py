@@ -108,11 +108,7 @@ def train_minibatch(
         at = slice(first + start, first + stop)
         part = Part.of(rows, estimate, picked[at], draw.weight[at], device)
         with autocast():
-            policy = policy_of(unroll)
-            if policy is not None and can_take(policy, device):
-                return rows_in_one_call(policy, parameters, part, coefficients, float(living))
-            losses = part_loss(unroll, part, coefficients, living)
-        return losses, torch.autograd.grad(losses.pop("total"), parameters, allow_unused=True)
+            return part_gradients(unroll, parameters, part, coefficients, living)
 
     optimizer.zero_grad(set_to_none=True)
     sums: dict[str, Tensor] = {}
@@ -148,6 +144,21 @@ def _add_up_together(add_up: AllReduce, tensors: list[Tensor]) -> None:
     add_up(joined)
     for tensor, summed in zip(tensors, torch.split(joined, [tensor.numel() for tensor in tensors]), strict=True):
         tensor.detach().copy_(summed.view_as(tensor))
+
+
+def part_gradients(
+    unroll: Callable[..., Any],
+    parameters: list[nn.Parameter],
+    part: Part,
+    coefficients: Coefficients,
+    living: Tensor,
+) -> tuple[dict[str, Tensor], Gradients]:
+    """What is recorded of a part's losses, and their gradients; means are over `living` steps."""
+    policy = policy_of(unroll)
+    if policy is not None and can_take(policy, part.reset.device):
+        return rows_in_one_call(policy, parameters, part, coefficients, float(living))
+    losses = part_loss(unroll, part, coefficients, living)
+    return losses, torch.autograd.grad(losses.pop("total"), parameters, allow_unused=True)
 
 
 def part_loss(unroll: Callable[..., Any], part: Part, coefficients: Coefficients, living: Tensor) -> dict[str, Tensor]:
