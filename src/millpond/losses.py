@@ -56,11 +56,24 @@ def ppo_loss(
     """
     given = (log_prob, old_log_prob, advantage, value, old_value, target, entropy, weight)
     fused = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in given)
-    coefficients = clip_coef, vf_clip_coef, vf_coef, ent_coef
     if fused and not torch.compiler.is_compiling():
+        coefficients = clip_coef, vf_clip_coef, vf_coef, ent_coef
         total, means = _Fused.apply(*given, denominator, coefficients)  # type: ignore[no-untyped-call]
         return PPOLoss(total, *means.unbind())
-    return _plain_loss(*given, denominator, *coefficients)
+    counted = weight > 0
+    steps = counted.sum() if denominator is None else denominator
+    log_ratio = torch.where(counted, log_prob - old_log_prob, 0.0)
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    policy = -(torch.minimum(ratio * advantage, clipped * advantage) * weight).sum() / steps
+    value_loss = (_value_error(value, old_value, target, vf_clip_coef) * weight).sum() / steps
+    mean_entropy = torch.where(counted, entropy, 0.0).sum() / steps
+    with torch.no_grad():
+        # E[(r - 1) - log r], the low-variance estimate that is never negative (Schulman, 2020)
+        approx_kl = torch.where(counted, ratio - 1 - log_ratio, 0.0).sum() / steps
+        clip_fraction = (((ratio - 1).abs() > clip_coef) & counted).sum() / steps
+    total = policy + vf_coef * value_loss - ent_coef * mean_entropy
+    return PPOLoss(total, policy.detach(), value_loss.detach(), mean_entropy.detach(), approx_kl, clip_fraction)
 
 
 class _Fused(torch.autograd.Function):
@@ -86,37 +99,6 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, d_total: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         d_log_prob, d_value, d_entropy = (gradient * d_total for gradient in ctx.gradients)
         return d_log_prob, None, None, d_value, None, None, d_entropy, None, None, None
-
-
-def _plain_loss(
-    log_prob: Tensor,
-    old_log_prob: Tensor,
-    advantage: Tensor,
-    value: Tensor,
-    old_value: Tensor,
-    target: Tensor,
-    entropy: Tensor,
-    weight: Tensor,
-    denominator: Tensor | float | None,
-    clip_coef: float,
-    vf_clip_coef: float | None,
-    vf_coef: float,
-    ent_coef: float,
-) -> PPOLoss:
-    counted = weight > 0
-    steps = counted.sum() if denominator is None else denominator
-    log_ratio = torch.where(counted, log_prob - old_log_prob, 0.0)
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
-    policy = -(torch.minimum(ratio * advantage, clipped * advantage) * weight).sum() / steps
-    value_loss = (_value_error(value, old_value, target, vf_clip_coef) * weight).sum() / steps
-    mean_entropy = torch.where(counted, entropy, 0.0).sum() / steps
-    with torch.no_grad():
-        # E[(r - 1) - log r], the low-variance estimate that is never negative (Schulman, 2020)
-        approx_kl = torch.where(counted, ratio - 1 - log_ratio, 0.0).sum() / steps
-        clip_fraction = (((ratio - 1).abs() > clip_coef) & counted).sum() / steps
-    total = policy + vf_coef * value_loss - ent_coef * mean_entropy
-    return PPOLoss(total, policy.detach(), value_loss.detach(), mean_entropy.detach(), approx_kl, clip_fraction)
 
 
 def _value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: float | None) -> Tensor:

@@ -24,7 +24,7 @@ from millpond.loop import Loop
 from millpond.record import Timer
 from millpond.rollout import Draw
 from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.ppo_part import Coefficients, Estimate
+from millpond.trainers.ppo_part import Estimate
 from millpond.trainers.ppo_update import INPUTS, estimate_advantages, train_minibatch
 from millpond.trainers.worlds import WorldFactory
 
@@ -112,9 +112,8 @@ def _inference(subject: Subject, before: Stages) -> Stage:
 def _training(subject: Subject, before: Stages) -> Stage:
     """`train_minibatch` as a run calls it: rows are drawn and gathered too."""
     trainer, plan, network = subject.trainer, subject.trainer.share, subject.network
-    ppo, estimate = trainer.recipe.ppo, _estimate(trainer)
+    estimate = _estimate(trainer)
     rng, ones = np.random.default_rng(0), np.ones(plan.minibatch_segments, np.float32)
-    coefficients = Coefficients(ppo.clip_coef, ppo.vf_clip_coef, ppo.vf_coef, ppo.ent_coef, ppo.max_grad_norm)
     updates = max(1, min(subject.effort.updates, plan.gradient_updates) // 2)
 
     def train() -> None:
@@ -126,7 +125,7 @@ def _training(subject: Subject, before: Stages) -> Stage:
                 trainer.rows,
                 estimate,
                 Draw(rng.permutation(plan.segments)[: plan.minibatch_segments], ones),
-                coefficients,
+                network.coefficients,
                 part_rows=plan.minibatch_segments // plan.accumulated_parts,
                 device=trainer.device,
                 autocast=network.autocast,

@@ -45,6 +45,18 @@ class _Place(NamedTuple):
     value: Array
 
 
+def is_compiled(policy: Policy) -> bool:
+    """Whether all behind the encoder is compiled: an LSTM and choices in float32 on the CPU, with a BLAS to call."""
+    return (
+        bool(products.SGEMM)
+        and isinstance(policy.core, LSTM)
+        and isinstance(policy.head, ChoiceHead)
+        and is_fused_for(policy.core.bias)
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
 class CompiledActor:
     """Acts with the weights that the policy has; they may change in place, and must not be replaced or moved."""
 
@@ -58,18 +70,6 @@ class CompiledActor:
         dense = getattr(policy.encoder, "dense_weights", lambda: None)()
         self._dense: list[Any] | None = None if dense is None else [layer.detach().numpy() for layer in dense]
         self._places: dict[int, _Place] = {}
-
-    @staticmethod
-    def can_act_for(policy: Policy) -> bool:
-        """An LSTM and choices in float32 on the CPU, with a BLAS to call."""
-        return (
-            bool(products.SGEMM)
-            and isinstance(policy.core, LSTM)
-            and isinstance(policy.head, ChoiceHead)
-            and is_fused_for(policy.core.bias)
-            and not torch.is_autocast_enabled("cpu")
-            and not torch.compiler.is_compiling()
-        )
 
     def act(
         self, observation: Array, state: Array, after: Array, mask: Array | None, generator: torch.Generator | None
@@ -93,12 +93,12 @@ class CompiledActor:
     def _act_for(
         self, start: int, stop: int, observation: Array, state: Array, after: Array, mask: Array | None, place: _Place
     ) -> None:
-        some, own = slice(start, stop), state[start:stop]
+        some = slice(start, stop)
         act_choices(  # type: ignore[call-arg]
             products.SGEMM,
             self._features(observation[some]),
             *self._weights,
-            own,
+            state[some],
             EVERYTHING if mask is None else mask[some],
             self._sizes,
             place.draws_array[some],

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.envs.spec import ActionSpec, ObservationSpec
-from millpond.policies.acting import CompiledActor
+from millpond.policies.acting import CompiledActor, is_compiled
 from millpond.policies.core import Core, Feedforward
 from millpond.policies.encoder import EncoderKind, ObservationEncoder
 from millpond.policies.errors import PolicyError
@@ -85,12 +85,10 @@ class Policy(nn.Module):
         """
         actor = None if deterministic else self.compiled_actor()
         if actor is not None and is_fused_for(state):
-            seen, after = (
-                observation.contiguous().numpy(),
-                torch.empty_like(state, memory_format=torch.contiguous_format),
-            )
+            seen, state = observation.contiguous().numpy(), state.contiguous()
+            after = torch.empty_like(state)
             mask = None if action_mask is None else action_mask.contiguous().numpy()
-            acted = actor.act(seen, state.contiguous().numpy(), after.numpy(), mask, generator)
+            acted = actor.act(seen, state.numpy(), after.numpy(), mask, generator)
             action, log_prob, value = map(torch.from_numpy, acted)
             return Act(action, log_prob, value, after)
         numbers, state = self._step(observation, state)
@@ -106,7 +104,7 @@ class Policy(nn.Module):
     def compiled_actor(self) -> CompiledActor | None:
         """What acts without torch, where that computes the same; good for as long as weights only change in place."""
         own = type(self).act is not Policy.act  # a subclass acts in its own way
-        return CompiledActor(self) if not own and CompiledActor.can_act_for(self) else None
+        return CompiledActor(self) if not own and is_compiled(self) else None
 
     def least_for_a_lane(self) -> int:
         """Observations for which another lane is worth waking."""

@@ -60,9 +60,13 @@ class _Here(threading.local):
 _here = _Here()
 
 
+def _allowed() -> int:
+    return _here.lanes or torch.get_num_threads()
+
+
 def lanes(count: int, least: int) -> int:
     """How many lanes so many items are shared out among, none with fewer than `least`."""
-    return max(1, min(_here.lanes or torch.get_num_threads(), count // least))
+    return max(1, min(_allowed(), count // least))
 
 
 @contextmanager
@@ -86,7 +90,7 @@ def in_lanes(function: Callable[[int, int], Result], count: int, least: int) -> 
     lanes of their own then. Gradient and inference modes are each thread's own: the function sets what it needs.
     """
     pieces = lanes(count, least)
-    with _in_lane(1 if pieces > 1 else _here.lanes or torch.get_num_threads()):
+    with _in_lane(1 if pieces > 1 else _allowed()):
         return _share_out(function, count, pieces)
 
 

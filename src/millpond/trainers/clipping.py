@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.compiled import compiled_fast
+from millpond.policies.precision import is_fused_for
 
 Floats = npt.NDArray[np.float32]
 
@@ -34,7 +35,7 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
     As torch's own does, which takes some ten operations on lists of tensors for it. A NaN spreads to all of them.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not all(map(_is_simple, gradients)):
+    if not all(is_fused_for(gradient) and gradient.is_contiguous() for gradient in gradients):
         return nn.utils.clip_grad_norm_(parameters, max_norm)
     arrays: list[Any] = [gradient.view(-1).numpy() for gradient in gradients]
     norm = sum(map(sum_of_squares, arrays)) ** 0.5
@@ -42,7 +43,3 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
         for array in arrays:
             scale(array, np.float32(max_norm / (norm + 1e-6)))
     return torch.tensor(norm, dtype=torch.float32)
-
-
-def _is_simple(gradient: Tensor) -> bool:
-    return gradient.device.type == "cpu" and gradient.dtype == torch.float32 and gradient.is_contiguous()

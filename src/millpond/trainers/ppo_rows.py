@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from millpond.compiled import compiled_fast
 from millpond.kernels.ppo_loss_compiled import losses_and_gradients
 from millpond.policies import products
+from millpond.policies.acting import is_compiled
 from millpond.policies.choice_kernels import weigh_choices, weigh_choices_backward
 from millpond.policies.heads import ChoiceHead
 from millpond.policies.lstm import LEAST as LEAST_SEQUENCES
 from millpond.policies.lstm import LSTM
-from millpond.policies.lstm_kernels import ONE, ZERO
+from millpond.policies.lstm_kernels import ONE, ZERO, Flags, Floats
 from millpond.policies.lstm_rows import BLOCK, rows_backward, rows_forward
 from millpond.policies.policy import Policy
 from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
@@ -31,8 +32,6 @@ from millpond.policies.threads import in_lanes
 from millpond.trainers.ppo_part import Coefficients, Part
 
 Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float32]
-Flags = npt.NDArray[np.bool_]
 Coefs = tuple[float, float, float, float, float]
 Gradients = tuple[Tensor | None, ...]
 EVERYTHING = np.zeros((0, 0, 0), np.bool_)  # is allowed
@@ -160,15 +159,8 @@ def policy_of(unroll: Any) -> Policy | None:
 
 
 def can_take(policy: Policy, device: torch.device) -> bool:
-    """Whether `rows_gradients` computes what the policy's `unroll` does: an LSTM and choices, in float32 on the CPU."""
-    return (
-        isinstance(policy.core, LSTM)
-        and isinstance(policy.head, ChoiceHead)
-        and bool(products.SGEMM)
-        and device.type == "cpu"
-        and not torch.is_autocast_enabled("cpu")
-        and policy.core.bias.dtype == torch.float32
-    )
+    """Whether `rows_gradients` computes what the policy's `unroll` does on this device."""
+    return device.type == "cpu" and is_compiled(policy)
 
 
 def rows_in_one_call(
