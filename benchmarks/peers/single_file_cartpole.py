@@ -3,7 +3,7 @@
     single_file_cartpole.py ITERATIONS SEED
 
 A vector of envs that is stepped in one process, tensors for a rollout, the LSTM unrolled step by step with the state zeroed
-where an episode began, minibatches of whole envs. Prints JSON.
+where an episode began, minibatches of whole envs. The value's loss does not train the LSTM, as in RecurrentPPO. Prints JSON.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Agent(nn.Module):
         hidden, state = self.remember(observation, state, began)
         choice = Categorical(logits=self.actor(hidden))
         action = choice.sample() if action is None else action
-        return action, choice.log_prob(action), choice.entropy(), self.critic(hidden), state
+        return action, choice.log_prob(action), choice.entropy(), self.critic(hidden.detach()), state
 
 
 def main():

@@ -175,6 +175,25 @@ def test_the_state_has_its_shape_and_begins_as_zeros(core: str, states: int) -> 
     assert not state.any()
 
 
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+def test_the_value_can_be_kept_from_training_the_core(core: str) -> None:
+    policy = make(core=core)
+    given = observations("grid", B, T), policy.initial_state(B), torch.zeros(B, T, dtype=torch.bool)
+    taken = torch.zeros(B, T, dtype=torch.int32)
+    shared = policy.unroll(*given, taken)
+    policy.value_trains_core = False
+    apart = policy.unroll(*given, taken)
+    torch.testing.assert_close(apart.value, shared.value)
+    trained, alone = [*policy.core.parameters(), policy.encoder.bias], policy.output.weight
+    by_value = torch.autograd.grad(shared.value.sum(), trained, retain_graph=True)
+    assert all(bool(gradient.any()) for gradient in by_value)
+    none = torch.autograd.grad(apart.value.sum(), trained, retain_graph=True, allow_unused=True)
+    assert none == (None,) * len(trained)
+    expected = torch.autograd.grad(shared.value.sum(), alone, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(apart.value.sum(), alone, retain_graph=True), expected)
+    torch.autograd.grad(apart.log_prob.sum(), trained)  # actions train all of it as before
+
+
 def test_the_same_generator_gives_the_same_policy_and_the_same_actions() -> None:
     one, two = make(), make()
     for first, second in zip(one.parameters(), two.parameters(), strict=True):

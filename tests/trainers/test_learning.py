@@ -71,6 +71,22 @@ def test_the_value_is_wrong_when_truncation_is_taken_for_an_end(tmp_path: Path) 
     assert value_error(tmp_path, **{"ppo.bootstrap_truncation": False}) > 0.2
 
 
+@pytest.mark.parametrize("value_trains_core", [True, False])
+def test_large_returns_drown_actions_where_the_value_trains_the_core(tmp_path: Path, value_trains_core: bool) -> None:
+    """Returns of tens, rewards as they are: gradients are clipped, and nearly all of them is the value's."""
+    recipe = "../peers/cartpole_lstm"
+    changes = {
+        "ppo.value_trains_core": value_trains_core,
+        "vector.backend": "inline",
+        "trainer.total_iterations": 11,
+        "eval.interval": None,
+        "eval.episodes": 50,
+    }
+    evaluation = trained(recipe, tmp_path, **changes).final_evaluation
+    assert evaluation is not None
+    assert evaluation.mean < 60 if value_trains_core else evaluation.mean > 100
+
+
 def test_the_recipes_of_the_benchmark_are_valid() -> None:
     paths = sorted(RECIPES.glob("*.yaml"))
     assert {path.stem for path in paths} == {"breakout", "cartpole", "pendulum", "recall", "truncation"}

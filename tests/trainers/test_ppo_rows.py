@@ -68,7 +68,7 @@ def in_float64(part: Part) -> Part:
     return Part(batch, *others)
 
 
-@pytest.mark.parametrize("vf_clip", [0.1, None])
+@pytest.mark.parametrize(("vf_clip", "value_trains_core"), [(0.1, True), (None, True), (0.1, False)])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("action", "masked"),
@@ -80,9 +80,10 @@ def in_float64(part: Part) -> Part:
     ],
 )
 def test_gradients_and_losses_are_those_of_plain_torch(
-    action: ActionSpec, masked: bool, threads: int, vf_clip: float | None
+    action: ActionSpec, masked: bool, threads: int, vf_clip: float | None, value_trains_core: bool
 ) -> None:
     policy = build_policy(SPEC, action, hidden_size=HIDDEN, generator=torch.Generator().manual_seed(0))
+    policy.value_trains_core = value_trains_core
     with torch.no_grad():
         policy.output.weight.mul_(20.0)  # far from uniform, so that some ratios are clipped and some are not
     part, coefficients = trained_part(action, masked), Coefficients(0.2, vf_clip, 0.5, 0.02, 0.5)

@@ -67,6 +67,10 @@ class PPOConfig(Section):
     clip_coef: Positive = Field(0.1, description="Policy loss: the ratio counts within 1 +- this.")
     vf_clip_coef: Positive | None = Field(0.1, description="Value loss: the value may move this far; null: unclipped.")
     vf_coef: NonNegative = Field(0.44, description="Weight of the value loss (which has the usual factor 0.5).")
+    value_trains_core: Switch = Field(
+        True,
+        description="Whether the value loss trains encoder and core too; false where returns are large: docs/policies.md.",
+    )
     ent_coef: NonNegative = Field(0.0021, description="Weight of the entropy bonus, subtracted from the loss.")
     normalize_advantage: Switch = Field(
         True, description="Advantages to mean 0 and deviation 1 over the iteration's rows."

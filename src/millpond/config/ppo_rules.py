@@ -191,6 +191,16 @@ def _sampling(values: Values) -> Iterator[Violation]:
         )
 
 
+def _value_of_own_policy(values: Values) -> Iterator[Violation]:
+    if not values["ppo.value_trains_core"] and values["policy.target"] is not None:
+        yield Violation(
+            ("ppo.value_trains_core", "policy.target"),
+            f"ppo.value_trains_core=false is of the built-in policy; that of policy.target={values['policy.target']} "
+            "says itself what its value trains",
+            ({"ppo.value_trains_core": True},),
+        )
+
+
 RULES = [
     _one_way_to_count_envs,
     _envs_fill_workers_and_groups,
@@ -199,4 +209,5 @@ RULES = [
     _parts_divide_a_minibatch,
     _at_least_one_iteration,
     _sampling,
+    _value_of_own_policy,
 ]

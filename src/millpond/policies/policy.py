@@ -56,6 +56,7 @@ class Policy(nn.Module):
         self.head: Head = head  # type: ignore[assignment]
         # The numbers of the actions' distribution, then the value: one product for both.
         self.output = nn.Linear(hidden_size, self.head.outputs + 1)
+        self.value_trains_core = True  # else the value's loss trains its own weights of `output`, and nothing before
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Orthogonal throughout; the actions begin nearly uniform (gain 0.01), the value with gain 1."""
@@ -149,6 +150,8 @@ class Policy(nn.Module):
         features = self.encoder(observation.transpose(0, 1).flatten(0, 1)).view(steps, batch, -1)
         hidden = self.core.unroll(features, state, reset.t().contiguous())
         numbers, value = self.output(hidden).split((self.head.outputs, 1), -1)
+        if not self.value_trains_core:
+            value = nn.functional.linear(hidden.detach(), self.output.weight[-1:], self.output.bias[-1:])
         mask = None if action_mask is None else action_mask.transpose(0, 1)
         log_prob, entropy = self.head.evaluate(numbers, action.transpose(0, 1), mask)
         return Unrolled(log_prob.t(), entropy.t(), value.squeeze(-1).t().float())

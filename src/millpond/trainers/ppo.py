@@ -69,6 +69,7 @@ class PPOTrainer:
         )
         spec, core, hidden = self.vector.spec, recipe.policy.core, recipe.policy.hidden_size
         policy = make_policy(recipe.policy, spec, self.device)
+        policy.value_trains_core = recipe.ppo.value_trains_core
         self.policy = policy
         begin_with_weights(ranks, {"policy": policy}, weights_from)
         self.unroll = torch.compile(policy.unroll) if recipe.trainer.compile else policy.unroll

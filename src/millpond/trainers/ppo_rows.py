@@ -85,6 +85,7 @@ def rows_gradients(
     weights: Weights,
     sizes: npt.NDArray[np.int64],
     coefs: Coefs,
+    value_trains_core: bool,
     held: Held,
     d_features: Floats,
     found: Weights,
@@ -140,6 +141,8 @@ def rows_gradients(
         for k in range(logits_count + 1):
             found.b_output[k] += numbers[n, k]
     add_transposed_product(sgemm, numbers, flat, ONE, found.w_output)
+    if not value_trains_core:
+        numbers[:, logits_count] = 0.0
     add_product(sgemm, numbers, weights.w_output, ZERO, held.d_hidden.reshape(count, size))
 
     d_hidden0, d_cell0 = np.empty((batch, size), np.float32), np.zeros((batch, size), np.float32)
@@ -196,9 +199,9 @@ def rows_in_one_call(
     def lane(first: int, last: int) -> tuple[Array, Weights]:
         found = Weights(*map(np.zeros_like, weights))
         held = _hold(inputs, d_inputs, last - first)
-        state = hidden0, cell0
+        said = head.choice_sizes, coefs, policy.value_trains_core
         means = rows_gradients(
-            products.SGEMM, first, last, inputs, *state, given, weights, head.choice_sizes, coefs, held, d_inputs, found
+            products.SGEMM, first, last, inputs, hidden0, cell0, given, weights, *said, held, d_inputs, found
         )
         return means, found
 
