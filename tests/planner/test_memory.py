@@ -29,7 +29,7 @@ from millpond.policies.threads import torch_threads
 from millpond.policies.unrolling import BLOCK
 from millpond.rollout import Draw, Rows
 from millpond.trainers.ppo_part import Coefficients, Estimate
-from millpond.trainers.ppo_update import LEAST, train_minibatch
+from millpond.trainers.ppo_update import LEAST, least_rows, train_minibatch
 from millpond.trainers.worlds import build_vector
 
 
@@ -129,6 +129,24 @@ def test_lanes_and_blocks_are_those_of_the_training() -> None:
     # 96 sequences: blocks of 4 steps of 5 x 128 float32; in two lanes of 48 sequences, of 8 steps
     a_step = 5 * 128 * 4
     assert two.training.activations - one.training.activations == (2 * 8 * 48 - 4 * 96) * a_step
+
+
+def test_lanes_are_smaller_where_encoders_are_compiled() -> None:
+    """8 sequences of CartPole are shared by two lanes; of a grid only the core's work is.
+
+    Blocks are 48 steps of 8 sequences, or all 64 of 4.
+    """
+    sizes = {"core": "lstm", "hidden_size": 64, "optimizer": "adam", "precision": "float32", "rows": 8, "horizon": 64}
+    for env_id in ("gymnasium:CartPole-v1", "grid"):
+        spec = describe(env_id, {})
+        policy = build_policy(spec.observation, spec.action, hidden_size=64)
+        few = least_rows(policy.unroll, 64, 1, torch.device("cpu")) <= 4
+        assert few == (policy.encoder.compiled() is not None) == (env_id != "grid")
+        one, two = (training_memory(spec, **sizes, agents_per_row=1, cores=cores) for cores in (1, 2))  # type: ignore[arg-type]
+        assert one is not None
+        assert two is not None
+        a_piece_each = 0 if few else 8 * 64 * 64 * 4
+        assert two.activations - one.activations == a_piece_each + (2 * 64 * 4 - 48 * 8) * 5 * 64 * 4
 
 
 def test_collecting_takes_what_the_plan_says() -> None:

@@ -15,20 +15,26 @@ from millpond.policies import build_policy
 from millpond.policies.threads import torch_threads
 from millpond.rollout import Rows
 from millpond.trainers.clipping import clip_gradients
-from millpond.trainers.ppo_part import Coefficients, Estimate, Part
-from millpond.trainers.ppo_rows import can_take, policy_of, rows_in_one_call
+from millpond.trainers.ppo_part import Coefficients, Estimate, Part, learned_in_torch
+from millpond.trainers.ppo_rows import RowsCall, can_take, policy_of
 from millpond.trainers.ppo_update import part_loss
 
 ROWS, HORIZON, AGENTS, HIDDEN, NUMBERS = 9, 12, 2, 16, 5
+WEIGHT = np.linspace(0.5, 1.5, ROWS, dtype=np.float32)
 SPEC = ObservationSpec.single((NUMBERS,), "float32", "vector")
+OBSERVATIONS = {
+    "vector": SPEC,
+    "tokens": ObservationSpec.single((20, 3), "uint8", "tokens"),
+    "several": ObservationSpec.packed([("cells", "grid", (3, 3), "uint8"), ("held", "vector", (3,), "uint8")]),
+}
 
 
-def trained_part(action: ActionSpec, masked: bool) -> Part:
-    """Made-up rows in which episodes end, agents die and rows have weights."""
+def made_rows(action: ActionSpec, masked: bool, seen: ObservationSpec) -> tuple[Rows, Estimate]:
+    """Made-up rows in which episodes end and agents die."""
     draw = torch.Generator().manual_seed(1)
     choices = () if action.kind == "discrete" else (len(action.sizes),)
     shapes: dict[str, tuple[tuple[int, ...], str]] = {
-        "observation": ((NUMBERS,), "float32"),
+        "observation": (seen.shape, seen.dtype),
         "action": (choices, "int32"),
         "log_prob": ((), "float32"),
         "value": ((), "float32"),
@@ -41,8 +47,12 @@ def trained_part(action: ActionSpec, masked: bool) -> Part:
         for name, (shape, dtype) in shapes.items()
     ]
     rows = Rows(fields, ROWS, HORIZON, AGENTS, AGENTS, "cpu")
-    for name in ("observation", "initial_state", "value"):
+    for name in ("initial_state", "value"):
         rows[name].normal_(generator=draw)
+    if seen.dtype == "float32":
+        rows["observation"].normal_(generator=draw)
+    else:
+        rows["observation"].random_(0, 256 if len(seen.shape) > 1 else 3, generator=draw)
     rows["log_prob"].uniform_(-2.0, -0.2, generator=draw)
     sizes = torch.tensor(action.sizes) if choices else torch.tensor(action.sizes[0])
     rows["action"].copy_((torch.rand(rows["action"].shape, generator=draw) * sizes).int())
@@ -54,9 +64,12 @@ def trained_part(action: ActionSpec, masked: bool) -> Part:
         taken = rows["action"].view(*mask.shape[:-1], -1) + begins  # what was taken was allowed
         rows["action_mask"].copy_(mask.scatter(-1, taken, True))
     advantage = torch.randn(ROWS, HORIZON, AGENTS, generator=draw)
-    estimate = Estimate(advantage, advantage, np.zeros(ROWS), torch.zeros(()), rows["alive"].sum(dim=(1, 2)))
-    weight = np.linspace(0.5, 1.5, ROWS, dtype=np.float32)
-    return Part.of(rows, estimate, torch.arange(ROWS), weight, torch.device("cpu"))
+    return rows, Estimate(advantage, 2 * advantage, np.zeros(ROWS), torch.zeros(()), rows["alive"].sum(dim=(1, 2)))
+
+
+def trained_part(action: ActionSpec, masked: bool, seen: ObservationSpec = SPEC) -> Part:
+    """All of them, with weights."""
+    return Part.of(*made_rows(action, masked, seen), torch.arange(ROWS), WEIGHT, torch.device("cpu"))
 
 
 def in_float64(part: Part) -> Part:
@@ -64,8 +77,8 @@ def in_float64(part: Part) -> Part:
         return tensor.double() if tensor.is_floating_point() else tensor
 
     batch = {name: double(tensor) for name, tensor in part.batch.items()}
-    others = (double(tensor) for tensor in (part.state, part.reset, part.advantage, part.target, part.weight))
-    return Part(batch, *others)
+    others = part.state, part.reset, part.log_prob, part.value, part.advantage, part.target, part.weight
+    return Part(batch, *map(double, others))
 
 
 @pytest.mark.parametrize(("vf_clip", "value_trains_core"), [(0.1, True), (None, True), (0.1, False)])
@@ -82,25 +95,71 @@ def in_float64(part: Part) -> Part:
 def test_gradients_and_losses_are_those_of_plain_torch(
     action: ActionSpec, masked: bool, threads: int, vf_clip: float | None, value_trains_core: bool
 ) -> None:
-    policy = build_policy(SPEC, action, hidden_size=HIDDEN, generator=torch.Generator().manual_seed(0))
+    coefficients = Coefficients(0.2, vf_clip, 0.5, 0.02, 0.5)
+    compare_with_plain_torch(SPEC, action, masked, threads, coefficients, value_trains_core)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("seen", OBSERVATIONS)
+def test_so_they_are_whatever_is_seen(seen: str, threads: int) -> None:
+    compare_with_plain_torch(
+        OBSERVATIONS[seen], ActionSpec.discrete(4), True, threads, Coefficients(0.2, 0.1, 0.5, 0.02, 0.5), True
+    )
+
+
+def compare_with_plain_torch(
+    seen: ObservationSpec,
+    action: ActionSpec,
+    masked: bool,
+    threads: int,
+    coefficients: Coefficients,
+    value_trains_core: bool,
+) -> None:
+    policy = build_policy(seen, action, hidden_size=HIDDEN, generator=torch.Generator().manual_seed(0))
     policy.value_trains_core = value_trains_core
     with torch.no_grad():
         policy.output.weight.mul_(20.0)  # far from uniform, so that some ratios are clipped and some are not
-    part, coefficients = trained_part(action, masked), Coefficients(0.2, vf_clip, 0.5, 0.02, 0.5)
+    part = trained_part(action, masked, seen)
     living = float((part.weight > 0).sum())
     with torch_threads(threads):
-        losses, gradients = rows_in_one_call(policy, list(policy.parameters()), part, coefficients, living)
+        losses, gradients = RowsCall(policy, list(policy.parameters()), part, coefficients, living)()
 
     plain = copy.deepcopy(policy).double()
-    expected = part_loss(plain.unroll, in_float64(trained_part(action, masked)), coefficients, torch.tensor(living))
+    exact = in_float64(trained_part(action, masked, seen))
+    expected = part_loss(plain.unroll, exact, coefficients, torch.tensor(living))
     wanted = torch.autograd.grad(expected.pop("total"), list(plain.parameters()))
     for gradient, reference in zip(gradients, wanted, strict=True):
         assert gradient is not None
-        torch.testing.assert_close(gradient.double(), reference, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(gradient.double(), reference, rtol=1e-4, atol=3e-6)
     assert losses.keys() == expected.keys()
     for name, loss in losses.items():
         assert float(loss) == pytest.approx(float(expected[name]), rel=1e-4, abs=1e-6), name
     assert 0 < float(losses["clip_fraction"]) < 1
+
+
+@pytest.mark.parametrize("seen", ["vector", "tokens"])
+def test_a_nan_that_was_seen_or_learned_is_in_all_that_follows(seen: str) -> None:
+    policy = build_policy(OBSERVATIONS[seen], ActionSpec.discrete(4), hidden_size=HIDDEN)
+    encoder = policy.encoder.compiled()
+    assert encoder is not None
+    with torch.no_grad():
+        encoder.parameters[-1][3] = float("nan")  # the bias
+    part = trained_part(ActionSpec.discrete(4), False, OBSERVATIONS[seen])
+    losses, gradients = RowsCall(policy, list(policy.parameters()), part, Coefficients(0.2, 0.1, 0.5, 0.02, 0.5), 1.0)()
+    assert losses["value_loss"].isnan()
+    assert all(gradient is not None and bool(gradient.isnan().any()) for gradient in gradients)
+
+
+def test_what_is_learned_from_is_picked_alike_with_and_without_torch() -> None:
+    rows, estimate = made_rows(ActionSpec.discrete(4), False, SPEC)
+    picked, weight, cpu = torch.tensor([7, 0, 3]), WEIGHT[[7, 0, 3]], torch.device("cpu")
+    part = Part.of(rows, estimate, picked, weight, cpu)
+    found = part.reset, part.log_prob, part.value, part.advantage, part.target, part.weight
+    for one, other in zip(found, learned_in_torch(rows, estimate, picked, weight, cpu), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    torch.testing.assert_close(part.reset[:, 0], torch.zeros(3 * AGENTS, dtype=torch.bool))
+    with pytest.raises(IndexError):
+        Part.of(rows, estimate, torch.tensor([ROWS]), weight[:1], cpu)
 
 
 def test_only_what_is_computed_there_is_taken() -> None:

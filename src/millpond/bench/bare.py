@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from millpond.bench.timing import Effort, timed
-from millpond.policies.threads import in_lanes
+from millpond.policies.threads import pieces
 from millpond.trainers.clipping import clip_gradients
 from millpond.trainers.optimizers import make_optimizer
 from millpond.trainers.ppo import PPOTrainer
 from millpond.trainers.ppo_part import Coefficients, Estimate, Part
-from millpond.trainers.ppo_update import least_rows, part_gradients
+from millpond.trainers.ppo_update import gradients_of, least_rows
 
 READY = 2  # minibatches, and batches to act on, that take turns
 
@@ -79,6 +79,7 @@ class Network:
         self.unroll = torch.compile(policy.unroll) if compiled else policy.unroll
         self.state = policy.initial_state(self.plan.envs_per_group * self.plan.num_agents, self.device)
         self.generator = torch.Generator(self.device).manual_seed(0)
+        self._cut: dict[int, list[list[Part]]] = {}  # by the id of what is ready
 
     @staticmethod
     def of_trainer(trainer: PPOTrainer, effort: Effort) -> Network:
@@ -116,23 +117,29 @@ class Network:
     def train(self, ready: Ready) -> None:
         """One update on one minibatch."""
         self.optimizer.zero_grad(set_to_none=True)
-        sequences = len(ready.part.reset)
-        part = -(-sequences // self.plan.accumulated_parts)
-        for first in range(0, sequences, part):
-            count = min(part, sequences - first)
-            compute = partial(self._gradients, ready, first)
-            least = least_rows(self.plan.bptt_horizon)
-            for gradients in in_lanes(compute, count, least) if self.lanes else [compute(0, count)]:
+        for parts in self._shares(ready):
+            fresh = [part.some(slice(None)) for part in parts]
+            given = fresh, self.coefficients, ready.living, self.autocast, self.lanes
+            for _, gradients in gradients_of(self.unroll, self.parameters, *given):
                 for parameter, gradient in zip(self.parameters, gradients, strict=True):
                     if gradient is not None:
                         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         clip_gradients(self.parameters, self.coefficients.max_grad_norm)
         self.optimizer.step()
 
-    def _gradients(self, ready: Ready, first: int, start: int, stop: int) -> tuple[Tensor | None, ...]:
-        part = ready.part.some(slice(first + start, first + stop))
-        with self.autocast():
-            return part_gradients(self.unroll, self.parameters, part, self.coefficients, ready.living)[1]
+    def _shares(self, ready: Ready) -> list[list[Part]]:
+        """The parts of a minibatch that gradients are added up over, each as lanes share it; cut when first asked for."""
+        kept = self._cut.get(id(ready))
+        if kept is None:
+            sequences, kept = len(ready.part.reset), []
+            each = -(-sequences // self.plan.accumulated_parts)
+            least = least_rows(self.unroll, self.plan.bptt_horizon, 1, self.device)
+            for first in range(0, sequences, each):
+                count = min(each, sequences - first)
+                edges = pieces(count, least) if self.lanes else [(0, count)]
+                kept.append([ready.part.some(slice(first + start, first + stop)) for start, stop in edges])
+            self._cut[id(ready)] = kept
+        return kept
 
     def _repeat(self, work: Callable[[Ready], None], ready: list[Ready], times: int) -> None:
         for k in range(times):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from millpond.envs.spec import EnvSpec, Part
+from millpond.envs.spec import EnvSpec, ObservationSpec, Part
 from millpond.envs.world import Buffers
 
 FLOAT = 4  # bytes of a float32
@@ -168,10 +168,15 @@ def training_memory(
     way_back = encoders + _vectors_of_core(core, width, tanh) * hidden_size
     convolving = max((_way_back_of_images(part) for part in parts), default=0)
     steps = sequences * horizon
-    lanes, inner = _lanes(cores, rows, horizon * agents_per_row, sequences if core == "lstm" and width == FLOAT else 0)
+    whole_rows = core == "lstm" and width == FLOAT  # in one compiled call
+    choices = spec.action.kind != "continuous"
+    if whole_rows and choices and _encoder_is_compiled(spec.observation):
+        lanes, inner = max(1, min(cores, rows // -(-LANE_SEQUENCES // agents_per_row))), 1
+    else:
+        lanes, inner = _lanes(cores, rows, horizon * agents_per_row, sequences if whole_rows else 0)
     in_hand = lanes * inner * _gates_in_hand(core, hidden_size, width, -(-sequences // (lanes * inner)), horizon)
     if inner > 1:  # each lane has what it computes with in one piece of memory
-        way_back += hidden_size * FLOAT * (4 if spec.action.kind == "continuous" else 1)
+        way_back += hidden_size * FLOAT * (1 if choices else 4)
     return TrainingMemory(
         minibatch=steps * sum(_kept_input(part) for part in parts),
         activations=max(steps * way_back + in_hand, steps * convolving),
@@ -185,6 +190,14 @@ def _lanes(cores: int, rows: int, steps_per_row: int, sequences: int) -> tuple[i
     """Threads that share the rows of one gradient, and those that share `sequences` of an LSTM where the former is one."""
     lanes = max(1, min(cores, rows // -(-LANE_STEPS // steps_per_row)))
     return lanes, max(1, min(cores, sequences // LANE_SEQUENCES)) if lanes == 1 else 1
+
+
+def _encoder_is_compiled(observation: ObservationSpec) -> bool:
+    """Whether there is no torch in it, so that lanes may be as small as the core's."""
+    if len(observation.parts) > 1:
+        return False
+    part = observation.parts[0]
+    return part.kind == "tokens" or (part.kind == "vector" and part.dtype == "float32")
 
 
 def _kept_input(part: Part) -> int:

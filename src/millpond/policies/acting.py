@@ -15,7 +15,7 @@ import torch
 
 from millpond.policies import products
 from millpond.policies.act_rows import act_choices
-from millpond.policies.dense import dense_forward
+from millpond.policies.compiled_encoders import CompiledEncoder
 from millpond.policies.heads import EVERYTHING, ChoiceHead
 from millpond.policies.lstm import LSTM
 from millpond.policies.precision import is_fused_for
@@ -57,6 +57,12 @@ def is_compiled(policy: Policy) -> bool:
     )
 
 
+def compiled_encoder(policy: Policy) -> CompiledEncoder | None:
+    """An encoder of one's own need not have any."""
+    found: CompiledEncoder | None = getattr(policy.encoder, "compiled", lambda: None)()
+    return found
+
+
 class CompiledActor:
     """Acts with the weights that the policy has; they may change in place, and must not be replaced or moved."""
 
@@ -67,8 +73,7 @@ class CompiledActor:
         self.policy, self._sizes, self._several = policy, head.choice_sizes, head.several
         layers = core.w_input, core.w_hidden, core.bias, policy.output.weight, policy.output.bias
         self._weights: list[Any] = [layer.detach().numpy() for layer in layers]
-        dense = getattr(policy.encoder, "dense_weights", lambda: None)()
-        self._dense: list[Any] | None = None if dense is None else [layer.detach().numpy() for layer in dense]
+        self._encoder = compiled_encoder(policy)
         self._places: dict[int, _Place] = {}
 
     def act(
@@ -109,12 +114,8 @@ class CompiledActor:
         )
 
     def _features(self, observation: Array) -> Any:
-        if self._dense is not None:
-            features = np.empty((len(observation), len(self._dense[1])), np.float32)
-            numbers: Any = observation.reshape(len(observation), -1)
-            weight, bias = self._dense
-            dense_forward(products.SGEMM, numbers, weight, bias, features)
-            return features
+        if self._encoder is not None:
+            return self._encoder.forward(observation)[0]
         with torch.inference_mode():
             return self.policy.encoder(torch.from_numpy(observation)).contiguous().numpy()
 

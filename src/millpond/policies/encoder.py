@@ -14,12 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from millpond.envs.spec import ObservationSpec, Part, PartKind
+from millpond.policies import products
+from millpond.policies.compiled_encoders import CompiledDense, CompiledEncoder, CompiledTokens
 from millpond.policies.dense import dense, is_dense_fused
 from millpond.policies.errors import PolicyError
 from millpond.policies.grid import GridEncoder
 from millpond.policies.normalizer import AllReduce, Normalizer
 from millpond.policies.parts import PartReader
 from millpond.policies.pixels import PixelEncoder
+from millpond.policies.precision import is_fused_for
 from millpond.policies.tokens import TokenEncoder
 from millpond.policies.vector import VectorEncoder
 
@@ -85,12 +88,19 @@ class ObservationEncoder(nn.Module):
         for encoder in self.encoders:
             encoder.reset_parameters(generator)  # type: ignore[operator]
 
-    def dense_weights(self) -> tuple[Tensor, Tensor] | None:
-        """Weight and bias, where observations are float32 numbers that are read by one linear layer and tanh alone."""
+    def compiled(self) -> CompiledEncoder | None:
+        """What computes the same in compiled calls, where there is such: for plain numbers, and for tokens alone."""
         encoder = self.encoders[0]
-        if not (self.one_vector and isinstance(encoder, VectorEncoder) and self.readers[0].stored == torch.float32):
+        whole = len(self.encoders) == 1 and is_fused_for(self.bias) and isinstance(self.norm, nn.Identity)
+        own = type(self).forward is not ObservationEncoder.forward  # a subclass reads in its own way
+        if own or not whole or not products.SGEMM:
             return None
-        return (encoder.linear.weight, self.bias) if encoder.floats and encoder.normalizer is None else None
+        if isinstance(encoder, TokenEncoder) and isinstance(self.activation, nn.ReLU):
+            return CompiledTokens(encoder, self.bias)
+        if isinstance(encoder, VectorEncoder) and self.one_vector and self.readers[0].stored == torch.float32:
+            plain = encoder.floats and encoder.normalizer is None
+            return CompiledDense(encoder.linear.weight, self.bias) if plain else None
+        return None
 
     def forward(self, observation: Tensor) -> Tensor:
         if self.one_vector:

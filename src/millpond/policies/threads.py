@@ -80,6 +80,23 @@ def _in_lane(lanes_inside: int) -> Iterator[None]:
         _here.lanes = before
 
 
+@contextmanager
+def torch_in_one_thread() -> Iterator[None]:
+    """Inside, torch computes with the caller's thread alone, and there are as many lanes as before.
+
+    For short operations between what lanes do: after one that torch shares out, its own threads look for more to do for
+    some milliseconds, on the core of a lane.
+    """
+    with _in_lane(_allowed()):
+        yield
+
+
+def pieces(count: int, least: int) -> list[tuple[int, int]]:
+    """range(count) in as many pieces (start, stop) as `lanes` says."""
+    number = lanes(count, least)
+    return [(count * k // number, count * (k + 1) // number) for k in range(number)]
+
+
 def in_lanes(function: Callable[[int, int], Result], count: int, least: int) -> list[Result]:
     """Call function(start, stop) for pieces of range(count), one a thread, none smaller than `least`; torch computes
     with one thread in each, and so does the BLAS that compiled loops call.
@@ -89,24 +106,21 @@ def in_lanes(function: Callable[[int, int], Result], count: int, least: int) -> 
     Short work of torch is best left to one lane, or lanes wait for each other's lock; the loops inside it can have
     lanes of their own then. Gradient and inference modes are each thread's own: the function sets what it needs.
     """
-    pieces = lanes(count, least)
-    with _in_lane(1 if pieces > 1 else _allowed()):
-        return _share_out(function, count, pieces)
+    return _share_out(function, pieces(count, least))
 
 
-def one_each(function: Callable[[int, int], Result], pieces: int) -> list[Result]:
+def one_each(function: Callable[[int, int], Result], number: int) -> list[Result]:
     """The same for pieces that are there already: function(k, k + 1), each on a thread of its own."""
-    with _in_lane(1):
-        return _share_out(function, pieces, pieces)
+    return _share_out(function, [(k, k + 1) for k in range(number)])
 
 
-def _share_out(function: Callable[[int, int], Result], count: int, pieces: int) -> list[Result]:
+def _share_out(function: Callable[[int, int], Result], edges: list[tuple[int, int]]) -> list[Result]:
     """In the order of the pieces. The caller's own thread takes the last one."""
-    if pieces == 1:
-        return [function(0, count)]
-    edges = [count * piece // pieces for piece in range(pieces + 1)]
+    if len(edges) == 1:
+        with torch_in_one_thread():
+            return [function(*edges[0])]
     team = _team()
-    with team.helpers.apart():
-        others = [team.pool.submit(function, edges[k], edges[k + 1]) for k in range(pieces - 1)]
-        last = function(edges[-2], edges[-1])
+    with _in_lane(1), team.helpers.apart():
+        others = [team.pool.submit(function, start, stop) for start, stop in edges[:-1]]
+        last = function(*edges[-1])
         return [*(future.result() for future in others), last]

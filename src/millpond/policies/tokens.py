@@ -199,7 +199,7 @@ class TokenEncoder(nn.Module):
             summed = token_sum(tokens.contiguous(), *tables)
         else:
             count = self.low.shape[0] // 16
-            known = (tokens[:, :, 1] < count) | (tokens[:, :, 0] == TOKEN_PADDING)
+            known = (tokens[:, :, 1] <= count - 1) | (tokens[:, :, 0] == TOKEN_PADDING)
             torch._assert_async(known.all(), f"a token's feature is beyond {count - 1}, the largest that is known")
             summed = token_sum_plain(tokens, *tables)
         features: Tensor = self.linear(summed)

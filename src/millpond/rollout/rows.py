@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from millpond.planner.memory import RowField
+from millpond.rollout.picking import pick_sequences
 
 Array = npt.NDArray[Any]
 TORCH = {"bool": torch.bool, "uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32,
@@ -101,11 +102,6 @@ class Rows:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name, tensor in state.items():
             self.arrays[name][: tensor.shape[0]] = tensor
-
-
-def pick_sequences(array: Tensor, rows: Tensor, device: torch.device) -> Tensor:
-    """[R, T, a, ...] and rows [b] -> [b * a, T, ...], with time first in memory."""
-    return array.index_select(0, rows).to(device).transpose(0, 1).contiguous().flatten(1, 2).transpose(0, 1)
 
 
 def resets(terminated: Tensor, truncated: Tensor) -> Tensor:

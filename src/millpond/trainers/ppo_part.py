@@ -6,15 +6,17 @@ R rows   T horizon   a agents of a row   b rows that were picked
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from millpond.rollout.rows import Rows, pick_sequences, resets
+from millpond.rollout.picking import Learned, Stored, pick_learned, pick_sequences
+from millpond.rollout.rows import Rows, resets
 
-TRAINED = ("observation", "action", "terminated", "truncated", "alive", "log_prob", "value")
+SEEN = ("observation", "action", "action_mask", "initial_state")
+STORED = ("terminated", "truncated", "alive", "log_prob", "value")
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Estimate:
 
     advantage: Tensor  # [R, T, a], raw: V + A is the value's target
     scaled: Tensor  # [R, T, a], normalised over the rows trained, where the config says so
-    priority: np.ndarray[Any, np.dtype[np.float64]]  # [R]: the sum of |A| over a row
+    priority: npt.NDArray[np.float64]  # [R]: the sum of |A| over a row
     explained_variance: Tensor
     living: Tensor  # [R]: the steps of a row at which its agents were alive
 
@@ -43,18 +45,24 @@ class Coefficients:
 class Part:
     """Sequences of some rows, [b * a, T, ...] with time first in memory, and what they are to learn."""
 
-    batch: dict[str, Tensor]
+    batch: dict[str, Tensor]  # observation, action, and action_mask where there is any
     state: Tensor  # [b * a, S, H], that of the first step
     reset: Tensor
+    log_prob: Tensor  # when it was collected, and so is `value`
+    value: Tensor
     advantage: Tensor
     target: Tensor
     weight: Tensor  # 0 where the agent was not alive, else the row's importance weight
 
     def some(self, at: slice) -> Part:
-        """Of these sequences only."""
-        batch = {name: array[at] for name, array in self.batch.items()}
-        others = self.state, self.reset, self.advantage, self.target, self.weight
-        return Part(batch, *(array[at] for array in others))
+        """Of these sequences only, again with time first in memory; with a batch of its own."""
+
+        def pick(array: Tensor) -> Tensor:
+            return array[at].transpose(0, 1).contiguous().transpose(0, 1)
+
+        others = self.reset, self.log_prob, self.value, self.advantage, self.target, self.weight
+        batch = {name: pick(array) for name, array in self.batch.items()}
+        return Part(batch, self.state[at], *map(pick, others))
 
     def take_observations(self) -> Tensor:
         """Once only: what encoders need of them they keep, and no more should be in memory on the way back."""
@@ -65,22 +73,44 @@ class Part:
         rows: Rows,
         estimate: Estimate,
         picked: Tensor,
-        weight: np.ndarray[Any, np.dtype[np.float32]],
+        weight: npt.NDArray[np.float32],
         device: torch.device,
     ) -> Part:
         """Of the rows `picked` [b] with importance weights [b]."""
-        names = [*TRAINED, *(name for name in ("initial_state", "action_mask") if name in rows.fields)]
+        names = [name for name in SEEN if name in rows.fields]
         batch = rows.sequences(names, picked, device)
-        chosen = picked.to(rows.device)
-        advantage, raw = (pick_sequences(array, chosen, device) for array in (estimate.scaled, estimate.advantage))
-        alive = batch["alive"]
-        of_row = torch.from_numpy(weight).to(device).repeat_interleave(rows.agents_per_row)
-        state = batch.get("initial_state")
-        return Part(
-            batch,
-            torch.zeros((len(alive), 0, 0), device=device) if state is None else state,
-            resets(batch["terminated"], batch["truncated"]),
-            advantage,
-            raw + batch["value"],
-            (of_row * alive.t()).t(),
-        )
+        state = batch.pop("initial_state", None)
+        if state is None:
+            state = torch.zeros((len(picked) * rows.agents_per_row, 0, 0), device=device)
+        on_cpu = rows.device.type == device.type == "cpu"
+        learned = (_learned if on_cpu else learned_in_torch)(rows, estimate, picked, weight, device)
+        return Part(batch, state, *learned)
+
+
+def _learned(
+    rows: Rows, estimate: Estimate, picked: Tensor, weight: npt.NDArray[np.float32], device: torch.device
+) -> list[Tensor]:
+    """The fields of a Part from `reset` on, in one compiled pass."""
+    shape = rows.horizon, len(picked) * rows.agents_per_row
+    reset, *others = torch.empty(shape, dtype=torch.bool), *(torch.empty(shape) for _ in range(5))
+    out = Learned(reset.numpy(), *(other.numpy() for other in others))
+    stored = *(rows[name] for name in STORED), estimate.advantage, estimate.scaled
+    pick_learned(picked.numpy(), weight, Stored(*(array.numpy() for array in stored)), out)
+    return [found.t() for found in (reset, *others)]
+
+
+def learned_in_torch(
+    rows: Rows, estimate: Estimate, picked: Tensor, weight: npt.NDArray[np.float32], device: torch.device
+) -> list[Tensor]:
+    """The same on any device."""
+    batch, chosen = rows.sequences(STORED, picked, device), picked.to(rows.device)
+    raw, scaled = (pick_sequences(array, chosen, device) for array in (estimate.advantage, estimate.scaled))
+    of_row = torch.from_numpy(weight).to(device).repeat_interleave(rows.agents_per_row)
+    return [
+        resets(batch["terminated"], batch["truncated"]),
+        batch["log_prob"],
+        batch["value"],
+        scaled,
+        raw + batch["value"],
+        (of_row * batch["alive"].t()).t(),
+    ]

@@ -8,6 +8,7 @@ T steps  B sequences, b of a lane  H hidden  A logits  C choices  N = T * b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -19,8 +20,9 @@ from torch import Tensor, nn
 from millpond.compiled import compiled_fast
 from millpond.kernels.ppo_loss_compiled import losses_and_gradients
 from millpond.policies import products
-from millpond.policies.acting import is_compiled
+from millpond.policies.acting import compiled_encoder, is_compiled
 from millpond.policies.choice_kernels import weigh_choices, weigh_choices_backward
+from millpond.policies.compiled_encoders import CompiledEncoder
 from millpond.policies.heads import ChoiceHead
 from millpond.policies.lstm import LEAST as LEAST_SEQUENCES
 from millpond.policies.lstm import LSTM
@@ -34,6 +36,7 @@ from millpond.trainers.ppo_part import Coefficients, Part
 Array = npt.NDArray[Any]
 Coefs = tuple[float, float, float, float, float]
 Gradients = tuple[Tensor | None, ...]
+Found = tuple[Array, "Weights", Sequence[Tensor], Sequence[Tensor | None]]
 EVERYTHING = np.zeros((0, 0, 0), np.bool_)  # is allowed
 
 
@@ -166,58 +169,98 @@ def can_take(policy: Policy, device: torch.device) -> bool:
     return device.type == "cpu" and is_compiled(policy)
 
 
-def rows_in_one_call(
-    policy: Policy, parameters: list[nn.Parameter], part: Part, coefficients: Coefficients, living: float
-) -> tuple[dict[str, Tensor], Gradients]:
-    """What is recorded of the losses, and the gradients of `parameters`; means are over `living` steps."""
-    core, head, output, batch = policy.core, policy.head, policy.output, part.batch
-    assert isinstance(core, LSTM)
-    assert isinstance(head, ChoiceHead)
-    sequences, steps = part.reset.shape
-    features = policy.encoder(part.take_observations().transpose(0, 1).flatten(0, 1))
-    shared = (core.w_input, core.w_hidden, core.bias, output.weight, output.bias)
-    weights = Weights(*(weight.detach().numpy() for weight in shared))
-    mask, time_first = batch.get("action_mask"), _time_first
-    given = Given(
-        time_first(part.reset),
-        time_first(batch["action"]).reshape(steps, sequences, len(head.sizes)),
-        EVERYTHING if mask is None else time_first(mask),
-        *map(time_first, (batch["log_prob"], part.advantage, batch["value"], part.target, part.weight)),
-    )
-    hidden0, cell0 = (part.state[:, k].contiguous().numpy() for k in range(2))
-    coefs = (
-        living,
-        coefficients.clip_coef,
-        inf if coefficients.vf_clip_coef is None else coefficients.vf_clip_coef,
-        coefficients.vf_coef,
-        coefficients.ent_coef,
-    )
-    inputs = features.detach().view(steps, sequences, -1).numpy()
-    d_features = torch.empty_like(features)
-    d_inputs = d_features.view(steps, sequences, -1).numpy()
+class RowsCall:
+    """The way of one part's rows from observations to gradients. It is made in the thread that shares parts out, so that
+    what a lane then does is compiled, or torch's own, and lanes hardly wait for Python's lock.
+    """
 
-    def lane(first: int, last: int) -> tuple[Array, Weights]:
-        found = Weights(*map(np.zeros_like, weights))
-        held = _hold(inputs, d_inputs, last - first)
-        said = head.choice_sizes, coefs, policy.value_trains_core
-        means = rows_gradients(
-            products.SGEMM, first, last, inputs, hidden0, cell0, given, weights, *said, held, d_inputs, found
+    def __init__(
+        self, policy: Policy, parameters: list[nn.Parameter], part: Part, coefficients: Coefficients, living: float
+    ) -> None:
+        core, head, output = policy.core, policy.head, policy.output
+        assert isinstance(core, LSTM)
+        assert isinstance(head, ChoiceHead)
+        self.policy, self.parameters, self.part = policy, parameters, part
+        self.encoder = compiled_encoder(policy)
+        self.shared = (core.w_input, core.w_hidden, core.bias, output.weight, output.bias)
+        self.weights = Weights(*(weight.detach().numpy() for weight in self.shared))
+        self.sequences, self.steps = part.reset.shape
+        mask, choices = part.batch.get("action_mask"), (self.steps, self.sequences, len(head.sizes))
+        self.given = Given(
+            _time_first(part.reset),
+            _time_first(part.batch["action"]).reshape(choices),
+            EVERYTHING if mask is None else _time_first(mask),
+            *map(_time_first, (part.log_prob, part.advantage, part.value, part.target, part.weight)),
         )
-        return means, found
+        self.begun: tuple[Array, Array] = _state(part, 0), _state(part, 1)
+        limit = inf if coefficients.vf_clip_coef is None else coefficients.vf_clip_coef
+        self.coefs = living, coefficients.clip_coef, limit, coefficients.vf_coef, coefficients.ent_coef
+        self.sizes = head.choice_sizes
 
-    # Added up in the order of the sequences, so that a run repeats.
-    (means, found), *others = in_lanes(lane, sequences, LEAST_SEQUENCES)
-    for more_means, more in others:
-        means += more_means
-        for gradient, addend in zip(found, more, strict=True):
-            gradient += addend
-    named = {id(weight): torch.from_numpy(gradient) for weight, gradient in zip(shared, found, strict=True)}
-    encoding = [parameter for parameter in parameters if id(parameter) not in named]
-    before = torch.autograd.grad(features, encoding, d_features, allow_unused=True) if encoding else ()
-    named.update(zip(map(id, encoding), before, strict=True))
-    recorded = torch.from_numpy(means.astype(np.float32)).unbind()
-    names = "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"
-    return dict(zip(names, recorded, strict=True)), tuple(named[id(parameter)] for parameter in parameters)
+    def __call__(self) -> tuple[dict[str, Tensor], Gradients]:
+        """What is recorded of the losses, and the gradients of `parameters`; means are over `living` steps."""
+        means, found, encoding, encoded = self._with_torch() if self.encoder is None else self._compiled(self.encoder)
+        gradients: dict[int, Tensor | None] = {
+            id(weight): torch.from_numpy(gradient) for weight, gradient in zip(self.shared, found, strict=True)
+        }
+        gradients.update(zip(map(id, encoding), encoded, strict=True))
+        recorded = torch.from_numpy(means.astype(np.float32)).unbind()
+        names = "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"
+        losses = dict(zip(names, recorded, strict=True))
+        return losses, tuple(gradients.get(id(parameter)) for parameter in self.parameters)
+
+    def _compiled(self, encoder: CompiledEncoder) -> Found:
+        seen = self._observations().contiguous().numpy()
+        features, *kept = encoder.forward(seen)
+        means, found, d_features = self._core(features)
+        encoded = encoder.backward(seen, (features, *kept), d_features.numpy())
+        return means, found, encoder.parameters, list(map(torch.from_numpy, encoded))
+
+    def _with_torch(self) -> Found:
+        features = self.policy.encoder(self._observations())
+        means, found, d_features = self._core(features.detach().numpy())
+        learned = {id(weight) for weight in self.shared}
+        encoding = [parameter for parameter in self.parameters if id(parameter) not in learned]
+        encoded = torch.autograd.grad(features, encoding, d_features, allow_unused=True) if encoding else ()
+        return means, found, encoding, encoded
+
+    def _observations(self) -> Tensor:
+        """[T * B, ...]"""
+        return self.part.take_observations().transpose(0, 1).flatten(0, 1)
+
+    def _core(self, features: Floats) -> tuple[Array, Weights, Tensor]:
+        """From features [T * B, H] to the losses' means, the gradients of the core's weights, and of the features."""
+        inputs = features.reshape(self.steps, self.sequences, -1)
+        d_features = torch.empty(features.shape)
+        d_inputs = d_features.numpy().reshape(inputs.shape)
+
+        def lane(first: int, last: int) -> tuple[Array, Weights]:
+            found = Weights(*map(np.zeros_like, self.weights))
+            held = _hold(inputs, d_inputs, last - first)
+            means = rows_gradients(
+                products.SGEMM,
+                first,
+                last,
+                inputs,
+                *self.begun,
+                self.given,
+                self.weights,
+                self.sizes,
+                self.coefs,
+                self.policy.value_trains_core,
+                held,
+                d_inputs,
+                found,
+            )
+            return means, found
+
+        # Added up in the order of the sequences, so that a run repeats.
+        (means, found), *others = in_lanes(lane, self.sequences, LEAST_SEQUENCES)
+        for more_means, more in others:
+            means += more_means
+            for gradient, addend in zip(found, more, strict=True):
+                gradient += addend
+        return means, found, d_features
 
 
 def _hold(features: Floats, d_features: Floats, count: int) -> Held:
@@ -231,6 +274,11 @@ def _hold(features: Floats, d_features: Floats, count: int) -> Held:
     inputs, d_inputs = (features, d_features) if count == sequences else (empty(steps, 1),) * 2
     kept = inputs, empty(steps, 1), empty(steps, 4), empty(steps, 1)
     return Held(*kept, empty(steps, 1), d_inputs, empty(block, 4), empty(block, 1))
+
+
+def _state(part: Part, which: int) -> Array:
+    """The hidden state or the cell [B, H] that the sequences begin with."""
+    return part.state[:, which].contiguous().numpy()
 
 
 def _time_first(sequences: Tensor) -> Array:

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from millpond.kernels.advantage import advantage_numba, advantage_torch
 from millpond.losses import AllReduce, explained_variance, normalise, ppo_loss
-from millpond.policies.threads import in_lanes, torch_threads
+from millpond.policies.acting import compiled_encoder
+from millpond.policies.lstm import LEAST as LEAST_SEQUENCES
+from millpond.policies.threads import one_each, pieces, torch_in_one_thread, torch_threads
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
 from millpond.trainers.clipping import clip_gradients
 from millpond.trainers.ppo_part import Coefficients, Estimate, Part
-from millpond.trainers.ppo_rows import Gradients, can_take, policy_of, rows_in_one_call
+from millpond.trainers.ppo_rows import Gradients, RowsCall, can_take, policy_of
 
 INPUTS = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "alive")
 LEAST = 1024  # steps of sequences for which another lane is worth waking
@@ -72,9 +74,12 @@ class Step:
     agent_steps: Tensor
 
 
-def least_rows(steps_per_row: int) -> int:
-    """Rows that a lane must have at least."""
-    return -(-LEAST // steps_per_row)
+def least_rows(unroll: Callable[..., Any], horizon: int, agents_per_row: int, device: torch.device) -> int:
+    """Rows that a lane must have at least: few where all that it does is compiled."""
+    policy = policy_of(unroll)
+    if policy is not None and can_take(policy, device) and compiled_encoder(policy) is not None:
+        return -(-LEAST_SEQUENCES // agents_per_row)
+    return -(-LEAST // (horizon * agents_per_row))
 
 
 def train_minibatch(
@@ -98,32 +103,27 @@ def train_minibatch(
     share of the rows, unless `in_parallel` says not to. `add_up` adds a tensor up over ranks: all of them divide by the
     living steps of all, so that their gradients add up to that of all rows together.
     """
-    picked = torch.from_numpy(draw.rows)
-    living = estimate.living.index_select(0, picked.to(rows.device)).sum().to(device)
-    if add_up is not None:
-        add_up(living)
-    living = living.clamp(min=1)
-
-    def share(first: int, start: int, stop: int) -> tuple[dict[str, Tensor], Gradients]:
-        at = slice(first + start, first + stop)
-        part = Part.of(rows, estimate, picked[at], draw.weight[at], device)
-        with autocast():
-            return part_gradients(unroll, parameters, part, coefficients, living)
-
+    in_lanes = in_parallel and device.type == "cpu"
+    least = least_rows(unroll, rows.horizon, rows.agents_per_row, device)
+    picked, sums = torch.from_numpy(draw.rows), dict[str, Tensor]()
     optimizer.zero_grad(set_to_none=True)
-    sums: dict[str, Tensor] = {}
-    for first in range(0, len(picked), part_rows):
-        count = min(part_rows, len(picked) - first)
-        lanes = in_parallel and device.type == "cpu"
-        least = least_rows(rows.horizon * rows.agents_per_row)
-        shares = in_lanes(partial(share, first), count, least) if lanes else [share(first, 0, count)]
-        for losses, gradients in shares:
-            _add(parameters, gradients, sums, losses)
-    if add_up is not None:
-        _add_up_together(add_up, [*(p.grad for p in parameters if p.grad is not None), *sums.values()])
-    sums["grad_norm"] = clip_gradients(parameters, coefficients.max_grad_norm)
-    with torch_threads(1) if device.type == "cpu" else nullcontext():  # waking others takes longer
-        optimizer.step()
+    with torch_in_one_thread() if in_lanes else nullcontext():
+        living = estimate.living.index_select(0, picked.to(rows.device)).sum().to(device)
+        if add_up is not None:
+            add_up(living)
+        living = living.clamp(min=1)
+        for first in range(0, len(picked), part_rows):
+            count = min(part_rows, len(picked) - first)
+            edges = pieces(count, least) if in_lanes else [(0, count)]
+            shares = [slice(first + start, first + stop) for start, stop in edges]
+            parts = [Part.of(rows, estimate, picked[at], draw.weight[at], device) for at in shares]
+            for losses, gradients in gradients_of(unroll, parameters, parts, coefficients, living, autocast, in_lanes):
+                _add(parameters, gradients, sums, losses)
+        if add_up is not None:
+            _add_up_together(add_up, [*(p.grad for p in parameters if p.grad is not None), *sums.values()])
+        sums["grad_norm"] = clip_gradients(parameters, coefficients.max_grad_norm)
+        with torch_threads(1) if device.type == "cpu" else nullcontext():  # waking others takes longer
+            optimizer.step()
     return Step(sums, living)
 
 
@@ -146,19 +146,35 @@ def _add_up_together(add_up: AllReduce, tensors: list[Tensor]) -> None:
         tensor.detach().copy_(summed.view_as(tensor))
 
 
-def part_gradients(
+def gradients_of(
     unroll: Callable[..., Any],
     parameters: list[nn.Parameter],
-    part: Part,
+    parts: list[Part],
     coefficients: Coefficients,
     living: Tensor,
-) -> tuple[dict[str, Tensor], Gradients]:
-    """What is recorded of a part's losses, and their gradients; means are over `living` steps."""
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    in_lanes: bool = True,
+) -> list[tuple[dict[str, Tensor], Gradients]]:
+    """What is recorded of each part's losses, and their gradients; means are over `living` steps. Each part has a lane
+    of its own."""
     policy = policy_of(unroll)
-    if policy is not None and can_take(policy, part.reset.device):
-        return rows_in_one_call(policy, parameters, part, coefficients, float(living))
-    losses = part_loss(unroll, part, coefficients, living)
-    return losses, torch.autograd.grad(losses.pop("total"), parameters, allow_unused=True)
+    with autocast():
+        taken = policy if policy is not None and can_take(policy, living.device) else None
+
+    def with_torch(part: Part) -> tuple[dict[str, Tensor], Gradients]:
+        losses = part_loss(unroll, part, coefficients, living)
+        return losses, torch.autograd.grad(losses.pop("total"), parameters, allow_unused=True)
+
+    calls: list[Callable[[], tuple[dict[str, Tensor], Gradients]]] = [
+        partial(with_torch, part) if taken is None else RowsCall(taken, parameters, part, coefficients, float(living))
+        for part in parts
+    ]
+
+    def call(k: int, _: int) -> tuple[dict[str, Tensor], Gradients]:
+        with autocast():  # each thread's own
+            return calls[k]()
+
+    return one_each(call, len(calls)) if in_lanes else [call(k, k) for k in range(len(calls))]
 
 
 def part_loss(unroll: Callable[..., Any], part: Part, coefficients: Coefficients, living: Tensor) -> dict[str, Tensor]:
@@ -167,10 +183,10 @@ def part_loss(unroll: Callable[..., Any], part: Part, coefficients: Coefficients
     unrolled = unroll(part.take_observations(), part.state, part.reset, batch["action"], action_mask=mask)
     loss = ppo_loss(
         unrolled.log_prob.float().t(),
-        batch["log_prob"].t(),
+        part.log_prob.t(),
         part.advantage.t(),
         unrolled.value.float().t(),
-        batch["value"].t(),
+        part.value.t(),
         part.target.t(),
         unrolled.entropy.float().t(),
         part.weight.t(),
