@@ -42,13 +42,17 @@ def train_ours(task: str, iterations: int, seed: int, overrides: list[str]) -> T
         lines = (Path(folder) / "ours" / "metrics.jsonl").read_text().splitlines()
         plan = json.loads((Path(folder) / "ours" / "plan.json").read_text())
     records = [json.loads(line) for line in lines]
+    moments = [0.0, *(record["seconds"] for record in records)]
+    whole = [after - before for before, after in zip(moments, moments[1:], strict=False)]  # recording is in it, too
+    collect = [record["time/collect"] for record in records]
+    evaluate = [record.get("time/evaluate", 0.0) for record in records]
     return Trained(
         party="millpond",
         versions=json.loads(last_line([sys.executable, "-c", VERSIONS])),
         settings={"recipe": recipe[0], "overrides": settings, "seed": seed},
         steps=plan["agent_steps"],
-        collect=[record["time/collect"] + record["time/advantage"] for record in records],
-        train=[record["time/train"] for record in records],
+        collect=collect,
+        train=[spent - first - last for spent, first, last in zip(whole, collect, evaluate, strict=True)],
         level=[record.get(LEVELS[task]) for record in records],
     )
 

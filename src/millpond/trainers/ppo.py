@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.lines import sentence
 from millpond.planner.memory import row_fields
 from millpond.planner.ranks import plan_over_ranks, share_of_rank
-from millpond.policies.threads import torch_threads
+from millpond.policies.threads import torch_in_one_thread, torch_threads
 from millpond.ranks import ALONE, NoRecorder, PerRank, Ranks, restore_over_ranks, save_over_ranks, training_over_ranks
 from millpond.record import Counters, Recorder, Timer
 from millpond.rollout import Collector, Draw, Rows, draw_minibatches
@@ -73,7 +73,7 @@ class PPOTrainer:
         self.policy = policy
         begin_with_weights(ranks, {"policy": policy}, weights_from)
         self.unroll = torch.compile(policy.unroll) if recipe.trainer.compile else policy.unroll
-        self.optimizer = make_optimizer(recipe.ppo, self.policy)
+        self.optimizer, self.parameters = make_optimizer(recipe.ppo, self.policy), list(policy.parameters())
         agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
         self.rows = Rows(
             row_fields(spec, core, hidden),
@@ -169,7 +169,7 @@ class PPOTrainer:
 
     def _estimate(self) -> Estimate:
         ppo = self.recipe.ppo
-        with self.timer("advantage"):
+        with self.timer("advantage"), torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
             return estimate_advantages(
                 self.rows,
                 self.share.segments,
@@ -199,7 +199,7 @@ class PPOTrainer:
             self._set_learning_rate()
             step = train_minibatch(
                 self.unroll,
-                list(self.policy.parameters()),
+                self.parameters,
                 self.optimizer,
                 self.rows,
                 estimate,

@@ -106,7 +106,8 @@ def train_minibatch(
     in_lanes = in_parallel and device.type == "cpu"
     least = least_rows(unroll, rows.horizon, rows.agents_per_row, device)
     picked, sums = torch.from_numpy(draw.rows), dict[str, Tensor]()
-    optimizer.zero_grad(set_to_none=True)
+    for parameter in parameters:
+        parameter.grad = None
     with torch_in_one_thread() if in_lanes else nullcontext():
         living = estimate.living.index_select(0, picked.to(rows.device)).sum().to(device)
         if add_up is not None:
