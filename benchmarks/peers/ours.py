@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 from environments import last_line
@@ -43,7 +44,7 @@ def train_ours(task: str, iterations: int, seed: int, overrides: list[str]) -> T
         plan = json.loads((Path(folder) / "ours" / "plan.json").read_text())
     records = [json.loads(line) for line in lines]
     moments = [0.0, *(record["seconds"] for record in records)]
-    whole = [after - before for before, after in zip(moments, moments[1:], strict=False)]  # recording is in it, too
+    whole = [after - before for before, after in pairwise(moments)]  # recording is in it, too
     collect = [record["time/collect"] for record in records]
     evaluate = [record.get("time/evaluate", 0.0) for record in records]
     return Trained(

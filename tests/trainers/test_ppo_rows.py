@@ -13,11 +13,11 @@ from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.planner.memory import RowField
 from millpond.policies import build_policy
 from millpond.policies.threads import torch_threads
-from millpond.rollout import Rows
+from millpond.rollout import Draw, Rows
 from millpond.trainers.clipping import clip_gradients
 from millpond.trainers.ppo_part import Coefficients, Estimate, Part, learned_in_torch
 from millpond.trainers.ppo_rows import RowsCall, can_take, policy_of
-from millpond.trainers.ppo_update import part_loss
+from millpond.trainers.ppo_update import part_loss, train_minibatch
 
 ROWS, HORIZON, AGENTS, HIDDEN, NUMBERS = 9, 12, 2, 16, 5
 WEIGHT = np.linspace(0.5, 1.5, ROWS, dtype=np.float32)
@@ -148,6 +148,38 @@ def test_a_nan_that_was_seen_or_learned_is_in_all_that_follows(seen: str) -> Non
     losses, gradients = RowsCall(policy, list(policy.parameters()), part, Coefficients(0.2, 0.1, 0.5, 0.02, 0.5), 1.0)()
     assert losses["value_loss"].isnan()
     assert all(gradient is not None and bool(gradient.isnan().any()) for gradient in gradients)
+
+
+@pytest.mark.parametrize("seen", OBSERVATIONS)
+def test_memory_that_is_kept_changes_nothing(seen: str) -> None:
+    """Minibatches of other rows each time, one of them smaller, in parts; the same to the last bit."""
+    action = ActionSpec.multidiscrete((3, 2))
+    rows, estimate = made_rows(action, True, OBSERVATIONS[seen])
+    found = []
+    for kept in (None, dict[tuple[int, int], RowsCall]()):
+        policy = build_policy(
+            OBSERVATIONS[seen], action, hidden_size=HIDDEN, generator=torch.Generator().manual_seed(0)
+        )
+        parameters = list(policy.parameters())
+        optimizer = torch.optim.SGD(parameters, lr=0.01)
+        with torch_threads(2):
+            for picked in ([0, 1, 2, 3, 4, 5, 6, 7], [8, 7, 6, 5, 4, 3, 2, 1], [2, 2, 5], [1, 3, 5, 7, 0, 2, 4, 6]):
+                train_minibatch(
+                    policy.unroll,
+                    parameters,
+                    optimizer,
+                    rows,
+                    estimate,
+                    Draw(np.array(picked), WEIGHT[: len(picked)]),
+                    Coefficients(0.2, 0.1, 0.5, 0.02, 0.5),
+                    part_rows=4,
+                    device=torch.device("cpu"),
+                    kept=kept,
+                )
+        assert kept is None or bool(kept) == (seen != "several"), "an encoder of torch's keeps nothing"
+        found.append([parameter.detach() for parameter in parameters])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_what_is_learned_from_is_picked_alike_with_and_without_torch() -> None:

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from millpond.bench.timing import Effort, timed
-from millpond.policies.threads import pieces
+from millpond.policies.threads import one_each, pieces
 from millpond.trainers.clipping import clip_gradients
 from millpond.trainers.optimizers import make_optimizer
 from millpond.trainers.ppo import PPOTrainer
 from millpond.trainers.ppo_part import Coefficients, Estimate, Part
-from millpond.trainers.ppo_update import gradients_of, least_rows
+from millpond.trainers.ppo_update import gradient_call, least_rows
 
 READY = 2  # minibatches, and batches to act on, that take turns
 
@@ -118,9 +118,10 @@ class Network:
         """One update on one minibatch."""
         self.optimizer.zero_grad(set_to_none=True)
         for parts in self._shares(ready):
-            fresh = [part.some(slice(None)) for part in parts]
-            given = fresh, self.coefficients, ready.living, self.autocast, self.lanes
-            for _, gradients in gradients_of(self.unroll, self.parameters, *given):
+            given = self.coefficients, ready.living, self.autocast
+            fresh = (part.some(slice(None)) for part in parts)
+            calls = (gradient_call(self.unroll, self.parameters, part, *given) for part in fresh)
+            for _, gradients in one_each(calls, len(parts)) if self.lanes else (call() for call in calls):
                 for parameter, gradient in zip(self.parameters, gradients, strict=True):
                     if gradient is not None:
                         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)

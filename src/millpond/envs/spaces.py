@@ -167,8 +167,7 @@ class ActionLayout:
     def read_all(self, stored: Array) -> list[Any]:
         """Stored actions [N, ...] of as many agents, as their envs want them."""
         if isinstance(self._space, gs.Discrete):
-            actions: list[Any] = (stored + int(self._space.start)).tolist()
-            return actions
+            return list(stored.astype(np.int64) + int(self._space.start))  # of the type that the space draws
         return [self.read(one) for one in stored]
 
     def read(self, stored: Array) -> Any:

@@ -13,6 +13,7 @@ T steps  B sequences  I inputs  H hidden
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -230,15 +231,14 @@ class _Rows(torch.autograd.Function):
         d_inputs = np.empty((*d_hidden.shape[:2], w_input.shape[1]), np.float32)
         d_hidden0, d_cell0 = np.empty_like(hidden0), np.zeros_like(cell0)
 
-        def piece(number: int, _: int) -> Any:
-            first, last, kept = ctx.kept[number]
+        def piece(first: int, last: int, kept: Any) -> Any:
             d_weights = np.zeros_like(w_input), np.zeros_like(w_hidden), np.zeros_like(w_hidden[:, 0])
             found = d_inputs, d_hidden0, d_cell0, *d_weights
             lstm_rows.piece_backward(products.SGEMM, first, last, d_hidden, *ctx.begun, *kept, *found)  # type: ignore[call-arg]
             return d_weights
 
         # Gradients of weights are added up in the order of the sequences, so that a run repeats.
-        d_weights, *others = one_each(piece, len(ctx.kept))
+        d_weights, *others = one_each((partial(piece, *of_piece) for of_piece in ctx.kept), len(ctx.kept))
         for other in others:
             for total, more in zip(d_weights, other, strict=True):
                 total += more

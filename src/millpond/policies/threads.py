@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import torch
@@ -106,21 +106,18 @@ def in_lanes(function: Callable[[int, int], Result], count: int, least: int) -> 
     Short work of torch is best left to one lane, or lanes wait for each other's lock; the loops inside it can have
     lanes of their own then. Gradient and inference modes are each thread's own: the function sets what it needs.
     """
-    return _share_out(function, pieces(count, least))
+    edges = pieces(count, least)
+    return one_each((partial(function, start, stop) for start, stop in edges), len(edges))
 
 
-def one_each(function: Callable[[int, int], Result], number: int) -> list[Result]:
-    """The same for pieces that are there already: function(k, k + 1), each on a thread of its own."""
-    return _share_out(function, [(k, k + 1) for k in range(number)])
-
-
-def _share_out(function: Callable[[int, int], Result], edges: list[tuple[int, int]]) -> list[Result]:
-    """In the order of the pieces. The caller's own thread takes the last one."""
-    if len(edges) == 1:
+def one_each(calls: Iterable[Callable[[], Result]], number: int) -> list[Result]:
+    """The same for so many pieces that are there already, in their order. A call is begun as soon as it comes, so that
+    the next can be made ready meanwhile; the caller's own thread takes the last one."""
+    if number == 1:
         with torch_in_one_thread():
-            return [function(*edges[0])]
-    team = _team()
+            return [call() for call in calls]
+    team, coming = _team(), iter(calls)
     with _in_lane(1), team.helpers.apart():
-        others = [team.pool.submit(function, start, stop) for start, stop in edges[:-1]]
-        last = function(*edges[-1])
+        others = [team.pool.submit(next(coming)) for _ in range(number - 1)]
+        last = next(coming)()
         return [*(future.result() for future in others), last]

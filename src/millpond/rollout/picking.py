@@ -22,6 +22,8 @@ WORD = 4  # bytes that are copied together, where steps are a multiple of it
 def copy_time_first(stored: Array, rows: npt.NDArray[np.int64], out: Array) -> None:
     """stored [R, T, n], rows [b] -> out [T, b, n]"""
     steps, width = stored.shape[1], stored.shape[2]
+    if out.shape != (steps, len(rows), width):
+        raise ValueError("these rows do not fit there")
     for place in range(len(rows)):
         row = rows[place]
         if not 0 <= row < len(stored):
@@ -74,18 +76,31 @@ def pick_learned(rows: npt.NDArray[np.int64], weight: npt.NDArray[np.float32], s
                 out.weight[t, s] = weight[place] if stored.alive[at] else np.float32(0.0)
 
 
+@compiled
+def pick_states(rows: npt.NDArray[np.int64], stored: Array, hidden: Array, cell: Array) -> None:
+    """stored [R, a, 2, H] -> hidden and cell, each [b * a, H]"""
+    agents = stored.shape[1]
+    for place in range(len(rows)):
+        row = rows[place]
+        if not 0 <= row < len(stored):
+            raise IndexError("a row was picked that there is not")
+        for agent in range(agents):
+            hidden[place * agents + agent] = stored[row, agent, 0]
+            cell[place * agents + agent] = stored[row, agent, 1]
+
+
 def pick_sequences(array: Tensor, rows: Tensor, device: torch.device) -> Tensor:
     """[R, T, a, ...] and rows [b] -> [b * a, T, ...] on `device`, with time first in memory."""
     if array.device.type == device.type == "cpu":
         out = torch.empty(array.shape[1], len(rows), *array.shape[2:], dtype=array.dtype)
-        copy_time_first(_words(array), rows.numpy(), _words(out))
+        copy_time_first(words(array.numpy()), rows.numpy(), words(out.numpy()))
     else:
         out = array.index_select(0, rows).to(device).transpose(0, 1).contiguous()
     return out.flatten(1, 2).transpose(0, 1)
 
 
-def _words(array: Tensor) -> Array:
+def words(array: Array) -> Array:
     """[R, T, ...] -> [R, T, n], the same memory whatever its type."""
-    flat = array.numpy().reshape(*array.shape[:2], -1)
+    flat = array.reshape(*array.shape[:2], -1)
     step_bytes = flat.shape[2] * flat.itemsize
     return flat.view(np.uint8 if step_bytes % WORD else np.uint32)

@@ -33,6 +33,7 @@ from millpond.trainers.evaluate import Evaluation, evaluate
 from millpond.trainers.optimizers import make_optimizer
 from millpond.trainers.over_ranks import begin_with_weights, collected_by_all, rank_device, rank_seeds, rank_vector
 from millpond.trainers.ppo_part import Coefficients, Estimate
+from millpond.trainers.ppo_rows import RowsCall
 from millpond.trainers.ppo_update import estimate_advantages, train_minibatch
 from millpond.trainers.reporting import report_at_end
 from millpond.trainers.sinks import make_sinks
@@ -74,6 +75,7 @@ class PPOTrainer:
         begin_with_weights(ranks, {"policy": policy}, weights_from)
         self.unroll = torch.compile(policy.unroll) if recipe.trainer.compile else policy.unroll
         self.optimizer, self.parameters = make_optimizer(recipe.ppo, self.policy), list(policy.parameters())
+        self.kept: dict[tuple[int, int], RowsCall] = {}  # what lanes work in
         agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
         self.rows = Rows(
             row_fields(spec, core, hidden),
@@ -210,6 +212,7 @@ class PPOTrainer:
                 autocast=self._autocast,
                 in_parallel=not self.recipe.trainer.compile,
                 add_up=self.ranks.add_up,
+                kept=self.kept,
             )
         self.counters.updates += 1
         for name, value in step.metrics.items():

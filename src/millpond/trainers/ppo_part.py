@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from millpond.rollout.picking import Learned, Stored, pick_learned, pick_sequences
+from millpond.rollout.picking import Learned, Stored, copy_time_first, pick_learned, pick_sequences, words
 from millpond.rollout.rows import Rows, resets
 
 SEEN = ("observation", "action", "action_mask", "initial_state")
@@ -64,6 +64,15 @@ class Part:
         batch = {name: pick(array) for name, array in self.batch.items()}
         return Part(batch, self.state[at], *map(pick, others))
 
+    def refill(self, rows: Rows, estimate: Estimate, picked: Tensor, weight: npt.NDArray[np.float32]) -> None:
+        """Other rows, as many, into the same memory; all but `state`. On the CPU, for a part that `of` made."""
+        chosen = picked.numpy()
+        for name, array in self.batch.items():
+            by_row = array.transpose(0, 1).numpy().reshape(rows.horizon, len(chosen), -1)
+            copy_time_first(words(rows[name].numpy()), chosen, words(by_row))
+        others = self.reset, self.log_prob, self.value, self.advantage, self.target, self.weight
+        pick_learned(chosen, weight, _stored(rows, estimate), Learned(*(array.t().numpy() for array in others)))
+
     def take_observations(self) -> Tensor:
         """Once only: what encoders need of them they keep, and no more should be in memory on the way back."""
         return self.batch.pop("observation")
@@ -94,9 +103,13 @@ def _learned(
     shape = rows.horizon, len(picked) * rows.agents_per_row
     reset, *others = torch.empty(shape, dtype=torch.bool), *(torch.empty(shape) for _ in range(5))
     out = Learned(reset.numpy(), *(other.numpy() for other in others))
-    stored = *(rows[name] for name in STORED), estimate.advantage, estimate.scaled
-    pick_learned(picked.numpy(), weight, Stored(*(array.numpy() for array in stored)), out)
+    pick_learned(picked.numpy(), weight, _stored(rows, estimate), out)
     return [found.t() for found in (reset, *others)]
+
+
+def _stored(rows: Rows, estimate: Estimate) -> Stored:
+    arrays = *(rows[name] for name in STORED), estimate.advantage, estimate.scaled
+    return Stored(*(array.numpy() for array in arrays))
 
 
 def learned_in_torch(

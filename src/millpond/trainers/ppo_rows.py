@@ -31,13 +31,16 @@ from millpond.policies.lstm_rows import BLOCK, rows_backward, rows_forward
 from millpond.policies.policy import Policy
 from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
 from millpond.policies.threads import in_lanes
-from millpond.trainers.ppo_part import Coefficients, Part
+from millpond.rollout.picking import pick_states
+from millpond.rollout.rows import Rows
+from millpond.trainers.ppo_part import Coefficients, Estimate, Part
 
 Array = npt.NDArray[Any]
 Coefs = tuple[float, float, float, float, float]
 Gradients = tuple[Tensor | None, ...]
 Found = tuple[Array, "Weights", Sequence[Tensor], Sequence[Tensor | None]]
 EVERYTHING = np.zeros((0, 0, 0), np.bool_)  # is allowed
+NOTHING = np.zeros((0, 0, 0), np.float32)
 
 
 class Given(NamedTuple):
@@ -193,9 +196,23 @@ class RowsCall:
             *map(_time_first, (part.log_prob, part.advantage, part.value, part.target, part.weight)),
         )
         self.begun: tuple[Array, Array] = _state(part, 0), _state(part, 1)
-        limit = inf if coefficients.vf_clip_coef is None else coefficients.vf_clip_coef
-        self.coefs = living, coefficients.clip_coef, limit, coefficients.vf_coef, coefficients.ent_coef
+        self.coefs = _coefs(coefficients, living)
         self.sizes = head.choice_sizes
+        self.held: Held | None = None  # the memory of a lane that has all sequences
+
+    def retake(
+        self,
+        rows: Rows,
+        estimate: Estimate,
+        picked: Tensor,
+        weight: npt.NDArray[np.float32],
+        coefficients: Coefficients,
+        living: float,
+    ) -> None:
+        """Other rows, as many, into the memory of those before. Where the encoder is compiled."""
+        self.part.refill(rows, estimate, picked, weight)
+        pick_states(picked.numpy(), rows["initial_state"].numpy(), *self.begun)
+        self.coefs = _coefs(coefficients, living)
 
     def __call__(self) -> tuple[dict[str, Tensor], Gradients]:
         """What is recorded of the losses, and the gradients of `parameters`; means are over `living` steps."""
@@ -210,23 +227,19 @@ class RowsCall:
         return losses, tuple(gradients.get(id(parameter)) for parameter in self.parameters)
 
     def _compiled(self, encoder: CompiledEncoder) -> Found:
-        seen = self._observations().contiguous().numpy()
+        seen = self.part.batch["observation"].transpose(0, 1).flatten(0, 1).contiguous().numpy()
         features, *kept = encoder.forward(seen)
         means, found, d_features = self._core(features)
         encoded = encoder.backward(seen, (features, *kept), d_features.numpy())
         return means, found, encoder.parameters, list(map(torch.from_numpy, encoded))
 
     def _with_torch(self) -> Found:
-        features = self.policy.encoder(self._observations())
+        features = self.policy.encoder(self.part.take_observations().transpose(0, 1).flatten(0, 1))
         means, found, d_features = self._core(features.detach().numpy())
         learned = {id(weight) for weight in self.shared}
         encoding = [parameter for parameter in self.parameters if id(parameter) not in learned]
         encoded = torch.autograd.grad(features, encoding, d_features, allow_unused=True) if encoding else ()
         return means, found, encoding, encoded
-
-    def _observations(self) -> Tensor:
-        """[T * B, ...]"""
-        return self.part.take_observations().transpose(0, 1).flatten(0, 1)
 
     def _core(self, features: Floats) -> tuple[Array, Weights, Tensor]:
         """From features [T * B, H] to the losses' means, the gradients of the core's weights, and of the features."""
@@ -236,7 +249,7 @@ class RowsCall:
 
         def lane(first: int, last: int) -> tuple[Array, Weights]:
             found = Weights(*map(np.zeros_like, self.weights))
-            held = _hold(inputs, d_inputs, last - first)
+            held = self._hold(inputs, d_inputs, last - first)
             means = rows_gradients(
                 products.SGEMM,
                 first,
@@ -262,18 +275,27 @@ class RowsCall:
                 gradient += addend
         return means, found, d_features
 
+    def _hold(self, features: Floats, d_features: Floats, count: int) -> Held:
+        """Memory for `count` sequences out of those of `features`. It is torch's, whose profiler then sees it."""
+        steps, sequences, size = features.shape
+        block = min(steps, max(1, BLOCK // count))
 
-def _hold(features: Floats, d_features: Floats, count: int) -> Held:
-    """Memory for `count` sequences out of those of `features`. It is torch's, whose profiler then sees it."""
-    steps, sequences, size = features.shape
-    block = min(steps, max(1, BLOCK // count))
+        def empty(length: int, vectors: int) -> Floats:
+            return torch.empty(length, count, vectors * size).numpy()
 
-    def empty(length: int, vectors: int) -> Floats:
-        return torch.empty(length, count, vectors * size).numpy()
+        if count == sequences and self.held is not None:
+            return self.held._replace(inputs=features, d_inputs=d_features)
+        inputs, d_inputs = (features, d_features) if count == sequences else (empty(steps, 1),) * 2
+        kept = inputs, empty(steps, 1), empty(steps, 4), empty(steps, 1)
+        held = Held(*kept, empty(steps, 1), d_inputs, empty(block, 4), empty(block, 1))
+        if count == sequences and self.encoder is not None:
+            self.held = held._replace(inputs=NOTHING, d_inputs=NOTHING)  # these are new each time
+        return held
 
-    inputs, d_inputs = (features, d_features) if count == sequences else (empty(steps, 1),) * 2
-    kept = inputs, empty(steps, 1), empty(steps, 4), empty(steps, 1)
-    return Held(*kept, empty(steps, 1), d_inputs, empty(block, 4), empty(block, 1))
+
+def _coefs(coefficients: Coefficients, living: float) -> Coefs:
+    limit = inf if coefficients.vf_clip_coef is None else coefficients.vf_clip_coef
+    return living, coefficients.clip_coef, limit, coefficients.vf_coef, coefficients.ent_coef
 
 
 def _state(part: Part, which: int) -> Array:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from millpond.trainers.clipping import clip_gradients
 from millpond.trainers.ppo_part import Coefficients, Estimate, Part
 from millpond.trainers.ppo_rows import Gradients, RowsCall, can_take, policy_of
 
+Losses = tuple[dict[str, Tensor], Gradients]  # what is recorded of them, and their gradients
 INPUTS = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "alive")
 LEAST = 1024  # steps of sequences for which another lane is worth waking
 
@@ -96,13 +98,27 @@ def train_minibatch(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     in_parallel: bool = True,
     add_up: AllReduce | None = None,
+    kept: dict[tuple[int, int], RowsCall] | None = None,
 ) -> Step:
     """One gradient over the drawn rows, in parts of at most `part_rows`, and one step of the optimiser.
 
     `unroll` is the policy's own, compiled or not, and `parameters` are what it learns. On the CPU each lane takes a
     share of the rows, unless `in_parallel` says not to. `add_up` adds a tensor up over ranks: all of them divide by the
-    living steps of all, so that their gradients add up to that of all rows together.
+    living steps of all, so that their gradients add up to that of all rows together. `kept`, where it is given, keeps
+    what lanes work in from one minibatch to the next.
     """
+
+    def make_call(lane: int, some: Tensor, weight: npt.NDArray[np.float32]) -> Callable[[], Losses]:
+        call = None if kept is None else kept.get((lane, len(some)))
+        if call is not None:
+            call.retake(rows, estimate, some, weight, coefficients, float(living))
+            return call
+        part = Part.of(rows, estimate, some, weight, device)
+        made = gradient_call(unroll, parameters, part, coefficients, living, autocast)
+        if kept is not None and isinstance(made, RowsCall) and made.encoder is not None:
+            kept[lane, len(some)] = made
+        return made
+
     in_lanes = in_parallel and device.type == "cpu"
     least = least_rows(unroll, rows.horizon, rows.agents_per_row, device)
     picked, sums = torch.from_numpy(draw.rows), dict[str, Tensor]()
@@ -117,8 +133,8 @@ def train_minibatch(
             count = min(part_rows, len(picked) - first)
             edges = pieces(count, least) if in_lanes else [(0, count)]
             shares = [slice(first + start, first + stop) for start, stop in edges]
-            parts = [Part.of(rows, estimate, picked[at], draw.weight[at], device) for at in shares]
-            for losses, gradients in gradients_of(unroll, parameters, parts, coefficients, living, autocast, in_lanes):
+            calls = (make_call(k, picked[at], draw.weight[at]) for k, at in enumerate(shares))
+            for losses, gradients in one_each(calls, len(shares)) if in_lanes else (call() for call in calls):
                 _add(parameters, gradients, sums, losses)
         if add_up is not None:
             _add_up_together(add_up, [*(p.grad for p in parameters if p.grad is not None), *sums.values()])
@@ -147,35 +163,27 @@ def _add_up_together(add_up: AllReduce, tensors: list[Tensor]) -> None:
         tensor.detach().copy_(summed.view_as(tensor))
 
 
-def gradients_of(
+def gradient_call(
     unroll: Callable[..., Any],
     parameters: list[nn.Parameter],
-    parts: list[Part],
+    part: Part,
     coefficients: Coefficients,
     living: Tensor,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    in_lanes: bool = True,
-) -> list[tuple[dict[str, Tensor], Gradients]]:
-    """What is recorded of each part's losses, and their gradients; means are over `living` steps. Each part has a lane
-    of its own."""
+) -> Callable[[], Losses]:
+    """A call, for any thread, that gives what is recorded of a part's losses, and their gradients; means are over
+    `living` steps."""
     policy = policy_of(unroll)
     with autocast():
-        taken = policy if policy is not None and can_take(policy, living.device) else None
+        if policy is not None and can_take(policy, living.device):
+            return RowsCall(policy, parameters, part, coefficients, float(living))
 
-    def with_torch(part: Part) -> tuple[dict[str, Tensor], Gradients]:
-        losses = part_loss(unroll, part, coefficients, living)
-        return losses, torch.autograd.grad(losses.pop("total"), parameters, allow_unused=True)
-
-    calls: list[Callable[[], tuple[dict[str, Tensor], Gradients]]] = [
-        partial(with_torch, part) if taken is None else RowsCall(taken, parameters, part, coefficients, float(living))
-        for part in parts
-    ]
-
-    def call(k: int, _: int) -> tuple[dict[str, Tensor], Gradients]:
+    def with_torch() -> Losses:
         with autocast():  # each thread's own
-            return calls[k]()
+            losses = part_loss(unroll, part, coefficients, living)
+            return losses, torch.autograd.grad(losses.pop("total"), parameters, allow_unused=True)
 
-    return one_each(call, len(calls)) if in_lanes else [call(k, k) for k in range(len(calls))]
+    return with_torch
 
 
 def part_loss(unroll: Callable[..., Any], part: Part, coefficients: Coefficients, living: Tensor) -> dict[str, Tensor]:
