@@ -95,6 +95,27 @@ def test_outputs_and_all_gradients_equal_those_of_torchs_cells(kind: str, dtype:
     assert gradients[1][2].abs().max() > 0
 
 
+@pytest.mark.parametrize("size", [5, 6])  # products of four rows are ours where the size is even, else BLAS's
+@pytest.mark.parametrize("batch", [3, 4, 5])
+def test_few_sequences_are_what_they_are_among_many(batch: int, size: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    core = LSTM(size)
+    with torch.no_grad():
+        for parameter in core.parameters():
+            parameter.normal_(generator=generator)
+    features = torch.randn(T, 12, size, generator=generator)
+    state, reset = torch.randn(12, 2, size, generator=generator), with_resets(generator, batch=12)
+    weight = torch.zeros(T, 12, size)
+    weight[:, :batch] = torch.randn(T, batch, size, generator=generator)  # only these have gradients
+    many = core.unroll(features, state, reset)
+    few = core.unroll(*(array.contiguous() for array in (features[:, :batch], state[:batch], reset[:, :batch])))
+    torch.testing.assert_close(few, many[:, :batch], rtol=2e-5, atol=2e-6)
+    wanted = torch.autograd.grad((many * weight).sum(), list(core.parameters()))
+    found = torch.autograd.grad((few * weight[:, :batch]).sum(), list(core.parameters()))
+    for gradient, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("steps", [T, 400])  # one block and several
 def test_without_a_blas_for_compiled_code_an_lstm_goes_step_by_step_to_the_same(
     steps: int, monkeypatch: pytest.MonkeyPatch

@@ -63,6 +63,11 @@ def compiled_encoder(policy: Policy) -> CompiledEncoder | None:
     return found
 
 
+def is_encoder_compiled(policy: Policy) -> bool:
+    """Whether there is one."""
+    return bool(getattr(policy.encoder, "is_compiled", lambda: False)())
+
+
 class CompiledActor:
     """Acts with the weights that the policy has; they may change in place, and must not be replaced or moved."""
 

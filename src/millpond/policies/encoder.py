@@ -90,17 +90,25 @@ class ObservationEncoder(nn.Module):
 
     def compiled(self) -> CompiledEncoder | None:
         """What computes the same in compiled calls, where there is such: for plain numbers, and for tokens alone."""
-        encoder = self.encoders[0]
-        whole = len(self.encoders) == 1 and is_fused_for(self.bias) and isinstance(self.norm, nn.Identity)
-        own = type(self).forward is not ObservationEncoder.forward  # a subclass reads in its own way
-        if own or not whole or not products.SGEMM:
+        if not self.is_compiled():
             return None
-        if isinstance(encoder, TokenEncoder) and isinstance(self.activation, nn.ReLU):
+        encoder = self.encoders[0]
+        if isinstance(encoder, TokenEncoder):
             return CompiledTokens(encoder, self.bias)
-        if isinstance(encoder, VectorEncoder) and self.one_vector and self.readers[0].stored == torch.float32:
-            plain = encoder.floats and encoder.normalizer is None
-            return CompiledDense(encoder.linear.weight, self.bias) if plain else None
-        return None
+        assert isinstance(encoder, VectorEncoder)
+        return CompiledDense(encoder.linear.weight, self.bias)
+
+    def is_compiled(self) -> bool:
+        own = type(self).forward is not ObservationEncoder.forward  # a subclass reads in its own way
+        whole = len(self.encoders) == 1 and is_fused_for(self.bias) and isinstance(self.norm, nn.Identity)
+        if own or not whole or not products.SGEMM:
+            return False
+        encoder = self.encoders[0]
+        if isinstance(encoder, TokenEncoder):
+            return isinstance(self.activation, nn.ReLU)
+        if not (isinstance(encoder, VectorEncoder) and self.one_vector):
+            return False
+        return self.readers[0].stored == torch.float32 and encoder.floats and encoder.normalizer is None
 
     def forward(self, observation: Tensor) -> Tensor:
         if self.one_vector:

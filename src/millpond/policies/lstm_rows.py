@@ -12,7 +12,12 @@ import numpy as np
 
 from millpond.compiled import compiled_fast
 from millpond.policies.lstm_kernels import ONE, ZERO, Flags, Floats, gates_backward, gates_forward, step_forward
-from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
+from millpond.policies.products import (
+    add_product,
+    add_product_of_four,
+    add_product_transposed,
+    add_transposed_product,
+)
 
 BLOCK = 384  # sequence steps whose gates are in hand at once: they stay in the cache, and products are long enough
 
@@ -46,6 +51,8 @@ def rows_forward(
     steps, batch = reset.shape
     carried = np.empty_like(hidden0)  # the hidden state that the next step begins with
     copy_unless(reset[0], hidden0, carried)
+    four = batch == 4 and hidden0.shape[1] % 2 == 0
+    across = np.ascontiguousarray(w_hidden.T) if four else np.empty((0, 0), np.float32)
     block = max(1, BLOCK // batch)
     for start in range(0, steps, block):
         stop = min(steps, start + block)
@@ -55,7 +62,10 @@ def rows_forward(
             sums[row] = bias
         add_product_transposed(sgemm, inputs[start:stop].reshape(length, inputs.shape[2]), w_input, ONE, sums)
         for t in range(start, stop):
-            add_product_transposed(sgemm, carried, w_hidden, ONE, gates[t])
+            if four:
+                add_product_of_four(carried, across, gates[t])
+            else:
+                add_product_transposed(sgemm, carried, w_hidden, ONE, gates[t])
             before = cell[t - 1] if t else cell0
             gates_forward(gates[t], before, reset[t], reset[min(t + 1, steps - 1)], cell[t], hidden[t], carried)
 
@@ -89,7 +99,7 @@ def rows_backward(
     """
     steps, batch = reset.shape
     size, most = hidden0.shape[1], len(d_gates)
-    never = np.zeros(batch, np.bool_)
+    never, four = np.zeros(batch, np.bool_), batch == 4 and size % 2 == 0
     d_hidden0[:] = ZERO  # of the hidden state that the step in hand hands on; at the end, of the first
     for stop in range(steps, 0, -most):
         start = max(0, stop - most)
@@ -98,7 +108,11 @@ def rows_backward(
             reset_after = reset[t + 1] if t + 1 < steps else never
             before, d_sums = cell[t - 1] if t else cell0, d_gates[t - start]
             gates_backward(gates[t], before, cell[t], reset[t], reset_after, d_output[t], d_hidden0, d_cell, d_sums)
-            add_product(sgemm, d_sums, w_hidden, ZERO, d_hidden0)
+            if four:
+                d_hidden0[:] = ZERO
+                add_product_of_four(d_sums, w_hidden, d_hidden0)
+            else:
+                add_product(sgemm, d_sums, w_hidden, ZERO, d_hidden0)
             copy_unless(reset[t], hidden[t - 1] if t else hidden0, began[t - start])
         sums = d_gates[: stop - start].reshape(length, 4 * size)
         add_transposed_product(sgemm, sums, inputs[start:stop].reshape(length, inputs.shape[2]), ONE, d_w_input)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from millpond.kernels.advantage import advantage_numba, advantage_torch
 from millpond.losses import AllReduce, explained_variance, normalise, ppo_loss
-from millpond.policies.acting import compiled_encoder
+from millpond.policies.acting import is_encoder_compiled
 from millpond.policies.lstm import LEAST as LEAST_SEQUENCES
 from millpond.policies.threads import one_each, pieces, torch_in_one_thread, torch_threads
 from millpond.rollout.rows import Rows
@@ -79,7 +79,7 @@ class Step:
 def least_rows(unroll: Callable[..., Any], horizon: int, agents_per_row: int, device: torch.device) -> int:
     """Rows that a lane must have at least: few where all that it does is compiled."""
     policy = policy_of(unroll)
-    if policy is not None and can_take(policy, device) and compiled_encoder(policy) is not None:
+    if policy is not None and can_take(policy, device) and is_encoder_compiled(policy):
         return -(-LEAST_SEQUENCES // agents_per_row)
     return -(-LEAST // (horizon * agents_per_row))
 
