@@ -16,9 +16,9 @@ from millpond.envs.spec import EnvSpec
 from millpond.planner import Host, PPOPlan, plan
 from millpond.planner.memory import (
     GATE_STEPS,
-    LANE_SEQUENCES,
-    LANE_STEPS,
     ROW_STEPS,
+    THREAD_SEQUENCES,
+    THREAD_STEPS,
     parameters,
     row_fields,
     training_memory,
@@ -53,7 +53,7 @@ def test_parameters_are_counted_right(env_id: str, options: dict[str, Any], core
 
 
 def one_update(spec: EnvSpec, core: Any, hidden: int, precision: str, rows: int, horizon: int) -> Any:
-    """A call that trains one minibatch of made-up rows, in one lane."""
+    """A call that trains one minibatch of made-up rows, in one thread."""
     agents, generator = spec.num_agents, torch.Generator().manual_seed(0)
     made = Rows(row_fields(spec, core, hidden), rows, horizon, agents, agents, "cpu")
     seen = made["observation"]
@@ -118,21 +118,21 @@ def test_a_training_step_takes_what_the_plan_says(
     assert -0.05 * found <= beside <= told.gradients + 0.05 * found
 
 
-def test_lanes_and_blocks_are_those_of_the_training() -> None:
+def test_threads_and_blocks_are_those_of_the_training() -> None:
     assert (GATE_STEPS, ROW_STEPS) == (BLOCK, lstm_rows.BLOCK)
-    assert (LANE_STEPS, LANE_SEQUENCES) == (LEAST, LEAST_SEQUENCES)
+    assert (THREAD_STEPS, THREAD_SEQUENCES) == (LEAST, LEAST_SEQUENCES)
     one, two = (plan("grid", host=Host(cores, 10**12)).plan for cores in (1, 2))
     assert isinstance(one, PPOPlan)
     assert isinstance(two, PPOPlan)
     assert one.training is not None
     assert two.training is not None
-    # 96 sequences: blocks of 4 steps of 5 x 128 float32; in two lanes of 48 sequences, of 8 steps
+    # 96 sequences: blocks of 4 steps of 5 x 128 float32; in two threads of 48 sequences, of 8 steps
     a_step = 5 * 128 * 4
     assert two.training.activations - one.training.activations == (2 * 8 * 48 - 4 * 96) * a_step
 
 
-def test_lanes_are_smaller_where_encoders_are_compiled() -> None:
-    """8 sequences of CartPole are shared by two lanes; of a grid only the core's work is.
+def test_shares_are_smaller_where_encoders_are_compiled() -> None:
+    """8 sequences of CartPole are shared by two threads; of a grid only the core's work is.
 
     Blocks are 48 steps of 8 sequences, or all 64 of 4.
     """

@@ -12,7 +12,7 @@ from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.policies import Policy, build_policy
 from millpond.policies.threads import torch_threads
 
-BATCH, HIDDEN = 70, 16  # enough for two lanes
+BATCH, HIDDEN = 70, 16  # enough for two threads
 VECTOR = ObservationSpec.single((4,), "float32", "vector")
 GRID = ObservationSpec.packed([("cells", "grid", (5, 5), "uint8"), ("inventory", "vector", (3,), "uint8")])
 

@@ -182,7 +182,7 @@ def command(root: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "millpond", "train", *arguments, f"run_dir={root}"]
 
 
-# Enough agents and rows for two lanes to act and to learn.
+# Enough agents and rows for two threads to act and to learn.
 WIDE = {"trainer.num_envs": 48, "trainer.batch_size": 8 * 96, "trainer.minibatch_size": 8 * 48}
 
 

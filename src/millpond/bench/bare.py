@@ -66,11 +66,11 @@ class Network:
         policy: Any,
         effort: Effort,
         *,
-        lanes: bool = False,
+        in_threads: bool = False,
         compiled: bool = False,
         autocast: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self.policy, self.effort, self.lanes, self.autocast = policy, effort, lanes, autocast
+        self.policy, self.effort, self.in_threads, self.autocast = policy, effort, in_threads, autocast
         self.plan, self.device = trainer.share, trainer.device
         ppo = trainer.recipe.ppo
         self.coefficients = Coefficients(ppo.clip_coef, ppo.vf_clip_coef, ppo.vf_coef, ppo.ent_coef, ppo.max_grad_norm)
@@ -87,9 +87,9 @@ class Network:
         enabled = trainer.recipe.trainer.precision == "bfloat16"
         autocast = partial(torch.autocast, trainer.device.type, dtype=torch.bfloat16, enabled=enabled)
         compiled = trainer.recipe.trainer.compile
-        lanes = not compiled and trainer.device.type == "cpu"
+        in_threads = not compiled and trainer.device.type == "cpu"
         policy = copy.deepcopy(trainer.policy)
-        return Network(trainer, policy, effort, lanes=lanes, compiled=compiled, autocast=autocast)
+        return Network(trainer, policy, effort, in_threads=in_threads, compiled=compiled, autocast=autocast)
 
     def seconds(self, ready: list[Ready]) -> tuple[float, float]:
         """Of acting on all agent steps of an iteration, and of all its updates."""
@@ -121,7 +121,7 @@ class Network:
             given = self.coefficients, ready.living, self.autocast
             fresh = (part.some(slice(None)) for part in parts)
             calls = (gradient_call(self.unroll, self.parameters, part, *given) for part in fresh)
-            for _, gradients in one_each(calls, len(parts)) if self.lanes else (call() for call in calls):
+            for _, gradients in one_each(calls, len(parts)) if self.in_threads else (call() for call in calls):
                 for parameter, gradient in zip(self.parameters, gradients, strict=True):
                     if gradient is not None:
                         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
@@ -129,7 +129,7 @@ class Network:
         self.optimizer.step()
 
     def _shares(self, ready: Ready) -> list[list[Part]]:
-        """The parts of a minibatch that gradients are added up over, each as lanes share it; cut when first asked for."""
+        """The parts of a minibatch that gradients are added up over, each as threads share it; cut when first asked for."""
         kept = self._cut.get(id(ready))
         if kept is None:
             sequences, kept = len(ready.part.reset), []
@@ -137,7 +137,7 @@ class Network:
             least = least_rows(self.unroll, self.plan.bptt_horizon, 1, self.device)
             for first in range(0, sequences, each):
                 count = min(each, sequences - first)
-                edges = pieces(count, least) if self.lanes else [(0, count)]
+                edges = pieces(count, least) if self.in_threads else [(0, count)]
                 kept.append([ready.part.some(slice(first + start, first + stop)) for start, stop in edges])
             self._cut[id(ready)] = kept
         return kept

@@ -18,8 +18,8 @@ CELL_KINDS = 16  # codes of a grid cell, where the world does not say how many t
 GATE_STEPS = 1_024  # sequence steps whose gates are in hand at once on the way back through a core
 ROW_STEPS = 384  # the same, where an LSTM goes over whole rows in one call
 PLAIN_VECTORS = 21  # that one step of a core's way back has at once in plain torch
-LANE_STEPS = 1_024  # steps of sequences for which another lane is worth waking
-LANE_SEQUENCES = 4  # the same in sequences, within an LSTM
+THREAD_STEPS = 1_024  # steps of sequences for which another thread is worth waking
+THREAD_SEQUENCES = 4  # the same in sequences, within an LSTM
 MOMENTS = {"adam": 2, "adamw": 2, "radam": 2, "muon": 1}  # numbers that an optimiser keeps a parameter
 
 
@@ -171,11 +171,11 @@ def training_memory(
     whole_rows = core == "lstm" and width == FLOAT  # in one compiled call
     choices = spec.action.kind != "continuous"
     if whole_rows and choices and _encoder_is_compiled(spec.observation):
-        lanes, inner = max(1, min(cores, rows // -(-LANE_SEQUENCES // agents_per_row))), 1
+        threads, inner = max(1, min(cores, rows // -(-THREAD_SEQUENCES // agents_per_row))), 1
     else:
-        lanes, inner = _lanes(cores, rows, horizon * agents_per_row, sequences if whole_rows else 0)
-    in_hand = lanes * inner * _gates_in_hand(core, hidden_size, width, -(-sequences // (lanes * inner)), horizon)
-    if inner > 1:  # each lane has what it computes with in one piece of memory
+        threads, inner = _threads(cores, rows, horizon * agents_per_row, sequences if whole_rows else 0)
+    in_hand = threads * inner * _gates_in_hand(core, hidden_size, width, -(-sequences // (threads * inner)), horizon)
+    if inner > 1:  # each thread has what it computes with in one piece of memory
         way_back += hidden_size * FLOAT * (1 if choices else 4)
     return TrainingMemory(
         minibatch=steps * sum(_kept_input(part) for part in parts),
@@ -186,14 +186,14 @@ def training_memory(
     )
 
 
-def _lanes(cores: int, rows: int, steps_per_row: int, sequences: int) -> tuple[int, int]:
+def _threads(cores: int, rows: int, steps_per_row: int, sequences: int) -> tuple[int, int]:
     """Threads that share the rows of one gradient, and those that share `sequences` of an LSTM where the former is one."""
-    lanes = max(1, min(cores, rows // -(-LANE_STEPS // steps_per_row)))
-    return lanes, max(1, min(cores, sequences // LANE_SEQUENCES)) if lanes == 1 else 1
+    threads = max(1, min(cores, rows // -(-THREAD_STEPS // steps_per_row)))
+    return threads, max(1, min(cores, sequences // THREAD_SEQUENCES)) if threads == 1 else 1
 
 
 def _encoder_is_compiled(observation: ObservationSpec) -> bool:
-    """Whether there is no torch in it, so that lanes may be as small as the core's."""
+    """Whether there is no torch in it, so that a thread's share may be as small as the core's."""
     if len(observation.parts) > 1:
         return False
     part = observation.parts[0]

@@ -19,7 +19,7 @@ from millpond.policies.compiled_encoders import CompiledEncoder
 from millpond.policies.heads import EVERYTHING, ChoiceHead
 from millpond.policies.lstm import LSTM
 from millpond.policies.precision import is_fused_for
-from millpond.policies.threads import in_lanes, lanes, torch_threads
+from millpond.policies.threads import in_threads, threads_for, torch_threads
 
 if TYPE_CHECKING:
     from millpond.policies.policy import Policy
@@ -91,13 +91,13 @@ class CompiledActor:
         batch = len(observation)
         place = self._places.get(batch) or self._make_place(batch)
         torch.rand(place.draws.shape, dtype=torch.float64, generator=generator, out=place.draws)
-        least = self.policy.least_for_a_lane()
-        if lanes(batch, least) == 1:
+        least = self.policy.least_for_a_thread()
+        if threads_for(batch, least) == 1:
             with torch_threads(1):
                 self._act_for(0, batch, observation, state, after, mask, place)
         else:
             given = observation, state, after, mask, place
-            in_lanes(lambda start, stop: self._act_for(start, stop, *given), batch, least)
+            in_threads(lambda start, stop: self._act_for(start, stop, *given), batch, least)
         return Acted(place.action if self._several else place.action[:, 0], place.log_prob, place.value)
 
     def _act_for(

@@ -1,5 +1,5 @@
 """Encoders forth and back in one compiled call each, on arrays: they hold Python's lock for next to nothing, so that
-lanes do not wait for each other. What they compute is what `ObservationEncoder` computes; float32 on the CPU.
+threads do not wait for each other. What they compute is what `ObservationEncoder` computes; float32 on the CPU.
 
 N observations  D numbers  M tokens  H hidden
 """

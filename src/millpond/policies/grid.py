@@ -21,7 +21,7 @@ from millpond.compiled import compiled_fast
 from millpond.envs.spec import Part
 from millpond.policies.errors import PolicyError
 from millpond.policies.precision import is_fused_for, is_fused_now
-from millpond.policies.threads import in_lanes
+from millpond.policies.threads import in_threads
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -105,7 +105,7 @@ def grid_sum_plain(cells: Tensor, table: Tensor) -> Tensor:
 def _summed(cells: Tensor, table: Tensor) -> Tensor:
     out = table.new_empty(cells.shape[0], table.shape[2])
     arrays = cells.numpy(), table.detach().numpy(), out.numpy()
-    most = in_lanes(lambda start, stop: sum_rows(*arrays, start, stop), cells.shape[0], LEAST)
+    most = in_threads(lambda start, stop: sum_rows(*arrays, start, stop), cells.shape[0], LEAST)
     check_kinds(max(most), table.shape[1])
     return out
 
@@ -126,7 +126,7 @@ def grid_sum_backward(d_out: Tensor, cells: Tensor, cell_count: int, kinds: int)
     d_table = d_out.new_zeros(cell_count, kinds, d_out.shape[1])
     arrays = cells.numpy(), d_out.contiguous().numpy(), d_table.numpy()
     least = cell_count if cells.shape[0] < LEAST else 1
-    in_lanes(lambda start, stop: spread_rows(*arrays, start, stop), cell_count, least)
+    in_threads(lambda start, stop: spread_rows(*arrays, start, stop), cell_count, least)
     return d_table
 
 

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from millpond.policies import lstm_kernels as kernels
 from millpond.policies import lstm_rows, products
 from millpond.policies.precision import computing_dtype, is_fused_for, is_fused_now
-from millpond.policies.threads import in_lanes, one_each
+from millpond.policies.threads import in_threads, one_each
 from millpond.policies.unrolling import BLOCK, blocks_backward, carried_states
 
 LEAST = 4  # sequences for which another thread is worth waking
@@ -220,7 +220,7 @@ class _Rows(torch.autograd.Function):
             lstm_rows.piece_forward(products.SGEMM, first, last, *begun, *kept)
             return first, last, kept
 
-        ctx.kept = in_lanes(piece, batch, LEAST)
+        ctx.kept = in_threads(piece, batch, LEAST)
         ctx.begun = hidden0, cell0, w_input, w_hidden
         return torch.from_numpy(hidden)
 

@@ -21,10 +21,10 @@ from millpond.policies.heads import Head, make_head
 from millpond.policies.lstm import LSTM
 from millpond.policies.normalizer import AllReduce
 from millpond.policies.precision import is_fused_for
-from millpond.policies.threads import in_lanes, lanes, torch_threads
+from millpond.policies.threads import in_threads, threads_for, torch_threads
 
 CoreKind = Literal["lstm", "gru", "none"]
-LEAST = 32  # observations for which another lane is worth waking
+LEAST = 32  # observations for which another thread is worth waking
 LEAST_IMAGES = 4
 
 
@@ -107,18 +107,18 @@ class Policy(nn.Module):
         own = type(self).act is not Policy.act  # a subclass acts in its own way
         return CompiledActor(self) if not own and is_compiled(self) else None
 
-    def least_for_a_lane(self) -> int:
-        """Observations for which another lane is worth waking."""
+    def least_for_a_thread(self) -> int:
+        """Observations for which another thread is worth waking."""
         kinds = getattr(self.encoder, "kinds", ())  # an encoder of one's own need not have any
         return LEAST_IMAGES if "pixels" in kinds else LEAST
 
     def _step(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The network's numbers [B, outputs + 1] and the state after it; on the CPU each lane takes a share of B."""
+        """The network's numbers [B, outputs + 1] and the state after it; on the CPU each thread takes a share of B."""
         device = observation.device.type
         if device != "cpu" or torch.compiler.is_compiling():
             return self._step_alone(observation, state)
-        least = self.least_for_a_lane()
-        if lanes(len(observation), least) == 1:
+        least = self.least_for_a_thread()
+        if threads_for(len(observation), least) == 1:
             with torch_threads(1):
                 return self._step_alone(observation, state)
         inference = torch.is_inference_mode_enabled()
@@ -129,7 +129,7 @@ class Policy(nn.Module):
             with torch.inference_mode(inference), torch.no_grad(), casting:  # modes are each thread's own
                 return self._step_alone(observation[start:stop], state[start:stop])
 
-        numbers, after = zip(*in_lanes(share, len(observation), least), strict=True)
+        numbers, after = zip(*in_threads(share, len(observation), least), strict=True)
         return torch.cat(numbers), torch.cat(after)
 
     def _step_alone(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

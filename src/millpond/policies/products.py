@@ -1,7 +1,7 @@
 """Matrix products inside compiled loops: the BLAS that torch brings, called by its address.
 
 A loop over the steps of a row that goes back to Python for every product takes Python's lock a few hundred times a
-minibatch, and lanes then wait for each other. Where torch does not give its `sgemm_` to others (builds on Accelerate),
+minibatch, and threads then wait for each other. Where torch does not give its `sgemm_` to others (builds on Accelerate),
 `SGEMM` is 0, and loops stay in Python.
 """
 

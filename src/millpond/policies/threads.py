@@ -1,4 +1,5 @@
-"""Work on as many threads as torch has been given: compiled kernels, and lanes of torch's own operations."""
+"""Work shared out among as many threads as torch has been given: compiled kernels, and stretches of torch's own
+operations, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ Result = TypeVar("Result")
 
 
 class _Team:
-    """Threads for lanes, started when they are first needed. In all of them torch computes with that thread alone."""
+    """Threads, started when they are first needed. In each of them torch computes with that one alone."""
 
     def __init__(self) -> None:
-        self.pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="millpond-lane", initializer=self._join)
+        self.pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="millpond-thread", initializer=self._join)
         self.helpers = Helpers()
 
     def _join(self) -> None:
@@ -52,59 +53,59 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 class _Here(threading.local):
-    """What this thread may use: as many lanes as torch has threads, unless it is itself in a lane."""
+    """How many threads this one may share its work with: as many as torch has, unless it has a share itself."""
 
-    lanes: int | None = None
+    threads: int | None = None
 
 
 _here = _Here()
 
 
 def _allowed() -> int:
-    return _here.lanes or torch.get_num_threads()
+    return _here.threads or torch.get_num_threads()
 
 
-def lanes(count: int, least: int) -> int:
-    """How many lanes so many items are shared out among, none with fewer than `least`."""
+def threads_for(count: int, least: int) -> int:
+    """How many threads so many items are shared out among, none with fewer than `least`."""
     return max(1, min(_allowed(), count // least))
 
 
 @contextmanager
-def _in_lane(lanes_inside: int) -> Iterator[None]:
+def _in_thread(threads_inside: int) -> Iterator[None]:
     """Torch computes with one thread, and compiled loops may be shared out among so many."""
-    before, _here.lanes = _here.lanes, lanes_inside
+    before, _here.threads = _here.threads, threads_inside
     try:
         with torch_threads(1):
             yield
     finally:
-        _here.lanes = before
+        _here.threads = before
 
 
 @contextmanager
 def torch_in_one_thread() -> Iterator[None]:
-    """Inside, torch computes with the caller's thread alone, and there are as many lanes as before.
+    """Inside, torch computes with the caller's thread alone, and work can be shared out here as before.
 
-    For short operations between what lanes do: after one that torch shares out, its own threads look for more to do for
-    some milliseconds, on the core of a lane.
+    For short operations in between: after one that torch itself shares out, its own threads look for more to do for some
+    milliseconds, on a core that ours need.
     """
-    with _in_lane(_allowed()):
+    with _in_thread(_allowed()):
         yield
 
 
 def pieces(count: int, least: int) -> list[tuple[int, int]]:
-    """range(count) in as many pieces (start, stop) as `lanes` says."""
-    number = lanes(count, least)
+    """range(count) in as many pieces (start, stop) as `threads_for` says."""
+    number = threads_for(count, least)
     return [(count * k // number, count * (k + 1) // number) for k in range(number)]
 
 
-def in_lanes(function: Callable[[int, int], Result], count: int, least: int) -> list[Result]:
+def in_threads(function: Callable[[int, int], Result], count: int, least: int) -> list[Result]:
     """Call function(start, stop) for pieces of range(count), one a thread, none smaller than `least`; torch computes
     with one thread in each, and so does the BLAS that compiled loops call.
 
     For compiled loops, which let go of Python's lock, and for long work of torch, which otherwise shares out every
     operation: a meeting of all threads a few thousand times a minibatch, and idle ones in whatever cannot be shared out.
-    Short work of torch is best left to one lane, or lanes wait for each other's lock; the loops inside it can have
-    lanes of their own then. Gradient and inference modes are each thread's own: the function sets what it needs.
+    Short work of torch is best left to one thread, or threads wait for each other's lock; the loops inside it can have
+    threads of their own then. Gradient and inference modes are each thread's own: the function sets what it needs.
     """
     edges = pieces(count, least)
     return one_each((partial(function, start, stop) for start, stop in edges), len(edges))
@@ -117,7 +118,7 @@ def one_each(calls: Iterable[Callable[[], Result]], number: int) -> list[Result]
         with torch_in_one_thread():
             return [call() for call in calls]
     team, coming = _team(), iter(calls)
-    with _in_lane(1), team.helpers.apart():
+    with _in_thread(1), team.helpers.apart():
         others = [team.pool.submit(next(coming)) for _ in range(number - 1)]
         last = next(coming)()
         return [*(future.result() for future in others), last]

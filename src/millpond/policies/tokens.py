@@ -24,7 +24,7 @@ from millpond.compiled import compiled_fast, inlined
 from millpond.envs.spec import TOKEN_PADDING, Part
 from millpond.policies.errors import PolicyError
 from millpond.policies.precision import is_fused_for, is_fused_now
-from millpond.policies.threads import in_lanes
+from millpond.policies.threads import in_threads
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -121,7 +121,7 @@ def _summed(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> Tensor:
     out = where.new_empty(tokens.shape[0], where.shape[1])
     tables = where.detach().numpy(), low.detach().numpy(), high.detach().numpy()
     arrays = tokens.numpy(), *tables, out.numpy()
-    largest = in_lanes(lambda start, stop: sum_tokens(*arrays, start, stop), tokens.shape[0], LEAST)
+    largest = in_threads(lambda start, stop: sum_tokens(*arrays, start, stop), tokens.shape[0], LEAST)
     check_features(max(largest), low.shape[0] // 16)
     return out
 
@@ -147,7 +147,7 @@ def token_sum_backward(
     arrays = tokens.numpy(), *tables, d_out.contiguous().numpy(), *gradients
     columns = where.shape[1]
     least = columns if tokens.shape[0] < LEAST else 32
-    in_lanes(lambda start, stop: spread_tokens(*arrays, start, stop), columns, least)
+    in_threads(lambda start, stop: spread_tokens(*arrays, start, stop), columns, least)
     return d_where, d_low, d_high
 
 

@@ -75,7 +75,7 @@ class PPOTrainer:
         begin_with_weights(ranks, {"policy": policy}, weights_from)
         self.unroll = torch.compile(policy.unroll) if recipe.trainer.compile else policy.unroll
         self.optimizer, self.parameters = make_optimizer(recipe.ppo, self.policy), list(policy.parameters())
-        self.kept: dict[tuple[int, int], RowsCall] = {}  # what lanes work in
+        self.kept: dict[tuple[int, int], RowsCall] = {}  # what threads work in
         agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
         self.rows = Rows(
             row_fields(spec, core, hidden),

@@ -1,4 +1,4 @@
-"""What a minibatch, or a lane's share of one, is trained on.
+"""What a minibatch, or a thread's share of one, is trained on.
 
 R rows   T horizon   a agents of a row   b rows that were picked
 """

@@ -1,9 +1,9 @@
-"""An LSTM's rows from features to gradients in one compiled call a lane: core, heads, loss, and all the way back.
+"""An LSTM's rows from features to gradients in one compiled call for each thread: core, heads, loss, and all the way back.
 
 Between two products of a small network plain torch spends more time on arranging its operations than on computing
 them, and holds Python's lock meanwhile. What is computed here is what `Policy.unroll` and `ppo_loss` compute.
 
-T steps  B sequences, b of a lane  H hidden  A logits  C choices  N = T * b
+T steps  B sequences, b of a thread's share  H hidden  A logits  C choices  N = T * b
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from millpond.policies.lstm_kernels import ONE, ZERO, Flags, Floats
 from millpond.policies.lstm_rows import BLOCK, rows_backward, rows_forward
 from millpond.policies.policy import Policy
 from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
-from millpond.policies.threads import in_lanes
+from millpond.policies.threads import in_threads
 from millpond.rollout.picking import pick_states
 from millpond.rollout.rows import Rows
 from millpond.trainers.ppo_part import Coefficients, Estimate, Part
@@ -67,7 +67,7 @@ class Weights(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Memory of a lane, each [T, b, ...] but the last two, which are of the steps that are in hand at once [K, b, ...]."""
+    """Memory of a thread, each [T, b, ...] but the last two, which are of the steps that are in hand at once [K, b, ...]."""
 
     inputs: Floats
     hidden: Floats
@@ -99,7 +99,7 @@ def rows_gradients(
     """The losses' means [5] of the sequences first..last-1 out of B; their gradients go to `d_features` and `found`.
 
     `found` comes as zeros, and is of these sequences only. `coefs`: the steps that means are over, and those of the loss.
-    A lane that has all sequences holds `features` and `d_features` themselves.
+    A thread that has all sequences holds `features` and `d_features` themselves.
     """
     steps, batch, size = features.shape[0], last - first, hidden0.shape[1]
     alone = batch == features.shape[1]
@@ -174,7 +174,7 @@ def can_take(policy: Policy, device: torch.device) -> bool:
 
 class RowsCall:
     """The way of one part's rows from observations to gradients. It is made in the thread that shares parts out, so that
-    what a lane then does is compiled, or torch's own, and lanes hardly wait for Python's lock.
+    what a thread then does is compiled, or torch's own, and threads hardly wait for Python's lock.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class RowsCall:
         self.begun: tuple[Array, Array] = _state(part, 0), _state(part, 1)
         self.coefs = _coefs(coefficients, living)
         self.sizes = head.choice_sizes
-        self.held: Held | None = None  # the memory of a lane that has all sequences
+        self.held: Held | None = None  # the memory of a thread that has all sequences
 
     def retake(
         self,
@@ -247,7 +247,7 @@ class RowsCall:
         d_features = torch.empty(features.shape)
         d_inputs = d_features.numpy().reshape(inputs.shape)
 
-        def lane(first: int, last: int) -> tuple[Array, Weights]:
+        def share(first: int, last: int) -> tuple[Array, Weights]:
             found = Weights(*map(np.zeros_like, self.weights))
             held = self._hold(inputs, d_inputs, last - first)
             means = rows_gradients(
@@ -268,7 +268,7 @@ class RowsCall:
             return means, found
 
         # Added up in the order of the sequences, so that a run repeats.
-        (means, found), *others = in_lanes(lane, self.sequences, LEAST_SEQUENCES)
+        (means, found), *others = in_threads(share, self.sequences, LEAST_SEQUENCES)
         for more_means, more in others:
             means += more_means
             for gradient, addend in zip(found, more, strict=True):

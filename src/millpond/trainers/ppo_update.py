@@ -28,7 +28,7 @@ from millpond.trainers.ppo_rows import Gradients, RowsCall, can_take, policy_of
 
 Losses = tuple[dict[str, Tensor], Gradients]  # what is recorded of them, and their gradients
 INPUTS = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "alive")
-LEAST = 1024  # steps of sequences for which another lane is worth waking
+LEAST = 1024  # steps of sequences for which another thread is worth waking
 
 
 def estimate_advantages(
@@ -77,7 +77,7 @@ class Step:
 
 
 def least_rows(unroll: Callable[..., Any], horizon: int, agents_per_row: int, device: torch.device) -> int:
-    """Rows that a lane must have at least: few where all that it does is compiled."""
+    """Rows that a thread must have at least: few where all that it does is compiled."""
     policy = policy_of(unroll)
     if policy is not None and can_take(policy, device) and is_encoder_compiled(policy):
         return -(-LEAST_SEQUENCES // agents_per_row)
@@ -102,39 +102,39 @@ def train_minibatch(
 ) -> Step:
     """One gradient over the drawn rows, in parts of at most `part_rows`, and one step of the optimiser.
 
-    `unroll` is the policy's own, compiled or not, and `parameters` are what it learns. On the CPU each lane takes a
+    `unroll` is the policy's own, compiled or not, and `parameters` are what it learns. On the CPU each thread takes a
     share of the rows, unless `in_parallel` says not to. `add_up` adds a tensor up over ranks: all of them divide by the
     living steps of all, so that their gradients add up to that of all rows together. `kept`, where it is given, keeps
-    what lanes work in from one minibatch to the next.
+    what threads work in from one minibatch to the next.
     """
 
-    def make_call(lane: int, some: Tensor, weight: npt.NDArray[np.float32]) -> Callable[[], Losses]:
-        call = None if kept is None else kept.get((lane, len(some)))
+    def make_call(thread: int, some: Tensor, weight: npt.NDArray[np.float32]) -> Callable[[], Losses]:
+        call = None if kept is None else kept.get((thread, len(some)))
         if call is not None:
             call.retake(rows, estimate, some, weight, coefficients, float(living))
             return call
         part = Part.of(rows, estimate, some, weight, device)
         made = gradient_call(unroll, parameters, part, coefficients, living, autocast)
         if kept is not None and isinstance(made, RowsCall) and made.encoder is not None:
-            kept[lane, len(some)] = made
+            kept[thread, len(some)] = made
         return made
 
-    in_lanes = in_parallel and device.type == "cpu"
+    in_threads = in_parallel and device.type == "cpu"
     least = least_rows(unroll, rows.horizon, rows.agents_per_row, device)
     picked, sums = torch.from_numpy(draw.rows), dict[str, Tensor]()
     for parameter in parameters:
         parameter.grad = None
-    with torch_in_one_thread() if in_lanes else nullcontext():
+    with torch_in_one_thread() if in_threads else nullcontext():
         living = estimate.living.index_select(0, picked.to(rows.device)).sum().to(device)
         if add_up is not None:
             add_up(living)
         living = living.clamp(min=1)
         for first in range(0, len(picked), part_rows):
             count = min(part_rows, len(picked) - first)
-            edges = pieces(count, least) if in_lanes else [(0, count)]
+            edges = pieces(count, least) if in_threads else [(0, count)]
             shares = [slice(first + start, first + stop) for start, stop in edges]
             calls = (make_call(k, picked[at], draw.weight[at]) for k, at in enumerate(shares))
-            for losses, gradients in one_each(calls, len(shares)) if in_lanes else (call() for call in calls):
+            for losses, gradients in one_each(calls, len(shares)) if in_threads else (call() for call in calls):
                 _add(parameters, gradients, sums, losses)
         if add_up is not None:
             _add_up_together(add_up, [*(p.grad for p in parameters if p.grad is not None), *sums.values()])
@@ -147,7 +147,7 @@ def train_minibatch(
 def _add(
     parameters: list[nn.Parameter], gradients: Gradients, sums: dict[str, Tensor], losses: dict[str, Tensor]
 ) -> None:
-    """Add what one lane found, always in the order of the rows, so that a run repeats."""
+    """Add what one thread found, always in the order of the rows, so that a run repeats."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:
             parameter.grad = gradient.contiguous() if parameter.grad is None else parameter.grad.add_(gradient)
