@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "replay": {"errors", "plurals", "durable", "compiled", "envs"},
     "data": {"errors", "replay"},
     "rewards": {"compiled", "envs", "policies", "data"},
-    "rollout": {"errors", "envs", "vector", "planner"},
+    "rollout": {"errors", "compiled", "envs", "vector", "planner"},
     "learners": {"errors", "schedules", "kernels", "envs", "config", "vector", "policies"},
     "report": {"errors", "plurals", "durable", "envs", "config", "record", "store", "planner"},
     "trainers": {
