@@ -130,7 +130,7 @@ def compare_with_plain_torch(
     wanted = torch.autograd.grad(expected.pop("total"), list(plain.parameters()))
     for gradient, reference in zip(gradients, wanted, strict=True):
         assert gradient is not None
-        torch.testing.assert_close(gradient.double(), reference, rtol=1e-4, atol=3e-6)
+        torch.testing.assert_close(gradient.double(), reference, rtol=1e-4, atol=1e-6)
     assert losses.keys() == expected.keys()
     for name, loss in losses.items():
         assert float(loss) == pytest.approx(float(expected[name]), rel=1e-4, abs=1e-6), name

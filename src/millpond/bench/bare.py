@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from millpond.bench.timing import Effort, timed
-from millpond.policies.threads import one_each, pieces
-from millpond.trainers.clipping import clip_gradients
+from millpond.policies.threads import pieces
 from millpond.trainers.optimizers import make_optimizer
 from millpond.trainers.ppo import PPOTrainer
 from millpond.trainers.ppo_part import Coefficients, Estimate, Part
-from millpond.trainers.ppo_update import gradient_call, least_rows
+from millpond.trainers.ppo_update import Losses, gradient_call, least_rows, take_step
 
 READY = 2  # minibatches, and batches to act on, that take turns
 
@@ -116,17 +115,12 @@ class Network:
 
     def train(self, ready: Ready) -> None:
         """One update on one minibatch."""
-        self.optimizer.zero_grad(set_to_none=True)
-        for parts in self._shares(ready):
-            given = self.coefficients, ready.living, self.autocast
-            fresh = (part.some(slice(None)) for part in parts)
-            calls = (gradient_call(self.unroll, self.parameters, part, *given) for part in fresh)
-            for _, gradients in one_each(calls, len(parts)) if self.in_threads else (call() for call in calls):
-                for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                    if gradient is not None:
-                        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        clip_gradients(self.parameters, self.coefficients.max_grad_norm)
-        self.optimizer.step()
+        calls = [[partial(self._call, ready, part) for part in parts] for parts in self._shares(ready)]
+        take_step(calls, self.parameters, self.optimizer, self.coefficients.max_grad_norm, self.in_threads)
+
+    def _call(self, ready: Ready, part: Part) -> Callable[[], Losses]:
+        fresh = part.some(slice(None))  # its observations are taken once only
+        return gradient_call(self.unroll, self.parameters, fresh, self.coefficients, ready.living, self.autocast)
 
     def _shares(self, ready: Ready) -> list[list[Part]]:
         """The parts of a minibatch that gradients are added up over, each as threads share it; cut when first asked for."""

@@ -25,6 +25,7 @@ from millpond.record import Timer
 from millpond.rollout import Draw
 from millpond.trainers.ppo import PPOTrainer
 from millpond.trainers.ppo_part import Estimate
+from millpond.trainers.ppo_rows import RowsCall
 from millpond.trainers.ppo_update import INPUTS, estimate_advantages, train_minibatch
 from millpond.trainers.worlds import WorldFactory
 
@@ -114,6 +115,7 @@ def _training(subject: Subject, before: Stages) -> Stage:
     trainer, plan, network = subject.trainer, subject.trainer.share, subject.network
     estimate = _estimate(trainer)
     rng, ones = np.random.default_rng(0), np.ones(plan.minibatch_segments, np.float32)
+    kept: dict[tuple[int, int], RowsCall] = {}
     updates = max(1, min(subject.effort.updates, plan.gradient_updates) // 2)
 
     def train() -> None:
@@ -128,6 +130,7 @@ def _training(subject: Subject, before: Stages) -> Stage:
                 network.coefficients,
                 part_rows=plan.minibatch_segments // plan.accumulated_parts,
                 device=trainer.device,
+                kept=kept,
                 autocast=network.autocast,
                 in_parallel=not trainer.recipe.trainer.compile,
             )

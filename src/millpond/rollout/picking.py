@@ -12,10 +12,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from millpond.compiled import compiled
+from millpond.compiled import compiled, inlined
 
 Array = npt.NDArray[Any]
 WORD = 4  # bytes that are copied together, where steps are a multiple of it
+
+
+@inlined
+def check_row(row: int, count: int) -> None:
+    if not 0 <= row < count:
+        raise IndexError("a row was picked that there is not")
 
 
 @compiled
@@ -26,8 +32,7 @@ def copy_time_first(stored: Array, rows: npt.NDArray[np.int64], out: Array) -> N
         raise ValueError("these rows do not fit there")
     for place in range(len(rows)):
         row = rows[place]
-        if not 0 <= row < len(stored):
-            raise IndexError("a row was picked that there is not")
+        check_row(row, len(stored))
         for t in range(steps):
             for k in range(width):
                 out[t, place, k] = stored[row, t, k]
@@ -62,8 +67,7 @@ def pick_learned(rows: npt.NDArray[np.int64], weight: npt.NDArray[np.float32], s
     known, steps, agents = stored.advantage.shape  # there may be more rows than have advantages
     for place in range(len(rows)):
         row = rows[place]
-        if not 0 <= row < known:
-            raise IndexError("a row was picked that there is not")
+        check_row(row, known)
         for t in range(steps):
             for agent in range(agents):
                 s, at = place * agents + agent, (row, t, agent)
@@ -82,8 +86,7 @@ def pick_states(rows: npt.NDArray[np.int64], stored: Array, hidden: Array, cell:
     agents = stored.shape[1]
     for place in range(len(rows)):
         row = rows[place]
-        if not 0 <= row < len(stored):
-            raise IndexError("a row was picked that there is not")
+        check_row(row, len(stored))
         for agent in range(agents):
             hidden[place * agents + agent] = stored[row, agent, 0]
             cell[place * agents + agent] = stored[row, agent, 1]

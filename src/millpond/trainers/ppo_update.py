@@ -5,9 +5,10 @@ R rows   T horizon   a agents of a row   b rows of a minibatch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -121,27 +122,47 @@ def train_minibatch(
 
     in_threads = in_parallel and device.type == "cpu"
     least = least_rows(unroll, rows.horizon, rows.agents_per_row, device)
-    picked, sums = torch.from_numpy(draw.rows), dict[str, Tensor]()
-    for parameter in parameters:
-        parameter.grad = None
+    picked = torch.from_numpy(draw.rows)
     with torch_in_one_thread() if in_threads else nullcontext():
         living = estimate.living.index_select(0, picked.to(rows.device)).sum().to(device)
         if add_up is not None:
             add_up(living)
         living = living.clamp(min=1)
+        calls = []
         for first in range(0, len(picked), part_rows):
             count = min(part_rows, len(picked) - first)
             edges = pieces(count, least) if in_threads else [(0, count)]
             shares = [slice(first + start, first + stop) for start, stop in edges]
-            calls = (make_call(k, picked[at], draw.weight[at]) for k, at in enumerate(shares))
-            for losses, gradients in one_each(calls, len(shares)) if in_threads else (call() for call in calls):
+            calls.append([partial(make_call, k, picked[at], draw.weight[at]) for k, at in enumerate(shares)])
+        metrics = take_step(calls, parameters, optimizer, coefficients.max_grad_norm, in_threads, add_up)
+    return Step(metrics, living)
+
+
+def take_step(
+    parts: Sequence[Sequence[Callable[[], Callable[[], Losses]]]],
+    parameters: list[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    max_grad_norm: float,
+    in_threads: bool,
+    add_up: AllReduce | None = None,
+) -> dict[str, Tensor]:
+    """One step of the optimiser with the gradients of all parts, one after the other, each in its threads' shares; what
+    is recorded of it. A share is made ready, by its maker, when its thread is about to begin.
+    """
+    sums = dict[str, Tensor]()
+    for parameter in parameters:
+        parameter.grad = None
+    with torch_in_one_thread() if in_threads else nullcontext():
+        for makers in parts:
+            calls = (make() for make in makers)
+            for losses, gradients in one_each(calls, len(makers)) if in_threads else (call() for call in calls):
                 _add(parameters, gradients, sums, losses)
         if add_up is not None:
             _add_up_together(add_up, [*(p.grad for p in parameters if p.grad is not None), *sums.values()])
-        sums["grad_norm"] = clip_gradients(parameters, coefficients.max_grad_norm)
-        with torch_threads(1) if device.type == "cpu" else nullcontext():  # waking others takes longer
+        sums["grad_norm"] = clip_gradients(parameters, max_grad_norm)
+        with torch_threads(1) if parameters[0].device.type == "cpu" else nullcontext():  # waking others takes longer
             optimizer.step()
-    return Step(sums, living)
+    return sums
 
 
 def _add(
