@@ -126,9 +126,9 @@ def test_threads_and_blocks_are_those_of_the_training() -> None:
     assert isinstance(two, PPOPlan)
     assert one.training is not None
     assert two.training is not None
-    # 96 sequences: blocks of 4 steps of 5 x 128 float32; in two threads of 48 sequences, of 8 steps
-    a_step = 5 * 128 * 4
-    assert two.training.activations - one.training.activations == (2 * 8 * 48 - 4 * 96) * a_step
+    # 96 sequences: blocks of 4 steps of 6 x 128 float32; in two threads of 48 sequences, of 8 steps. Each packs weights.
+    a_step, weights = 6 * 128 * 4, 2 * 4 * 128 * 128 * 4
+    assert two.training.activations - one.training.activations == (2 * 8 * 48 - 4 * 96) * a_step + weights
 
 
 def test_shares_are_smaller_where_encoders_are_compiled() -> None:
@@ -146,7 +146,8 @@ def test_shares_are_smaller_where_encoders_are_compiled() -> None:
         assert one is not None
         assert two is not None
         a_piece_each = 0 if few else 8 * 64 * 64 * 4
-        assert two.activations - one.activations == a_piece_each + (2 * 64 * 4 - 48 * 8) * 5 * 64 * 4
+        packed = 2 * 4 * 64 * 64 * 4
+        assert two.activations - one.activations == a_piece_each + (2 * 64 * 4 - 48 * 8) * 6 * 64 * 4 + packed
 
 
 def test_collecting_takes_what_the_plan_says() -> None:

@@ -24,12 +24,13 @@ WEIGHT = np.linspace(0.5, 1.5, ROWS, dtype=np.float32)
 SPEC = ObservationSpec.single((NUMBERS,), "float32", "vector")
 OBSERVATIONS = {
     "vector": SPEC,
-    "tokens": ObservationSpec.single((20, 3), "uint8", "tokens"),
+    "tokens": ObservationSpec.single((24, 3), "uint8", "tokens"),
+    "odd tokens": ObservationSpec.single((20, 3), "uint8", "tokens"),
     "several": ObservationSpec.packed([("cells", "grid", (3, 3), "uint8"), ("held", "vector", (3,), "uint8")]),
 }
 
 
-def made_rows(action: ActionSpec, masked: bool, seen: ObservationSpec) -> tuple[Rows, Estimate]:
+def made_rows(action: ActionSpec, masked: bool, seen: ObservationSpec, hidden: int = HIDDEN) -> tuple[Rows, Estimate]:
     """Made-up rows in which episodes end and agents die."""
     draw = torch.Generator().manual_seed(1)
     choices = () if action.kind == "discrete" else (len(action.sizes),)
@@ -38,7 +39,7 @@ def made_rows(action: ActionSpec, masked: bool, seen: ObservationSpec) -> tuple[
         "action": (choices, "int32"),
         "log_prob": ((), "float32"),
         "value": ((), "float32"),
-        "initial_state": ((2, HIDDEN), "float32"),
+        "initial_state": ((2, hidden), "float32"),
         **dict.fromkeys(("terminated", "truncated", "alive"), ((), "bool")),
         **({"action_mask": ((sum(action.sizes),), "bool")} if masked else {}),
     }
@@ -53,6 +54,9 @@ def made_rows(action: ActionSpec, masked: bool, seen: ObservationSpec) -> tuple[
         rows["observation"].normal_(generator=draw)
     else:
         rows["observation"].random_(0, 256 if len(seen.shape) > 1 else 3, generator=draw)
+    if seen.parts[0].kind == "tokens":  # the first step has no real token, the next has one, and so on
+        for t in range(HORIZON):
+            rows["observation"][:, t, :, t:] = 255
     rows["log_prob"].uniform_(-2.0, -0.2, generator=draw)
     sizes = torch.tensor(action.sizes) if choices else torch.tensor(action.sizes[0])
     rows["action"].copy_((torch.rand(rows["action"].shape, generator=draw) * sizes).int())
@@ -67,9 +71,9 @@ def made_rows(action: ActionSpec, masked: bool, seen: ObservationSpec) -> tuple[
     return rows, Estimate(advantage, 2 * advantage, np.zeros(ROWS), torch.zeros(()), rows["alive"].sum(dim=(1, 2)))
 
 
-def trained_part(action: ActionSpec, masked: bool, seen: ObservationSpec = SPEC) -> Part:
+def trained_part(action: ActionSpec, masked: bool, seen: ObservationSpec = SPEC, hidden: int = HIDDEN) -> Part:
     """All of them, with weights."""
-    return Part.of(*made_rows(action, masked, seen), torch.arange(ROWS), WEIGHT, torch.device("cpu"))
+    return Part.of(*made_rows(action, masked, seen, hidden), torch.arange(ROWS), WEIGHT, torch.device("cpu"))
 
 
 def in_float64(part: Part) -> Part:
@@ -101,10 +105,10 @@ def test_gradients_and_losses_are_those_of_plain_torch(
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("seen", OBSERVATIONS)
-def test_so_they_are_whatever_is_seen(seen: str, threads: int) -> None:
-    compare_with_plain_torch(
-        OBSERVATIONS[seen], ActionSpec.discrete(4), True, threads, Coefficients(0.2, 0.1, 0.5, 0.02, 0.5), True
-    )
+@pytest.mark.parametrize("hidden", [HIDDEN, 12])  # in whole panels, and not
+def test_so_they_are_whatever_is_seen(seen: str, hidden: int, threads: int) -> None:
+    coefficients = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5)
+    compare_with_plain_torch(OBSERVATIONS[seen], ActionSpec.discrete(4), True, threads, coefficients, True, hidden)
 
 
 def compare_with_plain_torch(
@@ -114,18 +118,19 @@ def compare_with_plain_torch(
     threads: int,
     coefficients: Coefficients,
     value_trains_core: bool,
+    hidden: int = HIDDEN,
 ) -> None:
-    policy = build_policy(seen, action, hidden_size=HIDDEN, generator=torch.Generator().manual_seed(0))
+    policy = build_policy(seen, action, hidden_size=hidden, generator=torch.Generator().manual_seed(0))
     policy.value_trains_core = value_trains_core
     with torch.no_grad():
         policy.output.weight.mul_(20.0)  # far from uniform, so that some ratios are clipped and some are not
-    part = trained_part(action, masked, seen)
+    part = trained_part(action, masked, seen, hidden)
     living = float((part.weight > 0).sum())
     with torch_threads(threads):
         losses, gradients = RowsCall(policy, list(policy.parameters()), part, coefficients, living)()
 
     plain = copy.deepcopy(policy).double()
-    exact = in_float64(trained_part(action, masked, seen))
+    exact = in_float64(trained_part(action, masked, seen, hidden))
     expected = part_loss(plain.unroll, exact, coefficients, torch.tensor(living))
     wanted = torch.autograd.grad(expected.pop("total"), list(plain.parameters()))
     for gradient, reference in zip(gradients, wanted, strict=True):

@@ -242,10 +242,11 @@ def _gates_in_hand(core: str, hidden_size: int, width: int, sequences: int, hori
     """
     if core == "none":
         return 0
-    if (
-        core == "lstm" and width == FLOAT
-    ):  # whole rows in one call: gradients of the gates, and the states they began with
-        return min(horizon, max(1, ROW_STEPS // sequences)) * 5 * FLOAT * sequences * hidden_size
+    if core == "lstm" and width == FLOAT:
+        # Whole rows in one call: gradients of the gates, and the states they began with; and, packed, the weights and as
+        # many steps of states. Where BLAS is left to multiply, nothing is packed, and the plan is that much too high.
+        steps = min(horizon, max(1, ROW_STEPS // sequences)) * sequences
+        return (steps * 5 + 2 * GATES[core] * hidden_size + steps) * FLOAT * hidden_size
     length = max(1, GATE_STEPS // sequences)
     between = PLAIN_VECTORS * FLOAT if width < FLOAT else 0
     return (min(horizon, 2 * length) * 4 * width + between) * sequences * hidden_size

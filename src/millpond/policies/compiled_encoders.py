@@ -18,6 +18,8 @@ from millpond.compiled import compiled_fast
 from millpond.policies import products
 from millpond.policies.dense import dense_backward, dense_forward
 from millpond.policies.lstm_kernels import ONE, ZERO, Floats
+from millpond.policies.lstm_rows import BLOCK
+from millpond.policies.packed import PANEL, PAYS, add_transposed_packed, multiply_packed, pack, pack_transposed
 from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
 from millpond.policies.tokens import Bytes, TokenEncoder, check_features, spread_tokens, sum_tokens
 
@@ -70,14 +72,24 @@ class TokenWeights(NamedTuple):
 @compiled_fast
 def tokens_forward(sgemm: int, tokens: Bytes, weights: TokenWeights, summed: Floats, features: Floats) -> int:
     """features [N, H] = max(0, linear(sum over tokens) + bias), with that sum kept; returns the largest feature."""
-    largest = sum_tokens(tokens, weights.where, weights.low, weights.high, summed, 0, len(tokens))
-    for n in range(len(tokens)):
-        features[n] = weights.bias
-    add_product_transposed(sgemm, summed, weights.linear, ONE, features)
-    for n in range(len(tokens)):
-        for h in range(features.shape[1]):
-            if features[n, h] < ZERO:  # a NaN stays one
-                features[n, h] = ZERO
+    size, largest = features.shape[1], 0
+    packed = PAYS and size % PANEL == 0
+    panels = np.empty(weights.linear.size if packed else 0, np.float32)
+    if packed:
+        pack_transposed(weights.linear, panels)
+    for start in range(0, len(tokens), BLOCK):
+        stop = min(len(tokens), start + BLOCK)
+        largest = max(largest, sum_tokens(tokens, weights.where, weights.low, weights.high, summed, start, stop))
+        out = features[start:stop]
+        for n in range(len(out)):
+            out[n] = weights.bias
+        if packed:
+            multiply_packed(summed[start:stop], panels, out, True)
+        else:
+            add_product_transposed(sgemm, summed[start:stop], weights.linear, ONE, out)
+        for n in range(len(out)):
+            for h in range(size):
+                out[n, h] = ZERO if out[n, h] < ZERO else out[n, h]  # a NaN stays one
     return largest
 
 
@@ -93,15 +105,28 @@ def tokens_backward(
 ) -> None:
     """The gradients `found` come as zeros. `summed` and `d_features` are written over."""
     size = features.shape[1]
-    for n in range(len(tokens)):
-        for h in range(size):
-            if features[n, h] <= ZERO:
-                d_features[n, h] = ZERO
-            found.bias[h] += d_features[n, h]
-    add_transposed_product(sgemm, d_features, summed, ZERO, found.linear)
-    add_product(sgemm, d_features, weights.linear, ZERO, summed)
     tables = weights.where, weights.low, weights.high
-    spread_tokens(tokens, *tables, summed, found.where, found.low, found.high, 0, size)
+    packed = PAYS and size % PANEL == 0
+    panels = np.empty(weights.linear.size if packed else 0, np.float32)
+    block_panels = np.empty(BLOCK * size if packed else 0, np.float32)
+    if packed:
+        pack(weights.linear, panels)
+    for start in range(0, len(tokens), BLOCK):
+        stop = min(len(tokens), start + BLOCK)
+        out, d_out, sums = features[start:stop], d_features[start:stop], summed[start:stop]
+        for n in range(len(out)):
+            for h in range(size):
+                d_out[n, h] = ZERO if out[n, h] <= ZERO else d_out[n, h]
+            for h in range(size):
+                found.bias[h] += d_out[n, h]
+        if packed:
+            pack(sums, block_panels[: sums.size])
+            add_transposed_packed(d_out, block_panels[: sums.size], found.linear)
+            multiply_packed(d_out, panels, sums, False)
+        else:
+            add_transposed_product(sgemm, d_out, sums, ONE, found.linear)
+            add_product(sgemm, d_out, weights.linear, ZERO, sums)
+        spread_tokens(tokens[start:stop], *tables, sums, found.where, found.low, found.high, 0, size)
 
 
 class CompiledTokens:

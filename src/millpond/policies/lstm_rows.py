@@ -1,7 +1,8 @@
 """An LSTM over whole rows, forth and back, and over one step, each in one compiled call.
 
-The products are BLAS's, the passes over the gates those of `lstm_kernels`. Where torch's BLAS cannot be called from
-compiled code, `lstm` goes through the steps itself.
+The products are BLAS's, or, where that pays, of our own with weights that are packed once (`packed`); the passes over the
+gates are those of `lstm_kernels`. Where torch's BLAS cannot be called from compiled code, `lstm` goes through the steps
+itself.
 
 T steps  B sequences  I inputs  H hidden
 """
@@ -10,14 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.compiled import compiled_fast
+from millpond.compiled import compiled_fast, inlined
 from millpond.policies.lstm_kernels import ONE, ZERO, Flags, Floats, gates_backward, gates_forward, step_forward
-from millpond.policies.products import (
-    add_product,
-    add_product_of_four,
-    add_product_transposed,
-    add_transposed_product,
-)
+from millpond.policies.packed import PANEL, PAYS, add_transposed_packed, multiply_packed, pack, pack_transposed
+from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
 
 BLOCK = 384  # sequence steps whose gates are in hand at once: they stay in the cache, and products are long enough
 
@@ -31,6 +28,12 @@ def copy_unless(reset: Flags, state: Floats, out: Floats) -> None:
         else:
             for k in range(state.shape[1]):
                 out[row, k] = state[row, k]
+
+
+@inlined
+def is_packed(inputs: int, hidden: int) -> bool:
+    """Whether products of an LSTM of these sizes are our own."""
+    return PAYS and inputs % PANEL == 0 and hidden % PANEL == 0
 
 
 @compiled_fast
@@ -51,8 +54,12 @@ def rows_forward(
     steps, batch = reset.shape
     carried = np.empty_like(hidden0)  # the hidden state that the next step begins with
     copy_unless(reset[0], hidden0, carried)
-    four = batch == 4 and hidden0.shape[1] % 2 == 0
-    across = np.ascontiguousarray(w_hidden.T) if four else np.empty((0, 0), np.float32)
+    packed = is_packed(inputs.shape[2], hidden0.shape[1])
+    input_panels = np.empty(w_input.size if packed else 0, np.float32)
+    hidden_panels = np.empty(w_hidden.size if packed else 0, np.float32)
+    if packed:
+        pack_transposed(w_input, input_panels)
+        pack_transposed(w_hidden, hidden_panels)
     block = max(1, BLOCK // batch)
     for start in range(0, steps, block):
         stop = min(steps, start + block)
@@ -60,10 +67,14 @@ def rows_forward(
         sums = gates[start:stop].reshape(length, gates.shape[2])
         for row in range(length):
             sums[row] = bias
-        add_product_transposed(sgemm, inputs[start:stop].reshape(length, inputs.shape[2]), w_input, ONE, sums)
+        given = inputs[start:stop].reshape(length, inputs.shape[2])
+        if packed:
+            multiply_packed(given, input_panels, sums, True)
+        else:
+            add_product_transposed(sgemm, given, w_input, ONE, sums)
         for t in range(start, stop):
-            if four:
-                add_product_of_four(carried, across, gates[t])
+            if packed:
+                multiply_packed(carried, hidden_panels, gates[t], True)
             else:
                 add_product_transposed(sgemm, carried, w_hidden, ONE, gates[t])
             before = cell[t - 1] if t else cell0
@@ -99,7 +110,14 @@ def rows_backward(
     """
     steps, batch = reset.shape
     size, most = hidden0.shape[1], len(d_gates)
-    never, four = np.zeros(batch, np.bool_), batch == 4 and size % 2 == 0
+    never = np.zeros(batch, np.bool_)
+    packed = is_packed(inputs.shape[2], size)
+    input_panels = np.empty(w_input.size if packed else 0, np.float32)
+    hidden_panels = np.empty(w_hidden.size if packed else 0, np.float32)
+    step_panels = np.empty(most * batch * max(inputs.shape[2], size) if packed else 0, np.float32)
+    if packed:
+        pack(w_input, input_panels)
+        pack(w_hidden, hidden_panels)
     d_hidden0[:] = ZERO  # of the hidden state that the step in hand hands on; at the end, of the first
     for stop in range(steps, 0, -most):
         start = max(0, stop - most)
@@ -108,16 +126,27 @@ def rows_backward(
             reset_after = reset[t + 1] if t + 1 < steps else never
             before, d_sums = cell[t - 1] if t else cell0, d_gates[t - start]
             gates_backward(gates[t], before, cell[t], reset[t], reset_after, d_output[t], d_hidden0, d_cell, d_sums)
-            if four:
-                d_hidden0[:] = ZERO
-                add_product_of_four(d_sums, w_hidden, d_hidden0)
+            if packed:
+                multiply_packed(d_sums, hidden_panels, d_hidden0, False)
             else:
                 add_product(sgemm, d_sums, w_hidden, ZERO, d_hidden0)
             copy_unless(reset[t], hidden[t - 1] if t else hidden0, began[t - start])
         sums = d_gates[: stop - start].reshape(length, 4 * size)
-        add_transposed_product(sgemm, sums, inputs[start:stop].reshape(length, inputs.shape[2]), ONE, d_w_input)
-        add_product(sgemm, sums, w_input, ZERO, d_inputs[start:stop].reshape(length, inputs.shape[2]))
-        add_transposed_product(sgemm, sums, began[: stop - start].reshape(length, size), ONE, d_w_hidden)
+        given = inputs[start:stop].reshape(length, inputs.shape[2])
+        d_given = d_inputs[start:stop].reshape(length, inputs.shape[2])
+        begun = began[: stop - start].reshape(length, size)
+        if packed:
+            panels = step_panels[: given.size]
+            pack(given, panels)
+            add_transposed_packed(sums, panels, d_w_input)
+            multiply_packed(sums, input_panels, d_given, False)
+            panels = step_panels[: begun.size]
+            pack(begun, panels)
+            add_transposed_packed(sums, panels, d_w_hidden)
+        else:
+            add_transposed_product(sgemm, sums, given, ONE, d_w_input)
+            add_product(sgemm, sums, w_input, ZERO, d_given)
+            add_transposed_product(sgemm, sums, begun, ONE, d_w_hidden)
         for row in range(length):
             for k in range(4 * size):
                 d_bias[k] += sums[row, k]

@@ -21,7 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from millpond.compiled import compiled_fast, inlined
+from millpond.compiled import inlined
 
 Floats = npt.NDArray[np.float32]
 PLAIN, TRANSPOSED = np.int8(ord("N")), np.int8(ord("T"))
@@ -124,19 +124,3 @@ def add_transposed_product(sgemm: int, a: Floats, b: Floats, beta: np.float32, o
     k, m, n = np.int32(a.shape[0]), np.int32(a.shape[1]), np.int32(b.shape[1])
     matrices = b.ctypes.data, a.ctypes.data, beta, out.ctypes.data
     _call_sgemm(sgemm, PLAIN, TRANSPOSED, (n, m, k), *matrices, (n, m, n))
-
-
-@compiled_fast
-def add_product_of_four(a: Floats, b: Floats, out: Floats) -> None:
-    """out [4, n] += a [4, k] @ b [k, n], for an even k. BLAS takes half as long again for so few rows."""
-    first, second, third, fourth = out[0], out[1], out[2], out[3]
-    for k in range(0, a.shape[1], 2):
-        b0, b1 = b[k], b[k + 1]
-        a00, a01, a10, a11 = a[0, k], a[0, k + 1], a[1, k], a[1, k + 1]
-        a20, a21, a30, a31 = a[2, k], a[2, k + 1], a[3, k], a[3, k + 1]
-        for n in range(b.shape[1]):
-            x, y = b0[n], b1[n]
-            first[n] += a00 * x + a01 * y
-            second[n] += a10 * x + a11 * y
-            third[n] += a20 * x + a21 * y
-            fourth[n] += a30 * x + a31 * y

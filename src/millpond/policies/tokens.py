@@ -22,6 +22,14 @@ from torch import Tensor, nn
 
 from millpond.compiled import compiled_fast, inlined
 from millpond.envs.spec import TOKEN_PADDING, Part
+from millpond.policies.eights import (
+    WIDTH,
+    add_eight,
+    load_eight,
+    multiply_add_eight,
+    multiply_eight,
+    store_eight,
+)
 from millpond.policies.errors import PolicyError
 from millpond.policies.precision import is_fused_for, is_fused_now
 from millpond.policies.threads import in_threads
@@ -29,18 +37,34 @@ from millpond.policies.threads import in_threads
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 ZERO = np.float32(0.0)
+PADDED = np.uint64(0xFFFF_FFFF_FFFF_FFFF)  # eight bytes of padding
 LEAST = 512  # observations for which another thread is worth waking
 FEATURES = 256  # where the world does not say how many it has
 USUAL = 24  # tokens that an observation has, for the scale of the first weights
 
 
 @inlined
-def real_tokens(tokens: Bytes, found: npt.NDArray[np.int64]) -> int:
-    """Where the real ones of tokens [M, 3] are, into `found` [M + 1], and how many; without a branch for each."""
+def in_words(tokens: Bytes) -> npt.NDArray[np.uint64]:
+    """All bytes of tokens [N, M, 3] one behind the other, eight to a word; what is left over is left out."""
+    return tokens.reshape(tokens.size)[: tokens.size // 8 * 8].view(np.uint64)
+
+
+@inlined
+def real_tokens(tokens: Bytes, words: npt.NDArray[np.uint64], n: int, found: npt.NDArray[np.int64]) -> int:
+    """Where the real ones of tokens[n] [M, 3] are, into `found` [M + 1], and how many; without a branch for each.
+
+    Observations mostly end in tokens that are padding to the last byte; these are passed over word by word.
+    """
+    last = tokens.shape[1]
+    if last % 8 == 0:  # or words would not begin where an observation does
+        first, word = n * last * 3 // 8, (n + 1) * last * 3 // 8
+        while word > first and words[word - 1] == PADDED:
+            word -= 1
+        last = ((word - first) * 8 + 2) // 3
     count = 0
-    for m in range(tokens.shape[0]):
+    for m in range(last):
         found[count] = m
-        count += tokens[m, 0] != TOKEN_PADDING
+        count += tokens[n, m, 0] != TOKEN_PADDING
     return count
 
 
@@ -51,18 +75,22 @@ def sum_tokens(tokens: Bytes, where: Floats, low: Floats, high: Floats, out: Flo
     Returns the largest feature; those beyond the tables are not looked up.
     """
     size, features, largest = where.shape[1], low.shape[0] // 16, 0
-    found = np.empty(tokens.shape[1] + 1, np.int64)
+    whole = size // WIDTH * WIDTH
+    found, words = np.empty(tokens.shape[1] + 1, np.int64), in_words(tokens)
     for n in range(start, stop):
         total = out[n]
         total[:] = ZERO
-        for k in range(real_tokens(tokens[n], found)):
+        for k in range(real_tokens(tokens, words, n, found)):
             place, feature, value = tokens[n, found[k]]
             largest = max(largest, feature)
             if feature >= features:
                 continue
-            p, a, b = where[place], low[feature * 16 + (value & 15)], high[feature * 16 + (value >> 4)]
-            for h in range(size):
-                total[h] += p[h] * (a[h] + b[h])
+            p, a, b = place * size, (feature * 16 + (value & 15)) * size, (feature * 16 + (value >> 4)) * size
+            for h in range(0, whole, WIDTH):
+                both = add_eight(load_eight(low, a + h), load_eight(high, b + h))
+                store_eight(multiply_add_eight(load_eight(where, p + h), both, load_eight(total, h)), total, h)
+            for h in range(whole, size):
+                total[h] += where[place, h] * (low[a // size, h] + high[b // size, h])
     return largest
 
 
@@ -80,25 +108,25 @@ def spread_tokens(
     stop: int,
 ) -> None:
     """The way back, for columns start..stop-1 of the three tables."""
-    size = stop - start
-    share = np.empty(size, np.float32)
-    found = np.empty(tokens.shape[1] + 1, np.int64)
+    size = where.shape[1]
+    whole = start + (stop - start) // WIDTH * WIDTH
+    found, words = np.empty(tokens.shape[1] + 1, np.int64), in_words(tokens)
     for n in range(tokens.shape[0]):
-        above = d_out[n, start:stop]
-        for k in range(real_tokens(tokens[n], found)):
+        for k in range(real_tokens(tokens, words, n, found)):
             place, feature, value = tokens[n, found[k]]
             at_low, at_high = feature * 16 + (value & 15), feature * 16 + (value >> 4)
-            p, dp = where[place, start:stop], d_where[place, start:stop]
-            a, da = low[at_low, start:stop], d_low[at_low, start:stop]
-            b, db = high[at_high, start:stop], d_high[at_high, start:stop]
-            for h in range(size):
-                dp[h] += above[h] * (a[h] + b[h])
-            for h in range(size):
-                share[h] = above[h] * p[h]
-            for h in range(size):
-                da[h] += share[h]
-            for h in range(size):
-                db[h] += share[h]
+            p, a, b = place * size, at_low * size, at_high * size
+            for h in range(start, whole, WIDTH):
+                above = load_eight(d_out, n * size + h)
+                both = add_eight(load_eight(low, a + h), load_eight(high, b + h))
+                share = multiply_eight(above, load_eight(where, p + h))
+                store_eight(multiply_add_eight(above, both, load_eight(d_where, p + h)), d_where, p + h)
+                store_eight(add_eight(load_eight(d_low, a + h), share), d_low, a + h)
+                store_eight(add_eight(load_eight(d_high, b + h), share), d_high, b + h)
+            for h in range(whole, stop):
+                d_where[place, h] += d_out[n, h] * (low[at_low, h] + high[at_high, h])
+                d_low[at_low, h] += d_out[n, h] * where[place, h]
+                d_high[at_high, h] += d_out[n, h] * where[place, h]
 
 
 def token_sum_plain(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> Tensor:

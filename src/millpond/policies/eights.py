@@ -1,0 +1,81 @@
+"""Eight float32 at a time inside compiled loops, as a value of its own: `Eight`.
+
+A loop over floats that writes to several arrays is not vectorised by the compiler, which cannot know that they lie apart;
+with one result a loop it is, after a look at all addresses that takes as long as a short row. Here it is said outright.
+Where a processor has shorter vectors, LLVM takes two of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+WIDTH = 8
+VECTOR = ir.VectorType(ir.FloatType(), WIDTH)
+
+
+class EightType(types.Type):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(name="Eight")
+
+
+EIGHT = EightType()
+
+
+@register_model(EightType)
+class _Register(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, VECTOR)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load_eight(typing_context: Any, array: Any, at: Any) -> Any:
+    """array[at : at + 8] of a contiguous array, by its place in memory if it has more than one axis. Not checked."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, at = arguments
+        start = builder.gep(context.make_array(signature.args[0])(context, builder, array).data, [at])
+        return builder.load(builder.bitcast(start, VECTOR.as_pointer()), align=4)
+
+    return EIGHT(array, types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def store_eight(typing_context: Any, value: Any, array: Any, at: Any) -> Any:
+    """array[at : at + 8] = value, likewise."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value, array, at = arguments
+        start = builder.gep(context.make_array(signature.args[1])(context, builder, array).data, [at])
+        builder.store(value, builder.bitcast(start, VECTOR.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(EIGHT, array, types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def add_eight(typing_context: Any, a: Any, b: Any) -> Any:
+    """a + b"""
+    return EIGHT(EIGHT, EIGHT), lambda context, builder, signature, arguments: builder.fadd(*arguments)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def multiply_eight(typing_context: Any, a: Any, b: Any) -> Any:
+    """a * b"""
+    return EIGHT(EIGHT, EIGHT), lambda context, builder, signature, arguments: builder.fmul(*arguments)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def multiply_add_eight(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once where the processor can."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{WIDTH}f32")
+        return builder.call(function, arguments)
+
+    return EIGHT(EIGHT, EIGHT, EIGHT), generate
