@@ -30,11 +30,14 @@ def plain(policy: Policy) -> Plain:
     return made
 
 
+@pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("action", [ActionSpec.discrete(5), ActionSpec.multidiscrete((3, 2))])
 @pytest.mark.parametrize("spec", [VECTOR, GRID], ids=["vector", "grid"])
-def test_it_acts_as_plain_torch_does(spec: ObservationSpec, action: ActionSpec, masked: bool, threads: int) -> None:
+def test_it_acts_as_plain_torch_does(
+    spec: ObservationSpec, action: ActionSpec, masked: bool, threads: int, settled: bool
+) -> None:
     draw = torch.Generator().manual_seed(0)
     policy = build_policy(spec, action, hidden_size=HIDDEN, generator=draw)
     with torch.no_grad():
@@ -43,6 +46,8 @@ def test_it_acts_as_plain_torch_does(spec: ObservationSpec, action: ActionSpec, 
     assert reference.compiled_actor() is None
     actor = policy.compiled_actor()
     assert actor is not None
+    if settled:
+        actor.settle()
     state = torch.randn(BATCH, 2, HIDDEN, generator=draw)
     carried = state.numpy().copy()
     for step in range(3):

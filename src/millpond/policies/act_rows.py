@@ -24,6 +24,8 @@ def act_choices(
     bias: Floats,
     w_output: Floats,
     b_output: Floats,
+    input_panels: Floats,
+    hidden_panels: Floats,
     state: Floats,
     allowed: Flags,
     sizes: npt.NDArray[np.int64],
@@ -33,11 +35,11 @@ def act_choices(
     log_prob: Floats,
     value: Floats,
 ) -> None:
-    """features [B, H], state [B, 2, H], and for `draw_choices` allowed, sizes and draws
+    """features [B, H], state [B, 2, H], panels as `act_forward` has them, and for `draw_choices` allowed, sizes and draws
     -> state after [B, 2, H], action [B, C], log_prob and value [B].
     """
     batch, logits = len(features), len(b_output) - 1
-    act_forward(sgemm, features, w_input, w_hidden, bias, state, after)
+    act_forward(sgemm, features, w_input, w_hidden, bias, input_panels, hidden_panels, state, after)
     hidden, numbers = np.ascontiguousarray(after[:, 0]), np.empty((batch, logits + 1), np.float32)
     for row in range(batch):
         numbers[row] = b_output

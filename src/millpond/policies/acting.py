@@ -18,6 +18,8 @@ from millpond.policies.act_rows import act_choices
 from millpond.policies.compiled_encoders import CompiledEncoder
 from millpond.policies.heads import EVERYTHING, ChoiceHead
 from millpond.policies.lstm import LSTM
+from millpond.policies.lstm_rows import NO_PANELS, is_packed
+from millpond.policies.packed import pack_transposed
 from millpond.policies.precision import is_fused_for
 from millpond.policies.threads import in_threads, threads_for, torch_threads
 
@@ -69,7 +71,9 @@ def is_encoder_compiled(policy: Policy) -> bool:
 
 
 class CompiledActor:
-    """Acts with the weights that the policy has; they may change in place, and must not be replaced or moved."""
+    """Acts with the weights that the policy has; they may change in place until they settle, and must not be replaced or
+    moved.
+    """
 
     def __init__(self, policy: Policy) -> None:
         core, head = policy.core, policy.head
@@ -78,8 +82,17 @@ class CompiledActor:
         self.policy, self._sizes, self._several = policy, head.choice_sizes, head.several
         layers = core.w_input, core.w_hidden, core.bias, policy.output.weight, policy.output.bias
         self._weights: list[Any] = [layer.detach().numpy() for layer in layers]
+        self._panels = [NO_PANELS, NO_PANELS]
         self._encoder = compiled_encoder(policy)
         self._places: dict[int, _Place] = {}
+
+    def settle(self) -> None:
+        """From now on weights stay as they are, so that it pays to pack them."""
+        of_core = self._weights[:2]
+        if is_packed(*(weight.shape[1] for weight in of_core)):
+            self._panels = [np.empty(weight.size, np.float32) for weight in of_core]
+            for weight, panels in zip(of_core, self._panels, strict=True):
+                pack_transposed(weight, panels)
 
     def act(
         self, observation: Array, state: Array, after: Array, mask: Array | None, generator: torch.Generator | None
@@ -108,6 +121,7 @@ class CompiledActor:
             products.SGEMM,
             self._features(observation[some]),
             *self._weights,
+            *self._panels,
             state[some],
             EVERYTHING if mask is None else mask[some],
             self._sizes,

@@ -279,8 +279,9 @@ class LSTM(nn.Module):
         after = torch.empty_like(state)
         if products.SGEMM:
             weights = self.w_input.detach(), self.w_hidden.detach(), self.bias.detach()
-            arrays = (tensor.numpy() for tensor in (features.contiguous(), *weights, state, after))
-            lstm_rows.act_forward(products.SGEMM, *arrays)
+            given = (tensor.numpy() for tensor in (features.contiguous(), *weights))
+            not_packed = (lstm_rows.NO_PANELS,) * 2
+            lstm_rows.act_forward(products.SGEMM, *given, *not_packed, state.numpy(), after.numpy())  # type: ignore[call-arg]
             return after[:, 0], after
         gates = features.new_empty(min(len(features), BLOCK), self.bias.shape[0])
         w_input_t, w_hidden_t = self.w_input.t(), self.w_hidden.t()

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.compiled import compiled_fast, inlined
+from millpond.compiled import compiled_fast
 from millpond.policies.lstm_kernels import ONE, ZERO, Flags, Floats, gates_backward, gates_forward, step_forward
 from millpond.policies.packed import PANEL, PAYS, add_transposed_packed, multiply_packed, pack, pack_transposed
 from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
 
+NO_PANELS = np.empty(0, np.float32)
 BLOCK = 384  # sequence steps whose gates are in hand at once: they stay in the cache, and products are long enough
 
 
@@ -30,7 +31,7 @@ def copy_unless(reset: Flags, state: Floats, out: Floats) -> None:
                 out[row, k] = state[row, k]
 
 
-@inlined
+@compiled_fast
 def is_packed(inputs: int, hidden: int) -> bool:
     """Whether products of an LSTM of these sizes are our own."""
     return PAYS and inputs % PANEL == 0 and hidden % PANEL == 0
@@ -225,9 +226,19 @@ def piece_backward(
 
 @compiled_fast
 def act_forward(
-    sgemm: int, inputs: Floats, w_input: Floats, w_hidden: Floats, bias: Floats, state: Floats, after: Floats
+    sgemm: int,
+    inputs: Floats,
+    w_input: Floats,
+    w_hidden: Floats,
+    bias: Floats,
+    input_panels: Floats,
+    hidden_panels: Floats,
+    state: Floats,
+    after: Floats,
 ) -> None:
-    """One step of acting: inputs [B, I]; `state` and `after` are [B, 2, H], hidden and cell."""
+    """One step of acting: inputs [B, I]; `state` and `after` are [B, 2, H], hidden and cell. Panels are the weights,
+    packed and transposed, or empty.
+    """
     batch, size = inputs.shape[0], state.shape[2]
     most = min(batch, BLOCK)
     gates, carried = np.empty((most, 4 * size), np.float32), np.empty((most, size), np.float32)
@@ -237,6 +248,10 @@ def act_forward(
         for row in range(stop - start):
             sums[row] = bias
             hidden[row] = state[start + row, 0]
-        add_product_transposed(sgemm, inputs[start:stop], w_input, ONE, sums)
-        add_product_transposed(sgemm, hidden, w_hidden, ONE, sums)
+        if len(input_panels):
+            multiply_packed(inputs[start:stop], input_panels, sums, True)
+            multiply_packed(hidden, hidden_panels, sums, True)
+        else:
+            add_product_transposed(sgemm, inputs[start:stop], w_input, ONE, sums)
+            add_product_transposed(sgemm, hidden, w_hidden, ONE, sums)
         step_forward(sums, state[start:stop], after[start:stop])

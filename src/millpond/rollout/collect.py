@@ -32,6 +32,8 @@ class CompiledActor(Protocol):
 
     policy: Any
 
+    def settle(self) -> None: ...
+
     def act(
         self, observation: Array, state: Array, after: Array, mask: Array | None, generator: torch.Generator
     ) -> tuple[Array, Array, Array]: ...
@@ -114,13 +116,17 @@ class Collector:
             self.first_top_up = (self.first_top_up + envs) % self.vector.num_envs
             row += envs * per_env
         self._surplus_from, self.kept_rows = self.rows_wanted, row - self.rows_wanted
+        self._compiled = None  # it is of these weights
         return done
 
     def _compiled_actor(self, policy: Actor) -> CompiledActor | None:
         offers = getattr(policy, "compiled_actor", None) if self.device.type == "cpu" else None
         actor: CompiledActor | None = offers() if offers is not None else None
         # What stands before another policy, and passes its attributes on, has an `act` of its own.
-        return actor if actor is not None and actor.policy is policy else None
+        if actor is None or actor.policy is not policy:
+            return None
+        actor.settle()  # nothing is learned before all rows are full
+        return actor
 
     def finish(self) -> None:
         """After training: move the surplus rows to the front."""
