@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "recipes": set(),
     "envs": {"errors", "plurals", "compiled"},
     "config": {"errors", "sizes", "recipes", "envs"},
-    "vector": {"errors", "plurals", "cores", "envs"},
+    "vector": {"errors", "plurals", "cores", "envs", "sizes"},
     "loop": {"errors"},
     "record": {"errors", "loop"},
     "store": {"errors", "cores", "durable", "loop", "record"},

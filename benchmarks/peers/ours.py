@@ -14,6 +14,7 @@ from trained import Trained
 FORAGE = (
     "trainer.num_workers=1",
     "vector.backend=processes",
+    "vector.trainer_share=0.1",
     "trainer.forward_pass_minibatch_target_size=null",
     "trainer.num_envs=64",
     "trainer.batch_unit=agent_steps",

@@ -13,6 +13,14 @@ def envs_per_group(target: int, num_agents: int, num_workers: int) -> int:
     return target // num_agents // num_workers * num_workers
 
 
+def own_envs(trainer_share: float, envs_per_group: int) -> int:
+    """Envs of each group that the trainer steps itself: its share, rounded, and at least one where it has any.
+
+    0.1 of 32 envs are 3.
+    """
+    return max(1, int(trainer_share * envs_per_group + 0.5)) if trainer_share else 0
+
+
 def rows_per_round(num_envs: int, num_agents: int, batch_unit: str) -> int:
     """Rows that one round of `bptt_horizon` steps of every env fills: one an env, or one an agent."""
     return num_envs if batch_unit == "env_steps" else num_envs * num_agents

@@ -44,6 +44,8 @@ def test_the_minibatch_of_the_documents_gone_wrong() -> None:
         ("metta", ["trainer.total_timesteps=1000"], "less than one iteration"),
         ("metta", ["ppo.sampling=prioritized"], "draws all rows alike"),
         ("metta", ["ppo.value_trains_core=false", "policy.target=my:policy"], "says itself what its value trains"),
+        ("metta", ["vector.trainer_share=0.1", "vector.backend=inline"], "vector.backend=inline has none; try"),
+        ("grid", ["vector.trainer_share=0.999"], "which leaves fewer envs than there are workers"),
         ("metta", ["ppo.prio_alpha=0.5"], "has no effect with ppo.sampling=uniform"),
         ("metta", ["env.obs_size=10"], "try env.obs_size=9 or 11"),
         ("metta", ["env.grid.walls=400"], "takes at most 192 objects and 96 agents"),

@@ -96,7 +96,14 @@ def test_a_world_that_does_not_tell_which_env_it_is_busy_with(fault: int) -> Non
         assert caught.value.seed == env_seed(7, 2)
 
 
-@pytest.mark.parametrize("options", [{"backend": "inline"}, {"backend": "threads", "threads": 2}], ids=str)
+OWN_PROCESS: list[dict[str, Any]] = [
+    {"backend": "inline"},
+    {"backend": "threads", "threads": 2},
+    {"num_workers": 1, "trainer_share": 0.5},
+]
+
+
+@pytest.mark.parametrize("options", OWN_PROCESS, ids=str)
 def test_a_world_that_raises_in_our_own_process(options: dict[str, Any]) -> None:
     with make(**options) as vector:
         vector.reset(7)
@@ -325,3 +332,20 @@ def test_a_world_that_cannot_be_made(backend: str) -> None:
     with pytest.raises(WorkerError, match=r"raised during build: RuntimeError: no map for env 0") as caught:
         make(unbuildable, backend=backend)
     assert "in unbuildable" in caught.value.traceback
+
+
+def test_own_envs_restart_alone_and_workers_beside_them_do_too() -> None:
+    """Two of the four envs of a group are the trainer's own: 2, 3 and 6, 7."""
+    with make(num_workers=1, trainer_share=0.5, on_crash="restart") as vector:
+        vector.reset(7)
+        steps(vector, 4)
+        for fault, row, lost in ((FaultyWorld.RAISE, 3, [2, 3]), (FaultyWorld.KILL, 0, [0, 1, 4, 5])):
+            vector.recv()
+            vector.send(actions(fault, row=row))
+            told = set[int]()
+            for _ in range(4):
+                batch = vector.recv()
+                told |= set((batch.first + np.flatnonzero(batch.restarted)).tolist())
+                vector.send(actions())
+            assert sorted(told) == lost
+            steps(vector, 1)

@@ -21,6 +21,20 @@ def test_every_env_is_in_one_shard_and_shares_are_even(groups: int, size: int, d
         assert shard.last - shard.first in (size // workers, -(-size // workers))
 
 
+@given(groups=st.integers(1, 5), size=st.integers(2, 40), data=st.data())
+def test_the_trainers_own_envs_are_the_last_of_each_group(groups: int, size: int, data: st.DataObject) -> None:
+    own = data.draw(st.integers(1, size - 1))
+    workers = data.draw(st.integers(1, size - own))
+    layout = Layout.of(groups * size, groups, workers, own)
+    assert [env for shard in layout.shards for env in range(shard.first, shard.last)] == list(range(groups * size))
+    mine = [shard for shard in layout.shards if shard.worker == workers]
+    assert [(shard.first, shard.last) for shard in mine] == [
+        (last - own, last) for last in range(size, groups * size + 1, size)
+    ]
+    theirs = [shard.last - shard.first for shard in layout.shards if shard.worker < workers]
+    assert set(theirs) <= {(size - own) // workers, -(-(size - own) // workers)}
+
+
 @given(groups=st.integers(1, 4), size=st.integers(1, 12), data=st.data())
 def test_tasks_cover_a_range_once(groups: int, size: int, data: st.DataObject) -> None:
     layout = Layout.of(groups * size, groups, data.draw(st.integers(1, size)))

@@ -12,11 +12,12 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from playing import act, play
-from vector_worlds import TORCH, counting, counting_spec, modules
+from vector_worlds import TORCH, counting, counting_spec, modules, telling
 
 from millpond.vector import Vector, VectorError, make_vector
 
@@ -320,3 +321,35 @@ def counting_named(num_envs, buffers, first_env, spec):
 
     assert spec.id == "renamed"
     return CountingWorld(num_envs, buffers, first_env, spec)
+
+
+def test_the_trainer_steps_its_own_share() -> None:
+    """Where an env steps can be seen by the process id that its world tells."""
+    with make_vector(counting_spec(), telling, num_envs=20, backend="processes", trainer_share=0.25) as vector:
+        vector.reset(0)
+        play(vector, 2)
+        own = [vector.recv().observation[:, 0, TORCH].copy() for _ in range(2)]
+        assert "the trainer steps 3 of the 10 envs of a group itself" in vector.reason
+        (worker, _) = vector.pids
+    for pids in own:
+        assert pids.tolist() == [worker] * 7 + [os.getpid()] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"backend": "inline", "trainer_share": 0.1}, "vector.trainer_share=0.1 is for vector.backend=processes"),
+        ({"backend": "processes", "trainer_share": 1.0}, "must be at least 0 and less than 1"),
+        ({"backend": "processes", "trainer_share": 0.9, "num_workers": 2}, "which leaves 0 for 2 workers"),
+    ],
+)
+def test_shares_that_cannot_be(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(VectorError, match=says):
+        make_vector(counting_spec(), counting, num_envs=8, **options)
+
+
+def test_a_share_that_has_no_workers_beside_it_says_so() -> None:
+    spec = counting_spec(releases_gil=True)
+    with make_vector(spec, counting, num_envs=8, threads=2, trainer_share=0.1) as vector:
+        assert vector.backend == "threads"
+        assert vector.reason.endswith("vector.trainer_share does nothing here")

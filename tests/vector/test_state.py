@@ -14,6 +14,7 @@ BACKENDS: list[dict[str, Any]] = [
     {"backend": "inline"},
     {"backend": "threads", "threads": 2},
     {"backend": "processes", "num_workers": 2},
+    {"backend": "processes", "num_workers": 2, "trainer_share": 0.2},
 ]
 
 
@@ -114,5 +115,16 @@ def test_what_cannot_be_saved_says_so() -> None:
 def test_a_state_of_other_sizes_is_refused() -> None:
     with make(backend="inline") as vector, make(backend="threads", threads=3) as other:
         vector.reset(0)
-        with pytest.raises(VectorError, match="12 envs in 2 groups and 1 workers, and this vector has 12, 2 and 3"):
+        with pytest.raises(
+            VectorError, match="12 envs in 2 groups and 1 worker, and this vector has 12 envs in 2 groups and 3 workers"
+        ):
             other.load_state(vector.save_state())
+
+
+def test_a_state_goes_back_only_into_the_same_share() -> None:
+    told = "12 envs in 2 groups and 1 worker, of which 2 of each group are the trainer's own"
+    with make(backend="processes", trainer_share=0.3) as vector, make(backend="inline") as other:
+        for one, another in ((vector, other), (other, vector)):
+            one.reset(0)
+            with pytest.raises(VectorError, match=told):
+                another.load_state(one.save_state())

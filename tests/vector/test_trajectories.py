@@ -22,6 +22,8 @@ MAKERS = [
     {"backend": "processes", "groups": 2, "num_workers": 1},
     {"backend": "processes", "groups": 1, "num_workers": 2},
     {"backend": "processes", "groups": 2, "num_workers": 3},
+    {"backend": "processes", "groups": 2, "num_workers": 1, "trainer_share": 0.3},
+    {"backend": "processes", "groups": 3, "num_workers": 2, "trainer_share": 0.1},
     {"backend": "native", "groups": 2},
 ]
 

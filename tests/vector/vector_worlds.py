@@ -200,6 +200,18 @@ class ModuleWorld(CountingWorld):
         place[env, :, TORCH] = "torch" in sys.modules
 
 
+class TellingWorld(CountingWorld):
+    """Tells the process that it is in, where others tell of torch."""
+
+    def show(self, place: npt.NDArray[Any], env: int, final: int) -> None:
+        super().show(place, env, final)
+        place[env, :, TORCH] = os.getpid()
+
+
+def telling(num_envs: int, buffers: Buffers, first_env: int) -> TellingWorld:
+    return TellingWorld(num_envs, buffers, first_env)
+
+
 def modules(num_envs: int, buffers: Buffers, first_env: int) -> ModuleWorld:
     return ModuleWorld(num_envs, buffers, first_env)
 

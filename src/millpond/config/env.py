@@ -119,6 +119,11 @@ class VectorConfig(Section):
         "auto", description="auto picks by world and machine and says why; the others are taken as they are."
     )
     threads: Count | None = Field(None, description="Threads of the backend `threads`; null is one a core.")
+    trainer_share: Fraction = Field(
+        0.0,
+        lt=1,
+        description="Share of each group's envs that the trainer steps itself, beside workers of the backend `processes`.",
+    )
     timeout: Positive = Field(60.0, description="Seconds after which a worker that does not answer counts as hanging.")
     on_crash: Literal["stop", "restart"] = Field(
         "stop", description="stop ends the run with the worker's traceback; restart begins its envs afresh and counts."

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from math import lcm
 from typing import Any
 
+from millpond.config.vector_rules import TRAINER_SHARE
 from millpond.config.violations import Violation, show
 from millpond.envs.families import family_of
-from millpond.sizes import envs_per_group, nearest_divisors, nearest_multiples, rows_per_round
+from millpond.sizes import envs_per_group, nearest_divisors, nearest_multiples, own_envs, rows_per_round
 
 Values = Mapping[str, Any]
 
@@ -91,6 +92,23 @@ def _envs_fill_workers_and_groups(values: Values) -> Iterator[Violation]:
                 f"{ENVS}={values[ENVS]:,} is not a multiple of both {WORKERS}={workers:,} and {GROUPS}={groups:,}",
                 tuple({ENVS: count} for count in nearest_multiples(values[ENVS], unit)),
             )
+
+
+def _a_share_leaves_envs_for_workers(values: Values) -> Iterator[Violation]:
+    share, workers, groups = values[TRAINER_SHARE], values[WORKERS], values[GROUPS]
+    if values[ENVS] is not None:
+        size = values[ENVS] // groups
+    elif values[TARGET] is not None:
+        size = envs_per_group(values[TARGET], values[AGENTS], workers)
+    else:
+        return
+    if share and size - own_envs(share, size) < workers:
+        yield Violation(
+            (TRAINER_SHARE, WORKERS),
+            f"{TRAINER_SHARE}={share:g} of the {size:,} envs of a group are {own_envs(share, size):,}, which leaves fewer "
+            f"envs than there are workers ({WORKERS}={workers:,})",
+            ({TRAINER_SHARE: 0.0},),
+        )
 
 
 def _rows_fill_the_batch(values: Values) -> Iterator[Violation]:
@@ -204,6 +222,7 @@ def _value_of_own_policy(values: Values) -> Iterator[Violation]:
 RULES = [
     _one_way_to_count_envs,
     _envs_fill_workers_and_groups,
+    _a_share_leaves_envs_for_workers,
     _rows_fill_the_batch,
     _minibatches_divide_the_batch,
     _parts_divide_a_minibatch,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import isqrt
 from typing import Any
 
-from millpond.config import mixture_rules, ppo_rules, reward_rules
+from millpond.config import mixture_rules, ppo_rules, reward_rules, vector_rules
 from millpond.config.violations import Violation
 from millpond.envs import atari, minatar
 from millpond.envs.families import FAMILIES, LOOPED, family_of
@@ -32,7 +32,7 @@ KIND_RULES: dict[str, list[Rule]] = {
 def violations(values: Values, written: set[str]) -> list[Violation]:
     """Every rule that these values break."""
     found = [*_world_settings(values, written), *_presets(values)]
-    for rule in (_world, _agents, _grid, _recall, _steps, _looped, *KIND_RULES[values["kind"]]):
+    for rule in (_world, _agents, _grid, _recall, _steps, _looped, *vector_rules.RULES, *KIND_RULES[values["kind"]]):
         found.extend(rule(values))
     return found
 

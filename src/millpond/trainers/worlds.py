@@ -13,6 +13,8 @@ from millpond.envs.spec import EnvSpec
 from millpond.envs.world import Buffers, World
 from millpond.vector import Vector, make_vector
 
+INLINE = {"backend": "inline", "trainer_share": 0.0}
+
 
 @dataclass(frozen=True)
 class WorldFactory:
@@ -66,10 +68,11 @@ def build_vector(
         timeout=vector.timeout,
         on_crash=vector.on_crash,
         threads=vector.threads,
+        trainer_share=vector.trainer_share,
     )
 
 
 def evaluation_vector(env: EnvConfig, vector: VectorConfig, episodes: int, made: list[World] | None = None) -> Vector:
     """One env an episode, in this process, each from the very beginning of its episode."""
-    whole, inline = env.model_copy(update={"stagger": False}), vector.model_copy(update={"backend": "inline"})
+    whole, inline = env.model_copy(update={"stagger": False}), vector.model_copy(update=INLINE)
     return build_vector(whole, inline, num_envs=episodes, groups=1, num_workers=1, stacked=True, made=made)

@@ -5,15 +5,18 @@
     w0     w1            w0     w1
 
 Groups are contiguous and of equal size. Every worker has a share of every group, so that all workers step whichever
-group is in the air. A share is a `Shard`: the envs of one world.
+group is in the air. A share is a `Shard`: the envs of one world. The last envs of each group may be the trainer's own: it
+counts as one more worker, behind the others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from millpond.envs.spec import EnvSpec
+from millpond.plurals import plural
 from millpond.vector.crash import VectorError
 
 
@@ -52,9 +55,10 @@ class Layout:
     groups: int
     num_workers: int
     shards: tuple[Shard, ...]
+    own: int = 0  # envs of each group that the trainer steps itself
 
     @staticmethod
-    def of(num_envs: int, groups: int, num_workers: int) -> Layout:
+    def of(num_envs: int, groups: int, num_workers: int, own: int = 0) -> Layout:
         for key, value in (("num_envs", num_envs), ("groups", groups), ("num_workers", num_workers)):
             if value < 1:
                 raise VectorError(f"{key}={value} must be at least 1")
@@ -68,12 +72,20 @@ class Layout:
                 f"num_workers={num_workers} is more than the {size:,} envs of a group "
                 f"(num_envs={num_envs:,}, groups={groups}); use at most {size:,} workers"
             )
+        theirs = size - own
+        if own and num_workers > theirs:
+            raise VectorError(
+                f"the trainer would step {own:,} of the {size:,} envs of a group itself, which leaves {theirs:,} for "
+                f"{plural(num_workers, 'worker')}; lower vector.trainer_share"
+            )
+        edges = [theirs * worker // num_workers for worker in range(num_workers + 1)]
+        if own:
+            edges.append(size)
         shards: list[Shard] = []
         for group in range(groups):
-            for worker in range(num_workers):
-                first, last = size * worker // num_workers, size * (worker + 1) // num_workers
+            for worker, (first, last) in enumerate(pairwise(edges)):
                 shards.append(Shard(len(shards), worker, group, group * size + first, group * size + last))
-        return Layout(num_envs, groups, num_workers, tuple(shards))
+        return Layout(num_envs, groups, num_workers, tuple(shards), own)
 
     def group(self, index: int) -> tuple[int, int]:
         size = self.num_envs // self.groups

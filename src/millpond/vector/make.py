@@ -6,6 +6,7 @@ from typing import Literal
 
 from millpond.cores import usable_cores
 from millpond.envs.spec import EnvSpec
+from millpond.sizes import own_envs
 from millpond.vector.choose import choose
 from millpond.vector.crash import VectorError
 from millpond.vector.crew import Job, WorldFactory
@@ -13,6 +14,7 @@ from millpond.vector.fleet import Fleet, OnCrash
 from millpond.vector.inline import InlinePool
 from millpond.vector.layout import Layout
 from millpond.vector.memory import Arena
+from millpond.vector.own_share import OwnSharePool
 from millpond.vector.pool import Pool
 from millpond.vector.processes import ProcessPool, pickle_job
 from millpond.vector.threads import ThreadPool
@@ -30,12 +32,14 @@ def make_vector(
     timeout: float = 60.0,
     on_crash: OnCrash = "stop",
     threads: int | None = None,
+    trainer_share: float = 0.0,
     start_seconds: float = 180.0,
 ) -> Vector:
     """Start the workers and make the worlds.
 
     `num_workers`    processes of the backend `processes`
     `threads`        threads of the backend `threads`; None is one a core
+    `trainer_share`  of each group's envs the caller steps so many itself, beside workers of the backend `processes`
     `timeout`        seconds that a step may take, past which a worker counts as hung
     `start_seconds`  seconds that loading, making and resetting worlds may take
     `on_crash`       "stop" raises `WorkerError`; "restart" starts the lost envs anew and says so in the batch
@@ -44,6 +48,12 @@ def make_vector(
         raise VectorError(f"vector.timeout={timeout:g} must be more than 0 seconds")
     if on_crash not in ("stop", "restart"):
         raise VectorError(f"vector.on_crash={on_crash!r} is not one of stop, restart")
+    if not 0 <= trainer_share < 1:
+        raise VectorError(f"vector.trainer_share={trainer_share:g} must be at least 0 and less than 1")
+    if trainer_share and backend not in ("auto", "processes"):
+        raise VectorError(
+            f"vector.trainer_share={trainer_share:g} is for vector.backend=processes, and it is {backend}; leave it out"
+        )
     whole = Layout.of(num_envs, groups, 1)
     choice = choose(
         spec,
@@ -54,7 +64,8 @@ def make_vector(
         cores=usable_cores(),
         why_not_processes=_why_not_processes(Job(spec, whole, make_world)) if backend == "auto" else "",
     )
-    layout = Layout.of(num_envs, groups, choice.num_workers)
+    own = own_envs(trainer_share, num_envs // groups) if choice.backend == "processes" else 0
+    layout = Layout.of(num_envs, groups, choice.num_workers, own)
     job = Job(spec, layout, make_world)
     start_seconds = max(start_seconds, timeout)
     arena = Arena.shared(spec, layout) if choice.backend == "processes" else Arena.local(spec, layout)
@@ -65,6 +76,8 @@ def make_vector(
         except BaseException:
             arena.close()
             raise
+        if own:
+            pool = OwnSharePool(pool, InlinePool(job, arena), layout.num_workers)
     elif choice.backend == "threads" or (choice.backend == "native" and spec.releases_gil):
         pool = ThreadPool(job, arena)
     else:
@@ -75,7 +88,10 @@ def make_vector(
         arena.close()
         pool.close()
         raise
-    return Vector(fleet, choice.backend, choice.reason)
+    beside = f"; the trainer steps {own:,} of the {num_envs // groups:,} envs of a group itself" if own else ""
+    if trainer_share and not own:
+        beside = "; vector.trainer_share does nothing here"
+    return Vector(fleet, choice.backend, choice.reason + beside)
 
 
 def _why_not_processes(job: Job) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.world import Buffers, Episode
+from millpond.plurals import plural
 from millpond.vector.crash import VectorError
 from millpond.vector.crew import Op
 from millpond.vector.fleet import Fleet
@@ -50,8 +51,8 @@ def load_state(fleet: Fleet, turns: Turns, state: State) -> None:
     saved, here = state["layout"], _layout(fleet)
     if not np.array_equal(saved, here):
         raise VectorError(
-            f"the state is of {saved[0]:,} envs in {saved[1]} groups and {saved[2]} workers, and this vector has "
-            f"{here[0]:,}, {here[1]} and {here[2]}: a state goes back only into the same sizes"
+            f"the state is of {_in_words(saved)}, and this vector has {_in_words(here)}: a state goes back only into the "
+            f"same sizes"
         )
     worlds: list[State] = [{} for _ in fleet.layout.shards]
     for name, array in state.items():
@@ -85,7 +86,14 @@ def _plain(episode: Episode) -> tuple[int, list[float], int, dict[str, float]]:
 
 def _layout(fleet: Fleet) -> npt.NDArray[np.int64]:
     layout = fleet.layout
-    return np.array([layout.num_envs, layout.groups, layout.num_workers], np.int64)
+    own = [layout.own] if layout.own else []  # states of earlier versions know nothing of it
+    return np.array([layout.num_envs, layout.groups, layout.num_workers, *own], np.int64)
+
+
+def _in_words(layout: npt.NDArray[np.int64]) -> str:
+    envs, groups, workers, *own = layout.tolist()
+    sizes = f"{envs:,} envs in {plural(groups, 'group')} and {plural(workers, 'worker')}"
+    return f"{sizes}, of which {own[0]:,} of each group are the trainer's own" if own else sizes
 
 
 def _buffers(fleet: Fleet) -> State:
