@@ -129,6 +129,7 @@ def test_threads_and_blocks_are_those_of_the_training() -> None:
     # 96 sequences: blocks of 4 steps of 6 x 128 float32; in two threads of 48 sequences, of 8 steps. Each packs weights.
     a_step, weights = 6 * 128 * 4, 2 * 4 * 128 * 128 * 4
     assert two.training.activations - one.training.activations == (2 * 8 * 48 - 4 * 96) * a_step + weights
+    assert two.training.gradients == 2 * one.training.gradients == 2 * one.training.parameters
 
 
 def test_shares_are_smaller_where_encoders_are_compiled() -> None:

@@ -137,7 +137,7 @@ class TrainingMemory:
     minibatch: int  # observations as the encoders keep them
     activations: int
     parameters: int
-    gradients: int
+    gradients: int  # each thread has its own, until they are added up
     optimizer: int
 
     @property
@@ -181,7 +181,7 @@ def training_memory(
         minibatch=steps * sum(_kept_input(part) for part in parts),
         activations=max(steps * way_back + in_hand, steps * convolving),
         parameters=count * FLOAT,
-        gradients=count * FLOAT,
+        gradients=count * FLOAT * threads,
         optimizer=count * FLOAT * MOMENTS[optimizer],
     )
 

@@ -212,11 +212,12 @@ def _training_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     if training is None:
         return []
     parts = " (one part)" if plan.accumulated_parts > 1 else ""
+    sets = training.gradients // training.parameters
     rows = [
         (f"minibatch{parts}", size(training.minibatch), "observations, kept for the backward pass"),
         ("activations", size(training.activations), f"and their gradients, {recipe.trainer.precision}"),
         ("parameters", size(training.parameters), f"{training.parameters // FLOAT32:,} numbers"),
-        ("gradients", size(training.gradients), ""),
+        ("gradients", size(training.gradients), f"{sets} sets, one a thread" if sets > 1 else ""),
         ("optimiser state", size(training.optimizer), recipe.ppo.optimizer),
         ("in all", size(training.total), f"on {recipe.device}, beside the rows"),
     ]
