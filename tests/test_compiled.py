@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CALLER = """
 from millpond.compiled import compiled
 from callee import AMOUNT, add
@@ -51,3 +53,17 @@ def test_so_does_what_becomes_part_of_it(tmp_path: Path) -> None:
     assert run(tmp_path, kind="inlined") == (102, 0)
     assert run(tmp_path, kind="inlined", addend=3) == (104, 0)
     assert run(tmp_path, kind="inlined", addend=3) == (104, 1)
+
+
+def test_what_follows_from_the_processor_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba keeps code for different processors side by side; with another mark each would throw the other's away."""
+    from millpond.compiled import _mark
+    from millpond.policies import lstm_rows
+
+    function = lstm_rows.is_packed.py_func  # type: ignore[attr-defined]
+    marks = set()
+    for pays, panel in ((True, 16), (False, 16), (False, 32)):
+        monkeypatch.setattr(lstm_rows, "PAYS", pays)
+        monkeypatch.setattr(lstm_rows, "PANEL", panel)
+        marks.add(_mark(function))
+    assert len(marks) == 2

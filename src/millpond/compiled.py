@@ -42,6 +42,9 @@ def compiled(function: Callable[Parameters, Result], **options: Any) -> Callable
     return cast(Callable[Parameters, Result], made)
 
 
+OF_PROCESSOR = {"PAYS"}  # constants that follow from the processor, by which numba keeps what it compiled apart itself
+
+
 def _mark(function: Callable[..., Any]) -> str:
     """Of what a function is and uses: its code, the constants of its module, and the same of compiled ones it calls."""
     used = []
@@ -50,7 +53,7 @@ def _mark(function: Callable[..., Any]) -> str:
         called = getattr(value, "py_func", None) or getattr(value, "_defn", None)  # the latter of numba's intrinsics
         if called is not None:
             used.append((name, _mark(called)))
-        elif isinstance(value, (bool, int, float, str, tuple, np.generic)):
+        elif name not in OF_PROCESSOR and isinstance(value, (bool, int, float, str, tuple, np.generic)):
             used.append((name, repr(value)))
     return hashlib.sha256(repr((_written(function.__code__), used)).encode()).hexdigest()
 

@@ -13,7 +13,7 @@ def envs_per_group(target: int, num_agents: int, num_workers: int) -> int:
     return target // num_agents // num_workers * num_workers
 
 
-def own_envs(trainer_share: float, envs_per_group: int) -> int:
+def trainer_envs(trainer_share: float, envs_per_group: int) -> int:
     """Envs of each group that the trainer steps itself: its share, rounded, and at least one where it has any.
 
     0.1 of 32 envs are 3.

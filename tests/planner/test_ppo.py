@@ -185,3 +185,11 @@ def test_advice_against_a_top_up_round_leaves_none(settings: dict[str, Any]) -> 
 def test_a_config_that_cannot_be_planned_is_refused() -> None:
     with pytest.raises(ConfigError):
         plan("metta", ["trainer.minibatch_size=10000"])
+
+
+def test_the_trainers_share_is_told() -> None:
+    sizes = {"trainer.num_workers": 2, "trainer.num_envs": 64, "vector.trainer_share": 0.1}
+    planned = plan("grid", sizes)
+    assert isinstance(planned.plan, PPOPlan)
+    assert (planned.plan.envs_per_worker, planned.plan.trainer_envs) == (29, 6)  # 3 of each group of 32
+    assert "29 in each of 2 workers, 6 in the trainer itself" in show(planned)

@@ -175,8 +175,9 @@ def test_a_row_replays(core: str, unit: str, env_id: str) -> None:
         collector, policy = open_collector(plan, vector, core)
         vector.reset(5)
         for _ in range(2):  # the second begins in the middle of episodes
+            waited = collector.kept_rows  # of the time before
             collector.collect(policy)
-            rows, everything = collector.rows, torch.arange(plan.segments)
+            rows, everything = collector.rows, torch.arange(waited, plan.segments)
             names = ["observation", "action", "terminated", "truncated", "log_prob", "value"]
             batch = rows.sequences(
                 [*names, *(["initial_state"] if core != "none" else [])], everything, torch.device("cpu")
@@ -191,6 +192,9 @@ def test_a_row_replays(core: str, unit: str, env_id: str) -> None:
             torch.testing.assert_close(again.log_prob, batch["log_prob"], rtol=0, atol=1e-5)
             torch.testing.assert_close(again.value, batch["value"], rtol=0, atol=1e-5)
             collector.finish()
+            with torch.no_grad():
+                for parameter in policy.parameters():  # the next is acted with what was learned
+                    parameter.mul_(1.1)
 
 
 def test_rows_take_the_bytes_that_the_plan_says() -> None:

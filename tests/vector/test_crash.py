@@ -327,11 +327,25 @@ def test_envs_that_crash_again_and_again_stop_the_run() -> None:
         assert (vector.restarts[:2] == 3).all()
 
 
-@pytest.mark.parametrize("backend", ["inline", "threads", "processes"])
-def test_a_world_that_cannot_be_made(backend: str) -> None:
+@pytest.mark.parametrize("options", [*OWN_PROCESS, PROCESSES], ids=str)
+def test_a_world_that_cannot_be_made(options: dict[str, Any]) -> None:
     with pytest.raises(WorkerError, match=r"raised during build: RuntimeError: no map for env 0") as caught:
-        make(unbuildable, backend=backend)
+        make(unbuildable, **options)
     assert "in unbuildable" in caught.value.traceback
+
+
+@pytest.mark.parametrize("options", [*OWN_PROCESS, PROCESSES], ids=str)
+def test_a_world_that_gives_up_does_not_end_the_trainer(options: dict[str, Any]) -> None:
+    with make(**options) as vector:
+        vector.reset(7)
+        vector.recv()
+        vector.send(actions(FaultyWorld.GIVE_UP, row=3))
+        with pytest.raises(WorkerError, match="raised during step: SystemExit: no more") as caught:
+            steps(vector, 2)
+        assert caught.value.env == 3
+        if "trainer_share" in options:
+            assert str(caught.value).startswith("the trainer, with its share of the envs, raised")
+            assert "with vector.backend=inline vector.trainer_share=0 repeats it" in str(caught.value)
 
 
 def test_own_envs_restart_alone_and_workers_beside_them_do_too() -> None:

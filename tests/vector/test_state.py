@@ -122,7 +122,7 @@ def test_a_state_of_other_sizes_is_refused() -> None:
 
 
 def test_a_state_goes_back_only_into_the_same_share() -> None:
-    told = "12 envs in 2 groups and 1 worker, of which 2 of each group are the trainer's own"
+    told = "12 envs in 2 groups and 1 worker, of which the trainer steps 2 of each group"
     with make(backend="processes", trainer_share=0.3) as vector, make(backend="inline") as other:
         for one, another in ((vector, other), (other, vector)):
             one.reset(0)

@@ -35,6 +35,7 @@ def expected() -> Diary:
         vector.reset(11)
         diary = play(vector, 10)
         play(vector.part(9, 7), 5, diary)
+        play(vector.part(3, 8), 2, diary)
         return play(vector, 4, diary)
 
 
@@ -45,6 +46,7 @@ def test_every_backend_shows_the_same(maker: dict[str, Any]) -> None:
         vector.reset(11)
         diary = play(vector, 10)
         play(vector.part(9, 7), 5, diary)
+        play(vector.part(3, 8), 2, diary)
         play(vector, 4, diary)
     diary.same_as(expected())
     assert any(step[2][0, EPISODE] > 0 for step in diary.steps[0])  # there were resets inside
@@ -86,6 +88,7 @@ def test_reset_starts_over_in_the_middle_of_anything() -> None:
         assert (vector.env_steps == 0).all()
         diary = play(vector, 10)
         play(vector.part(9, 7), 5, diary)
+        play(vector.part(3, 8), 2, diary)
         play(vector, 4, diary).same_as(expected())
 
 

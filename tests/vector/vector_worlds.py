@@ -156,7 +156,7 @@ class FaultyWorld(CountingWorld):
     """Does something bad when an env is told to: the action says what."""
 
     FINE = 0
-    RAISE, KILL, HANG, EXIT, SEGFAULT = range(1001, 1006)  # actions that no player takes by chance
+    RAISE, KILL, HANG, EXIT, SEGFAULT, GIVE_UP = range(1001, 1007)  # actions that no player takes by chance
 
     def step_env(self, env: int) -> None:
         action = int(self.buffers.action[env, 0])
@@ -169,6 +169,8 @@ class FaultyWorld(CountingWorld):
             sleep_for_a_long_time()
         elif action == self.EXIT:
             os._exit(3)
+        elif action == self.GIVE_UP:
+            sys.exit("no more")
         elif action == self.SEGFAULT:
             os.kill(os.getpid(), signal.SIGSEGV)
         super().step_env(env)

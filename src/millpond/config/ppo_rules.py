@@ -9,7 +9,7 @@ from typing import Any
 from millpond.config.vector_rules import TRAINER_SHARE
 from millpond.config.violations import Violation, show
 from millpond.envs.families import family_of
-from millpond.sizes import envs_per_group, nearest_divisors, nearest_multiples, own_envs, rows_per_round
+from millpond.sizes import envs_per_group, nearest_divisors, nearest_multiples, rows_per_round, trainer_envs
 
 Values = Mapping[str, Any]
 
@@ -95,18 +95,16 @@ def _envs_fill_workers_and_groups(values: Values) -> Iterator[Violation]:
 
 
 def _a_share_leaves_envs_for_workers(values: Values) -> Iterator[Violation]:
-    share, workers, groups = values[TRAINER_SHARE], values[WORKERS], values[GROUPS]
-    if values[ENVS] is not None:
-        size = values[ENVS] // groups
-    elif values[TARGET] is not None:
-        size = envs_per_group(values[TARGET], values[AGENTS], workers)
-    else:
+    share, workers, envs = values[TRAINER_SHARE], values[WORKERS], num_envs(values)
+    if not share or not envs:
         return
-    if share and size - own_envs(share, size) < workers:
+    size = envs // values[GROUPS]
+    its = trainer_envs(share, size)
+    if size - its < workers:
         yield Violation(
             (TRAINER_SHARE, WORKERS),
-            f"{TRAINER_SHARE}={share:g} of the {size:,} envs of a group are {own_envs(share, size):,}, which leaves fewer "
-            f"envs than there are workers ({WORKERS}={workers:,})",
+            f"{TRAINER_SHARE}={share:g} of the {size:,} envs of a group are {its:,}, which leaves fewer envs than there are "
+            f"workers ({WORKERS}={workers:,})",
             ({TRAINER_SHARE: 0.0},),
         )
 

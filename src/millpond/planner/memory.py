@@ -137,7 +137,7 @@ class TrainingMemory:
     minibatch: int  # observations as the encoders keep them
     activations: int
     parameters: int
-    gradients: int  # each thread has its own, until they are added up
+    gradients: int  # each thread has its own, until they are added up; those of earlier parts are not counted
     optimizer: int
 
     @property
@@ -175,13 +175,14 @@ def training_memory(
     else:
         threads, inner = _threads(cores, rows, horizon * agents_per_row, sequences if whole_rows else 0)
     in_hand = threads * inner * _gates_in_hand(core, hidden_size, width, -(-sequences // (threads * inner)), horizon)
+    of_core = GATES[core] * 2 * hidden_size * hidden_size
     if inner > 1:  # each thread has what it computes with in one piece of memory
         way_back += hidden_size * FLOAT * (1 if choices else 4)
     return TrainingMemory(
         minibatch=steps * sum(_kept_input(part) for part in parts),
         activations=max(steps * way_back + in_hand, steps * convolving),
         parameters=count * FLOAT,
-        gradients=count * FLOAT * threads,
+        gradients=(count * threads + (inner - 1) * of_core) * FLOAT,
         optimizer=count * FLOAT * MOMENTS[optimizer],
     )
 

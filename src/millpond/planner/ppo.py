@@ -12,7 +12,7 @@ from millpond.config.ppo_rules import batch_size, num_envs
 from millpond.config.recipe import PPORecipe
 from millpond.envs.spec import EnvSpec
 from millpond.planner.memory import TrainingMemory, collecting_bytes, field_bytes, row_fields, training_memory
-from millpond.sizes import own_envs, rows_per_round
+from millpond.sizes import rows_per_round, trainer_envs
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class PPOPlan:
     envs_per_group: int
     groups: int
     num_workers: int
-    envs_per_worker: int
+    envs_per_worker: int  # at least: shares of the same group differ by one where it does not come out even
+    trainer_envs: int  # that the trainer steps itself, beside its workers
     num_agents: int
     total_agents: int
     batch_unit: str
@@ -76,7 +77,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan
     assert envs is not None
     assert batch is not None  # the rules saw to both
 
-    own = trainer.async_factor * own_envs(recipe.vector.trainer_share, envs // trainer.async_factor)
+    by_trainer = trainer.async_factor * trainer_envs(recipe.vector.trainer_share, envs // trainer.async_factor)
     rows = batch // horizon
     agents_per_row = agents if unit == "env_steps" else 1
     per_round = rows_per_round(envs, agents, unit)
@@ -108,7 +109,8 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan
         envs_per_group=envs // trainer.async_factor,
         groups=trainer.async_factor,
         num_workers=trainer.num_workers,
-        envs_per_worker=(envs - own) // trainer.num_workers,
+        envs_per_worker=(envs - by_trainer) // trainer.num_workers,
+        trainer_envs=by_trainer,
         num_agents=agents,
         total_agents=envs * agents,
         batch_unit=unit,

@@ -16,7 +16,7 @@ from millpond.planner.ppo import PPOPlan
 
 # Numbers of a plan that add up over ranks. The others, such as horizon or iterations, are the same for all.
 ADDED = (
-    "num_envs", "envs_per_group", "num_workers", "total_agents", "batch_size", "segments", "minibatch_size",
+    "num_envs", "envs_per_group", "num_workers", "trainer_envs", "total_agents", "batch_size", "segments", "minibatch_size",
     "minibatch_segments", "env_steps", "agent_steps", "agent_steps_per_gradient", "rows_per_round", "top_up_rows",
     "top_up_envs", "surplus_rows", "total_env_steps", "total_agent_steps", "buffer_rows", "buffer_bytes",
 )  # fmt: skip

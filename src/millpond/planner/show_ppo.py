@@ -6,7 +6,6 @@ from millpond.config.recipe import PPORecipe
 from millpond.planner.lines import bar, box, exact_size, figures, number, sentence, size
 from millpond.planner.ppo import PPOPlan
 from millpond.plurals import plural
-from millpond.sizes import own_envs
 
 FLOAT32 = 4
 
@@ -47,16 +46,15 @@ def _environments(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     overlap = "one steps while another is with the policy" if plan.groups > 1 else "envs and policy take turns"
     rows += [
         ("groups", number(plan.groups), overlap),
-        ("envs", number(plan.num_envs), _stepped_by(recipe, plan)),
+        ("envs", number(plan.num_envs), _stepped_by(plan)),
         ("agents", number(plan.total_agents), f"{plan.num_agents:,} an env"),
     ]
     return ["", "Environments", *figures(rows)]
 
 
-def _stepped_by(recipe: PPORecipe, plan: PPOPlan) -> str:
-    own = plan.groups * own_envs(recipe.vector.trainer_share, plan.envs_per_group)
+def _stepped_by(plan: PPOPlan) -> str:
     each = f"{plan.envs_per_worker:,} in each of {plural(plan.num_workers, 'worker')}"
-    return f"{each}, {own:,} in the trainer itself" if own else each
+    return f"{each}, {plan.trainer_envs:,} in the trainer itself" if plan.trainer_envs else each
 
 
 def _collection(plan: PPOPlan) -> list[str]:

@@ -18,12 +18,13 @@ from millpond.compiled import compiled_fast
 from millpond.policies import products
 from millpond.policies.dense import dense_backward, dense_forward
 from millpond.policies.lstm_kernels import ONE, ZERO, Floats
-from millpond.policies.lstm_rows import BLOCK
-from millpond.policies.packed import PANEL, PAYS, add_transposed_packed, multiply_packed, pack, pack_transposed
+from millpond.policies.lstm_rows import BLOCK, is_packed
+from millpond.policies.packed import add_transposed_packed, multiply_packed, pack, pack_transposed
 from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
 from millpond.policies.tokens import Bytes, TokenEncoder, check_features, spread_tokens, sum_tokens
 
 Array = npt.NDArray[Any]
+LEAST_PACKED = 64  # observations for which it pays to pack a layer first
 
 
 class CompiledEncoder(Protocol):
@@ -73,7 +74,7 @@ class TokenWeights(NamedTuple):
 def tokens_forward(sgemm: int, tokens: Bytes, weights: TokenWeights, summed: Floats, features: Floats) -> int:
     """features [N, H] = max(0, linear(sum over tokens) + bias), with that sum kept; returns the largest feature."""
     size, largest = features.shape[1], 0
-    packed = PAYS and size % PANEL == 0
+    packed = len(tokens) >= LEAST_PACKED and is_packed(size, size)
     panels = np.empty(weights.linear.size if packed else 0, np.float32)
     if packed:
         pack_transposed(weights.linear, panels)
@@ -106,7 +107,7 @@ def tokens_backward(
     """The gradients `found` come as zeros. `summed` and `d_features` are written over."""
     size = features.shape[1]
     tables = weights.where, weights.low, weights.high
-    packed = PAYS and size % PANEL == 0
+    packed = len(tokens) >= LEAST_PACKED and is_packed(size, size)
     panels = np.empty(weights.linear.size if packed else 0, np.float32)
     block_panels = np.empty(BLOCK * size if packed else 0, np.float32)
     if packed:

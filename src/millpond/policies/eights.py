@@ -12,6 +12,7 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
+from numba.core.errors import TypingError
 from numba.extending import intrinsic, models, register_model
 
 WIDTH = 8
@@ -32,9 +33,16 @@ class _Register(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, kind, VECTOR)
 
 
+def require_floats(array: Any) -> None:
+    """When a loop is compiled: eight at a time are read and written by their places in memory."""
+    if not isinstance(array, types.Array) or array.layout != "C" or array.dtype != types.float32:
+        raise TypingError(f"{array} is not a contiguous array of float32")
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def load_eight(typing_context: Any, array: Any, at: Any) -> Any:
     """array[at : at + 8] of a contiguous array, by its place in memory if it has more than one axis. Not checked."""
+    require_floats(array)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array, at = arguments
@@ -47,6 +55,7 @@ def load_eight(typing_context: Any, array: Any, at: Any) -> Any:
 @intrinsic  # type: ignore[untyped-decorator]
 def store_eight(typing_context: Any, value: Any, array: Any, at: Any) -> Any:
     """array[at : at + 8] = value, likewise."""
+    require_floats(array)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         value, array, at = arguments

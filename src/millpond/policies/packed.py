@@ -20,6 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from millpond.compiled import compiled_fast
+from millpond.policies.eights import require_floats
 
 Floats = npt.NDArray[np.float32]
 PANEL = 16
@@ -58,6 +59,8 @@ def _block(rows: int) -> Callable[..., None]:
         add: Any,
     ) -> Any:
         """out[r, c] (+)= sum over k of a[a_at + r * a_row + k * a_step] * b[b_at + 16 * k + c]; all given flat."""
+        for array in (a, b, out):
+            require_floats(array)
         n = types.intp
         signature = types.void(a, n, n, n, b, n, n, out, n, n, types.boolean)
 
@@ -139,7 +142,7 @@ def _multiply(a: Floats, a_row: int, a_step: int, m: int, packed: Floats, n: int
 
 @compiled_fast
 def pack(b: Floats, packed: Floats) -> None:
-    """b [k, n] into packed [n * k]."""
+    """b [k, n], n a multiple of 16, into packed [n * k]."""
     steps = b.shape[0]
     for panel in range(b.shape[1] // PANEL):
         for k in range(steps):
@@ -149,7 +152,7 @@ def pack(b: Floats, packed: Floats) -> None:
 
 @compiled_fast
 def pack_transposed(b: Floats, packed: Floats) -> None:
-    """The transpose of b [n, k] into packed [n * k]."""
+    """The transpose of b [n, k], n a multiple of 16, into packed [n * k]."""
     steps = b.shape[1]
     for panel in range(b.shape[0] // PANEL):
         for c in range(PANEL):

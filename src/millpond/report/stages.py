@@ -75,6 +75,8 @@ def _configuration(facts: Facts, plan: Any, setting: Any) -> Stage:
 
 def _environments(facts: Facts, plan: Any, setting: Any) -> Stage:
     words = "Envs in contiguous groups: while one group steps, another is with the policy. Each worker steps its share of both."
+    trainer_envs = plan.get("trainer_envs", 0)  # plans of earlier versions know nothing of it
+    beside = f"; {_show(trainer_envs)} in the trainer itself" if trainer_envs else ""
     return Stage(
         "Environments",
         "millpond.envs, millpond.vector",
@@ -82,7 +84,7 @@ def _environments(facts: Facts, plan: Any, setting: Any) -> Stage:
         [
             ("envs", _show(plan["num_envs"])),
             ("groups", f"{plan['groups']} of {_show(plan['envs_per_group'])} envs"),
-            ("workers", f"{plan['num_workers']}, {_show(plan['envs_per_worker'])} envs each"),
+            ("workers", f"{plan['num_workers']}, {_show(plan['envs_per_worker'])} envs each{beside}"),
             ("agents", f"{_show(plan['total_agents'])}, {plan['num_agents']} an env"),
         ],
     )

@@ -47,6 +47,7 @@ class WorkerError(MillpondError):
         failure: Failure,
         *,
         worker: int,
+        is_trainer: bool = False,
         env: int | None,
         first_env: int,
         last_env: int,
@@ -65,9 +66,10 @@ class WorkerError(MillpondError):
         self.seed = seed
         self.env_steps = env_steps
         process = f" (pid {failure.pid})" if failure.pid else ""
+        who = "the trainer, with its share of the envs," if is_trainer else f"worker {worker}{process}"
         where = f"env {env}" if env is not None else f"one of the envs {first_env} to {last_env - 1}; env {first_env}"
         lines = [
-            f"worker {worker}{process} {failure.kind} during {failure.doing}: {failure.what}",
+            f"{who} {failure.kind} during {failure.doing}: {failure.what}",
             f"  {where}: seed {seed}, after {env_steps:,} env steps",
             f"  {advice}",
         ]

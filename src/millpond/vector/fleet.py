@@ -172,6 +172,7 @@ class Fleet:
         error = WorkerError(
             failure,
             worker=shard.worker,
+            is_trainer=shard.worker == self.layout.num_workers,
             env=env,
             first_env=shard.first,
             last_env=shard.last,
@@ -203,7 +204,8 @@ class Fleet:
         if failure.kind == "hung":
             limit = self.timeout if failure.doing == "step" else self.start_seconds
             return f"it was given {limit:g} s; raise vector.timeout if it is only slow; {advice}"
-        return f"{advice}; the same seed with vector.backend=inline repeats it under a debugger"
+        alone = " vector.trainer_share=0" if self.layout.trainer_envs else ""
+        return f"{advice}; the same seed with vector.backend=inline{alone} repeats it under a debugger"
 
     def _submit(self, shard: Shard, op: Op, payload: Any = None) -> int:
         return self.pool.submit(shard.worker, Command(op, shard.index, *self._whole[shard.index]), payload)

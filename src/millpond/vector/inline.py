@@ -26,7 +26,7 @@ class InlinePool:
         self._ticket += 1
         try:
             reply = self._crew.run(command, payload)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an env that gives up must not end the caller
             reply = replace(Failure.of(error, command.op.name.lower()), cause=error)
         self._replies[self._ticket] = reply
         return self._ticket

@@ -55,10 +55,10 @@ class Layout:
     groups: int
     num_workers: int
     shards: tuple[Shard, ...]
-    own: int = 0  # envs of each group that the trainer steps itself
+    trainer_envs: int = 0  # of each group, which the trainer steps itself
 
     @staticmethod
-    def of(num_envs: int, groups: int, num_workers: int, own: int = 0) -> Layout:
+    def of(num_envs: int, groups: int, num_workers: int, trainer_envs: int = 0) -> Layout:
         for key, value in (("num_envs", num_envs), ("groups", groups), ("num_workers", num_workers)):
             if value < 1:
                 raise VectorError(f"{key}={value} must be at least 1")
@@ -72,20 +72,20 @@ class Layout:
                 f"num_workers={num_workers} is more than the {size:,} envs of a group "
                 f"(num_envs={num_envs:,}, groups={groups}); use at most {size:,} workers"
             )
-        theirs = size - own
-        if own and num_workers > theirs:
+        theirs = size - trainer_envs
+        if trainer_envs and num_workers > theirs:
             raise VectorError(
-                f"the trainer would step {own:,} of the {size:,} envs of a group itself, which leaves {theirs:,} for "
-                f"{plural(num_workers, 'worker')}; lower vector.trainer_share"
+                f"the trainer would step {trainer_envs:,} of the {size:,} envs of a group itself, which leaves {theirs:,} for "
+                f"{plural(num_workers, 'worker')}; set vector.trainer_share=0, or use fewer workers"
             )
         edges = [theirs * worker // num_workers for worker in range(num_workers + 1)]
-        if own:
+        if trainer_envs:
             edges.append(size)
         shards: list[Shard] = []
         for group in range(groups):
             for worker, (first, last) in enumerate(pairwise(edges)):
                 shards.append(Shard(len(shards), worker, group, group * size + first, group * size + last))
-        return Layout(num_envs, groups, num_workers, tuple(shards), own)
+        return Layout(num_envs, groups, num_workers, tuple(shards), trainer_envs)
 
     def group(self, index: int) -> tuple[int, int]:
         size = self.num_envs // self.groups

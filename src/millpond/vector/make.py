@@ -6,7 +6,7 @@ from typing import Literal
 
 from millpond.cores import usable_cores
 from millpond.envs.spec import EnvSpec
-from millpond.sizes import own_envs
+from millpond.sizes import trainer_envs
 from millpond.vector.choose import choose
 from millpond.vector.crash import VectorError
 from millpond.vector.crew import Job, WorldFactory
@@ -14,10 +14,10 @@ from millpond.vector.fleet import Fleet, OnCrash
 from millpond.vector.inline import InlinePool
 from millpond.vector.layout import Layout
 from millpond.vector.memory import Arena
-from millpond.vector.own_share import OwnSharePool
 from millpond.vector.pool import Pool
 from millpond.vector.processes import ProcessPool, pickle_job
 from millpond.vector.threads import ThreadPool
+from millpond.vector.trainer_share import TrainerSharePool
 from millpond.vector.vector import Vector
 
 
@@ -64,7 +64,7 @@ def make_vector(
         cores=usable_cores(),
         why_not_processes=_why_not_processes(Job(spec, whole, make_world)) if backend == "auto" else "",
     )
-    own = own_envs(trainer_share, num_envs // groups) if choice.backend == "processes" else 0
+    own = trainer_envs(trainer_share, num_envs // groups) if choice.backend == "processes" else 0
     layout = Layout.of(num_envs, groups, choice.num_workers, own)
     job = Job(spec, layout, make_world)
     start_seconds = max(start_seconds, timeout)
@@ -77,7 +77,7 @@ def make_vector(
             arena.close()
             raise
         if own:
-            pool = OwnSharePool(pool, InlinePool(job, arena), layout.num_workers)
+            pool = TrainerSharePool(pool, InlinePool(job, arena), layout.num_workers)
     elif choice.backend == "threads" or (choice.backend == "native" and spec.releases_gil):
         pool = ThreadPool(job, arena)
     else:

@@ -86,14 +86,14 @@ def _plain(episode: Episode) -> tuple[int, list[float], int, dict[str, float]]:
 
 def _layout(fleet: Fleet) -> npt.NDArray[np.int64]:
     layout = fleet.layout
-    own = [layout.own] if layout.own else []  # states of earlier versions know nothing of it
-    return np.array([layout.num_envs, layout.groups, layout.num_workers, *own], np.int64)
+    beside = [layout.trainer_envs] if layout.trainer_envs else []  # states of earlier versions know nothing of it
+    return np.array([layout.num_envs, layout.groups, layout.num_workers, *beside], np.int64)
 
 
 def _in_words(layout: npt.NDArray[np.int64]) -> str:
-    envs, groups, workers, *own = layout.tolist()
+    envs, groups, workers, *beside = layout.tolist()
     sizes = f"{envs:,} envs in {plural(groups, 'group')} and {plural(workers, 'worker')}"
-    return f"{sizes}, of which {own[0]:,} of each group are the trainer's own" if own else sizes
+    return f"{sizes}, of which the trainer steps {beside[0]:,} of each group" if beside else sizes
 
 
 def _buffers(fleet: Fleet) -> State:

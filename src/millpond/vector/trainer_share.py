@@ -9,10 +9,10 @@ from millpond.vector.inline import InlinePool
 from millpond.vector.pool import Pool
 
 
-class OwnSharePool:
+class TrainerSharePool:
     """Commands for the worker behind the last go to `own`. Tickets of `own` are negative, so that they tell whose they are.
 
-    A stretch's own envs are its last, so the workers have theirs before the trainer begins with its own.
+    The trainer's envs are the last of a group, so the workers have theirs before it begins with its own.
     """
 
     def __init__(self, workers: Pool, own: InlinePool, num_workers: int) -> None:
