@@ -20,7 +20,7 @@ from millpond.rollout.rows import resets
 from millpond.trainers.worlds import WorldFactory
 from millpond.vector import Vector, make_vector
 
-HIDDEN = 8
+HIDDEN = 16  # in whole panels: weights are packed for a collection
 
 
 def planned(**settings: Any) -> PPOPlan:
