@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.bench.timing import Effort, timed
+from millpond.policies.acting import CompiledActor
 from millpond.policies.threads import pieces
 from millpond.trainers.optimizers import make_optimizer
 from millpond.trainers.ppo import PPOTrainer
@@ -78,6 +79,7 @@ class Network:
         self.unroll = torch.compile(policy.unroll) if compiled else policy.unroll
         self.state = policy.initial_state(self.plan.envs_per_group * self.plan.num_agents, self.device)
         self.generator = torch.Generator(self.device).manual_seed(0)
+        self._actor: CompiledActor | None = None
         self._cut: dict[int, list[list[Part]]] = {}  # by the id of what is ready
 
     @staticmethod
@@ -98,7 +100,11 @@ class Network:
         """A part is run, and scaled up to all agent steps."""
         in_all = self.plan.agent_steps / (self.plan.envs_per_group * self.plan.num_agents)
         calls = max(1, min(self.effort.calls, round(in_all)))
-        return timed(lambda: self._repeat(self.act, ready, calls)) * in_all / calls
+        self._actor = self._settled_actor()
+        try:
+            return timed(lambda: self._repeat(self.act, ready, calls)) * in_all / calls
+        finally:
+            self._actor = None  # it is of these weights
 
     def training_seconds(self, ready: list[Ready]) -> float:
         """A part is run, and scaled up to all updates."""
@@ -108,10 +114,22 @@ class Network:
 
     def act(self, ready: Ready) -> None:
         """One forward pass of one group's agents."""
+        if self._actor is not None:
+            state, mask = self.state.numpy(), None if ready.seen_mask is None else ready.seen_mask.numpy()
+            self._actor.act(ready.seen.numpy(), state, state, mask, self.generator)
+            return
         with self.autocast(), torch.inference_mode():
             self.state = self.policy.act(
                 ready.seen, self.state, action_mask=ready.seen_mask, generator=self.generator
             ).state
+
+    def _settled_actor(self) -> CompiledActor | None:
+        """As a collection acts, where it does so without torch in between."""
+        with self.autocast():
+            actor: CompiledActor | None = getattr(self.policy, "compiled_actor", lambda: None)()
+        if actor is not None:
+            actor.settle()
+        return actor
 
     def train(self, ready: Ready) -> None:
         """One update on one minibatch."""
