@@ -25,7 +25,7 @@ def guarded(rows: int, columns: int) -> tuple[Floats, Floats]:
     return around, around[32:-32].reshape(rows, columns)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 11, 24, 97])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 11, 24, 97, 389, 800])
 @pytest.mark.parametrize(("inner", "columns"), [(1, 16), (5, 48), (128, 64)])
 def test_products_with_packed_matrices(rows: int, inner: int, columns: int) -> None:
     a, b = drawn(rows, inner), drawn(inner, columns)

@@ -25,6 +25,7 @@ from millpond.policies.eights import require_floats
 Floats = npt.NDArray[np.float32]
 PANEL = 16
 MOST_ROWS = 6  # whose sums, two vectors each, fit into 16 registers beside the factors
+ROWS_AT_ONCE = 384  # stay in the second-level cache while all panels pass
 VECTOR = ir.VectorType(ir.FloatType(), PANEL // 2)
 
 
@@ -119,25 +120,27 @@ _one, _two, _three, _four, _five, _six = (_block(rows) for rows in range(1, MOST
 @compiled_fast
 def _multiply(a: Floats, a_row: int, a_step: int, m: int, packed: Floats, n: int, out: Floats, add: bool) -> None:
     """out [m, n] (+)= the product, in blocks of about as many rows each; all given flat."""
-    steps, blocks = len(packed) // n, -(-m // MOST_ROWS)
-    for panel in range(n // PANEL):
-        b_at = panel * PANEL * steps
-        for block in range(blocks):
-            first = m * block // blocks
-            rows = m * (block + 1) // blocks - first
-            a_at, out_at = first * a_row, first * n + panel * PANEL
-            if rows == 6:
-                _six(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
-            elif rows == 5:
-                _five(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
-            elif rows == 4:
-                _four(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
-            elif rows == 3:
-                _three(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
-            elif rows == 2:
-                _two(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
-            else:
-                _one(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
+    steps = len(packed) // n
+    for start in range(0, m, ROWS_AT_ONCE):
+        count = min(ROWS_AT_ONCE, m - start)
+        for panel in range(n // PANEL):
+            b_at, blocks = panel * PANEL * steps, -(-count // MOST_ROWS)
+            for block in range(blocks):
+                first = start + count * block // blocks
+                rows = start + count * (block + 1) // blocks - first
+                a_at, out_at = first * a_row, first * n + panel * PANEL
+                if rows == 6:
+                    _six(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
+                elif rows == 5:
+                    _five(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
+                elif rows == 4:
+                    _four(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
+                elif rows == 3:
+                    _three(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
+                elif rows == 2:
+                    _two(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
+                else:
+                    _one(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
 
 
 @compiled_fast
