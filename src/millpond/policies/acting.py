@@ -19,7 +19,7 @@ from millpond.policies.compiled_encoders import CompiledEncoder
 from millpond.policies.heads import EVERYTHING, ChoiceHead
 from millpond.policies.lstm import LSTM
 from millpond.policies.lstm_rows import NO_PANELS, is_packed
-from millpond.policies.packed import pack_transposed
+from millpond.policies.packed import panels_of_transposed
 from millpond.policies.precision import is_fused_for
 from millpond.policies.threads import in_threads, threads_for, torch_threads
 
@@ -89,10 +89,8 @@ class CompiledActor:
     def settle(self) -> None:
         """From now on weights stay as they are, so that it pays to pack them."""
         of_core = self._weights[:2]
-        if is_packed(*(weight.shape[1] for weight in of_core)):
-            self._panels = [np.empty(weight.size, np.float32) for weight in of_core]
-            for weight, panels in zip(of_core, self._panels, strict=True):
-                pack_transposed(weight, panels)
+        packed = is_packed(*(weight.shape[1] for weight in of_core))
+        self._panels = [panels_of_transposed(weight, packed) for weight in of_core]
 
     def act(
         self, observation: Array, state: Array, after: Array, mask: Array | None, generator: torch.Generator | None

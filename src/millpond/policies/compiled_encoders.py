@@ -17,10 +17,9 @@ from torch import Tensor
 from millpond.compiled import compiled_fast
 from millpond.policies import products
 from millpond.policies.dense import dense_backward, dense_forward
-from millpond.policies.lstm_kernels import ONE, ZERO, Floats
+from millpond.policies.lstm_kernels import ZERO, Floats
 from millpond.policies.lstm_rows import BLOCK, is_packed
-from millpond.policies.packed import add_transposed_packed, multiply_packed, pack, pack_transposed
-from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
+from millpond.policies.packed import add_of_transposed, add_transposed, multiply, panels_of, panels_of_transposed
 from millpond.policies.tokens import Bytes, TokenEncoder, check_features, spread_tokens, sum_tokens
 
 Array = npt.NDArray[Any]
@@ -75,19 +74,14 @@ def tokens_forward(sgemm: int, tokens: Bytes, weights: TokenWeights, summed: Flo
     """features [N, H] = max(0, linear(sum over tokens) + bias), with that sum kept; returns the largest feature."""
     size, largest = features.shape[1], 0
     packed = len(tokens) >= LEAST_PACKED and is_packed(size, size)
-    panels = np.empty(weights.linear.size if packed else 0, np.float32)
-    if packed:
-        pack_transposed(weights.linear, panels)
+    panels = panels_of_transposed(weights.linear, packed)
     for start in range(0, len(tokens), BLOCK):
         stop = min(len(tokens), start + BLOCK)
         largest = max(largest, sum_tokens(tokens, weights.where, weights.low, weights.high, summed, start, stop))
         out = features[start:stop]
         for n in range(len(out)):
             out[n] = weights.bias
-        if packed:
-            multiply_packed(summed[start:stop], panels, out, True)
-        else:
-            add_product_transposed(sgemm, summed[start:stop], weights.linear, ONE, out)
+        add_transposed(sgemm, summed[start:stop], weights.linear, panels, out)
         for n in range(len(out)):
             for h in range(size):
                 out[n, h] = ZERO if out[n, h] < ZERO else out[n, h]  # a NaN stays one
@@ -108,10 +102,8 @@ def tokens_backward(
     size = features.shape[1]
     tables = weights.where, weights.low, weights.high
     packed = len(tokens) >= LEAST_PACKED and is_packed(size, size)
-    panels = np.empty(weights.linear.size if packed else 0, np.float32)
+    panels = panels_of(weights.linear, packed)
     block_panels = np.empty(BLOCK * size if packed else 0, np.float32)
-    if packed:
-        pack(weights.linear, panels)
     for start in range(0, len(tokens), BLOCK):
         stop = min(len(tokens), start + BLOCK)
         out, d_out, sums = features[start:stop], d_features[start:stop], summed[start:stop]
@@ -120,13 +112,8 @@ def tokens_backward(
                 d_out[n, h] = ZERO if out[n, h] <= ZERO else d_out[n, h]
             for h in range(size):
                 found.bias[h] += d_out[n, h]
-        if packed:
-            pack(sums, block_panels[: sums.size])
-            add_transposed_packed(d_out, block_panels[: sums.size], found.linear)
-            multiply_packed(d_out, panels, sums, False)
-        else:
-            add_transposed_product(sgemm, d_out, sums, ONE, found.linear)
-            add_product(sgemm, d_out, weights.linear, ZERO, sums)
+        add_of_transposed(sgemm, d_out, sums, block_panels, found.linear)
+        multiply(sgemm, d_out, weights.linear, panels, sums)
         spread_tokens(tokens[start:stop], *tables, sums, found.where, found.low, found.high, 0, size)
 
 

@@ -39,6 +39,13 @@ def require_floats(array: Any) -> None:
         raise TypingError(f"{array} is not a contiguous array of float32")
 
 
+def write_multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c of vectors, in LLVM's terms; rounded once where the processor can."""
+    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{WIDTH}f32")
+    return builder.call(function, [a, b, c])
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def load_eight(typing_context: Any, array: Any, at: Any) -> Any:
     """array[at : at + 8] of a contiguous array, by its place in memory if it has more than one axis. Not checked."""
@@ -80,11 +87,5 @@ def multiply_eight(typing_context: Any, a: Any, b: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def multiply_add_eight(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once where the processor can."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{WIDTH}f32")
-        return builder.call(function, arguments)
-
-    return EIGHT(EIGHT, EIGHT, EIGHT), generate
+    """a * b + c"""
+    return EIGHT(EIGHT, EIGHT, EIGHT), lambda context, builder, signature, given: write_multiply_add(builder, *given)

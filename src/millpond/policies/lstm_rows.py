@@ -12,9 +12,16 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.compiled import compiled_fast
-from millpond.policies.lstm_kernels import ONE, ZERO, Flags, Floats, gates_backward, gates_forward, step_forward
-from millpond.policies.packed import PANEL, PAYS, add_transposed_packed, multiply_packed, pack, pack_transposed
-from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
+from millpond.policies.lstm_kernels import ZERO, Flags, Floats, gates_backward, gates_forward, step_forward
+from millpond.policies.packed import (
+    PANEL,
+    PAYS,
+    add_of_transposed,
+    add_transposed,
+    multiply,
+    panels_of,
+    panels_of_transposed,
+)
 
 NO_PANELS = np.empty(0, np.float32)
 BLOCK = 384  # sequence steps whose gates are in hand at once: they stay in the cache, and products are long enough
@@ -56,11 +63,7 @@ def rows_forward(
     carried = np.empty_like(hidden0)  # the hidden state that the next step begins with
     copy_unless(reset[0], hidden0, carried)
     packed = is_packed(inputs.shape[2], hidden0.shape[1])
-    input_panels = np.empty(w_input.size if packed else 0, np.float32)
-    hidden_panels = np.empty(w_hidden.size if packed else 0, np.float32)
-    if packed:
-        pack_transposed(w_input, input_panels)
-        pack_transposed(w_hidden, hidden_panels)
+    input_panels, hidden_panels = panels_of_transposed(w_input, packed), panels_of_transposed(w_hidden, packed)
     block = max(1, BLOCK // batch)
     for start in range(0, steps, block):
         stop = min(steps, start + block)
@@ -68,16 +71,9 @@ def rows_forward(
         sums = gates[start:stop].reshape(length, gates.shape[2])
         for row in range(length):
             sums[row] = bias
-        given = inputs[start:stop].reshape(length, inputs.shape[2])
-        if packed:
-            multiply_packed(given, input_panels, sums, True)
-        else:
-            add_product_transposed(sgemm, given, w_input, ONE, sums)
+        add_transposed(sgemm, inputs[start:stop].reshape(length, inputs.shape[2]), w_input, input_panels, sums)
         for t in range(start, stop):
-            if packed:
-                multiply_packed(carried, hidden_panels, gates[t], True)
-            else:
-                add_product_transposed(sgemm, carried, w_hidden, ONE, gates[t])
+            add_transposed(sgemm, carried, w_hidden, hidden_panels, gates[t])
             before = cell[t - 1] if t else cell0
             gates_forward(gates[t], before, reset[t], reset[min(t + 1, steps - 1)], cell[t], hidden[t], carried)
 
@@ -113,12 +109,8 @@ def rows_backward(
     size, most = hidden0.shape[1], len(d_gates)
     never = np.zeros(batch, np.bool_)
     packed = is_packed(inputs.shape[2], size)
-    input_panels = np.empty(w_input.size if packed else 0, np.float32)
-    hidden_panels = np.empty(w_hidden.size if packed else 0, np.float32)
+    input_panels, hidden_panels = panels_of(w_input, packed), panels_of(w_hidden, packed)
     step_panels = np.empty(most * batch * max(inputs.shape[2], size) if packed else 0, np.float32)
-    if packed:
-        pack(w_input, input_panels)
-        pack(w_hidden, hidden_panels)
     d_hidden0[:] = ZERO  # of the hidden state that the step in hand hands on; at the end, of the first
     for stop in range(steps, 0, -most):
         start = max(0, stop - most)
@@ -127,27 +119,13 @@ def rows_backward(
             reset_after = reset[t + 1] if t + 1 < steps else never
             before, d_sums = cell[t - 1] if t else cell0, d_gates[t - start]
             gates_backward(gates[t], before, cell[t], reset[t], reset_after, d_output[t], d_hidden0, d_cell, d_sums)
-            if packed:
-                multiply_packed(d_sums, hidden_panels, d_hidden0, False)
-            else:
-                add_product(sgemm, d_sums, w_hidden, ZERO, d_hidden0)
+            multiply(sgemm, d_sums, w_hidden, hidden_panels, d_hidden0)
             copy_unless(reset[t], hidden[t - 1] if t else hidden0, began[t - start])
         sums = d_gates[: stop - start].reshape(length, 4 * size)
         given = inputs[start:stop].reshape(length, inputs.shape[2])
-        d_given = d_inputs[start:stop].reshape(length, inputs.shape[2])
-        begun = began[: stop - start].reshape(length, size)
-        if packed:
-            panels = step_panels[: given.size]
-            pack(given, panels)
-            add_transposed_packed(sums, panels, d_w_input)
-            multiply_packed(sums, input_panels, d_given, False)
-            panels = step_panels[: begun.size]
-            pack(begun, panels)
-            add_transposed_packed(sums, panels, d_w_hidden)
-        else:
-            add_transposed_product(sgemm, sums, given, ONE, d_w_input)
-            add_product(sgemm, sums, w_input, ZERO, d_given)
-            add_transposed_product(sgemm, sums, begun, ONE, d_w_hidden)
+        add_of_transposed(sgemm, sums, given, step_panels, d_w_input)
+        multiply(sgemm, sums, w_input, input_panels, d_inputs[start:stop].reshape(length, inputs.shape[2]))
+        add_of_transposed(sgemm, sums, began[: stop - start].reshape(length, size), step_panels, d_w_hidden)
         for row in range(length):
             for k in range(4 * size):
                 d_bias[k] += sums[row, k]
@@ -248,10 +226,6 @@ def act_forward(
         for row in range(stop - start):
             sums[row] = bias
             hidden[row] = state[start + row, 0]
-        if len(input_panels):
-            multiply_packed(inputs[start:stop], input_panels, sums, True)
-            multiply_packed(hidden, hidden_panels, sums, True)
-        else:
-            add_product_transposed(sgemm, inputs[start:stop], w_input, ONE, sums)
-            add_product_transposed(sgemm, hidden, w_hidden, ONE, sums)
+        add_transposed(sgemm, inputs[start:stop], w_input, input_panels, sums)
+        add_transposed(sgemm, hidden, w_hidden, hidden_panels, sums)
         step_forward(sums, state[start:stop], after[start:stop])

@@ -20,13 +20,14 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from millpond.compiled import compiled_fast
-from millpond.policies.eights import require_floats
+from millpond.policies.eights import VECTOR, WIDTH, require_floats, write_multiply_add
+from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
 
 Floats = npt.NDArray[np.float32]
-PANEL = 16
+ONE, ZERO = np.float32(1.0), np.float32(0.0)
+PANEL = 2 * WIDTH
 MOST_ROWS = 6  # whose sums, two vectors each, fit into 16 registers beside the factors
 ROWS_AT_ONCE = 384  # stay in the second-level cache while all panels pass
-VECTOR = ir.VectorType(ir.FloatType(), PANEL // 2)
 
 
 def pays() -> bool:
@@ -67,7 +68,7 @@ def _block(rows: int) -> Callable[..., None]:
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             a, a_at, a_row, a_step, b, b_at, steps, out, out_at, out_row, add = arguments
-            halves, width = range(2), VECTOR.count
+            halves, width = range(2), WIDTH
 
             def number(value: int) -> Any:
                 return ir.Constant(ir.IntType(64), value)
@@ -83,8 +84,6 @@ def _block(rows: int) -> Callable[..., None]:
                 alone = builder.insert_element(void, value, ir.Constant(first, 0))
                 return builder.shuffle_vector(alone, void, ir.Constant(ir.VectorType(first, width), [0] * width))
 
-            kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-            multiply_add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{width}f32")
             a, b, out = start(0, a, a_at), start(4, b, b_at), start(7, out, out_at)
             left = [builder.gep(a, [builder.mul(a_row, number(r))]) for r in range(rows)]
             sums = [[cgutils.alloca_once(builder, VECTOR) for _ in halves] for _ in range(rows)]
@@ -99,7 +98,7 @@ def _block(rows: int) -> Callable[..., None]:
                     factor = spread(builder.load(builder.gep(left[r], [step])))
                     for h in halves:
                         total = sums[r][h]
-                        builder.store(builder.call(multiply_add, [factor, right[h], builder.load(total)]), total)
+                        builder.store(write_multiply_add(builder, factor, right[h], builder.load(total)), total)
             for r in range(rows):
                 for h in halves:
                     place = vector_at(out, builder.add(builder.mul(out_row, number(r)), number(h * width)))
@@ -175,3 +174,53 @@ def add_transposed_packed(a: Floats, packed: Floats, out: Floats) -> None:
     """out [m, n] += a [k, m].T @ b [k, n]."""
     m, n = out.shape
     _multiply(a.reshape(a.size), 1, m, m, packed, n, out.reshape(out.size), True)
+
+
+# The same products with BLAS where there are no panels: `panels` is then empty.
+
+
+@compiled_fast
+def panels_of(b: Floats, packed: bool) -> Floats:
+    """b [k, n] as panels, or none."""
+    panels = np.empty(b.size if packed else 0, np.float32)
+    if packed:
+        pack(b, panels)
+    return panels
+
+
+@compiled_fast
+def panels_of_transposed(b: Floats, packed: bool) -> Floats:
+    """The transpose of b [n, k] as panels, or none."""
+    panels = np.empty(b.size if packed else 0, np.float32)
+    if packed:
+        pack_transposed(b, panels)
+    return panels
+
+
+@compiled_fast
+def multiply(sgemm: int, a: Floats, b: Floats, panels: Floats, out: Floats) -> None:
+    """out [m, n] = a [m, k] @ b [k, n]."""
+    if len(panels):
+        multiply_packed(a, panels, out, False)
+    else:
+        add_product(sgemm, a, b, ZERO, out)
+
+
+@compiled_fast
+def add_transposed(sgemm: int, a: Floats, b: Floats, panels: Floats, out: Floats) -> None:
+    """out [m, n] += a [m, k] @ b [n, k].T; panels are those of the transpose."""
+    if len(panels):
+        multiply_packed(a, panels, out, True)
+    else:
+        add_product_transposed(sgemm, a, b, ONE, out)
+
+
+@compiled_fast
+def add_of_transposed(sgemm: int, a: Floats, b: Floats, place: Floats, out: Floats) -> None:
+    """out [m, n] += a [k, m].T @ b [k, n]; b is packed into `place`, which may be longer, or is empty."""
+    if len(place):
+        panels = place[: b.size]
+        pack(b, panels)
+        add_transposed_packed(a, panels, out)
+    else:
+        add_transposed_product(sgemm, a, b, ONE, out)

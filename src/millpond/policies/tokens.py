@@ -85,12 +85,13 @@ def sum_tokens(tokens: Bytes, where: Floats, low: Floats, high: Floats, out: Flo
             largest = max(largest, feature)
             if feature >= features:
                 continue
-            p, a, b = place * size, (feature * 16 + (value & 15)) * size, (feature * 16 + (value >> 4)) * size
+            at_low, at_high = feature * 16 + (value & 15), feature * 16 + (value >> 4)
+            p, a, b = place * size, at_low * size, at_high * size
             for h in range(0, whole, WIDTH):
                 both = add_eight(load_eight(low, a + h), load_eight(high, b + h))
                 store_eight(multiply_add_eight(load_eight(where, p + h), both, load_eight(total, h)), total, h)
             for h in range(whole, size):
-                total[h] += where[place, h] * (low[a // size, h] + high[b // size, h])
+                total[h] += where[place, h] * (low[at_low, h] + high[at_high, h])
     return largest
 
 
