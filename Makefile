@@ -2,7 +2,7 @@
 # Both make .venv from nothing when it is missing or stale.
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow check format docs constraints clean
+.PHONY: help train test test-slow test-processors check format docs constraints clean
 
 VENV    := .venv
 PYTHON  := $(VENV)/bin/python
@@ -17,7 +17,7 @@ INTERPRETER = $(shell for name in python3.11 python3.12 python3; do \
 STAMP = $$( { $(INTERPRETER) --version; pwd; cat pyproject.toml constraints.txt; } | cksum | tr ' ' '-')
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 train: base  ## train the default recipe on the built-in world
 	$(VENV)/bin/millpond train grid
@@ -25,8 +25,12 @@ train: base  ## train the default recipe on the built-in world
 test: full check  ## the checks and all quick tests
 	$(PYTHON) -m pytest -n 2 --dist loadfile
 
-test-slow: full check  ## all tests, the long ones too
+test-slow: full check  ## all tests, the long ones too, and those of the numbers as on other processors
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m 'slow or not slow'
+	$(PYTHON) tests/processors.py generic avx2 avx512 avx512-bf16
+
+test-processors: full  ## the tests of policies, trainers, kernels, rollout and planner as on other processors
+	$(PYTHON) tests/processors.py
 
 check: full  ## linter, formatter, type checker, import directions
 	$(PYTHON) -m ruff check --no-cache .

@@ -20,7 +20,7 @@ import torch
 
 from hardware import processor
 from millpond.config import load
-from millpond.planner.host import Host
+from millpond.processor import claims_bfloat16, cpu_flags, prepare_bfloat16
 from millpond.trainers.ppo import PPOTrainer
 from millpond.trainers.ppo_update import train_minibatch
 from millpond.trainers.session import start_run
@@ -120,9 +120,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="iterations of each setting that are timed")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")
     options = parser.parse_args()
-    host = Host.here()
+    prepare_bfloat16()
     print(f"{processor()}, torch {torch.__version__}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, "
-          f"bfloat16 in the processor: {'yes' if host.bfloat16 else 'no'}")  # fmt: skip
+          f"bfloat16 in the processor: {'yes' if claims_bfloat16(cpu_flags()) else 'no'}")  # fmt: skip
     for recipe in options.recipes:
         with tempfile.TemporaryDirectory() as folder:
             measure(recipe, Path(folder), options.overrides, options.rounds)

@@ -5,8 +5,28 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
+from millpond.processor import can_use_bfloat16
+
+BFLOAT16 = pytest.StashKey[bool]()
+
 settings.register_profile("millpond", deadline=None, print_blob=True)
 settings.load_profile("millpond")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make bfloat16 safe before any test uses torch: on some virtual machines its instructions end the process."""
+    config.stash[BFLOAT16] = can_use_bfloat16()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if "bfloat16" in item.keywords and not item.config.stash[BFLOAT16]:
+        pytest.skip("bfloat16 does not work on this processor; `millpond doctor` says why")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str) -> None:
+    """End the run at once when a test ends its process: pytest-xdist would go on, or wait for ever."""
+    pytest.exit(f"{crashitem} ended its test process", returncode=1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

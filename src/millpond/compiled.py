@@ -15,7 +15,8 @@ from types import CodeType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
-from numba import njit
+from llvmlite import binding  # type: ignore[import-untyped]
+from numba import config, njit
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -23,6 +24,18 @@ Result = TypeVar("Result")
 # Sums may be reordered and products fused, so that loops use whole vector registers. What is not allowed is to assume
 # that numbers are finite: a NaN must come out where a NaN went in, or divergence would be hidden.
 FAST: dict[str, Any] = {"fastmath": {"contract", "reassoc", "nsz", "arcp"}, "error_model": "numpy"}
+
+
+def target_features() -> frozenset[str]:
+    """Features of the processor that numba compiles for: this one, or what NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say."""
+    if config.CPU_FEATURES is not None:
+        text = config.CPU_FEATURES
+    else:
+        try:
+            text = binding.get_host_cpu_features().flatten()
+        except RuntimeError:  # LLVM does not know this processor
+            text = ""
+    return frozenset(feature[1:] for feature in text.split(",") if feature.startswith("+"))
 
 
 def compiled(function: Callable[Parameters, Result], **options: Any) -> Callable[Parameters, Result]:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from millpond.config import load
 from millpond.planner import Host, MixturePlan, PPOPlan, plan
+from millpond.planner.measured import Measured, settings_of, this_machine
 
 BIG = Host(cores=64, memory=10**12)
 
@@ -92,8 +94,33 @@ def test_speed() -> None:
     assert {"trainer.async_factor": 2} in speed
     assert {"trainer.compile": True} in speed
     assert not any("trainer.precision" in found for found in speed)
-    fast = Host(2, 10**12, bfloat16=True)
-    assert {"trainer.precision": "bfloat16"} in [dict(a.overrides) for a in plan("metta", host=fast).advice]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "advised"),
+    [({"float32": 20.0, "bfloat16": 10.0}, "bfloat16"), ({"float32": 20.0, "bfloat16": 19.0}, None),
+     ({"float32": 10.0, "bfloat16": 20.0}, None), ({"float32": 20.0}, None)],
+)  # fmt: skip
+def test_another_precision_is_advised_only_where_benches_of_both_show_that_it_is_faster(
+    seconds: dict[str, float], advised: str | None
+) -> None:
+    benches = []
+    for precision, whole in seconds.items():
+        overrides = {"trainer.precision": precision}
+        sizes = {"num_envs": 2_720, "minibatch_size": 16_384, "agent_steps": 1_572_864, "update_epochs": 1}
+        times = {"collect": whole / 2, "train": whole / 2, "other": 0.0}
+        settings = settings_of(load("metta", overrides).recipe)
+        benches.append(Measured(this_machine(), "2026-01-02T03:04:05+0000", "metta", settings, sizes, times))
+    advice = {
+        dict(a.overrides)["trainer.precision"]: a.reason
+        for a in plan("metta", measured=benches).advice
+        if "trainer.precision" in dict(a.overrides)
+    }
+    assert list(advice) == ([advised] if advised else [])
+    assert not advised or "takes 0.50 of the time" in advice[advised]
+    slow = plan("metta", {"trainer.precision": "bfloat16"}, measured=benches).advice
+    faster_in_float32 = seconds["float32"] < seconds.get("bfloat16", 0) / 1.1
+    assert ({"trainer.precision": "float32"} in [dict(a.overrides) for a in slow]) is faster_in_float32
 
 
 def test_an_absurd_replay_ratio() -> None:

@@ -82,12 +82,18 @@ def one_update(spec: EnvSpec, core: Any, hidden: int, precision: str, rows: int,
 
 
 def most_at_once(work: Any) -> int:
-    """Bytes of tensors that a call has at once at most, beyond those before it."""
+    """Peak bytes of tensors during a call, beyond those before it.
+
+    The profiler loses an event now and then, which lowers the peak that it shows: the highest of three counts.
+    """
     work()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        work()
-    events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
-    return int(np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]).max())
+    peaks = []
+    for _ in range(3):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            work()
+        events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+        peaks.append(np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]).max())
+    return int(max(peaks))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,7 @@ def most_at_once(work: Any) -> int:
         ("grid", {}, "lstm", "float32", 32, 64),
         ("grid", {}, "gru", "float32", 32, 64),
         ("grid", {}, "none", "float32", 32, 64),
-        ("grid", {}, "lstm", "bfloat16", 32, 16),
+        pytest.param("grid", {}, "lstm", "bfloat16", 32, 16, marks=pytest.mark.bfloat16),
         ("mettagrid", {}, "lstm", "float32", 32, 64),
         ("gymnasium:CartPole-v1", {}, "lstm", "float32", 64, 64),
         ("gymnasium:CartPole-v1", {}, "none", "float32", 64, 64),
@@ -110,12 +116,14 @@ def test_a_training_step_takes_what_the_plan_says(
     env_id: str, options: dict[str, Any], core: str, precision: str, rows: int, horizon: int
 ) -> None:
     spec = describe(env_id, options)
-    told = training_memory(spec, core, 128, "adam", precision, rows, horizon, spec.num_agents)
-    assert told is not None
+    planned = training_memory(spec, core, 128, "adam", precision, rows, horizon, spec.num_agents)
+    assert planned is not None
     with torch_threads(1):
-        found = most_at_once(one_update(spec, core, 128, precision, rows, horizon))
-    beside = found - told.minibatch - told.activations  # gradients, of which not all are there at that moment
-    assert -0.05 * found <= beside <= told.gradients + 0.05 * found
+        peak = most_at_once(one_update(spec, core, 128, precision, rows, horizon))
+    # Between the least and the most: not all gradients are there at the peak, and workspace depends on the processor's
+    # instructions. The bounds are the same for all of them: what every backward pass must hold, and the most demanding.
+    beyond = peak - planned.minibatch - planned.activations
+    assert -0.05 * peak <= beyond <= planned.workspace + planned.gradients + 0.05 * peak
 
 
 def test_threads_and_blocks_are_those_of_the_training() -> None:

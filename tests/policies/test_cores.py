@@ -217,6 +217,7 @@ def test_long_batches_take_several_blocks_on_the_way_back(kind: str) -> None:
         torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_bfloat16_autocast_agrees_with_float32(kind: str) -> None:
     core, features, state, reset, weight = made(kind, torch.float32)

@@ -224,6 +224,7 @@ def test_acting_leaves_no_graph_behind() -> None:
     assert not policy.value(observations("grid", B), acted.state).requires_grad
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 @pytest.mark.parametrize("action", list(ACTIONS))
 def test_bfloat16_autocast_agrees_with_float32(core: str, action: str) -> None:

@@ -79,6 +79,7 @@ def alignment(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(one, other, dim=0))
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 def test_bfloat16_takes_nearly_the_same_step(prepared: tuple[PPOTrainer, Estimate, Draw]) -> None:
     plain, brief = take_step(*prepared), take_step(*prepared, bfloat16=True)
@@ -102,6 +103,7 @@ def test_a_compiled_policy_takes_the_same_step(prepared: tuple[PPOTrainer, Estim
     torch.testing.assert_close(compiled.gradient, plain.gradient, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.bfloat16
 def test_rows_of_a_bfloat16_run_are_on_policy(tmp_path: Path) -> None:
     """Acting and learning are in the same precision, so that the first update hardly clips anything."""
     loaded = load("grid", {**SMALL, "run_dir": str(tmp_path), "trainer.precision": "bfloat16"})
@@ -123,6 +125,7 @@ def test_rows_of_a_bfloat16_run_are_on_policy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.bfloat16
 def test_bfloat16_learns_to_recall(tmp_path: Path) -> None:
     evaluation = trained("recall", tmp_path, **SHORT_RECALL, **{"trainer.precision": "bfloat16"}).final_evaluation
     assert evaluation is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from millpond.bench.timing import Effort, median_seconds
+from millpond.processor import can_use_bfloat16
 
 SMALL_MATRIX = 256
 LONGEST_PRODUCT = 0.5  # seconds
@@ -21,7 +22,7 @@ class Limits:
     """Operations or bytes a second. A product of a matrix with n x k and k x m numbers is 2 n k m operations."""
 
     float32: float
-    bfloat16: float
+    bfloat16: float  # 0 where it does not work
     memory: float  # bytes copied
     disk_write: float  # until they are on the disk
     disk_read: float  # not from the page cache
@@ -35,7 +36,7 @@ def measure_limits(effort: Effort, folder: Path) -> Limits:
     write, read = _disk(effort, folder)
     return Limits(
         float32=_products(effort, torch.float32),
-        bfloat16=_products(effort, torch.bfloat16),
+        bfloat16=_products(effort, torch.bfloat16) if can_use_bfloat16() else 0.0,
         memory=_memory(effort),
         disk_write=write,
         disk_read=read,

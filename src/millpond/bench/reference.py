@@ -19,10 +19,10 @@ from torch.nn import functional
 from millpond.bench.bare import Network
 from millpond.bench.timing import Effort
 from millpond.envs.spec import EnvSpec, Part
-from millpond.planner import Host
 from millpond.policies.heads import make_head
 from millpond.policies.parts import PartReader
 from millpond.policies.policy import Act, Unrolled
+from millpond.processor import can_use_bfloat16, claims_bfloat16, cpu_flags
 from millpond.trainers.ppo import PPOTrainer
 
 CORES: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
@@ -82,18 +82,21 @@ class PlainNetwork(nn.Module):
 def plain_networks(trainer: PPOTrainer, effort: Effort) -> dict[str, Network]:
     """The plain networks of a recipe's sizes, by how they read observations and by precision (bfloat16 is autocast).
 
-    Both precisions, since without instructions for bfloat16 it is by far the slower one, and the faster is what counts.
+    Both precisions where the processor can do both: without instructions for bfloat16 it is by far the slower one, and the
+    faster is what counts.
     """
     policy, spec, device = trainer.recipe.policy, trainer.vector.spec, trainer.device
     less = replace(effort, calls=min(effort.calls, LESS_CALLS), updates=min(effort.updates, LESS_UPDATES))
     least = replace(effort, calls=min(effort.calls, LEAST_CALLS), updates=1)
-    emulated = device.type == "cpu" and not Host.here().bfloat16
+    on_cpu = device.type == "cpu"
+    emulated = on_cpu and not claims_bfloat16(cpu_flags())
+    precisions = ("float32",) if on_cpu and not can_use_bfloat16() else ("bfloat16", "float32")
     made = {}
     for reading in ("bytes", "one-hot"):
         one_hot = reading == "one-hot"
         if one_hot and not any(_codes(part) > 1 for part in spec.observation.parts):
             continue
-        for precision in ("bfloat16", "float32"):
+        for precision in precisions:
             enabled = precision == "bfloat16"
             autocast = partial(torch.autocast, device.type, dtype=torch.bfloat16, enabled=enabled)
             plain = PlainNetwork(spec, policy.core, policy.hidden_size, one_hot=one_hot).to(device)

@@ -21,6 +21,7 @@ from millpond.config import load
 from millpond.config.load import parse_override
 from millpond.durable import replace_json
 from millpond.planner.measured import Measured, kept_path, read_kept, settings_of, this_machine, with_measured
+from millpond.processor import can_use_bfloat16
 from millpond.store.host import host_facts
 
 MEASURES = {"ppo": measure_ppo, "mixture": measure_mixture, "reward": measure_reward}
@@ -52,6 +53,7 @@ def run_bench(
     given = overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
     preset, effort = ("debug", Effort.quick()) if quick else (None, Effort())
     effort = effort if iterations is None else replace(effort, iterations=iterations)
+    can_use_bfloat16()  # before torch computes anything
     wanted = load(recipe, given, preset)
     kind = wanted.recipe.kind
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:

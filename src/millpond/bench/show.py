@@ -43,7 +43,10 @@ def _limits(bench: Bench) -> list[str]:
     assert limits is not None
     rows = [
         ("matrix product, float32", f"{limits.float32 / 1e9:,.1f} GFLOP/s"),
-        ("matrix product, bfloat16", f"{limits.bfloat16 / 1e9:,.1f} GFLOP/s"),
+        (
+            "matrix product, bfloat16",
+            f"{limits.bfloat16 / 1e9:,.1f} GFLOP/s" if limits.bfloat16 else "does not work on this processor",
+        ),
         ("memory copy", f"{size(limits.memory)}/s"),
         ("disk write, synced", f"{size(limits.disk_write)}/s"),
         ("disk read, not cached", f"{size(limits.disk_read)}/s"),

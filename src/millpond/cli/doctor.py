@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from millpond import __version__
 from millpond.cli.output import print_json, print_text
 from millpond.planner.host import Host
 from millpond.planner.lines import figures, sentence, size
+from millpond.processor import check_bfloat16, cpu_name
 
 LIBRARIES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "safetensors", "lz4", "tensorboard", "rich")
 EXTRAS = {  # extra: the distribution that it brings, and what it is for
@@ -48,8 +49,7 @@ def _devices() -> Devices:
         import torch
     except (ImportError, OSError) as error:
         return Devices((), 0, f"torch cannot be imported: {error}")
-    bfloat16 = "with" if Host.here().bfloat16 else "without"
-    names = [f"cpu ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {bfloat16} bfloat16)"]
+    names = [f"cpu ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"]
     for index in range(torch.cuda.device_count()):
         memory = torch.cuda.get_device_properties(index).total_memory
         names.append(f"cuda:{index} ({torch.cuda.get_device_name(index)}, {size(memory)})")
@@ -58,9 +58,28 @@ def _devices() -> Devices:
     return Devices(tuple(names), torch.get_num_threads())
 
 
+def _compiled_paths() -> dict[str, str]:
+    """Compiled code in use on this processor, by what it is for; plain PyTorch or Python does the rest."""
+    try:
+        from millpond.policies.packed import PAYS
+        from millpond.policies.products import SGEMM
+        from millpond.replay.memory import HAS_CRC32C
+    except (ImportError, OSError):
+        return {}
+    blas = "our own packed products (AVX2)" if PAYS else "torch's BLAS"
+    return {
+        "LSTM": f"whole rows, with {blas}"
+        if SGEMM
+        else "step by step: torch's BLAS cannot be called from compiled code",
+        "encoders, losses, advantages": "numba",
+        "checksums": "the processor's CRC32C instruction" if HAS_CRC32C else "a table",
+    }
+
+
 def examine() -> dict[str, Any]:
     """Everything that `millpond doctor` tells, as plain values."""
     host, devices = Host.here(), _devices()
+    bfloat16 = None if devices.error else check_bfloat16()
     return {
         "millpond": __version__,
         "python": platform.python_version(),
@@ -73,6 +92,9 @@ def examine() -> dict[str, Any]:
         "free_disk_bytes": shutil.disk_usage(Path.cwd()).free,
         "devices": list(devices.names),
         "torch_threads": devices.threads,
+        "processor": cpu_name(),
+        "bfloat16": None if bfloat16 is None else {**asdict(bfloat16), "summary": str(bfloat16)},
+        "compiled_paths": {} if devices.error else _compiled_paths(),
         "error": devices.error,
     }
 
@@ -87,6 +109,21 @@ def print_doctor(as_json: bool) -> None:
         print_text("\n".join(_text(found, missing)))
     if missing or found["error"]:
         sys.exit(1)
+
+
+def _processor_lines(found: dict[str, Any]) -> list[str]:
+    if found["bfloat16"] is None:
+        return []
+    rows = [
+        ("model", found["processor"]),
+        ("oneDNN", found["bfloat16"]["isa"] or "not in this build of torch"),
+        ("bfloat16", found["bfloat16"]["summary"]),
+        *((f"compiled: {name}", way) for name, way in found["compiled_paths"].items()),
+    ]
+    advice = "Whether a run is faster in bfloat16: `millpond bench RECIPE`, and again with trainer.precision=bfloat16."
+    width = max(len(name) for name, _ in rows)
+    lines = ["", "Processor", *(f"  {name:<{width}}  {value}" for name, value in rows)]
+    return [*lines, *sentence(advice)] if found["bfloat16"]["works"] else lines
 
 
 def _text(found: dict[str, Any], missing: list[str]) -> list[str]:
@@ -104,6 +141,7 @@ def _text(found: dict[str, Any], missing: list[str]) -> list[str]:
             ]
         ),
         *(f"  device {name}" for name in found["devices"]),
+        *_processor_lines(found),
         "",
         "Extras",
         *figures(

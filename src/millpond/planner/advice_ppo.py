@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from millpond.config.recipe import PPORecipe
 from millpond.envs.spec import EnvSpec
 from millpond.planner.advice import Advice, Adviser
+from millpond.planner.estimate import estimate_time
 from millpond.planner.host import Host
 from millpond.planner.lines import number, size
+from millpond.planner.measured import Measured
 from millpond.planner.ppo import PPOPlan, plan_ppo
 from millpond.plurals import plural
 from millpond.sizes import nearest_divisors, nearest_multiples
@@ -17,11 +20,14 @@ from millpond.sizes import nearest_divisors, nearest_multiples
 MANY_AGENTS = 24
 FEW_AGENTS = 2
 USUAL_AGENTS = 3  # the documents', for which their sizes were chosen
+FASTER = 1.1  # a bench must show at least this gain before another precision is advised
 MEMORY_SHARE = 0.8  # of the machine's, that a run should stay below
 
 
-def advise_ppo(recipe: PPORecipe, plan: PPOPlan, spec: EnvSpec | None, host: Host | None) -> list[Advice]:
-    """Everything worth saying, what matters most first."""
+def advise_ppo(
+    recipe: PPORecipe, plan: PPOPlan, spec: EnvSpec | None, host: Host | None, measured: Sequence[Measured] = ()
+) -> list[Advice]:
+    """Everything worth saying, what matters most first. `measured` are benches of this machine."""
     cores = host.cores if host is not None else 1
     adviser = Adviser(recipe, lambda changed: _troubles(changed, plan_ppo(changed, spec, cores), host))
     subject = _Subject(recipe, plan, host, adviser)
@@ -30,7 +36,7 @@ def advise_ppo(recipe: PPORecipe, plan: PPOPlan, spec: EnvSpec | None, host: Hos
         advice += _many_agents(subject)
     elif plan.num_agents <= FEW_AGENTS:
         advice += _few_agents(subject)
-    return [*advice, *_speed(subject)]
+    return [*advice, *_speed(subject), *_precision(subject, measured)]
 
 
 @dataclass(frozen=True)
@@ -213,13 +219,6 @@ def _speed(s: _Subject) -> Iterator[Advice]:
             {"trainer.async_factor": 2},
         )
     on_cpu = recipe.device == "cpu"
-    has_bfloat16 = recipe.device.startswith("cuda") or (on_cpu and s.host is not None and s.host.bfloat16)
-    if recipe.trainer.precision == "float32" and has_bfloat16:
-        yield from s.advise(
-            "speed",
-            "bfloat16 roughly halves the time of network arithmetic on this hardware; compare curves before you rely on it",
-            {"trainer.precision": "bfloat16"},
-        )
     if not recipe.trainer.compile:
         yield from s.advise(
             "speed",
@@ -235,3 +234,21 @@ def _speed(s: _Subject) -> Iterator[Advice]:
             f"are fewer, larger products, but {plan.gradient_updates // 2} updates instead of {plan.gradient_updates}",
             {"trainer.minibatch_size": double},
         )
+
+
+def _precision(s: _Subject, measured: Sequence[Measured]) -> Iterator[Advice]:
+    """The other precision, where benches of both on this machine show that it is faster."""
+    current: Literal["float32", "bfloat16"] = s.recipe.trainer.precision
+    other: Literal["float32", "bfloat16"] = "bfloat16" if current == "float32" else "float32"
+    trainer = s.recipe.trainer.model_copy(update={"precision": other})
+    now = estimate_time(s.recipe, s.plan, measured)
+    then = estimate_time(s.recipe.model_copy(update={"trainer": trainer}), s.plan, measured)
+    if now is None or then is None or now.whole_seconds < FASTER * then.whole_seconds:
+        return
+    caution = "; compare curves before you rely on it" if other == "bfloat16" else ""
+    yield from s.advise(
+        "speed",
+        f"an iteration in {other} takes {then.whole_seconds / now.whole_seconds:.2f} of the time of one in {current}, "
+        f"by the benches of this machine{caution}",
+        {"trainer.precision": other},
+    )

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from millpond.cores import usable_cores
 
 
 @dataclass(frozen=True)
 class Host:
-    """Cores that this process may use, memory in bytes (0: not known), and whether bfloat16 is in the processor."""
+    """Cores that this process may use, and memory in bytes (0: not known)."""
 
     cores: int
     memory: int
-    bfloat16: bool = False
 
     @staticmethod
     def here() -> Host:
@@ -24,13 +22,4 @@ class Host:
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         except (ValueError, OSError, AttributeError):
             memory = 0
-        return Host(cores, memory, _has_bfloat16())
-
-
-def _has_bfloat16() -> bool:
-    """Whether the processor has instructions for bfloat16; without them it is slower than float32."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split()
-    except OSError:
-        return False
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
+        return Host(cores, memory)

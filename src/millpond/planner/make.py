@@ -82,13 +82,13 @@ def plan_loaded(
     loaded: Loaded, asked: AgentCount | None = None, host: Host | None = None, measured: Iterable[Measured] = ()
 ) -> Planned:
     """The plan of a config that has been loaded."""
-    recipe = loaded.recipe
+    recipe, measured = loaded.recipe, tuple(measured)
     # Replay stores single frames and stacks them when they are sampled; rows hold what the policy sees.
     spec = world_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if _needs_world(recipe) else None
     plan: Plan
     if isinstance(recipe, PPORecipe):
         plan = plan_ppo(recipe, spec, host.cores if host is not None else 1)
-        advice = advise_ppo(recipe, plan, spec, host)
+        advice = advise_ppo(recipe, plan, spec, host, measured)
     elif isinstance(recipe, MixtureRecipe):
         plan = plan_mixture(recipe, spec)
         advice = advise_mixture(recipe, plan, spec, host)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import socket
 from dataclasses import asdict, dataclass, fields
@@ -13,6 +12,7 @@ from typing import Any
 from millpond.config.recipe import MixtureRecipe, PPORecipe, Recipe
 from millpond.errors import MillpondError
 from millpond.planner.host import Host
+from millpond.processor import cache_folder
 
 FORMAT = 2
 COUNTS = {  # of a recipe: they say how much is done, not how long each piece of it takes
@@ -43,8 +43,7 @@ class Measured:
 
 def kept_path() -> Path:
     """The user's cache folder: figures belong to a machine, not to a folder of runs."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "millpond" / "bench.json"
+    return cache_folder() / "bench.json"
 
 
 def this_machine() -> str:

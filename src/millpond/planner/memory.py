@@ -128,21 +128,24 @@ def _convolved(part: Part) -> list[int]:
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """How many bytes one training step takes on its device at most, beside the rows.
+    """Peak bytes of one training step on its device, beside the rows.
 
-    That is on the way back through the core (through the first convolution, where there are images): everything that the
-    way forward kept, and the gradients of the step's hidden vectors. What was gathered is gone by then but for the inputs.
+    The peak is in the backward pass through the core (through the first convolution, where there are images): everything
+    that the forward pass stored, and the gradients of the step's hidden vectors. What was gathered is freed by then but for
+    the inputs. `workspace` is what only some instruction sets need (layouts of images, conversions of bfloat16); the most
+    demanding one is counted, so the sum holds on every processor.
     """
 
-    minibatch: int  # observations as the encoders keep them
+    minibatch: int  # observations as the encoders store them
     activations: int
+    workspace: int
     parameters: int
     gradients: int  # each thread has its own, until they are added up; those of earlier parts are not counted
     optimizer: int
 
     @property
     def total(self) -> int:
-        return self.minibatch + self.activations + self.parameters + self.gradients + self.optimizer
+        return self.minibatch + self.activations + self.workspace + self.parameters + self.gradients + self.optimizer
 
 
 def training_memory(
@@ -166,7 +169,7 @@ def training_memory(
     encoders = sum(_kept_by_encoder(part, hidden_size, width) for part in parts)
     tanh = all(part.kind == "vector" for part in parts)
     way_back = encoders + _vectors_of_core(core, width, tanh) * hidden_size
-    convolving = max((_way_back_of_images(part) for part in parts), default=0)
+    images = [_backward_of_images(part) for part in parts if part.kind == "pixels"]
     steps = sequences * horizon
     whole_rows = core == "lstm" and width == FLOAT  # in one compiled call
     choices = spec.action.kind != "continuous"
@@ -174,13 +177,18 @@ def training_memory(
         threads, inner = max(1, min(cores, rows // -(-THREAD_SEQUENCES // agents_per_row))), 1
     else:
         threads, inner = _threads(cores, rows, horizon * agents_per_row, sequences if whole_rows else 0)
-    in_hand = threads * inner * _gates_in_hand(core, hidden_size, width, -(-sequences // (threads * inner)), horizon)
+    per_thread = _gates_in_hand(core, hidden_size, width, -(-sequences // (threads * inner)), horizon)
+    in_hand, conversions = (threads * inner * count for count in per_thread)
     of_core = GATES[core] * 2 * hidden_size * hidden_size
     if inner > 1:  # each thread has what it computes with in one piece of memory
         way_back += hidden_size * FLOAT * (1 if choices else 4)
+    # The least that a backward pass holds, and the most: with the layout that a convolution may want.
+    least = max(steps * way_back + in_hand, *(steps * bare for bare, _ in images), 0)
+    most = max(steps * way_back + in_hand + conversions, *(steps * laid_out for _, laid_out in images), 0)
     return TrainingMemory(
         minibatch=steps * sum(_kept_input(part) for part in parts),
-        activations=max(steps * way_back + in_hand, steps * convolving),
+        activations=least,
+        workspace=most - least,
         parameters=count * FLOAT,
         gradients=(count * threads + (inner - 1) * of_core) * FLOAT,
         optimizer=count * FLOAT * MOMENTS[optimizer],
@@ -225,32 +233,34 @@ def _vectors_of_core(core: str, width: int, tanh: bool) -> int:
     return 8 * width + whole + (FLOAT if core == "lstm" else 0)
 
 
-def _way_back_of_images(part: Part) -> int:
-    """Bytes of a step on the way back through the first convolution: what it gave and its gradients, or the image again,
-    its channels rounded up to eight, as the convolution's kernels take it."""
-    if part.kind != "pixels":
-        return 0
+def _backward_of_images(part: Part) -> tuple[int, int]:
+    """Bytes per step in the backward pass of the first convolution, at least and at most.
+
+    At least its output and the gradient of that. At most another copy of the output, or the image once more with its
+    channels rounded up to eight, which is the layout that kernels for AVX2 take.
+    """
     first = _convolved(part)[0] * FLOAT
     channels = part.shape[0] if len(part.shape) == 3 else 1
     image = -(-channels // 8) * 8 * prod(part.shape[-2:]) * FLOAT
-    return first + max(2 * first, first + image)
+    return 2 * first, first + max(2 * first, first + image)
 
 
-def _gates_in_hand(core: str, hidden_size: int, width: int, sequences: int, horizon: int) -> int:
-    """Gradients of the gates of one block of steps, and of the block before, which is given back after it.
+def _gates_in_hand(core: str, hidden_size: int, width: int, sequences: int, horizon: int) -> tuple[int, int]:
+    """Bytes of the gates' gradients of one block of steps and of the block before, which is freed after it.
 
-    In bfloat16 a step is plain torch, with vectors in between in float32.
+    In bfloat16 a step is plain torch, with intermediate vectors in float32, not all of them at once on processors without
+    instructions for bfloat16: these are returned apart.
     """
     if core == "none":
-        return 0
+        return 0, 0
     if core == "lstm" and width == FLOAT:
         # Whole rows in one call: gradients of the gates, and the states they began with; and, packed, the weights and as
         # many steps of states. Where BLAS is left to multiply, nothing is packed, and the plan is that much too high.
         steps = min(horizon, max(1, ROW_STEPS // sequences)) * sequences
-        return (steps * 5 + 2 * GATES[core] * hidden_size + steps) * FLOAT * hidden_size
+        return (steps * 5 + 2 * GATES[core] * hidden_size + steps) * FLOAT * hidden_size, 0
     length = max(1, GATE_STEPS // sequences)
     between = PLAIN_VECTORS * FLOAT if width < FLOAT else 0
-    return (min(horizon, 2 * length) * 4 * width + between) * sequences * hidden_size
+    return min(horizon, 2 * length) * 4 * width * sequences * hidden_size, between * sequences * hidden_size
 
 
 def collecting_bytes(spec: EnvSpec | None, core: str, hidden_size: int, num_envs: int, agent_steps: int) -> int | None:

@@ -214,6 +214,11 @@ def _training_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     rows = [
         (f"minibatch{parts}", size(training.minibatch), "observations, kept for the backward pass"),
         ("activations", size(training.activations), f"and their gradients, {recipe.trainer.precision}"),
+        *(
+            [("workspace", size(training.workspace), "at most; it depends on the processor")]
+            if training.workspace
+            else []
+        ),
         ("parameters", size(training.parameters), f"{training.parameters // FLOAT32:,} numbers"),
         ("gradients", size(training.gradients), f"{sets} sets, one a thread" if sets > 1 else ""),
         ("optimiser state", size(training.optimizer), recipe.ppo.optimizer),

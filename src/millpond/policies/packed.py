@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import binding, ir  # type: ignore[import-untyped]
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from millpond.compiled import compiled_fast
+from millpond.compiled import compiled_fast, target_features
 from millpond.policies.eights import VECTOR, WIDTH, require_floats, write_multiply_add
 from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
 
@@ -31,12 +31,9 @@ ROWS_AT_ONCE = 384  # stay in the second-level cache while all panels pass
 
 
 def pays() -> bool:
-    """Whether this processor multiplies eight float32 at once, and not more."""
-    try:
-        has = binding.get_host_cpu_features()
-    except RuntimeError:  # LLVM cannot tell
-        return False
-    return bool(has.get("avx2") and has.get("fma") and not has.get("avx512f"))
+    """True if the processor multiplies eight float32 at once, and not more."""
+    features = target_features()
+    return {"avx2", "fma"} <= features and "avx512f" not in features
 
 
 PAYS = pays()

@@ -9,10 +9,11 @@ from typing import Any
 
 import llvmlite.binding  # type: ignore[import-untyped]
 import lz4.block
-import numba
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
+
+from millpond.compiled import target_features
 
 WORD = ir.IntType(64)
 
@@ -61,8 +62,7 @@ load64 = _loader(64, types.uint64)
 store32 = _storer(32, types.uint32)
 crc32c_word = intrinsic(_crc32c_word)
 
-# Numba compiles for this machine unless it was told of another processor.
-HAS_CRC32C = bool(llvmlite.binding.get_host_cpu_features().get("sse4.2", False)) and not numba.config.CPU_NAME
+HAS_CRC32C = "sse4.2" in target_features()
 
 
 def _lz4(name: str) -> Any:

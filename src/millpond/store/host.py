@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.cores import usable_cores
+from millpond.processor import cpu_name
 
 PACKAGES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "lz4", "safetensors", "tensorboard")
 EXTRAS = ("ale-py", "mettagrid", "minatar", "pettingzoo", "wandb")
@@ -25,7 +26,7 @@ def host_facts() -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": cpu_name(),
         "cores": os.cpu_count(),
         "cores_allowed": usable_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -66,11 +67,3 @@ def _torch_facts() -> dict[str, Any]:
 
     cuda = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {"devices": ["cpu", *cuda], "torch_threads": torch.get_num_threads()}
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -21,6 +21,7 @@ from millpond.planner.lines import sentence
 from millpond.planner.memory import row_fields
 from millpond.planner.ranks import plan_over_ranks, share_of_rank
 from millpond.policies.threads import torch_in_one_thread, torch_threads
+from millpond.processor import prepare_bfloat16
 from millpond.ranks import ALONE, NoRecorder, PerRank, Ranks, restore_over_ranks, save_over_ranks, training_over_ranks
 from millpond.record import Counters, Recorder, Timer
 from millpond.rollout import Collector, Draw, Rows, draw_minibatches
@@ -54,6 +55,8 @@ class PPOTrainer:
         self.recipe, self.run, self.ranks = recipe, run, ranks
         self.plan, self.share = total, planned  # of all ranks together, and of this one
         self.device = rank_device(recipe.device, ranks.place)
+        if recipe.trainer.precision == "bfloat16" and self.device.type == "cpu":
+            prepare_bfloat16()
         seeds = rank_seeds(recipe.seed, ranks.rank)
         random.seed(seeds[0])
         torch.manual_seed(seeds[1])

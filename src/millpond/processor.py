@@ -1,0 +1,255 @@
+"""The processor: its features, and whether bfloat16 really works on it.
+
+Some virtual machines advertise AMX but trap its instructions: the first bfloat16 product then kills the process with
+SIGILL (oneDNN issues 1661 and 5689). No flag tells such a machine from a healthy one, so bfloat16 is tried once in a child
+process, and the result is remembered per processor and torch version in the user's cache folder. Where AMX traps, oneDNN
+is limited to the instructions below it, which must happen before oneDNN is first used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from millpond.durable import replace_json
+from millpond.errors import MillpondError
+
+FORMAT = 1
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+BELOW_AMX = "AVX512_CORE_BF16"
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is ARM's
+PROBE_SECONDS = 120
+
+# Products, a convolution and their gradients, as training uses them; then the time of a product in either precision.
+PROBE = """
+import json, time, torch
+torch.manual_seed(0)
+matrix = torch.randn(512, 512)
+image, filters = torch.randn(4, 16, 16, 16), torch.nn.Conv2d(16, 32, 3)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    (filters(image).float().square().mean() + torch.nn.Linear(512, 64)(matrix).float().square().mean()).backward()
+def seconds(operand):
+    operand @ operand
+    times = []
+    for _ in range(8):
+        start = time.perf_counter()
+        operand @ operand
+        times.append(time.perf_counter() - start)
+    return min(times)
+print(json.dumps({"speedup": seconds(matrix) / seconds(matrix.bfloat16())}), flush=True)
+"""
+
+
+class ProcessorError(MillpondError):
+    """This processor cannot do what was asked of it."""
+
+
+@dataclass(frozen=True)
+class Bfloat16:
+    """Result of trying bfloat16 in a child process."""
+
+    works: bool
+    max_isa: str | None = None  # oneDNN must be limited to this instruction set
+    isa: str = ""  # the one that oneDNN used, in its own words
+    speedup: float = 0.0  # of a matrix product over float32; 0 where it does not work
+    problem: str = ""  # why it does not work as the processor is
+
+    def __str__(self) -> str:
+        if not self.works:
+            return f"does not work ({self.problem})"
+        limited = f", with oneDNN limited to {self.max_isa} ({self.problem})" if self.max_isa else ""
+        return f"works{limited}; products {self.speedup:.1f} times the speed of float32"
+
+
+def cpu_flags() -> frozenset[str]:
+    """Features that the processor advertises; empty where the system does not list them."""
+    for line in _cpuinfo():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):  # x86, ARM
+            return frozenset(value.split())
+    return frozenset()
+
+
+def cpu_name() -> str:
+    """Model of the processor."""
+    names = (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def claims_bfloat16(flags: Iterable[str]) -> bool:
+    """True if bfloat16 has instructions of its own; it is emulated elsewhere, several times slower than float32."""
+    return not BFLOAT16_FLAGS.isdisjoint(flags)
+
+
+def claims_amx(flags: Iterable[str]) -> bool:
+    """True if the processor advertises AMX, which some hypervisors trap."""
+    return any(flag.startswith("amx") for flag in flags)
+
+
+def cache_folder() -> Path:
+    """Millpond's folder in the user's cache: what was measured on a machine belongs to it, not to a run."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millpond"
+
+
+def check_bfloat16(*, program: str = PROBE) -> Bfloat16:
+    """Try bfloat16 in a child process, first as the processor is, then with oneDNN limited to what is below AMX.
+
+    The result is remembered; delete `processor.json` in the cache folder to try again.
+    """
+    key = _key(program)
+    remembered = _read_remembered()
+    if key in remembered:
+        return Bfloat16(**remembered[key])
+    result = _try(program, os.environ)
+    if not result.works and ISA_VARIABLE not in os.environ:
+        limited = _try(program, {**os.environ, ISA_VARIABLE: BELOW_AMX})
+        if limited.works:
+            result = replace(limited, max_isa=BELOW_AMX, problem=result.problem)
+    path = _remembered_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_json(path, {"format": FORMAT, "bfloat16": {**remembered, key: asdict(result)}})
+    except OSError as error:
+        warnings.warn(
+            f"{path} cannot be written ({error.strerror}), so bfloat16 is tried again next time", stacklevel=2
+        )
+    return result
+
+
+def prepare_bfloat16(flags: Iterable[str] | None = None, *, program: str = PROBE) -> None:
+    """Make bfloat16 safe on the CPU in this process; call it before torch computes anything.
+
+    Nothing happens on processors without AMX. Raises `ProcessorError` where bfloat16 cannot be made to work.
+    """
+    if not claims_amx(cpu_flags() if flags is None else flags):
+        return
+    result = check_bfloat16(program=program)
+    if not result.works:
+        raise ProcessorError(
+            f"trainer.precision=bfloat16 does not work on this processor ({cpu_name()}: {result.problem}); "
+            "set trainer.precision=float32"
+        )
+    if result.max_isa is not None:
+        limit_onednn(result.max_isa, result.isa)
+        warnings.warn(
+            f"bfloat16 as this processor advertises it {result.problem}; oneDNN is limited to {result.max_isa}, "
+            "with which it works",
+            stacklevel=2,
+        )
+
+
+def can_use_bfloat16() -> bool:
+    """True if bfloat16 works on the CPU in this process, which is prepared for it."""
+    try:
+        prepare_bfloat16()
+    except ProcessorError:
+        return False
+    return True
+
+
+def limit_onednn(max_isa: str, expected: str) -> None:
+    """Limit oneDNN's instruction set in this process and its children; an error if oneDNN was used before.
+
+    `expected` is the instruction set, in oneDNN's words, that a process uses which was limited in time.
+    """
+    if os.environ.get(ISA_VARIABLE) == max_isa:
+        return
+    before = os.environ.get(ISA_VARIABLE)
+    os.environ[ISA_VARIABLE] = max_isa
+    if "torch" in sys.modules and (effective := onednn_isa()) != expected:
+        os.environ.pop(ISA_VARIABLE)
+        if before is not None:
+            os.environ[ISA_VARIABLE] = before
+        raise ProcessorError(
+            f"oneDNN cannot be limited to {max_isa} any more, because torch has used it already in this process "
+            f"(with {effective or 'an instruction set that it does not name'}); "
+            f"start Python with {ISA_VARIABLE}={max_isa} in its environment"
+        )
+
+
+def onednn_isa() -> str:
+    """Instruction set that oneDNN uses in this process, in its own words; empty where it does not say.
+
+    Asking settles it for the life of the process. oneDNN writes it to standard output, once, when it is first verbose.
+    """
+    import torch
+
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return ""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    with tempfile.TemporaryFile() as output:
+        os.dup2(output.fileno(), 1)
+        try:
+            verbose = torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON)  # type: ignore[no-untyped-call]
+            with verbose:
+                torch.nn.functional.conv2d(torch.zeros(4, 16, 32, 32), torch.zeros(32, 16, 3, 3))
+        finally:
+            ctypes.CDLL(None).fflush(None)  # oneDNN writes through C's own buffer
+            os.dup2(stdout, 1)
+            os.close(stdout)
+        output.seek(0)
+        return _isa_of(output.read().decode(errors="replace"))
+
+
+def _isa_of(verbose: str) -> str:
+    """Instruction set that oneDNN's verbose output names."""
+    return next((line.partition("isa:")[2].strip() for line in verbose.splitlines() if ",isa:" in line), "")
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _try(program: str, environment: Mapping[str, str]) -> Bfloat16:
+    command, verbose = [sys.executable, "-c", program], {"ONEDNN_VERBOSE": "1"}
+    try:
+        child = subprocess.run(
+            command, env={**environment, **verbose}, capture_output=True, text=True, check=False, timeout=PROBE_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Bfloat16(works=False, problem=str(error))
+    if child.returncode < 0:
+        return Bfloat16(works=False, problem=f"ends a process with {signal.Signals(-child.returncode).name}")
+    if child.returncode:
+        return Bfloat16(works=False, problem=(child.stderr.strip().splitlines() or ["failed"])[-1])
+    result = next(line for line in reversed(child.stdout.splitlines()) if line.startswith("{"))
+    return Bfloat16(works=True, isa=_isa_of(child.stdout), **json.loads(result))
+
+
+def _key(program: str) -> str:
+    """Everything that the result depends on. A cache folder may be shared by machines, healthy and not."""
+    try:
+        torch_version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch_version = "none"
+    facts = [platform.node(), cpu_name(), *sorted(cpu_flags()), os.environ.get(ISA_VARIABLE, ""), program]
+    return f"{cpu_name()}, torch {torch_version}, {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+
+
+def _remembered_path() -> Path:
+    return cache_folder() / "processor.json"
+
+
+def _read_remembered() -> dict[str, Any]:
+    try:
+        content = json.loads(_remembered_path().read_text(encoding="utf-8"))
+        return dict(content["bfloat16"]) if content["format"] == FORMAT else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
