@@ -51,8 +51,9 @@ def run_tests(name: str, options: list[str]) -> str:
     command += [f"tests/{package}" for package in PACKAGES]
     print(f"== {name}: {' '.join(f'{key}={value}' for key, value in variables.items()) or 'as it is'}", flush=True)
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as cache:  # what was tried on another processor is not remembered for this one
-        environment = {**os.environ, **variables, "XDG_CACHE_HOME": cache}
+    with tempfile.TemporaryDirectory() as cache:  # nothing that was tried or compiled for another processor
+        caches = {"XDG_CACHE_HOME": cache, "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"}
+        environment = {**os.environ, **variables, **caches}
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
     outcome = "passed" if code == 0 else f"FAILED (exit {code})"
     return f"{name}: {outcome} in {time.monotonic() - start:.0f} s"
