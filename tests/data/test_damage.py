@@ -108,8 +108,8 @@ def changed(path: Path, **arrays: Any) -> Path:
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"acts": None}, r"has the arrays .* and not \['acts'\]; expected the imitation layout"),
-        ({"obs": None}, r"and not \['obs'\]"),
+        ({"terminal": None}, r"has the arrays .*, and lacks terminal; expected the imitation layout"),
+        ({"obs": None}, r", and lacks obs"),
         ({"indices": np.array([11])}, "indices must rise"),
         ({"indices": np.array([3, 3])}, "indices must rise"),
         ({"obs": np.zeros((10, 3))}, r"obs has 10 frames; 10 acts in 2 episodes need 12"),

@@ -96,6 +96,15 @@ def _flags(found: Survey) -> Iterator[Finding]:
 
 def _actions(found: Survey) -> Iterator[Finding]:
     data = found.data
+    if data.action is None:
+        yield Finding(
+            "no-actions",
+            "note",
+            f"{data.without_actions} is missing, so no actions are read",
+            "a reward of transitions r(s, a, s') cannot be learned; progress and success look at observations alone",
+            "reward.objective=progress",
+        )
+        return
     low, high = float(found.action_lowest.min()), float(found.action_highest.max())
     if data.discrete:
         if low < 0:

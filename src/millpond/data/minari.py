@@ -39,6 +39,7 @@ class MinariSource:
         self.names: Sequence[str] = [name for name in file.groups("/") if name.startswith("episode_")]
         self._episodes = Grouped(file, self.names, self._observations, behind=1)
         self.lengths, self.action = self._episodes.lengths, self._episodes.action
+        self.without_actions = self._episodes.without_actions
         self.fields: Mapping[str, Field] = self._episodes.fields
         self.default_keys: Sequence[str] = list(self.fields)
         self.rewarded: Array = np.ones(len(self.names), bool)
