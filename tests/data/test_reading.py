@@ -25,7 +25,7 @@ from tests.data.written import (
     write_robosuite,
 )
 
-from millpond.data import DataError, open_episodes, unfit
+from millpond.data import DataError, open_episodes, refuse_unfit, unfit
 from millpond.data.into_lake import import_episodes
 
 Writer = Callable[[Path, list[Made]], None]
@@ -230,10 +230,11 @@ def test_small_tables_stay_in_memory_and_large_ones_in_the_file(tmp_path: Path) 
     assert data.kept_in_memory == ("action", "vector", "agentview_rgb")
 
 
-def test_the_example_of_the_page_runs() -> None:
+def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    exec(compile(example, "data.md", "exec"), {})
+    monkeypatch.chdir(tmp_path)
+    for example in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(example, "data.md", "exec"), {})
 
 
 def test_old_robosuite_files_have_states_alone(tmp_path: Path) -> None:
@@ -301,3 +302,35 @@ def test_a_lake_takes_no_episodes_without_actions(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"old\.hdf5: data/demo_1/actions is missing; .*reward.objective=progress"):
         import_episodes(tmp_path / "old.hdf5", tmp_path / "lake")
     assert not (tmp_path / "lake").exists()
+
+
+def test_a_minari_file_without_rewards_or_flags(tmp_path: Path) -> None:
+    write_minari(tmp_path / "main_data.hdf5", made(np.random.default_rng(2), [3, 5], {"obs": ((2,), "float32")}))
+    with h5py.File(tmp_path / "main_data.hdf5", "r+") as file:
+        for episode in file.values():
+            del episode["rewards"], episode["truncations"]
+    data = open_episodes(tmp_path / "main_data.hdf5")
+    assert data.returns is None
+    assert data.ends(0).terminated is not None
+    assert data.ends(0).truncated is None
+    assert "progress" not in unfit(data)
+
+
+def test_rewards_that_are_not_finite_serve_no_objective(tmp_path: Path) -> None:
+    """Training refuses them whatever the objective, so none is recommended."""
+    episodes = made(np.random.default_rng(2), [3, 5], {"obs": ((2,), "float32")})
+    episodes[1].reward[2] = np.nan
+    write_npz(tmp_path / "a.npz", episodes)
+    data = open_episodes(tmp_path / "a.npz")
+    assert set(unfit(data)) == {"lrd", "rrd", "progress", "success"}
+    with pytest.raises(
+        DataError, match="the rewards of episode_1 have NaN or infinity; leave such episodes out"
+    ) as error:
+        refuse_unfit(data, "lrd")
+    assert "reward.objective=progress" not in str(error.value)
+
+
+def test_one_episode_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
+    write_npz(tmp_path / "a.npz", made(np.random.default_rng(2), [9], {"obs": ((2,), "float32")}))
+    with pytest.raises(DataError, match=r"lrd: there is a single episode, .*use reward.objective=progress"):
+        refuse_unfit(open_episodes(tmp_path / "a.npz"), "lrd")

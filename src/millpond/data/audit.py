@@ -49,7 +49,7 @@ def _finite(found: Survey) -> Iterator[Finding]:
             "error",
             f"NaN or infinity in {' and '.join(kinds)} of {_episodes(names)}",
             "one such number makes every weight of a network NaN",
-            "leave these episodes out, or mend the file",
+            "leave these episodes out, or fix the file",
             names,
         )
 
@@ -62,7 +62,7 @@ def _flags(found: Survey) -> Iterator[Finding]:
             "error",
             f"{_episodes(found.flags_inside)} go on after a step that is flagged as their end",
             "either the flags are wrong, or several episodes were joined into one",
-            "cut the episodes at the flags, or mend the flags",
+            "cut the episodes at the flags, or fix the flags",
             tuple(found.flags_inside),
         )
     if found.flags_both:

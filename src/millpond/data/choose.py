@@ -46,7 +46,9 @@ def choose(sources: Sequence[Source], *, keys: Sequence[str], images: bool, drop
             )
     if not names:
         there = ", ".join(f"{field.name} {field}" for field in first.fields.values())
-        raise DataError(f"{first.path} has no vectors to use ({there}); set data.images=true or data.observation_keys")
+        raise DataError(
+            f"{first.path} has no vectors to use ({there}); set data.images=true (--images) or data.observation_keys"
+        )
     fields = tuple(first.fields[name] for name in names)
     for source in sources[1:]:
         require_same(first, source, fields)

@@ -22,6 +22,10 @@ def are_constant(returns: Array) -> bool:
 
 def unfit(data: Episodes) -> dict[str, str]:
     """Return the objectives that these episodes cannot serve, and why."""
+    if data.returns is not None and not np.isfinite(data.returns).all():
+        broken = data.names[int(np.argmin(np.isfinite(data.returns)))]
+        reason = f"the rewards of {broken} have NaN or infinity; leave such episodes out, or fix the file"
+        return dict.fromkeys(OBJECTIVES, reason)
     reasons: dict[str, str] = {}
     decomposition = _why_not_decomposition(data)
     if decomposition:
@@ -44,7 +48,7 @@ def refusal(data: Episodes, objective: str) -> str | None:
     if objective not in reasons:
         return None
     others = [f"reward.objective={other}" for other in ("lrd", "progress", "success") if other not in reasons]
-    advice = f"use {' or '.join(others)}" if others else "no objective fits; record other episodes"
+    advice = f"use {' or '.join(others)}" if others else "no objective fits these episodes"
     return f"{data.path} with reward.objective={objective}: {reasons[objective]}; {advice}"
 
 
@@ -88,8 +92,8 @@ def _why_not_decomposition(data: Episodes) -> str | None:
         return f"{data.without_actions} is missing, and a reward r(s, a, s') needs the actions"
     if data.returns is None:
         return "there are no rewards, so there are no returns to take apart"
-    if not np.isfinite(data.returns).all():
-        return "some returns are not finite"
+    if len(data) == 1:
+        return "there is a single episode, and one return says nothing about its steps"
     if are_constant(data.returns):
         return (
             f"every one of the {len(data):,} episodes has the return {data.returns[0]:g}, so returns say nothing about "

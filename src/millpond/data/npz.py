@@ -117,7 +117,15 @@ def _arrays(path: Path) -> dict[str, Array]:
                 )
             wanted = [*observed, *NEEDED, *(name for name in OPTIONAL if name in members)]
             return {name: _array(path, archive, name, members[name]) for name in wanted}
-    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, struct.error, RuntimeError) as error:
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        EOFError,
+        NotImplementedError,
+        struct.error,
+        RuntimeError,
+        ValueError,
+    ) as error:
         raise DataError(f"{path} cannot be read as an .npz file: {error}") from None
 
 
