@@ -180,6 +180,15 @@ def test_an_objective_that_does_not_fit_is_an_alert(tmp_path: Path) -> None:
     assert not plan("reward", {"data.path": str(tmp_path / "old.hdf5"), "reward.objective": "progress"}).alerts
 
 
+def test_failures_alone_are_an_alert_for_progress(tmp_path: Path) -> None:
+    write_libero(tmp_path / "a.hdf5", (10, 20), side=4)
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        for demo in file["data"].values():
+            demo["rewards"][...] = 0
+    (alert,) = plan("reward", {"data.path": str(tmp_path / "a.hdf5"), "reward.objective": "progress"}).alerts
+    assert "no episode succeeded, and progress is learned from successes" in alert
+
+
 @pytest.mark.parametrize("recipe", ["reward", "reward-libero"])
 def test_data_that_is_missing_or_unreadable_has_no_plan(recipe: str, tmp_path: Path) -> None:
     """The sizes that a recipe expects are those of its own data, and never stand in for other data."""

@@ -70,10 +70,9 @@ def read_dataset(recipe: RewardRecipe) -> tuple[Dataset | None, tuple[str, ...]]
 
 def dataset_of(recipe: RewardRecipe, data: Episodes) -> Dataset:
     """Describe opened episodes for the plan of a recipe."""
-    reasons = unfit(data)
-    training, held_out = split_episodes(
-        data, recipe.reward.objective, recipe.data.holdout, recipe.data.held_out, recipe.seed
-    )
+    reasons, objective = unfit(data), recipe.reward.objective
+    fitting = objective if objective not in reasons else ""  # a refused progress would leave out every failure
+    training, held_out = split_episodes(data, fitting, recipe.data.holdout, recipe.data.held_out, recipe.seed)
     return Dataset(
         path=data.path,
         layout=", ".join(sorted({source.layout for source in data.sources})),
@@ -87,5 +86,5 @@ def dataset_of(recipe: RewardRecipe, data: Episodes) -> Dataset:
         observation=tuple(f"{field.name} {field}" for field in data.fields.values()),
         action=None if data.action is None else str(data.action),
         objectives=tuple(name for name in OBJECTIVES if name not in reasons),
-        refusal=refusal(data, recipe.reward.objective),
+        refusal=refusal(data, objective),
     )

@@ -83,8 +83,8 @@ def plan(
     asked = agents_from(agents_source) if agents_source is not None else None
     overrides = overrides if isinstance(overrides, Mapping) else list(overrides)
     loaded = load(recipe, overrides, preset, asked.agents if asked else None)
-    if preset is not None and isinstance(loaded.recipe, RewardRecipe):
-        loaded = replace(loaded, notes=(*loaded.notes, *_preset_notes(recipe, overrides, preset)))
+    if preset == "fast" and isinstance(loaded.recipe, RewardRecipe):
+        loaded = replace(loaded, notes=(*loaded.notes, *_notes_on_fast(recipe, overrides)))
     return plan_loaded(loaded, asked, host, measured)
 
 
@@ -99,10 +99,10 @@ def preset_batches(recipe: str | Path | Mapping[str, Any], overrides: Overrides 
     return batches
 
 
-def _preset_notes(recipe: str | Path | Mapping[str, Any], overrides: Overrides, preset: str) -> Iterator[str]:
+def _notes_on_fast(recipe: str | Path | Mapping[str, Any], overrides: Overrides) -> Iterator[str]:
     """Say what `fast` is short for: the name alone would promise less than the recipe's default."""
     batches = preset_batches(recipe, overrides)
-    if preset == "fast" and "full" in batches:
+    if "full" in batches:
         yield (
             f"--preset fast shortens --preset full from {plural(batches['full'], 'batch')} to {batches['fast']:,}; "
             f"without a preset this recipe has {batches[None]:,}"
