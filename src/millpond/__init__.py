@@ -87,7 +87,7 @@ def train(
             nonlocal recorded
             loaded = load_config(recipe, together, preset)
             recorded = require_trainer(loaded)
-            return loaded, start_run(loaded, run, overwrite=overwrite, ranks=ranks.count)
+            return loaded, start_run(loaded, run, overwrite=overwrite, ranks=ranks.count, recorded=recorded)
 
         loaded, started = run_of_all(ranks, begin)
         trainer = make_trainer(loaded, started, ranks=ranks, recorded=recorded)

@@ -11,7 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from tests.data.written import made, write_libero, write_minari
+from tests.data.written import made, write_libero, write_minari, write_robosuite
 
 from millpond.cli import main
 
@@ -100,3 +100,31 @@ def test_bad_input_exits_with_two_and_no_traceback(millpond: Command, verb: str,
         assert run.returncode == 2, run.stdout
         assert says in run.stderr
         assert "Traceback" not in run.stderr
+
+
+def test_old_robosuite_files_are_described_and_audited(millpond: Command, tmp_path: Path) -> None:
+    path = tmp_path / "old.hdf5"
+    write_robosuite(path, made(np.random.default_rng(0), [9, 8], {"states": ((4,), "f8")}), actions=False)
+    info = millpond("data", "info", str(path))
+    assert info.returncode == 0, info.stderr
+    assert "actions     missing  action    no" in info.stdout
+    assert json.loads(millpond("data", "info", str(path), "--json").stdout)["action"] is None
+    audit = millpond("data", "audit", str(path), "--objective", "progress")
+    assert audit.returncode == 0
+    assert "no-actions: data/demo_1/actions is missing" in audit.stdout
+    assert millpond("data", "audit", str(path), "--objective", "lrd").returncode == 1
+
+
+def test_a_plan_of_missing_data_exits_with_2(millpond: Command, tmp_path: Path) -> None:
+    run = millpond("plan", "reward", f"data.path={tmp_path / 'mine.npz'}")
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"millpond: {tmp_path / 'mine.npz'}: no such file or folder")
+    assert not run.stdout
+
+
+def test_help_and_recipes_say_what_fast_shortens(millpond: Command) -> None:
+    for verb in ("train", "plan"):
+        text = " ".join(millpond(verb, "--help").stdout.split())
+        assert "fast: a shortened full, which is longer than the default of `reward`" in text
+    recipes = " ".join(millpond("recipes").stdout.split())
+    assert "6,000 batches; --preset fast: 75,000; --preset full: 5,000,000;" in recipes

@@ -72,7 +72,7 @@ def test_the_minibatch_of_the_documents_gone_wrong() -> None:
         ("reward", ["checkpoint.interval=2"], "both say when to save"),
         ("reward-online", ["reward.objective=progress"], "which lrd and rrd take apart"),
         ("reward-online", ["agent.replay_transitions=10"], "does not hold one batch"),
-        ("reward", ["data.expected_steps=3"], "less than one step for each"),
+        ("reward-libero", ["data.expected_steps=3"], "less than one step for each"),
         ("reward", ["data.drop_columns=[states]"], "a column is named FIELD:COLUMN"),
     ],
 )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,7 +25,8 @@ from tests.data.written import (
     write_robosuite,
 )
 
-from millpond.data import DataError, open_episodes
+from millpond.data import DataError, open_episodes, refuse_unfit, unfit
+from millpond.data.into_lake import import_episodes
 
 Writer = Callable[[Path, list[Made]], None]
 GZIP = {"compression": "gzip", "chunks": True}
@@ -194,7 +196,9 @@ def test_columns_can_be_dropped() -> None:
 
 def test_what_is_asked_for_must_be_there(tmp_path: Path) -> None:
     write_libero(tmp_path / "a.hdf5", (3,), side=4)
-    with pytest.raises(DataError, match=r"no field 'ee_po' .* there are \['agentview_rgb', 'ee_ori', 'ee_pos'"):
+    with pytest.raises(
+        DataError, match=r"no field 'ee_po' .* there are agentview_rgb,ee_ori,ee_pos,.*observation_keys=\[\]"
+    ):
         open_episodes(tmp_path / "a.hdf5", ["ee_po"])
     with pytest.raises(DataError, match=r"agentview_rgb.* is an image .*set data.images=true"):
         open_episodes(tmp_path / "a.hdf5", ["agentview_rgb"])
@@ -226,7 +230,107 @@ def test_small_tables_stay_in_memory_and_large_ones_in_the_file(tmp_path: Path) 
     assert data.kept_in_memory == ("action", "vector", "agentview_rgb")
 
 
-def test_the_example_of_the_page_runs() -> None:
+def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    exec(compile(example, "data.md", "exec"), {})
+    monkeypatch.chdir(tmp_path)
+    for example in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(example, "data.md", "exec"), {})
+
+
+def test_old_robosuite_files_have_states_alone(tmp_path: Path) -> None:
+    episodes = made(np.random.default_rng(1), [3, 5], {"states": ((4,), "float64")})
+    write_robosuite(tmp_path / "old.hdf5", episodes, actions=False)
+    data = open_episodes(tmp_path / "old.hdf5")
+    assert data.lengths.tolist() == [3, 5]
+    assert data.action is None
+    assert data.without_actions == "data/demo_1/actions"
+    np.testing.assert_array_equal(data.read(1).observation["states"], episodes[1].observation["states"][:-1])
+    assert data.read(1).action is None
+    drawn = data.gather(np.array([0, 1]), np.array([[0, 2], [1, 4]]))
+    assert drawn.observation["vector"].shape == (2, 2, 4)
+    assert drawn.action.shape == (2, 2, 0)
+    with pytest.raises(
+        DataError, match=r"old\.hdf5: data/demo_1/actions is missing; expected one action for each step"
+    ):
+        data.actions(0)
+    reasons = unfit(data)
+    assert "progress" not in reasons
+    assert all("data/demo_1/actions is missing" in reasons[objective] for objective in ("lrd", "rrd"))
+
+
+def test_one_demonstration_without_actions_is_not_left_out(tmp_path: Path) -> None:
+    episodes = made(np.random.default_rng(1), [3, 5, 4], {"position": ((4,), "float64")})
+    write_robomimic(tmp_path / "some.hdf5", episodes)
+    with h5py.File(tmp_path / "some.hdf5", "r+") as file:
+        del file["data/demo_1/actions"]
+    data = open_episodes(tmp_path / "some.hdf5")
+    assert data.lengths.tolist() == [3, 5, 4]
+    assert data.without_actions == "data/demo_1/actions"
+
+
+def test_observations_without_actions_in_npz_and_minari(tmp_path: Path) -> None:
+    episodes = made(np.random.default_rng(2), [3, 5, 1], {"obs": ((2,), "float32")})
+    write_npz(tmp_path / "whole.npz", episodes)
+    with np.load(tmp_path / "whole.npz") as arrays:
+        np.savez(tmp_path / "a.npz", **{name: arrays[name] for name in arrays if name != "acts"})
+    write_minari(tmp_path / "main_data.hdf5", episodes)
+    with h5py.File(tmp_path / "main_data.hdf5", "r+") as file:
+        for episode in file.values():
+            del episode["actions"]
+    for path, missing in ((tmp_path / "a.npz", "the array acts"), (tmp_path / "main_data.hdf5", "episode_0/actions")):
+        data = open_episodes(path)
+        assert data.lengths.tolist() == [3, 5, 1]
+        assert data.without_actions == missing
+        np.testing.assert_allclose(data.returns, [e.reward.sum(dtype=np.float64) for e in episodes], rtol=1e-6)
+        final = data.read(1).final_observation
+        assert final is not None
+        np.testing.assert_array_equal(final["obs"], episodes[1].observation["obs"][-1])
+
+
+def test_a_folder_in_which_one_file_has_no_actions(tmp_path: Path) -> None:
+    episodes = made(np.random.default_rng(1), [3, 5], {"states": ((4,), "float64")})
+    write_robosuite(tmp_path / "new.hdf5", episodes)
+    write_robosuite(tmp_path / "old.hdf5", episodes, actions=False)
+    data = open_episodes(tmp_path)
+    assert data.lengths.tolist() == [3, 5, 3, 5]
+    assert data.without_actions == f"data/demo_1/actions of {tmp_path / 'old.hdf5'}"
+    assert data.gather(np.array([0]), np.array([[0]])).action.shape == (1, 1, 0)
+
+
+def test_a_lake_takes_no_episodes_without_actions(tmp_path: Path) -> None:
+    write_robosuite(tmp_path / "old.hdf5", made(np.random.default_rng(1), [3], {"states": ((4,), "f8")}), actions=False)
+    with pytest.raises(DataError, match=r"old\.hdf5: data/demo_1/actions is missing; .*reward.objective=progress"):
+        import_episodes(tmp_path / "old.hdf5", tmp_path / "lake")
+    assert not (tmp_path / "lake").exists()
+
+
+def test_a_minari_file_without_rewards_or_flags(tmp_path: Path) -> None:
+    write_minari(tmp_path / "main_data.hdf5", made(np.random.default_rng(2), [3, 5], {"obs": ((2,), "float32")}))
+    with h5py.File(tmp_path / "main_data.hdf5", "r+") as file:
+        for episode in file.values():
+            del episode["rewards"], episode["truncations"]
+    data = open_episodes(tmp_path / "main_data.hdf5")
+    assert data.returns is None
+    assert data.ends(0).terminated is not None
+    assert data.ends(0).truncated is None
+    assert "progress" not in unfit(data)
+
+
+def test_rewards_that_are_not_finite_serve_no_objective(tmp_path: Path) -> None:
+    """Training refuses them whatever the objective, so none is recommended."""
+    episodes = made(np.random.default_rng(2), [3, 5], {"obs": ((2,), "float32")})
+    episodes[1].reward[2] = np.nan
+    write_npz(tmp_path / "a.npz", episodes)
+    data = open_episodes(tmp_path / "a.npz")
+    assert set(unfit(data)) == {"lrd", "rrd", "progress", "success"}
+    with pytest.raises(
+        DataError, match="the rewards of episode_1 have NaN or infinity; leave such episodes out"
+    ) as error:
+        refuse_unfit(data, "lrd")
+    assert "reward.objective=progress" not in str(error.value)
+
+
+def test_one_episode_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
+    write_npz(tmp_path / "a.npz", made(np.random.default_rng(2), [9], {"obs": ((2,), "float32")}))
+    with pytest.raises(DataError, match=r"lrd: there is a single episode, .*use reward.objective=progress"):
+        refuse_unfit(open_episodes(tmp_path / "a.npz"), "lrd")

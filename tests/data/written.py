@@ -106,15 +106,17 @@ def write_robomimic(path: Path, episodes: Sequence[Made], *, next_obs: bool = Tr
         file["mask/train"], file["mask/valid"] = names[1:], names[:1]
 
 
-def write_robosuite(path: Path, episodes: Sequence[Made]) -> None:
-    """As robosuite's collection of human demonstrations writes them: `states` and `actions`, counted from 1."""
+def write_robosuite(path: Path, episodes: Sequence[Made], *, actions: bool = True) -> None:
+    """As robosuite's collection of human demonstrations writes them, counted from 1; old ones have `states` alone."""
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
         data.attrs["env"], data.attrs["repository_version"] = "Lift", "1.4.0"
         for number, episode in enumerate(episodes, start=1):
             demo = data.create_group(f"demo_{number}")
             demo.attrs["model_file"] = "<mujoco/>"
-            demo["states"], demo["actions"] = episode.observation["states"][:-1], episode.action
+            demo["states"] = episode.observation["states"][:-1]
+            if actions:
+                demo["actions"] = episode.action
 
 
 def write_libero(

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.data.written import (
+    Made,
+    made,
+    write_lake,
+    write_libero,
+    write_minari,
+    write_npz,
+    write_robomimic,
+    write_robosuite,
+)
 
 from millpond.config import load
 from millpond.config.reward import RewardConfig
+from millpond.data import DataError
 from millpond.planner import RewardPlan, plan
 from millpond.planner.show import show
 
@@ -98,3 +115,114 @@ def test_one_of_a_kind_is_not_many() -> None:
 
 def test_named_episodes_are_held_out() -> None:
     assert reward("reward", {"data.held_out": [3, 5]}).training_episodes == 54
+
+
+def episodes_of(lengths: list[int], name: str = "obs") -> list[Made]:
+    return made(np.random.default_rng(1), lengths, {name: ((3,), "float32")})
+
+
+def write_folder(path: Path, episodes: list[Made]) -> None:
+    path.mkdir()
+    write_npz(path / "a.npz", episodes[:2])
+    write_npz(path / "b.npz", episodes[2:])
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "layout"),
+    [
+        (write_npz, "mine.npz", "imitation npz"),
+        (write_robomimic, "mine.hdf5", "robomimic HDF5"),
+        (write_minari, "main_data.hdf5", "Minari HDF5"),
+        (write_lake, "lake", "lake"),
+        (write_folder, "folder", "imitation npz"),
+    ],
+)
+def test_the_plan_reads_the_data(
+    write: Callable[[Path, list[Made]], None], name: str, layout: str, tmp_path: Path
+) -> None:
+    write(tmp_path / name, episodes_of([20, 30, 25, 40, 35]))
+    planned = plan("reward", {"data.path": str(tmp_path / name)})
+    found = planned.plan
+    assert isinstance(found, RewardPlan)
+    assert found.dataset is not None
+    assert (found.dataset_episodes, found.dataset_steps, found.dataset.layout) == (5, 150, layout)
+    assert (found.training_episodes, found.held_out_episodes) == (4, 1)
+    assert (found.dataset.shortest, found.dataset.longest) == (20, 40)
+    assert found.batches_per_pass == found.dataset.training_steps / 256
+    assert found.passes_over_data == found.batches * 256 / found.dataset.training_steps
+    text = show(planned)
+    assert f"{tmp_path / name}: {layout}" in " ".join(text.split())
+    assert "obs float32[3]; actions: float32[2]" in text
+    assert "20 to 40 per episode" in text
+    flat = json.loads(json.dumps(planned.to_json()))
+    assert flat["dataset_layout"] == layout
+    assert "dataset" not in flat
+
+
+def test_progress_plans_with_successes_alone(tmp_path: Path) -> None:
+    write_libero(tmp_path / "a.hdf5", (10, 20, 30, 40), side=4)
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        file["data/demo_3/rewards"][...] = 0
+    changes = {"data.path": str(tmp_path / "a.hdf5"), "reward.objective": "progress", "data.held_out": [0]}
+    found = reward("reward", changes)
+    assert found.dataset is not None
+    assert (found.training_episodes, found.held_out_episodes, found.dataset.training_steps) == (2, 1, 20 + 30)
+    assert "1 left out because they failed" in " ".join(show(plan("reward", changes)).split())
+
+
+def test_an_objective_that_does_not_fit_is_an_alert(tmp_path: Path) -> None:
+    write_robosuite(tmp_path / "old.hdf5", episodes_of([20, 30], "states"), actions=False)
+    planned = plan("reward", {"data.path": str(tmp_path / "old.hdf5")})
+    (alert,) = planned.alerts
+    assert "data/demo_1/actions is missing" in alert
+    assert "use reward.objective=progress" in alert
+    assert planned.plan.dataset.objectives == ("progress",)  # type: ignore[union-attr]
+    assert not plan("reward", {"data.path": str(tmp_path / "old.hdf5"), "reward.objective": "progress"}).alerts
+
+
+def test_failures_alone_are_an_alert_for_progress(tmp_path: Path) -> None:
+    write_libero(tmp_path / "a.hdf5", (10, 20), side=4)
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        for demo in file["data"].values():
+            demo["rewards"][...] = 0
+    (alert,) = plan("reward", {"data.path": str(tmp_path / "a.hdf5"), "reward.objective": "progress"}).alerts
+    assert "no episode succeeded, and progress is learned from successes" in alert
+
+
+@pytest.mark.parametrize("recipe", ["reward", "reward-libero"])
+def test_data_that_is_missing_or_unreadable_has_no_plan(recipe: str, tmp_path: Path) -> None:
+    """The sizes that a recipe expects are those of its own data, and never stand in for other data."""
+    for name, says in (("none.npz", "no such file or folder"), ("a" * 300, "no such"), ("torn.npz", "cannot be read")):
+        (tmp_path / "torn.npz").write_bytes(b"PK not a zip")
+        with pytest.raises(DataError, match=rf"{name}.*{says}"):
+            plan(recipe, {"data.path": str(tmp_path / name)})
+
+
+def test_a_recipe_that_extends_another_leaves_its_sizes_behind(tmp_path: Path) -> None:
+    write_npz(tmp_path / "mine.npz", episodes_of([20, 30]))
+    mine = {"extends": "reward-libero", "data": {"path": str(tmp_path / "mine.npz"), "observation_keys": []}}
+    assert load(mine).recipe.data.expected_episodes is None  # type: ignore[union-attr]
+    found = plan(mine).plan
+    assert isinstance(found, RewardPlan)
+    assert found.dataset_episodes == 2
+    both = {"extends": mine["extends"], "data": {**mine["data"], "expected_episodes": 3}}  # type: ignore[dict-item]
+    with pytest.raises(
+        DataError, match=r"data.expected_episodes=3, but .*mine.npz has 2; set data.expected_episodes=2"
+    ):
+        plan(both)
+
+
+def test_data_that_is_elsewhere_is_planned_by_the_sizes_of_the_recipe() -> None:
+    planned = plan("reward-libero")
+    assert isinstance(planned.plan, RewardPlan)
+    assert planned.plan.dataset is None
+    assert any("data.path=libero is not on this machine" in note for note in planned.loaded.notes)
+
+
+def test_fast_says_that_it_shortens_full() -> None:
+    (note,) = plan("reward", preset="fast").loaded.notes
+    assert note == (
+        "--preset fast shortens --preset full from 5,000,000 batches to 75,000; without a preset this recipe has 6,000"
+    )
+    for preset in (None, "full", "debug"):
+        assert not plan("reward", preset=preset).loaded.notes

@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from millpond.data import open_episodes
 from millpond.replay import Field, Lake, LakeDamaged, LakeError, Schema, Steps
 from millpond.replay.verify import verify
 from replay.naive_lake import FRAME, NaiveLake
@@ -32,6 +33,7 @@ def steps(count: int = 3, lanes: int = 2, **changes: object) -> Steps:
 
 
 TRUNCATED = np.array([[False, True], [False, False], [False, False]])
+ENDED = np.array([[False, True], [False, False], [True, False]])
 
 
 @pytest.mark.parametrize(
@@ -40,9 +42,23 @@ TRUNCATED = np.array([[False, True], [False, False], [False, False]])
         ({"reward": np.ones((3, 4))}, r"reward has shape \(3, 4\); expected \[T, 2\]"),
         ({"observation": np.ones((3, 2, 5))}, r"'observation' has shape \(3, 2, 5\); expected \(3, 2, 2\)"),
         ({"action": np.full((3, 2), 0.5)}, "'action' has dtype float64, and values that int32 cannot hold"),
-        ({"truncated": TRUNCATED}, "1 truncated steps have no final observation"),
+        ({"truncated": TRUNCATED}, "1 truncated step without a final observation"),
         ({"has_final": TRUNCATED}, "has_final is set where no episode ended"),
-        ({"truncated": TRUNCATED, "final_observation": np.ones((2, 2))}, r"shape \(2, 2\); expected \(1, 2\)"),
+        (
+            {"truncated": TRUNCATED, "final_observation": np.ones((2, 2))},
+            "has 2 entries, and 1 steps are truncated and 1",
+        ),
+        ({"truncated": TRUNCATED, "final_observation": np.ones((1, 5))}, r"shape \(1, 5\); expected \(1, 2\)"),
+        (
+            {"terminated": ENDED, "final_observation": np.ones((1, 2))},
+            "1 entries, and 0 steps are truncated and 2 end an",
+        ),
+        ({"final_observation": np.ones((1, 2))}, "has 1 entries, and 0 steps are truncated and 0 end an episode"),
+        (
+            {"terminated": ENDED, "has_final": TRUNCATED, "final_observation": np.ones((2, 2))},
+            "has 2 entries, and has_final is set for 1",
+        ),
+        ({"terminated": ENDED, "has_final": ENDED}, "has 0 entries, and has_final is set for 2"),
         ({"extra": {"speed": 1}}, r"extra has \['speed'\]"),
         ({"round": -1}, "round=-1..-1 must lie between 0"),
         ({"epsilon": np.ones(5)}, "epsilon has shape"),
@@ -55,6 +71,46 @@ def test_refused_with_a_reason(tmp_path: Path, changes: dict[str, object], messa
             writer.append(steps(**changes))
         assert writer.position == 0
         writer.append(steps())
+
+
+LAST = np.array([[False], [False], [True]])
+
+
+@pytest.mark.parametrize("has_final", [None, LAST], ids=["by their number", "by has_final"])
+def test_final_observation_of_a_terminated_episode_is_stored_where_it_is_given(
+    tmp_path: Path, has_final: np.ndarray[Any, Any] | None
+) -> None:
+    final = np.array([[7.0, 8.0]], np.float32)
+    with Lake.create(tmp_path, VECTOR) as lake:
+        with lake.writer("a", 1) as writer:
+            writer.append(steps(lanes=1, terminated=LAST, final_observation=final, has_final=has_final))
+            writer.append(steps(lanes=1, terminated=LAST))
+        lake.refresh()
+        known, unknown = lake.episodes()
+        assert known.has_final
+        np.testing.assert_array_equal(known.observation[-1], final[0])
+        assert not unknown.has_final
+        assert len(unknown.observation) == len(unknown.reward) == 3
+        batch = lake.sample(200, np.random.default_rng(0))
+        last = batch.terminated & (batch.record["episode"] == 0)
+        np.testing.assert_array_equal(batch.next_observation[last], np.repeat(final, last.sum(), axis=0))
+        assert not batch.next_observation[batch.terminated & ~last].any()
+        assert not batch.discount[batch.terminated].any()  # nobody bootstraps from either
+    data = open_episodes(tmp_path)
+    assert data.final_known.tolist() == [True, False]
+    got = data.gather(np.array([0, 1]), np.array([[2], [2]])).next_observation["vector"][:, 0]
+    np.testing.assert_array_equal(got, [final[0], unknown.observation[-1]])
+
+
+def test_final_observation_of_a_truncated_episode_is_what_it_bootstraps_from(tmp_path: Path) -> None:
+    final = np.array([[7.0, 8.0]], np.float32)
+    with Lake.create(tmp_path, VECTOR) as lake:
+        with lake.writer("a", 1) as writer:
+            writer.append(steps(lanes=1, truncated=LAST, final_observation=final))
+        lake.refresh()
+        batch = lake.sample(100, np.random.default_rng(0))
+        np.testing.assert_array_equal(batch.next_observation[batch.truncated][0], final[0])
+        assert (batch.discount[batch.truncated] > 0).all()
 
 
 def test_provenance_is_kept(tmp_path: Path) -> None:

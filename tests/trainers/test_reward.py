@@ -18,7 +18,8 @@ import torch
 
 from millpond.cli import main
 from millpond.config import load
-from millpond.data import DataError, audit
+from millpond.data import DataError, audit, open_episodes
+from millpond.data.fitting import split_episodes
 from millpond.data.npz import NpzSource
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.store import Checkpoints, RunError
@@ -26,7 +27,6 @@ from millpond.store.checkpoint import Checkpoint, read_checkpoint
 from millpond.trainers.kinds import require_trainer
 from millpond.trainers.play import LoadedPolicy
 from millpond.trainers.reward import RewardTrainer
-from millpond.trainers.reward_data import split_episodes
 from millpond.trainers.session import resume_run, start_run
 
 SMALL = {
@@ -215,14 +215,17 @@ def test_weights_of_another_run_are_taken_with_their_statistics(tmp_path: Path) 
 
 
 def test_the_split_is_by_episode_and_repeats() -> None:
-    training, held_out = split_episodes(56, 0.2, (), seed=3)
+    data, three = open_episodes("pendulum"), open_episodes("lift")
+    training, held_out = split_episodes(data, "lrd", 0.2, (), seed=3)
     assert len(held_out) == 11
     assert sorted([*training.tolist(), *held_out.tolist()]) == list(range(56))
-    assert np.array_equal(held_out, split_episodes(56, 0.2, (), seed=3)[1])
-    assert not np.array_equal(held_out, split_episodes(56, 0.2, (), seed=4)[1])
-    assert split_episodes(3, 0.2, (2,), seed=0)[1].tolist() == [2]
+    assert np.array_equal(held_out, split_episodes(data, "lrd", 0.2, (), seed=3)[1])
+    assert not np.array_equal(held_out, split_episodes(data, "lrd", 0.2, (), seed=4)[1])
+    assert split_episodes(three, "progress", 0.2, (2,), seed=0)[1].tolist() == [2]
     with pytest.raises(DataError, match="episode 3"):
-        split_episodes(3, 0.2, (3,), seed=0)
+        split_episodes(three, "progress", 0.2, (3,), seed=0)
+    with pytest.raises(DataError, match=r"no episode is left .*; name fewer in data.held_out=\[0, 1, 2\]"):
+        split_episodes(three, "progress", 0.2, (0, 1, 2), seed=0)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from tests.data.written import Made, write_libero, write_npz
+from tests.data.written import Made, made, write_libero, write_npz, write_robosuite
 
 from millpond.cli import main
 from millpond.config import load
 from millpond.data import DataError
 from millpond.trainers.kinds import require_trainer
 from millpond.trainers.reward import RewardTrainer
+from millpond.trainers.reward_score import score_run
 from millpond.trainers.session import start_run
 
 TINY = {
@@ -27,8 +28,6 @@ TINY = {
     "reward.hidden_size": 16,
     "reward.episodes_per_batch": 2,
     "reward.steps_per_episode": 4,
-    "data.expected_episodes": None,
-    "data.expected_steps": None,
     "log.tensorboard": False,
 }
 KEYS = ["gripper_states", "joint_states"]
@@ -151,8 +150,6 @@ def test_scores_are_written_and_drawn(
 
 
 def test_a_file_without_some_of_the_discrete_actions_is_scored(tmp_path: Path) -> None:
-    from millpond.trainers.reward_score import score_run
-
     rng = np.random.default_rng(0)
     for name, actions in (("all", 4), ("some", 2), ("more", 6)):
         acts = np.resize(np.arange(actions), 60)
@@ -190,3 +187,36 @@ def test_what_cannot_be_scored_is_refused(
     trained(Path("runs"), "scored")
     assert command(monkeypatch, "reward", "score", *arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def demonstrations(folder: Path) -> None:
+    """The same five in two robosuite files: old.hdf5 without actions, new.hdf5 with them."""
+    episodes = made(np.random.default_rng(0), [30, 25, 40, 33, 20], {"states": ((6,), "float64")})
+    for episode in episodes:
+        episode.observation["states"] += np.linspace(0, 3, len(episode) + 1)[:, None]
+    write_robosuite(folder / "old.hdf5", episodes, actions=False)
+    write_robosuite(folder / "new.hdf5", episodes)
+
+
+def test_progress_is_learned_and_scored_without_actions(tmp_path: Path) -> None:
+    demonstrations(tmp_path)
+    progress = {"reward.objective": "progress"}
+    old = trained(tmp_path, "old", **{"data.path": str(tmp_path / "old.hdf5")}, **progress)
+    new = trained(tmp_path, "new", **{"data.path": str(tmp_path / "new.hdf5")}, **progress)
+    for one, other in zip(old.network.parameters(), new.network.parameters(), strict=True):
+        assert torch.equal(one, other)  # progress looks at states alone
+    mine, theirs = (score_run("old", str(tmp_path / f"{name}.hdf5"), run_dir=str(tmp_path)) for name in ("old", "new"))
+    for one, other in zip(mine.rewards, theirs.rewards, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_rewards_of_transitions_name_the_missing_actions(tmp_path: Path) -> None:
+    demonstrations(tmp_path)
+    path = tmp_path / "old.hdf5"
+    with pytest.raises(
+        DataError, match=r"old\.hdf5 .*lrd: data/demo_1/actions is missing, .*reward.objective=progress"
+    ):
+        require_trainer(load("reward", {**TINY, "data.path": str(path)}))
+    trained(tmp_path, "pendulum")
+    with pytest.raises(DataError, match=r"old\.hdf5: data/demo_1/actions is missing, .*objective=progress"):
+        score_run("pendulum", str(path), run_dir=str(tmp_path))

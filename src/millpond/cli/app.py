@@ -53,7 +53,14 @@ OverridesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as trainer.batch_size=262_144.")
 ]
 PresetOption = Annotated[
-    str | None, typer.Option("--preset", metavar="NAME", help="Overlay one of the recipe's presets first.")
+    str | None,
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help="Apply one of the recipe's presets, before the overrides; `millpond recipes` lists them. debug: one of every "
+        "level. Of reward recipes, full: the documents' length, and fast: a shortened full, which is longer than the "
+        "default of `reward`.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -93,7 +93,10 @@ def _fields(data: Episodes) -> list[str]:
         (name, str(field), "image" if field.is_image else "vector", "yes" if name in data.fields else "no")
         for name, field in first.fields.items()
     ]
-    rows.append((first.action.name, str(first.action), "discrete" if data.discrete else "action", "yes"))
+    if data.action is not None:
+        rows.append((data.action.name, str(data.action), "discrete" if data.discrete else "action", "yes"))
+    else:
+        rows.append(("actions", "missing", "action", "no"))
     frames = int(data.lengths.sum()) + len(data)
     held = 4 * len(data.columns) * frames + sum(field.nbytes for field in data.images.values()) * frames
     return [
@@ -146,7 +149,7 @@ def _summary(data: Episodes) -> dict[str, Any]:
             for name, field in data.sources[0].fields.items()
         ],
         "columns": list(data.columns),
-        "action": {"shape": list(data.action_shape), "discrete": data.discrete},
+        "action": None if data.action is None else {"shape": list(data.action.shape), "discrete": data.discrete},
         "final_observations": int(data.final_known.sum()),
         "masks": {name: len(names) for source in data.sources for name, names in source.masks.items()},
     }

@@ -12,10 +12,12 @@ from millpond.errors import MillpondError
 from millpond.planner import Host, plan
 from millpond.planner.compare import compare
 from millpond.planner.lines import figures, sentence
+from millpond.planner.make import preset_batches
 from millpond.planner.measured import read_measured
 from millpond.planner.scale import scale, show_scale
 from millpond.planner.show import show
 from millpond.planner.show_compare import show_compare
+from millpond.plurals import plural
 
 
 def print_plan(recipe: str, overrides: list[str], preset: str | None, agents_from: str | None, as_json: bool) -> None:
@@ -72,7 +74,18 @@ def print_recipes(as_json: bool) -> None:
     lines = []
     for name, recipe in loaded:
         lines += [f"{name} ({recipe.kind}; presets: {', '.join(recipe.presets)})", *sentence(recipe.description)]
+        lines += _lengths(name)
     print_text("\n".join([*lines, "", *sentence("`millpond plan NAME` says what one of them will do.", 0)]))
+
+
+def _lengths(name: str) -> list[str]:
+    """Lengths of a recipe with each of its presets, where these differ in more than `debug`."""
+    batches = preset_batches(name)
+    if "fast" not in batches:
+        return []
+    presets = "; ".join(f"--preset {preset}: {count:,}" for preset, count in batches.items() if preset is not None)
+    note = " (fast shortens full, not the default)" if batches["fast"] > batches[None] else " (fast shortens full)"
+    return sentence(f"{plural(batches[None], 'batch')}; {presets}{note}")
 
 
 def print_explanation(recipe: str, overrides: list[str], preset: str | None, name: str) -> None:

@@ -41,12 +41,13 @@ def train(
             recorded = require_trainer(loaded)
             if weights_from is not None:
                 open_run(weights_from, loaded.recipe.run_dir)  # refused, if it is, before there is a folder
-            return loaded, start_run(loaded, run_name, overwrite=overwrite, ranks=ranks.count)
+            return loaded, start_run(loaded, run_name, overwrite=overwrite, ranks=ranks.count, recorded=recorded)
 
         loaded, run = run_of_all(ranks, begin)
         source = Run.open(Path(loaded.recipe.run_dir), weights_from) if weights_from and ranks.first else None
         say = print_text if ranks.first else _say_nothing
-        say("\n".join([*show_alerts(plan_loaded(loaded).alerts), f"run {run.folder}"]))
+        dataset = recorded.dataset if recorded is not None else None
+        say("\n".join([*show_alerts(plan_loaded(loaded, dataset=dataset).alerts), f"run {run.folder}"]))
         trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)
         try:
             say("\n".join(trainer.opening()))

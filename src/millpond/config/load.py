@@ -17,6 +17,7 @@ from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
 from millpond.errors import MillpondError
 
 SUFFIXES = (".yaml", ".yml", ".ini")
+SIZES_OF_DATA = ("expected_episodes", "expected_steps")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def load(
     dotted |= overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
     if source.agents_open and "env.num_agents" not in dotted and agents_if_open is not None:
         dotted["env.num_agents"] = agents_if_open
-    values = overlay(values, dotted)
+    values = _over(values, overlay({}, dotted))
     agents_open = source.agents_open and "env.num_agents" not in dotted
     notes = (*source.notes, *([puffer.AGENTS_OPEN] if agents_open else []))
     try:
@@ -116,7 +117,15 @@ def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...]) -> _Sou
     below = _read(parent, chain)
     env = values.get("env")
     agents_open = below.agents_open and not (isinstance(env, Mapping) and "num_agents" in env)
-    return _Source(merge(below.values, values), below.defaulted, below.ignored, below.notes, agents_open)
+    return _Source(_over(below.values, values), below.defaulted, below.ignored, below.notes, agents_open)
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two layers of a config. Sizes of the data belong to its path: another path leaves them behind."""
+    data, old = above.get("data"), below.get("data")
+    if isinstance(data, Mapping) and isinstance(old, Mapping) and "path" in data:
+        below = {**below, "data": {key: value for key, value in old.items() if key not in SIZES_OF_DATA}}
+    return merge(below, above)
 
 
 def _locate(name: str, relative_to: Path) -> Path:

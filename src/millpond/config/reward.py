@@ -31,9 +31,11 @@ class DataConfig(Section):
         (), description="Numbers of the episodes to keep for evaluation, instead of a share drawn by the seed."
     )
     expected_episodes: Count | None = Field(
-        None, description="Episodes in the data, for the plan; checked when the data is read."
+        None,
+        description="Episodes at data.path: checked when it is read, and planned with where it is not on this machine. "
+        "Setting another data.path clears it.",
     )
-    expected_steps: Count | None = Field(None, description="Steps in the data, for the plan; checked likewise.")
+    expected_steps: Count | None = Field(None, description="Steps at data.path; likewise.")
 
 
 class RewardConfig(Section):

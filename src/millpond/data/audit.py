@@ -49,7 +49,7 @@ def _finite(found: Survey) -> Iterator[Finding]:
             "error",
             f"NaN or infinity in {' and '.join(kinds)} of {_episodes(names)}",
             "one such number makes every weight of a network NaN",
-            "leave these episodes out, or mend the file",
+            "leave these episodes out, or fix the file",
             names,
         )
 
@@ -62,7 +62,7 @@ def _flags(found: Survey) -> Iterator[Finding]:
             "error",
             f"{_episodes(found.flags_inside)} go on after a step that is flagged as their end",
             "either the flags are wrong, or several episodes were joined into one",
-            "cut the episodes at the flags, or mend the flags",
+            "cut the episodes at the flags, or fix the flags",
             tuple(found.flags_inside),
         )
     if found.flags_both:
@@ -96,6 +96,15 @@ def _flags(found: Survey) -> Iterator[Finding]:
 
 def _actions(found: Survey) -> Iterator[Finding]:
     data = found.data
+    if data.action is None:
+        yield Finding(
+            "no-actions",
+            "note",
+            f"{data.without_actions} is missing, so no actions are read",
+            "a reward of transitions r(s, a, s') cannot be learned; progress and success look at observations alone",
+            "reward.objective=progress",
+        )
+        return
     low, high = float(found.action_lowest.min()), float(found.action_highest.max())
     if data.discrete:
         if low < 0:

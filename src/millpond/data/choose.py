@@ -34,7 +34,11 @@ def choose(sources: Sequence[Source], *, keys: Sequence[str], images: bool, drop
         raise DataError(f"data.observation_keys={names} names a field twice; name each once")
     for name in names:
         if name not in first.fields:
-            raise DataError(f"{first.path}: no field {name!r} in its observations; there are {sorted(first.fields)}")
+            there = ",".join(sorted(first.fields))
+            raise DataError(
+                f"{first.path}: no field {name!r} in its observations; there are {there}. Name some of them, such as "
+                f"data.observation_keys=[{there}], or none for all vectors: data.observation_keys=[]"
+            )
         if first.fields[name].is_image and not images:
             raise DataError(
                 f"data.observation_keys has {name!r}, which is an image {first.fields[name]}; set data.images=true, or "
@@ -42,7 +46,9 @@ def choose(sources: Sequence[Source], *, keys: Sequence[str], images: bool, drop
             )
     if not names:
         there = ", ".join(f"{field.name} {field}" for field in first.fields.values())
-        raise DataError(f"{first.path} has no vectors to use ({there}); set data.images=true or data.observation_keys")
+        raise DataError(
+            f"{first.path} has no vectors to use ({there}); set data.images=true (--images) or data.observation_keys"
+        )
     fields = tuple(first.fields[name] for name in names)
     for source in sources[1:]:
         require_same(first, source, fields)
@@ -50,7 +56,7 @@ def choose(sources: Sequence[Source], *, keys: Sequence[str], images: bool, drop
 
 
 def require_same(first: Source, other: Source, fields: Sequence[Field]) -> None:
-    """Files can be joined where actions and chosen fields have one shape."""
+    """Refuse to join files whose actions or chosen fields differ in shape."""
     for field in fields:
         there = other.fields.get(field.name)
         if there is None or there.shape != field.shape or there.dtype != field.dtype:
@@ -58,8 +64,9 @@ def require_same(first: Source, other: Source, fields: Sequence[Field]) -> None:
                 f"{other.path} has {field.name} {there if there else 'missing'} and {first.path} {field}; name fields "
                 f"that all files share in data.observation_keys, or read them apart"
             )
-    if other.action.shape != first.action.shape or other.action.dtype.kind != first.action.dtype.kind:
-        raise DataError(f"{other.path} has actions {other.action} and {first.path} {first.action}; read them apart")
+    one, two = first.action, other.action
+    if one is not None and two is not None and (two.shape != one.shape or two.dtype.kind != one.dtype.kind):
+        raise DataError(f"{other.path} has actions {two} and {first.path} {one}; read them apart")
 
 
 def _without(path: str, fields: Sequence[Field], drop_columns: Sequence[str]) -> Choice:

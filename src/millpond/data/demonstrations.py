@@ -1,6 +1,6 @@
 """Demonstrations in HDF5 as LIBERO, robomimic and robosuite write them: one group a demonstration in `data`.
 
-data/demo_K/actions       [T, A]
+data/demo_K/actions       [T, A]        missing in old robosuite files
 data/demo_K/obs/NAME      [T, ...]      LIBERO and robomimic
 data/demo_K/next_obs/NAME [T, ...]      robomimic, perhaps: its last one is the final observation
 data/demo_K/states        [T, S]        the simulator's state; all that robosuite has
@@ -23,6 +23,7 @@ from millpond.data.grouped import Grouped
 from millpond.data.hdf5 import Hdf5File, Stored
 from millpond.data.source import Array, Ends, Field
 
+OF_A_DEMO = ("actions", "obs", "states", "robot_states")  # a group with any of these is a demonstration
 BESIDE = ("states", "robot_states")  # beside `obs`: used when they are asked for, or when there is no `obs`
 TOLD = ("problem_info", "bddl_file_name", "env_args", "env", "env_name")  # attributes of `data`
 SAYS_SUCCESS = ("success", "successful")
@@ -36,13 +37,17 @@ class DemonstrationSource:
     def __init__(self, file: Hdf5File) -> None:
         self.path = str(file.path)
         self._file = file
-        self.names: Sequence[str] = [name for name in file.groups("data") if file.has(f"data/{name}/actions")]
+        self.names: Sequence[str] = [
+            name for name in file.groups("data") if any(file.has(f"data/{name}/{array}") for array in OF_A_DEMO)
+        ]
         if not self.names:
             raise DataError(
-                f"{self.path}: data has {file.names('data')[:5]}; expected groups with actions: demo_0, ..."
+                f"{self.path}: data has {file.names('data')[:5] or 'no groups'}; expected demo_0, demo_1, ..., each with "
+                f"obs or states, and actions"
             )
         self._demos = Grouped(file, [f"data/{name}" for name in self.names], self._observations, behind=0)
         self.lengths, self.action = self._demos.lengths, self._demos.action
+        self.without_actions = self._demos.without_actions
         self.fields: Mapping[str, Field] = self._demos.fields
         self.default_keys: Sequence[str] = [name for name in self.fields if name not in BESIDE] or list(self.fields)
         self.rewarded: Array = np.array([file.has(f"data/{name}/rewards") for name in self.names])
@@ -94,9 +99,7 @@ class DemonstrationSource:
             if name not in found and self._file.has(f"{group}/{name}"):
                 found[name] = self._file.stored(f"{group}/{name}")
         if not found:
-            raise DataError(
-                f"{self.path}: {group} has {self._file.names(group)}; expected obs or states beside actions"
-            )
+            raise DataError(f"{self.path}: {group} has {self._file.names(group)}; expected obs or states")
         return found
 
     def _kind(self) -> tuple[str, str]:

@@ -28,7 +28,7 @@ class Episode:
     name: str
     observation: dict[str, Array]  # [T, ...] of each chosen field
     final_observation: dict[str, Array] | None  # [...]
-    action: Array  # [T, ...]
+    action: Array | None  # [T, ...]
     reward: Array | None  # [T]
     terminated: Array | None  # [T]
     truncated: Array | None  # [T]
@@ -39,7 +39,7 @@ class Transitions(NamedTuple):
     """Drawn steps. An observation is `vector` float32 [B, K, D], and each image uint8 [B, K, ...] by its name."""
 
     observation: dict[str, Array]
-    action: Array  # float32 [B, K, A]; int64 [B, K] where actions are discrete
+    action: Array  # float32 [B, K, A], with A = 0 where there are no actions; int64 [B, K] where they are discrete
     next_observation: dict[str, Array]
 
 
@@ -70,9 +70,9 @@ class Episodes:
         self.lengths: Array = np.concatenate([source.lengths for source in self.sources])
         self.final_known: Array = np.concatenate([s.final_known(list(self.fields)) for s in self.sources])
         self._local = np.concatenate([np.arange(len(source.names)) for source in self.sources])
-        self.action_shape: tuple[int, ...] = self.sources[0].action.shape
-        kind, width = self.sources[0].action.dtype.kind, self.sources[0].action.width
-        self.discrete = kind in "iu" and width == 1
+        actions = [source.action for source in self.sources]
+        self.action: Field | None = None if None in actions else actions[0]
+        self.discrete = self.action is not None and self.action.dtype.kind in "iu" and self.action.width == 1
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -83,6 +83,14 @@ class Episodes:
         if len(self.sources) == 1:
             return tuple(self.sources[0].names)
         return tuple(f"{source.path}:{name}" for source in self.sources for name in source.names)
+
+    @property
+    def without_actions(self) -> str:
+        """Place of the first actions that are missing, with the file where there are several; "" where none are."""
+        for source in self.sources:
+            if source.without_actions:
+                return source.without_actions + (f" of {source.path}" if len(self.sources) > 1 else "")
+        return ""
 
     @property
     def total_steps(self) -> int:
@@ -119,11 +127,13 @@ class Episodes:
     def num_actions(self) -> int:
         """Discrete actions: the highest that occurs, and one."""
         if not self.discrete:
-            raise DataError(f"{self.path}: actions are {self.sources[0].action}, which is not discrete")
+            raise DataError(f"{self.path}: actions are {self.action}, which is not discrete")
         return 1 + max(int(self.actions(e).max()) for e in range(len(self)))
 
     def actions(self, episode: int) -> Array:
         """All actions [T, ...] of one episode, as they are stored."""
+        if self.action is None:
+            raise DataError(f"{self.path}: {self.without_actions} is missing; expected one action for each step")
         return self._source(episode).actions(int(self._local[episode]))
 
     def rewards(self, episode: int) -> Array:
@@ -159,7 +169,7 @@ class Episodes:
             name=self.names[episode],
             observation={name: array[:length] for name, array in frames.items()},
             final_observation={name: array[length] for name, array in frames.items()} if final else None,
-            action=source.actions(local),
+            action=None if self.action is None else source.actions(local),
             reward=source.rewards(local) if source.has_rewards else None,
             terminated=ends.terminated,
             truncated=ends.truncated,
@@ -217,13 +227,16 @@ class Episodes:
 
     def _sizes(self) -> Iterator[tuple[str, Reader, Array, int]]:
         frames = self.lengths + 1
-        yield "action", self._action, self.lengths, 8 if self.discrete else 4 * self.sources[0].action.width
+        width = 0 if self.action is None else self.action.width
+        yield "action", self._action, self.lengths, 8 if self.discrete else 4 * width
         if self.columns:
             yield VECTOR, self._vector, frames, 4 * len(self.columns)
         for name, field in sorted(self.images.items(), key=lambda item: (item[1].nbytes, item[0])):
             yield name, self._image_reader(name), frames, field.nbytes
 
     def _action(self, episode: int, start: int, stop: int) -> Array:
+        if self.action is None:
+            return np.empty((stop - start, 0), np.float32)
         actions = self.actions(episode)[start:stop]
         if self.discrete:
             return actions.reshape(len(actions)).astype(np.int64)

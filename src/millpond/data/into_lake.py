@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from millpond.data.choose import require_same
+from millpond.data.errors import DataError
 from millpond.data.opening import open_sources
 from millpond.data.source import Array, Source
 from millpond.replay import Field, Lake, Schema, Steps
@@ -36,7 +37,7 @@ def import_episodes(
     names = _names(first.default_keys)
     for other in sources[1:]:
         require_same(first, other, [first.fields[name] for name in names])
-    schema = _schema(first, names)
+    schema = _schema(sources, names)
     steps = count = unrewarded = cut = 0
     with Lake.create(folder, schema) as lake, lake.writer(stream, 1) as writer:
         for source in sources:
@@ -64,11 +65,20 @@ def _names(keys: Sequence[str]) -> dict[str, str]:
     return {name: name.replace("/", ".") for name in keys}
 
 
-def _schema(source: Source, names: dict[str, str]) -> Schema:
-    observation = tuple(
-        Field.of(stored, source.fields[name].shape, source.fields[name].dtype.name) for name, stored in names.items()
-    )
-    return Schema(observation, Field("action", source.action.shape, source.action.dtype.name))
+def _schema(sources: Sequence[Source], names: dict[str, str]) -> Schema:
+    """Return the schema of the first file, which the others share; refuse files without actions."""
+    fields = sources[0].fields
+    observation = tuple(Field.of(stored, fields[name].shape, fields[name].dtype.name) for name, stored in names.items())
+    actions = []
+    for source in sources:
+        if source.action is None:
+            raise DataError(
+                f"{source.path}: {source.without_actions} is missing; a lake stores transitions, which need actions. "
+                f"Episodes without them can be read where they are: `millpond train reward data.path={source.path} "
+                f"reward.objective=progress`"
+            )
+        actions.append(source.action)
+    return Schema(observation, Field("action", actions[0].shape, actions[0].dtype.name))
 
 
 def _steps(source: Source, episode: int, names: dict[str, str], *, final_known: bool) -> tuple[Steps | None, bool]:

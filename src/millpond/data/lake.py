@@ -22,6 +22,7 @@ class LakeSource:
     action_bounds: tuple[float, float] | None = None
     layout = "lake"
     has_rewards = True
+    without_actions = ""
     success: Array | None = None
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +55,7 @@ class LakeSource:
             field.name: Field(field.name, field.shape, np.dtype(field.dtype)) for field in schema.observation
         }
         self.default_keys: Sequence[str] = list(self.fields)
-        self.action = Field(schema.action.name, schema.action.shape, np.dtype(schema.action.dtype))
+        self.action: Field | None = Field(schema.action.name, schema.action.shape, np.dtype(schema.action.dtype))
 
     def final_known(self, names: Sequence[str]) -> Array:
         return self._finals

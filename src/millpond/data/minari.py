@@ -2,7 +2,7 @@
 
 episode_K/observations   [T + 1, ...], or a group of such arrays
 episode_K/actions        [T, ...]
-episode_K/rewards, terminations, truncations [T]
+episode_K/rewards, terminations, truncations [T], each perhaps
 episode_K/infos/success  perhaps
 
 An export of a lake says in an attribute where the last observation is not a true one, because the lake had none.
@@ -29,7 +29,6 @@ class MinariSource:
     """Reads shapes when it is opened, and numbers when they are asked for."""
 
     layout = "Minari HDF5"
-    has_rewards = True
 
     def __init__(self, file: Hdf5File) -> None:
         self.path = str(file.path)
@@ -39,9 +38,11 @@ class MinariSource:
         self.names: Sequence[str] = [name for name in file.groups("/") if name.startswith("episode_")]
         self._episodes = Grouped(file, self.names, self._observations, behind=1)
         self.lengths, self.action = self._episodes.lengths, self._episodes.action
+        self.without_actions = self._episodes.without_actions
         self.fields: Mapping[str, Field] = self._episodes.fields
         self.default_keys: Sequence[str] = list(self.fields)
-        self.rewarded: Array = np.ones(len(self.names), bool)
+        self.rewarded: Array = np.array([file.has(f"{name}/rewards") for name in self.names])
+        self.has_rewards = bool(self.rewarded.all())
 
     @cached_property
     def success(self) -> Array | None:
@@ -77,8 +78,11 @@ class MinariSource:
         return self._episodes.per_step(episode, "rewards")
 
     def ends(self, episode: int) -> Ends:
-        terminated, truncated = (self._episodes.per_step(episode, what) for what in ("terminations", "truncations"))
-        return Ends(terminated.astype(bool), truncated.astype(bool))
+        return Ends(self._flags(episode, "terminations"), self._flags(episode, "truncations"))
+
+    def _flags(self, episode: int, what: str) -> Array | None:
+        stored = self._file.has(f"{self.names[episode]}/{what}")
+        return self._episodes.per_step(episode, what).astype(bool) if stored else None
 
     def _observations(self, group: str) -> dict[str, Stored]:
         found = self._file.arrays(f"{group}/observations")

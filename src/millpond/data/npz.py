@@ -1,7 +1,7 @@
 """Episodes in one .npz file, as the `imitation` project writes them.
 
 obs       (T + 1 frames of an episode, one episode after another); or several fields as obs/NAME
-acts      (T actions of an episode, likewise)
+acts      (T actions of an episode, likewise); may be missing where only observations are learned from
 rews      likewise; may be missing
 indices   where `acts` is cut into episodes, one less than there are episodes
 terminal  [episodes] whether the last step terminated the episode
@@ -22,8 +22,8 @@ import numpy as np
 from millpond.data.errors import DataError
 from millpond.data.source import Array, Ends, Field, require_numbers
 
-NEEDED = ("acts", "indices", "terminal")
-PERHAPS = ("rews", "final_stored")
+NEEDED = ("indices", "terminal")
+OPTIONAL = ("acts", "rews", "final_stored")
 FLAT = 1 << 31  # bytes that a compressed member may unpack to; a larger one belongs in an uncompressed file
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, length of its name, length of its extra part
 
@@ -39,29 +39,31 @@ class NpzSource:
         self.path = str(path)
         self.task = path.stem
         arrays = _arrays(path)
-        acts, indices, terminal = (arrays[name] for name in NEEDED)
+        acts, indices, terminal = arrays.get("acts"), arrays["indices"], arrays["terminal"]
         for name, array in arrays.items():
             require_numbers(str(path), Field(name, array.shape[1:], array.dtype))
         if indices.dtype.kind not in "iu" and len(indices):
             raise DataError(f"{path}: indices is {indices.dtype}[]; expected whole numbers, where acts is cut")
-        cuts = np.concatenate([[0], indices.astype(np.int64), [len(acts)]])
-        self.lengths = np.diff(cuts)
-        episodes = len(self.lengths)
-        if not len(acts) or (self.lengths < 1).any():
-            raise DataError(f"{path}: indices must rise from above 0 to below {len(acts)}, the length of acts")
         self._frames = {name.removeprefix("obs/"): array for name, array in arrays.items() if _is_observation(name)}
+        episodes = len(indices) + 1
+        steps = len(acts) if acts is not None else len(next(iter(self._frames.values()))) - episodes
+        counted = "acts" if acts is not None else "steps"
+        cuts = np.concatenate([[0], indices.astype(np.int64), [steps]])
+        self.lengths = np.diff(cuts)
+        if (self.lengths < 1).any():
+            raise DataError(f"{path}: indices must rise from above 0 to below {steps}, the number of {counted}")
         for name, array in self._frames.items():
-            if len(array) != len(acts) + episodes:
+            if len(array) != steps + episodes:
                 raise DataError(
-                    f"{path}: {name} has {len(array):,} frames; {len(acts):,} acts in {episodes:,} episodes need "
-                    f"{len(acts) + episodes:,}, one more than acts for each episode"
+                    f"{path}: {name} has {len(array):,} frames; {steps:,} {counted} in {episodes:,} episodes need "
+                    f"{steps + episodes:,}, one more than {counted} for each episode"
                 )
         if terminal.shape != (episodes,):
             raise DataError(f"{path}: terminal has shape {terminal.shape}, not ({episodes},): one flag an episode")
         self.has_rewards = "rews" in arrays
         self.rewarded = np.full(episodes, self.has_rewards)
-        if self.has_rewards and arrays["rews"].shape != (len(acts),):
-            raise DataError(f"{path}: rews has shape {arrays['rews'].shape}, not ({len(acts)},): one for each of acts")
+        if self.has_rewards and arrays["rews"].shape != (steps,):
+            raise DataError(f"{path}: rews has shape {arrays['rews'].shape}, not ({steps},): one per step")
         self._arrays, self._cuts = arrays, cuts
         self._terminal = terminal.astype(bool)
         stored = arrays.get("final_stored", np.ones(episodes, bool))  # an export of a lake says which are missing
@@ -73,7 +75,8 @@ class NpzSource:
             name: Field(name, array.shape[1:], array.dtype) for name, array in self._frames.items()
         }
         self.default_keys: Sequence[str] = list(self.fields)
-        self.action = Field("acts", acts.shape[1:], acts.dtype)
+        self.action = Field("acts", acts.shape[1:], acts.dtype) if acts is not None else None
+        self.without_actions = "" if acts is not None else "the array acts"
         self.success: Array | None = None
 
     def final_known(self, names: Sequence[str]) -> Array:
@@ -108,12 +111,21 @@ def _arrays(path: Path) -> dict[str, Array]:
             missing = [name for name in NEEDED if name not in members] + ([] if observed else ["obs"])
             if missing:
                 raise DataError(
-                    f"{path} has the arrays {sorted(members)} and not {missing}; expected the imitation layout: obs, "
-                    f"acts, indices, terminal, and rews where rewards are known"
+                    f"{path} has the arrays {', '.join(sorted(members)) or 'none'}, and lacks {', '.join(missing)}; "
+                    f"expected the imitation layout: obs [steps + episodes, ...], acts [steps, ...], rews [steps], "
+                    f"indices [episodes - 1] and terminal [episodes]"
                 )
-            wanted = [*observed, *NEEDED, *(name for name in PERHAPS if name in members)]
+            wanted = [*observed, *NEEDED, *(name for name in OPTIONAL if name in members)]
             return {name: _array(path, archive, name, members[name]) for name in wanted}
-    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, struct.error, RuntimeError) as error:
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        EOFError,
+        NotImplementedError,
+        struct.error,
+        RuntimeError,
+        ValueError,
+    ) as error:
         raise DataError(f"{path} cannot be read as an .npz file: {error}") from None
 
 

@@ -35,16 +35,24 @@ def open_episodes(
 
 
 def open_sources(path: str | Path) -> list[Source]:
-    """The readers of all files that a path stands for; at least one."""
-    return [_open(file) for file in _found(path)]
+    """Open all files that a path stands for; at least one."""
+    return [_open(file) for file in _files(path)]
 
 
-def _found(path: str | Path) -> list[Path]:
-    """The files that a path stands for, in order of their names."""
+def is_there(path: str | Path) -> bool:
+    """True if a path is a file, a folder, or data that is in the package."""
+    try:
+        return str(path) in IN_PACKAGE or Path(path).exists()
+    except (OSError, ValueError):  # too long, a NUL in it, or a folder that must not be looked into
+        return False
+
+
+def _files(path: str | Path) -> list[Path]:
+    """Return the files that a path stands for, in order of their names."""
     if str(path) in IN_PACKAGE:  # always; a file of one's own by that name is ./pendulum
         return [Path(str(files("millpond.data") / "files" / IN_PACKAGE[str(path)]))]
     place = Path(path)
-    if not place.exists():
+    if not is_there(path):
         raise DataError(
             f"{path}: no such file or folder; data.path is one, or a name of what is in the package: "
             f"{', '.join(IN_PACKAGE)}"

@@ -69,7 +69,8 @@ class Source(Protocol):
     lengths: Array  # [episodes] steps
     fields: Mapping[str, Field]  # all that an observation has
     default_keys: Sequence[str]  # those that are used unless others are asked for
-    action: Field
+    action: Field | None  # None where any episode has no actions, as in old robosuite files; observations are read then
+    without_actions: str  # the place in the file where the first actions are missing; "" where there are all
     rewarded: Array  # bool [episodes]: which have a reward for each step
     has_rewards: bool  # whether all have
     masks: Mapping[str, Sequence[str]]  # named subsets of the episodes
@@ -89,7 +90,7 @@ class Source(Protocol):
         """Frames start..stop of one field: [stop - start, ...] in the stored dtype."""
 
     def actions(self, episode: int) -> Array:
-        """All actions [T, ...] in the stored dtype."""
+        """All actions [T, ...] in the stored dtype; only where `action` is not None."""
 
     def rewards(self, episode: int) -> Array:
         """All rewards [T]; only where `rewarded`."""

@@ -104,7 +104,9 @@ def _even(vector: Array) -> Array:
 def _numbers(found: Survey, episode: int, vector: Array) -> bool:
     """Ranges of actions, values that are not finite, and a digest of everything. False for a copy of another one."""
     data, name = found.data, found.data.names[episode]
-    actions = np.asarray(data.actions(episode), np.float64).reshape(int(data.lengths[episode]), -1)
+    length = int(data.lengths[episode])
+    actions = np.empty((length, 0)) if data.action is None else np.asarray(data.actions(episode), np.float64)
+    actions = actions.reshape(length, 0 if data.action is None else data.action.width)
     rewards = np.asarray(data.rewards(episode), np.float64) if data.has_rewards else np.zeros(0)
     arrays = (("observation", vector), ("action", actions), ("reward", rewards))
     found.not_finite += [(name, what) for what, array in arrays if not np.isfinite(array).all()]

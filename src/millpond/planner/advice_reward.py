@@ -14,7 +14,7 @@ MOST_PASSES = 1_000
 
 def advise_reward(recipe: RewardRecipe, plan: RewardPlan) -> list[Advice]:
     """Everything worth saying, what matters most first."""
-    adviser = Adviser(recipe, lambda changed: _troubles(plan_reward(changed)))
+    adviser = Adviser(recipe, lambda changed: _troubles(plan_reward(changed, plan.dataset)))
     return [*_passes(plan), *_episode_length(plan, adviser), *_silent(recipe, plan, adviser)]
 
 

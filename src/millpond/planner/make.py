@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,17 @@ from millpond.planner.advice import Advice
 from millpond.planner.advice_mixture import advise_mixture
 from millpond.planner.advice_ppo import advise_ppo
 from millpond.planner.advice_reward import advise_reward
+from millpond.planner.dataset import Dataset, read_dataset
 from millpond.planner.estimate import Estimate, estimate_time
 from millpond.planner.host import Host
 from millpond.planner.measured import Measured
 from millpond.planner.mixture import MixturePlan, plan_mixture
 from millpond.planner.ppo import PPOPlan, plan_ppo
 from millpond.planner.reward import RewardPlan, plan_reward
+from millpond.plurals import plural
 
 Plan = PPOPlan | MixturePlan | RewardPlan
+Overrides = Iterable[str] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,10 @@ class Planned:
 
     def to_json(self) -> dict[str, Any]:
         """One flat object."""
-        flat = {key: value for key, value in asdict(self.plan).items() if key not in ("field_bytes", "training")}
+        nested = ("field_bytes", "training", "dataset")
+        flat = {key: value for key, value in asdict(self.plan).items() if key not in nested}
+        if isinstance(self.plan, RewardPlan) and self.plan.dataset is not None:
+            flat |= {f"dataset_{name}": value for name, value in asdict(self.plan.dataset).items() if name not in flat}
         if isinstance(self.plan, PPOPlan):
             flat |= {f"{name}_bytes": count for name, _, count in self.plan.field_bytes if name != "observation"}
             if self.plan.training is not None:
@@ -61,7 +67,7 @@ class Planned:
 
 def plan(
     recipe: str | Path | Mapping[str, Any],
-    overrides: Iterable[str] | Mapping[str, Any] = (),
+    overrides: Overrides = (),
     *,
     preset: str | None = None,
     agents_source: str | None = None,
@@ -75,14 +81,44 @@ def plan(
     this machine, from which times are estimated.
     """
     asked = agents_from(agents_source) if agents_source is not None else None
-    return plan_loaded(load(recipe, overrides, preset, asked.agents if asked else None), asked, host, measured)
+    overrides = overrides if isinstance(overrides, Mapping) else list(overrides)
+    loaded = load(recipe, overrides, preset, asked.agents if asked else None)
+    if preset == "fast" and isinstance(loaded.recipe, RewardRecipe):
+        loaded = replace(loaded, notes=(*loaded.notes, *_notes_on_fast(recipe, overrides)))
+    return plan_loaded(loaded, asked, host, measured)
+
+
+def preset_batches(recipe: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> dict[str | None, int]:
+    """Return the batches of a reward recipe without a preset (None) and with each of its presets."""
+    default = load(recipe, overrides).recipe
+    batches: dict[str | None, int] = {}
+    for preset in (None, *default.presets):
+        changed = load(recipe, overrides, preset).recipe
+        if isinstance(changed, RewardRecipe):
+            batches[preset] = plan_reward(changed).batches
+    return batches
+
+
+def _notes_on_fast(recipe: str | Path | Mapping[str, Any], overrides: Overrides) -> Iterator[str]:
+    """Say what `fast` is short for: the name alone would promise less than the recipe's default."""
+    batches = preset_batches(recipe, overrides)
+    if "full" in batches:
+        yield (
+            f"--preset fast shortens --preset full from {plural(batches['full'], 'batch')} to {batches['fast']:,}; "
+            f"without a preset this recipe has {batches[None]:,}"
+        )
 
 
 def plan_loaded(
-    loaded: Loaded, asked: AgentCount | None = None, host: Host | None = None, measured: Iterable[Measured] = ()
+    loaded: Loaded,
+    asked: AgentCount | None = None,
+    host: Host | None = None,
+    measured: Iterable[Measured] = (),
+    dataset: Dataset | None = None,
 ) -> Planned:
-    """The plan of a config that has been loaded."""
+    """The plan of a config that has been loaded. `dataset` describes its recorded episodes; without it they are opened."""
     recipe, measured = loaded.recipe, tuple(measured)
+    alerts: list[str] = []
     # Replay stores single frames and stacks them when they are sampled; rows hold what the policy sees.
     spec = world_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if _needs_world(recipe) else None
     plan: Plan
@@ -93,13 +129,18 @@ def plan_loaded(
         plan = plan_mixture(recipe, spec)
         advice = advise_mixture(recipe, plan, spec, host)
     else:
-        plan = plan_reward(recipe)
+        if dataset is None:
+            dataset, notes = read_dataset(recipe)
+            loaded = replace(loaded, notes=(*loaded.notes, *notes))
+        plan = plan_reward(recipe, dataset)
         advice = advise_reward(recipe, plan)
+        if dataset is not None and dataset.refusal is not None:
+            alerts.append(f"training will refuse {dataset.refusal}")
     if spec is None and _needs_world(recipe) and not recipe.env.id.startswith("pufferlib."):
         note = f"{recipe.env.id} was not asked, since that would run its code; --agents-from {recipe.env.id} asks it"
         loaded = replace(loaded, notes=(*loaded.notes, note))
     world = AgentCount(spec.num_agents, recipe.env.id) if spec is not None else None
-    alerts = [
+    alerts += [
         _mismatch(plan, recipe.env.num_agents, count)
         for count in (asked, world)
         if count is not None and count.agents != recipe.env.num_agents

@@ -9,6 +9,7 @@ from millpond.config import Loaded, MixtureRecipe, PPORecipe
 from millpond.config.check import refuse_violations
 from millpond.config.rank_rules import mixture_rank_rules, rank_rules
 from millpond.errors import MillpondError
+from millpond.planner.dataset import Dataset
 from millpond.planner.make import Planned, plan_loaded
 from millpond.planner.memory import TrainingMemory
 from millpond.planner.mixture import MixturePlan
@@ -54,13 +55,13 @@ def share_of_rank(loaded: Loaded, ranks: int) -> Loaded:
     return replace(loaded, recipe=share)
 
 
-def plan_over_ranks(loaded: Loaded, ranks: int) -> Planned:
+def plan_over_ranks(loaded: Loaded, ranks: int, dataset: Dataset | None = None) -> Planned:
     """The plan of all ranks together: the sum of their shares.
 
     Each rank tops up its own rows with whole envs, so that with batch unit agent steps a few more rows may wait for
     the next iteration than with one rank.
     """
-    planned = plan_loaded(loaded)
+    planned = plan_loaded(loaded, dataset=dataset)
     if ranks == 1:
         return planned
     own = share_of_rank(loaded, ranks)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millpond.config.recipe import RewardRecipe
+from millpond.planner.dataset import Dataset
 
 
 @dataclass(frozen=True)
 class RewardPlan:
-    """What a reward run will do. One batch is one gradient update."""
+    """Counts of a reward run. One batch is one gradient update."""
 
     epochs: int
     cycles: int
@@ -35,14 +36,17 @@ class RewardPlan:
     dataset_episodes: int | None
     dataset_steps: int | None
     training_episodes: int | None
+    held_out_episodes: int | None
     passes_over_data: float | None
+    batches_per_pass: float | None
+    dataset: Dataset | None  # None where the data was not read
     env_steps: int
     env_steps_per_cycle: int
     test_episodes: int
 
 
-def plan_reward(recipe: RewardRecipe) -> RewardPlan:
-    """Derive everything."""
+def plan_reward(recipe: RewardRecipe, dataset: Dataset | None = None) -> RewardPlan:
+    """Derive everything. Without a dataset, its sizes are those that the recipe expects, if it says any."""
     reward, data, agent = recipe.reward, recipe.data, recipe.agent
     epochs = min(reward.epochs, recipe.trainer.total_iterations or reward.epochs)
     per_cycle = reward.iterations * reward.train_batches
@@ -51,13 +55,16 @@ def plan_reward(recipe: RewardRecipe) -> RewardPlan:
     save_freq = reward.save_freq or recipe.checkpoint.interval or 1
     steps_per_batch = reward.episodes_per_batch * reward.steps_per_episode
 
-    training_episodes = passes = None
-    if data.expected_episodes is not None:
-        held_out = len(set(data.held_out)) or round(data.expected_episodes * data.holdout)
-        training_episodes = data.expected_episodes - held_out
-        if data.expected_steps is not None:
-            steps = data.expected_steps * training_episodes / data.expected_episodes
-            passes = batches * steps_per_batch / steps if steps else None
+    episodes, steps = data.expected_episodes, data.expected_steps
+    held_out = training_episodes = training_steps = None
+    if dataset is not None:
+        episodes, steps, held_out = dataset.episodes, dataset.steps, dataset.held_out_episodes
+        training_episodes, training_steps = dataset.training_episodes, float(dataset.training_steps)
+    elif episodes is not None:
+        held_out = len(set(data.held_out)) or round(episodes * data.holdout)
+        training_episodes = episodes - held_out
+        training_steps = None if steps is None else steps * training_episodes / episodes
+    per_pass = training_steps / steps_per_batch if training_steps else None
     online = not reward.reward_only
     acted = epochs * reward.cycles * reward.iterations * agent.steps_per_iteration + agent.warmup_steps
     return RewardPlan(
@@ -82,10 +89,13 @@ def plan_reward(recipe: RewardRecipe) -> RewardPlan:
         steps_per_episode=reward.steps_per_episode,
         steps_per_batch=steps_per_batch,
         steps_in_all=batches * steps_per_batch,
-        dataset_episodes=data.expected_episodes,
-        dataset_steps=data.expected_steps,
+        dataset_episodes=episodes,
+        dataset_steps=steps,
         training_episodes=training_episodes,
-        passes_over_data=passes,
+        held_out_episodes=held_out,
+        passes_over_data=None if per_pass is None else batches / per_pass,
+        batches_per_pass=per_pass,
+        dataset=dataset,
         env_steps=acted * agent.num_envs if online else 0,
         env_steps_per_cycle=reward.iterations * agent.steps_per_iteration * agent.num_envs if online else 0,
         test_episodes=epochs * reward.cycles * agent.test_episodes if online else 0,

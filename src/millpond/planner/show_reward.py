@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millpond.config.recipe import RewardRecipe
+from millpond.planner.dataset import Dataset
 from millpond.planner.lines import figures, number, sentence
 from millpond.planner.reward import RewardPlan
 from millpond.plurals import plural
@@ -18,7 +19,7 @@ def show_reward(recipe: RewardRecipe, plan: RewardPlan) -> list[str]:
     )
     lines += ["", "The hierarchy", *_tree(plan)]
     lines += ["", "What is written", *figures(_written(recipe, plan))]
-    lines += ["", "Data", *figures(_data(recipe, plan))]
+    lines += ["", "Data", *_source(recipe, plan), *figures(_data(plan))]
     if not plan.reward_only:
         rows = [
             ("env steps of the agent", number(plan.env_steps), f"{recipe.agent.warmup_steps:,} of them at random"),
@@ -58,26 +59,45 @@ def _written(recipe: RewardRecipe, plan: RewardPlan) -> list[tuple[str, str, str
     ]
 
 
-def _data(recipe: RewardRecipe, plan: RewardPlan) -> list[tuple[str, str, str]]:
+def _source(recipe: RewardRecipe, plan: RewardPlan) -> list[str]:
+    """Where the episodes are, and what is used of them."""
+    data = plan.dataset
+    if data is None:
+        return sentence(f"{recipe.data.path}, not read") if plan.reward_only else []
+    action = "missing" if data.action is None else data.action
+    return [
+        *sentence(f"{data.path}: {data.layout}"),
+        *sentence(f"observations: {', '.join(data.observation)}; actions: {action}"),
+        *sentence(f"objectives that fit: {', '.join(data.objectives) or 'none'}"),
+    ]
+
+
+def _data(plan: RewardPlan) -> list[tuple[str, str, str]]:
     rows = [
         ("objective", plan.objective, ""),
         (
-            "steps a batch",
+            "steps per batch",
             number(plan.steps_per_batch),
             f"{plural(plan.steps_per_episode, 'step')} of {plural(plan.episodes_per_batch, 'episode')}",
         ),
         ("steps in all", number(plan.steps_in_all), ""),
     ]
-    if plan.dataset_episodes is not None and plan.training_episodes is not None:
-        rows.append(
-            (
-                "episodes",
-                number(plan.dataset_episodes),
-                f"{plan.training_episodes:,} to train on, {plan.dataset_episodes - plan.training_episodes:,} held out",
-            )
-        )
+    if plan.dataset_episodes is not None and plan.training_episodes is not None and plan.held_out_episodes is not None:
+        split = f"{plan.training_episodes:,} to train on, {plan.held_out_episodes:,} held out"
+        failed = plan.dataset_episodes - plan.training_episodes - plan.held_out_episodes
+        if failed:
+            split += f", {failed:,} left out because they failed"
+        rows.append(("episodes", number(plan.dataset_episodes), split))
     if plan.dataset_steps is not None:
-        rows.append(("steps in the data", number(plan.dataset_steps), ""))
-    if plan.passes_over_data is not None:
+        rows.append(("steps in the data", number(plan.dataset_steps), _lengths(plan.dataset)))
+    if plan.passes_over_data is not None and plan.batches_per_pass is not None:
+        rows.append(("batches per pass", number(plan.batches_per_pass), "over the training data"))
         rows.append(("passes over the training data", number(plan.passes_over_data), ""))
     return rows
+
+
+def _lengths(data: Dataset | None) -> str:
+    if data is None:
+        return ""
+    same = data.shortest == data.longest
+    return f"{data.shortest:,} per episode" if same else f"{data.shortest:,} to {data.longest:,} per episode"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from millpond.plurals import plural
 from millpond.replay.faults import LakeError
 from millpond.replay.schema import Field, Schema
 
@@ -19,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Steps:
-    """What happened in T steps of L lanes.
+    """T steps of L lanes.
 
     observation        [T, L, ...]  what the agent saw before it acted; a dict where the schema has several fields
     action             [T, L, ...]
@@ -27,7 +28,8 @@ class Steps:
     terminated         [T, L]       the episode came to its own end with this step
     truncated          [T, L]       it was cut off; its final observation must be given
     final_observation  [K, ...]     of the places where `has_final` is set, step by step, lane by lane
-    has_final          [T, L]       None: exactly where `truncated` is set
+    has_final          [T, L]       None: where `truncated` is set; or, if there are as many final observations as
+                                    ended episodes, where either flag is set
     extra              {name: [T, L, ...]}, one for each extra field of the schema
     agent, round, policy_version, epsilon: where the steps came from, numbers or arrays that broadcast to [T, L]
     """
@@ -66,18 +68,10 @@ def check(steps: Steps, schema: Schema, lanes: int) -> CheckedSteps:
         raise LakeError(f"reward has shape {reward.shape}; expected [T, {lanes}] with T of at least 1")
     shape = reward.shape
     terminated, truncated = _flags("terminated", steps.terminated, shape), _flags("truncated", steps.truncated, shape)
-    has_final = truncated.copy() if steps.has_final is None else _flags("has_final", steps.has_final, shape)
-    if steps.has_final is None and steps.final_observation is None:
-        has_final &= ~terminated
-    if np.any(has_final & ~(terminated | truncated)):
-        raise LakeError("has_final is set where no episode ended; only ended episodes have a final observation")
-    missing = int(np.count_nonzero(truncated & ~terminated & ~has_final))
+    finals = {} if steps.final_observation is None else schema.observations(steps.final_observation)
+    first = next(iter(finals.values())) if finals else np.empty(0)
+    has_final = _has_final(steps, len(first) if first.ndim else 0, terminated, truncated)
     count = int(np.count_nonzero(has_final))
-    if missing or (count and steps.final_observation is None):
-        raise LakeError(
-            f"{missing or count} truncated steps have no final observation; a truncated episode bootstraps from it, "
-            "so give final_observation [K, ...] with one entry for each"
-        )
     columns: dict[str, Array] = {"reward": reward.astype(np.float32)}
     for name in ("agent", "round", "policy_version", "epsilon"):
         columns[name] = _provenance(name, getattr(steps, name), shape, schema)
@@ -87,15 +81,43 @@ def check(steps: Steps, schema: Schema, lanes: int) -> CheckedSteps:
     for extra in schema.extra:
         columns[extra.name] = _cast(extra, np.asarray(steps.extra[extra.name]), shape)
     observation = schema.observations(steps.observation)
-    finals: dict[str, Array] = {}
-    if count:
-        finals = schema.observations(steps.final_observation)
     for each in schema.observation:
         observation[each.name] = _cast(each, observation[each.name], shape)
         finals[each.name] = (
             _cast(each, finals[each.name], (count,)) if count else np.empty((0, *each.shape), each.stored_dtype)
         )
     return CheckedSteps(observation, finals, columns, terminated, truncated, has_final, shape[0])
+
+
+def _has_final(steps: Steps, entries: int, terminated: Array, truncated: Array) -> Array:
+    """Return the steps [T, L] that the final observations belong to. None of these is dropped, and none is missing."""
+    ended = terminated | truncated
+    if steps.has_final is not None:
+        has_final = _flags("has_final", steps.has_final, ended.shape)
+    elif steps.final_observation is None:
+        has_final = np.zeros_like(ended)
+    else:
+        has_final = ended if entries == np.count_nonzero(ended) else truncated
+    if np.any(has_final & ~ended):
+        raise LakeError("has_final is set where no episode ended; only ended episodes have a final observation")
+    missing = int(np.count_nonzero(truncated & ~terminated & ~has_final))
+    if missing:
+        raise LakeError(
+            f"{plural(missing, 'truncated step')} without a final observation; a truncated episode bootstraps from it, "
+            f"so give final_observation [K, ...] with one entry for each"
+        )
+    count = int(np.count_nonzero(has_final))
+    if entries != count:
+        expected = (
+            f"has_final is set for {count:,}"
+            if steps.has_final is not None
+            else f"{np.count_nonzero(truncated):,} steps are truncated and {np.count_nonzero(ended):,} end an episode"
+        )
+        raise LakeError(
+            f"final_observation has {entries:,} entries, and {expected}; give one for each truncated step, or one for each "
+            f"step that ends an episode, or say in has_final [T, L] which steps they belong to"
+        )
+    return has_final
 
 
 def _flags(name: str, value: Any, shape: tuple[int, ...]) -> Array:

@@ -24,8 +24,8 @@ def inputs_of(data: Episodes) -> Inputs:
     for name, field in data.images.items():
         height, width, *channels = field.shape
         images.append((name, (height, width, channels[0] if channels else 1)))
-    action = data.num_actions if data.discrete else int(np.prod(data.action_shape, dtype=np.int64))
-    return Inputs(len(data.columns), action, tuple(images))
+    action = 0 if data.action is None else data.action.width
+    return Inputs(len(data.columns), data.num_actions if data.discrete else action, tuple(images))
 
 
 def step_batch(drawn: Transitions, shape: Inputs, device: torch.device) -> StepBatch:
@@ -47,7 +47,7 @@ def step_batch(drawn: Transitions, shape: Inputs, device: torch.device) -> StepB
 
     return StepBatch(
         numbers(drawn.observation),
-        action.reshape(rows, -1).float(),
+        action.reshape(rows, shape.action).float(),
         numbers(drawn.next_observation),
         images(drawn.observation),
         images(drawn.next_observation),

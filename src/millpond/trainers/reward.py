@@ -45,7 +45,9 @@ class RewardTrainer:
     ) -> None:
         recipe = loaded.recipe
         assert isinstance(recipe, RewardRecipe)
-        planned = plan_loaded(loaded).plan
+        if recorded is None and recipe.reward.reward_only:
+            recorded = open_recorded(recipe)
+        planned = plan_loaded(loaded, dataset=recorded.dataset if recorded else None).plan
         assert isinstance(planned, RewardPlan)
         self.recipe, self.plan, self.run = recipe, planned, run
         self.device = torch.device(recipe.device)
@@ -55,10 +57,9 @@ class RewardTrainer:
         self.sampler = np.random.default_rng(int(seeds[2]))
         noise = torch.Generator(self.device).manual_seed(int(seeds[4]))
 
-        self.recorded: Recorded | None = None
+        self.recorded = recorded
         self.agent: RewardAgent | None = None
-        if recipe.reward.reward_only:
-            self.recorded = recorded or open_recorded(recipe)
+        if self.recorded is not None:
             self.network = make_network(recipe, inputs_of(self.recorded.data), int(seeds[3]))
             fit_network(self.network, self.recorded)
         else:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from millpond.config import RewardRecipe
-from millpond.data import DataError, Episodes, Finding, audit, open_episodes, refuse_unfit
+from millpond.data import DataError, Episodes, Finding, audit, refuse_unfit
+from millpond.data.fitting import split_episodes
+from millpond.planner.dataset import Dataset, dataset_of, open_data, open_training_data
 from millpond.planner.lines import sentence
 from millpond.plurals import plural
 from millpond.rewards.source import inputs_of
@@ -25,6 +27,7 @@ class Recorded:
     training: Integers
     held_out: Integers
     others: Episodes | None  # of another task
+    dataset: Dataset  # the same for the plan
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -48,23 +51,17 @@ class Recorded:
 
 def open_recorded(recipe: RewardRecipe) -> Recorded:
     """Open and check everything that a run will read; errors name the key and the fix. Vectors are read once, here."""
-    data = _open(recipe, recipe.data.path)
-    _check_expected(recipe, data)
+    data = open_training_data(recipe)
     refuse_unfit(data, recipe.reward.objective)
     others = None
     if recipe.reward.negatives is not None:
-        others = _open(recipe, recipe.reward.negatives)
+        others = open_data(recipe, recipe.reward.negatives)
         _check_others(recipe, data, others)
-    training, held_out = split_episodes(len(data), recipe.data.holdout, recipe.data.held_out, recipe.seed)
-    if recipe.reward.objective == "progress" and data.success is not None:
-        training = training[data.success[training]]  # a failure makes no progress towards the end
-    if not len(training):
-        raise DataError(
-            f"{data.path}: no episode is left to train on ({len(data):,} in all, {len(held_out):,} held out); lower "
-            f"data.holdout={recipe.data.holdout}, or bring more episodes"
-        )
+    training, held_out = split_episodes(
+        data, recipe.reward.objective, recipe.data.holdout, recipe.data.held_out, recipe.seed
+    )
     data.hold_vectors()
-    return Recorded(data, training, held_out, others)
+    return Recorded(data, training, held_out, others, dataset_of(recipe, data))
 
 
 def audit_recorded(recipe: RewardRecipe, recorded: Recorded) -> list[Finding]:
@@ -80,39 +77,6 @@ def audit_recorded(recipe: RewardRecipe, recorded: Recorded) -> list[Finding]:
         if finding.severity == "error":
             raise DataError(f"{recorded.data.path}: {finding.what}: {finding.meaning}; {finding.fix}")
     return [finding for finding in recorded.findings if finding.severity == "warning"]
-
-
-def split_episodes(episodes: int, holdout: float, named: tuple[int, ...], seed: int) -> tuple[Integers, Integers]:
-    """Episodes to train on and held-out ones: those named, or a share drawn by a generator of the split's own."""
-    if named:
-        beyond = [number for number in named if number >= episodes]
-        if beyond:
-            raise DataError(f"data.held_out names episode {beyond[0]}; there are {episodes:,}, counted from 0")
-        held_out = np.unique(np.array(named, np.int64))
-    else:
-        shuffled = np.random.default_rng([seed, 0xE915]).permutation(episodes)
-        held_out = np.sort(shuffled[: round(episodes * holdout)])
-    return np.setdiff1d(np.arange(episodes), held_out), held_out
-
-
-def _open(recipe: RewardRecipe, path: str) -> Episodes:
-    data = recipe.data
-    return open_episodes(
-        path,
-        data.observation_keys,
-        data.images,
-        drop_columns=data.drop_columns,
-        memory_bytes=data.memory_bytes,
-    )
-
-
-def _check_expected(recipe: RewardRecipe, data: Episodes) -> None:
-    for key, expected, found in (
-        ("data.expected_episodes", recipe.data.expected_episodes, len(data)),
-        ("data.expected_steps", recipe.data.expected_steps, data.total_steps),
-    ):
-        if expected is not None and expected != found:
-            raise DataError(f"{key}={expected:,}, but {data.path} has {found:,}; set {key}={found} or {key}=null")
 
 
 def _check_others(recipe: RewardRecipe, data: Episodes, others: Episodes) -> None:

@@ -13,6 +13,7 @@ import torch
 from millpond.config import RewardRecipe
 from millpond.data import DataError, open_episodes
 from millpond.errors import MillpondError
+from millpond.plurals import plural
 from millpond.rewards.network import OF_TRANSITIONS, Inputs
 from millpond.rewards.source import inputs_of, judge_episode
 from millpond.store import Checkpoints, RunError
@@ -53,6 +54,11 @@ def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs"
         drop_columns=settings.drop_columns,
         memory_bytes=settings.memory_bytes,
     )
+    if data.action is None and recipe.reward.objective in OF_TRANSITIONS:
+        raise DataError(
+            f"{path}: {data.without_actions} is missing, and the reward r(s, a, s') of run {run.name!r} needs the actions; "
+            f"score it with a run of reward.objective=progress"
+        )
     inputs = inputs_of(data)
     if data.discrete:  # the file need not hold every action that the run knows
         known = _actions_known(checkpoint.weights["reward"], inputs, recipe)
@@ -62,11 +68,11 @@ def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs"
     network = make_network(recipe, inputs, seed=0)
     try:
         network.load_state_dict(checkpoint.weights["reward"])
-    except RuntimeError as error:
+    except RuntimeError:
         raise DataError(
-            f"{path} has {len(data.columns)} numbers an observation ({', '.join(data.fields)}) and actions of shape "
-            f"{data.action_shape}, which is not what run {run.name!r} was trained on ({settings.path}): {error}"
-        ) from error
+            f"{path} has observations of {plural(len(data.columns), 'number')} ({', '.join(data.fields)}) and actions "
+            f"{data.action}, which is not what run {run.name!r} was trained on ({settings.path})"
+        ) from None
     network.eval()
     judged = [judge_episode(network, data, episode, torch.device("cpu")) for episode in range(len(data))]
     values = [value for _, value in judged if value is not None]

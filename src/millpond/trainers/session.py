@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -17,6 +17,9 @@ from millpond.planner.ranks import plan_over_ranks
 from millpond.ranks import Ranks
 from millpond.ranks.parts import require_ranks
 from millpond.store import Run, RunError, check_changes, find_run
+
+if TYPE_CHECKING:
+    from millpond.trainers.reward_data import Recorded
 
 # Lengths and logging: what was learned so far stays right when these change.
 MAY_CHANGE = {
@@ -41,10 +44,16 @@ def config_text(loaded: Loaded) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
-def start_run(loaded: Loaded, name: str | None, *, overwrite: bool = False, ranks: int = 1) -> Run:
-    """A new run's folder. Without a name it is called after the recipe, with the next free number."""
+def start_run(
+    loaded: Loaded, name: str | None, *, overwrite: bool = False, ranks: int = 1, recorded: Recorded | None = None
+) -> Run:
+    """A new run's folder. Without a name it is called after the recipe, with the next free number.
+
+    `recorded` are the episodes of a reward run, if they are open already: its plan then does not open them again.
+    """
     root = Path(loaded.recipe.run_dir)
-    plan = {**plan_over_ranks(loaded, ranks).to_json(), "ranks": ranks}
+    dataset = recorded.dataset if recorded is not None else None
+    plan = {**plan_over_ranks(loaded, ranks, dataset).to_json(), "ranks": ranks}
     if name is not None:
         return Run.start(root, name, config_yaml=config_text(loaded), plan=plan, overwrite=overwrite)
     stem = Path(loaded.name).stem

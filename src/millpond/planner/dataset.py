@@ -1,0 +1,90 @@
+"""The recorded episodes of a reward run, as far as a plan needs them: their sizes are read, their frames are not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond.config.recipe import RewardRecipe
+from millpond.data import DataError, Episodes, open_episodes, unfit
+from millpond.data.fitting import OBJECTIVES, refusal, split_episodes
+from millpond.data.opening import is_there
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Recorded episodes and what they can serve."""
+
+    path: str
+    layout: str  # such as "imitation npz"
+    episodes: int
+    steps: int
+    shortest: int  # steps of the shortest episode
+    longest: int
+    training_episodes: int
+    training_steps: int
+    held_out_episodes: int
+    observation: tuple[str, ...]  # the fields that are used, such as "obs float32[3]"
+    action: str | None  # such as "float32[1]"; None where actions are missing
+    objectives: tuple[str, ...]  # those that these episodes can serve
+    refusal: str | None  # why training would refuse the objective of the recipe, and what to set instead
+
+
+def open_data(recipe: RewardRecipe, path: str) -> Episodes:
+    """Open the episodes at a path as the recipe's data section says."""
+    data = recipe.data
+    return open_episodes(
+        path, data.observation_keys, data.images, drop_columns=data.drop_columns, memory_bytes=data.memory_bytes
+    )
+
+
+def open_training_data(recipe: RewardRecipe) -> Episodes:
+    """Open the episodes at data.path, and compare them with the sizes that the recipe expects."""
+    data = open_data(recipe, recipe.data.path)
+    for key, expected, actual in (
+        ("data.expected_episodes", recipe.data.expected_episodes, len(data)),
+        ("data.expected_steps", recipe.data.expected_steps, data.total_steps),
+    ):
+        if expected is not None and expected != actual:
+            raise DataError(f"{key}={expected:,}, but {data.path} has {actual:,}; set {key}={actual} or {key}=null")
+    return data
+
+
+def read_dataset(recipe: RewardRecipe) -> tuple[Dataset | None, tuple[str, ...]]:
+    """Read the sizes of a recipe's data, and return them with notes for the reader.
+
+    None where nothing is read: full mode learns from its own episodes; and a recipe that says how large its data is
+    (data.expected_episodes) can be planned on a machine that does not have it, as `reward-libero` without LIBERO.
+    """
+    if not recipe.reward.reward_only:
+        return None, ()
+    if recipe.data.expected_episodes is not None and not is_there(recipe.data.path):
+        return None, (
+            f"data.path={recipe.data.path} is not on this machine: episodes and steps are those that the recipe expects "
+            f"(data.expected_episodes, data.expected_steps). Your own file or folder: data.path=PATH",
+        )
+    dataset = dataset_of(recipe, open_training_data(recipe))
+    if recipe.reward.negatives is not None:
+        open_data(recipe, recipe.reward.negatives)
+    return dataset, ()
+
+
+def dataset_of(recipe: RewardRecipe, data: Episodes) -> Dataset:
+    """Describe opened episodes for the plan of a recipe."""
+    reasons, objective = unfit(data), recipe.reward.objective
+    fitting = objective if objective not in reasons else ""  # a refused progress would leave out every failure
+    training, held_out = split_episodes(data, fitting, recipe.data.holdout, recipe.data.held_out, recipe.seed)
+    return Dataset(
+        path=data.path,
+        layout=", ".join(sorted({source.layout for source in data.sources})),
+        episodes=len(data),
+        steps=data.total_steps,
+        shortest=int(data.lengths.min()),
+        longest=int(data.lengths.max()),
+        training_episodes=len(training),
+        training_steps=int(data.lengths[training].sum()),
+        held_out_episodes=len(held_out),
+        observation=tuple(f"{field.name} {field}" for field in data.fields.values()),
+        action=None if data.action is None else str(data.action),
+        objectives=tuple(name for name in OBJECTIVES if name not in reasons),
+        refusal=refusal(data, objective),
+    )
