@@ -23,6 +23,7 @@ from millpond.planner.ranks import plan_over_ranks, share_of_rank
 from millpond.policies.threads import torch_in_one_thread, torch_threads
 from millpond.ranks import ALONE, NoRecorder, PerRank, Ranks, restore_over_ranks, save_over_ranks, training_over_ranks
 from millpond.record import Counters, Recorder, Timer
+from millpond.report import Picture
 from millpond.rollout import Collector, Draw, Rows, draw_minibatches
 from millpond.rollout.collect import Collected
 from millpond.rollout.sampling import annealed_beta
@@ -35,7 +36,7 @@ from millpond.trainers.over_ranks import begin_with_weights, collected_by_all, r
 from millpond.trainers.ppo_part import Coefficients, Estimate
 from millpond.trainers.ppo_rows import RowsCall
 from millpond.trainers.ppo_update import estimate_advantages, train_minibatch
-from millpond.trainers.reporting import report_at_end
+from millpond.trainers.reporting import next_steps, report_at_end
 from millpond.trainers.sinks import make_sinks
 from millpond.trainers.summary import summarise
 from millpond.trainers.vector_state import VectorState
@@ -120,6 +121,8 @@ class PPOTrainer:
         self.score: float | None = None
         self.last_evaluation: Evaluation | None = None  # not yet in a record
         self.final_evaluation: Evaluation | None = None
+        self.figures: list[str] = []
+        self.picture: Picture | None = None
         if run.resumed:
             restore_over_ranks(ranks, self.checkpoints, self.parts)
 
@@ -136,7 +139,8 @@ class PPOTrainer:
                 if at.begins("iteration"):
                     self._record_collection(collected, estimate)
         if self.ranks.first:
-            report_at_end(self.run)
+            self.figures = self._figures()  # before the report, whose time is not the training's
+            self.picture = report_at_end(self.run)
 
     def close(self) -> None:
         """End the workers."""
@@ -150,8 +154,11 @@ class PPOTrainer:
         """Return, speed and where the time went, when the run is over."""
         if not self.loop.done:
             return []
+        return [*self.figures, "", *next_steps(self.run, self.picture, longer="trainer.total_timesteps")]
+
+    def _figures(self) -> list[str]:
         speed = self.counters.agent_steps / max(self.counters.seconds, 1e-9)
-        return summarise(self.recipe, self.run, self.final_evaluation, self.timer.shares(), speed)
+        return summarise(self.recipe, self.final_evaluation, self.timer.shares(), speed)
 
     # -- the stages of an iteration
 
