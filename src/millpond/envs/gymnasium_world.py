@@ -38,7 +38,7 @@ class LoopOptions:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_steps: int | None = None
     clip_actions: bool = False
-    info: Aggregate = "mean"
+    info: Aggregate = "auto"
 
 
 def gymnasium_maker(name: str, options: LoopOptions) -> MakeEnv:

@@ -145,7 +145,7 @@ class PettingZooWorld:
             buffers.truncated[env, place] = truncated
             if terminated or truncated:
                 self._show(observations[name], buffers.final_observation[env, place])
-            self._book.report(env, infos.get(name, {}))
+            self._book.report(env, infos.get(name, {}), place)
         self._book.add(env, env + 1, buffers.reward[env : env + 1])
         if parallel.agents:
             self._show_all(env, observations, infos)
