@@ -100,7 +100,7 @@ class MixtureTrainer:
     def train(self) -> None:
         """The whole algorithm: steps (1) to (7), until the frames are used up."""
         with training_over_ranks(self.ranks, self.run, self.loop, self.recorder):
-            for at in self.loop.run(max_seconds=self.recipe.trainer.max_seconds):
+            for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
                 if at["phase"] == AGENTS:
                     steps = self._collect(at)  # (1) the agents train, each on its own and into a pond of its own;
                     self._pour(at, steps)  # (2) full ponds empty into the lake meanwhile;

@@ -129,7 +129,7 @@ class PPOTrainer:
     def train(self) -> None:
         """The whole algorithm."""
         with training_over_ranks(self.ranks, self.run, self.loop, self.recorder):
-            for at in self.loop.run(max_seconds=self.recipe.trainer.max_seconds):
+            for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
                 if at.begins("iteration"):
                     collected = self._collect()
                     estimate = self._estimate()

@@ -137,7 +137,7 @@ class RewardTrainer:
     def play(self, until: int | None = None) -> None:
         """The whole algorithm; perhaps only until so many batches have been trained in all."""
         log_batches = self.recipe.reward.log_batches
-        for at in self.loop.run(until, max_seconds=self.recipe.trainer.max_seconds):
+        for at in self.loop.run(until, max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
             if self.agent is not None and at.begins("iteration"):
                 self._act(self.agent)
             with self.timer("train"):
