@@ -160,7 +160,7 @@ def test_finished_stopped_failed_and_the_list_of_them(tmp_path, capsys):
     assert lines[1].split()[:5] == ["done", "0.25*", "-", "6", "upd"]
     assert (lines[2].split()[0], lines[3]) == ("enough", "  SIGTERM")
     assert lines[5] == "  ZeroDivisionError: division by zero"
-    assert lines[-1] == "* R_loss: this run has no return"
+    assert lines[-1] == "* R_loss, not a return"
     assert show_runs([]) == "no runs yet"
 
 

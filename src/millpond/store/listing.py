@@ -93,7 +93,7 @@ def show_runs(rows: Sequence[RunRow]) -> str:
         lines.append("  ".join(aligned).rstrip())
         if row is not None and row.note:
             lines += textwrap.wrap(row.note, WIDTH, initial_indent="  ", subsequent_indent="  ")
-    lines += [f"{_mark(name, others)} {name}: this run has no return" for name in others]
+    lines += [f"{_mark(name, others)} {name}, not a return" for name in others]
     return "\n".join(lines)
 
 
@@ -106,7 +106,7 @@ def _cells(row: RunRow, others: Sequence[str]) -> tuple[str, ...]:
         row.name,
         "-" if row.result is None else f"{_short(row.result)}{mark}",
         "-" if row.best_score is None else f"{_short(row.best_score)}{mark}",
-        f"{_short(steps)}{unit}",
+        f"{_short(steps)}{unit}" if steps else "-",
         f"{_short(steps / seconds)}/s" if seconds and steps else "-",
         row.state,
         re.sub(r"(?<=\D)\d+\D$", "", show_seconds(max(0.0, time.time() - row.since))),  # the larger unit will do
