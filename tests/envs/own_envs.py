@@ -202,4 +202,90 @@ def make_nothing() -> object:
     return object()
 
 
+class NoRender(gymnasium.Env[Any, Any]):
+    """Ends after seven steps; wins where action 1 was taken last. It cannot draw."""
+
+    observation_space = spaces.Box(0, 10, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    length = 7
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.clock = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.clock += 1
+        over = self.clock == self.length
+        return np.full(1, self.clock, np.float32), float(action), over, False, {}
+
+
+class Outcomes(NoRender):
+    """Reports what envs report: outcomes on every step, numbers on every step, and numbers at the end only."""
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        shown, reward, terminated, truncated, _ = super().step(action)
+        infos: dict[str, Any] = {
+            "won": terminated,  # a boolean
+            "is_success": float(terminated),  # a number, and an outcome by its name
+            "early": np.bool_(self.clock == 1),
+            "place": self.clock,
+        }
+        return shown, reward, terminated, truncated, infos | ({"score": 9} if terminated else {})
+
+
+class RaisingRender(NoRender):
+    def render(self) -> Any:
+        raise RuntimeError("the window is gone\nand with it the light")
+
+
+class Bar(NoRender):
+    """Draws a bar as long as the clock, in the mode `rgb_array` only."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def render(self) -> Any:
+        if self.render_mode != "rgb_array":
+            return None
+        frame = np.zeros((8, 8 * self.length, 3), np.uint8)
+        frame[:, : 8 * self.clock] = 255
+        return frame
+
+
+class Text(Bar):
+    def render(self) -> Any:
+        return np.zeros((4, 4), np.float32)
+
+
+def make_no_render() -> NoRender:
+    return NoRender()
+
+
+def make_raising_render() -> RaisingRender:
+    return RaisingRender()
+
+
+def make_bar(render_mode: str | None = None) -> Bar:
+    return Bar(render_mode)
+
+
+def make_bar_of_any(**settings: Any) -> Bar:
+    return Bar(**settings)
+
+
+def make_bar_in_one_mode() -> Bar:
+    return Bar()
+
+
+def make_text(**settings: Any) -> Text:
+    return Text(**settings)
+
+
+def make_counter_of_any(**settings: Any) -> Counter:
+    return Counter(**settings)
+
+
 not_callable = 3

@@ -212,6 +212,58 @@ def test_max_seconds_stops_and_saves():
     assert (loop.stopped, saves) == ("max_seconds", [1])
 
 
+class Clock:
+    """Seconds that pass only when somebody says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("lengths", "max_seconds", "items"),
+    [
+        ([1.0] * 100, 10.5, 10),
+        ([1.0] * 100, 10.0, 10),  # the tenth ends in time
+        ([1.0] * 100, 9.9, 9),
+        ([5.0] + [1.0] * 99, 10.5, 6),  # the first compiles, so it predicts nothing
+        ([1.0, 1.0, 4.0, 1.0, 1.0, 1.0] * 9, 11.0, 5),  # at 8 the 4 is remembered
+        ([3.0] * 100, 0.5, 1),  # one at least
+    ],
+)
+def test_max_seconds_stops_where_the_next_item_would_end_too_late(lengths, max_seconds, items):
+    loop, clock, done = Loop(iteration=100, minibatch=4), Clock(), 0
+    loop.resumable_at("iteration")
+    for at in loop.run(max_seconds=max_seconds, clock=clock):
+        clock.now += lengths[at["iteration"]] / 4
+        done += 1
+    assert (done, loop.stopped) == (4 * items, "max_seconds")
+
+
+def test_max_seconds_leaves_time_for_the_checkpoint():
+    loop, clock, saves = Loop(batch=100), Clock(), []
+
+    def save():
+        clock.now += 2.0
+        saves.append((loop.count, clock.now))
+
+    loop.on_save(save)
+    loop.at_end("batch", lambda ended: loop.request_save(), at=[1])
+    for _ in loop.run(max_seconds=10.0, clock=clock):
+        clock.now += 1.0
+    assert saves == [(2, 4.0), (6, 10.0)]
+    assert loop.stopped == "max_seconds"
+
+
+def test_a_loop_that_ends_in_time_is_not_stopped():
+    loop, clock = Loop(batch=4), Clock()
+    for _ in loop.run(max_seconds=4.0, clock=clock):
+        clock.now += 1.0
+    assert (loop.done, loop.stopped) == (True, None)
+
+
 def test_no_state_within_a_step():
     loop = Loop(batch=2)
     with pytest.raises(LoopError, match=r"no state to save in its body: call request_save\(\)"):

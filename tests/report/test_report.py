@@ -11,15 +11,23 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image, ImageSequence
 
+from millpond.config import load
+from millpond.errors import MillpondError
 from millpond.report import Block, Facts, Picture, order, read_facts, write_report
 from millpond.report.markup import tag
 from millpond.report.page import page
 from millpond.report.stages import stages
 from millpond.store import Checkpoints, Run
 from millpond.trainers import reporting
+from millpond.trainers.mixture import MixtureTrainer
+from millpond.trainers.play import evaluate_run
+from millpond.trainers.reward import RewardTrainer
+from millpond.trainers.session import start_run
 from report.pages import Page
 from trainers.test_ppo import records, run_to_the_end
 
@@ -48,7 +56,7 @@ def test_a_run_ends_with_its_report(trained: Run) -> None:
     assert not re.search(r"url\(|@import|https?:", text)
     assert "could not" not in found.text
     assert "finished" in found.text
-    for words in ("of the way from random to greedy", "agent steps a second", "(best)", "millpond eval creek --best"):
+    for words in ("of the way from random to greedy", "agent steps per second", "(best)", "millpond eval creek --best"):
         assert words in found.text
     for metric in (
         "episode_return", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance",
@@ -187,7 +195,7 @@ def test_a_report_that_fails_does_not_lose_the_run(copy: Path, capsys: Any) -> N
     reporting.report_at_end(Run.open(copy.parent, "creek"))
     told = capsys.readouterr().err
     assert "the report of run creek could not be written (IsADirectoryError" in told
-    assert "millpond report creek" in told
+    assert f"millpond report {copy}" in told
     assert not list(copy.glob(".report*"))
 
 
@@ -197,6 +205,94 @@ def test_a_world_that_cannot_be_drawn_says_so(copy: Path) -> None:
     assert picture is not None
     assert picture.gif is None
     assert picture.words.startswith("No picture: ")
+
+
+ALONE = {"env.num_agents": 1, "env.stagger": False, "env.max_steps": None, "trainer.total_iterations": 1}
+
+
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        ("make_no_render", "it has no render()"),
+        ("make_raising_render", "render() raised RuntimeError: the window is gone"),
+    ],
+)
+def test_a_world_that_cannot_draw_has_a_report_that_says_why(tmp_path: Path, world: str, reason: str) -> None:
+    trainer = run_to_the_end(tmp_path, "blind", **{**ALONE, "env.id": f"envs.own_envs:{world}"})
+    found = Page(trainer.run.report_path.read_text())
+    words = f"env 'envs.own_envs:{world}' cannot be drawn: {reason}"
+    assert f"No picture: {words}" in found.text
+    assert found.count("img") == 0
+    assert "Curves" in found.headings
+    said = "\n".join(trainer.summary())
+    assert "millpond eval" in said
+    assert "--render" not in said  # it would only fail
+    with pytest.raises(MillpondError, match=re.escape(words)) as caught:
+        evaluate_run(str(trainer.run.folder), episodes=1, render=tmp_path / "blind.gif")
+    assert caught.value.exit_code == 2
+
+
+def test_the_picture_shows_an_episode_from_its_first_state_to_its_last_action(tmp_path: Path) -> None:
+    """The env is made anew in the mode rgb_array, also where the run's had none; bar k is k steps long."""
+    trainer = run_to_the_end(tmp_path, "bar", **{**ALONE, "env.id": "envs.own_envs:make_bar"})
+    assert Page(trainer.run.report_path.read_text()).count("img") == 1
+    assert any("--render bar.gif" in line for line in trainer.summary())
+    path = tmp_path / "bar.gif"
+    evaluation, _ = evaluate_run(str(trainer.run.folder), episodes=2, render=path)
+    assert evaluation.lengths == (7, 7)
+    with Image.open(path) as gif:
+        frames = [np.asarray(frame.convert("L")) for frame in ImageSequence.Iterator(gif)]
+    assert [int((frame[0] > 128).sum()) // 8 for frame in frames] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_picture_is_a_gif_in_a_folder_that_exists(trained: Run, tmp_path: Path) -> None:
+    with pytest.raises(MillpondError, match=r"must end in \.gif; try '.*film\.gif'"):
+        evaluate_run(str(trained.folder), episodes=1, render=tmp_path / "film.mp4")
+    with pytest.raises(MillpondError, match=r"no folder '.*missing' for the picture"):
+        evaluate_run(str(trained.folder), episodes=1, render=tmp_path / "missing" / "film.gif")
+
+
+def test_a_reward_run_ends_with_a_report_of_what_it_has(tmp_path: Path) -> None:
+    small = {"reward.epochs": 1, "reward.cycles": 2, "reward.iterations": 1, "reward.train_batches": 2}
+    loaded = load("reward", {**small, "reward.hidden_size": 16, "log.tensorboard": False, "run_dir": str(tmp_path)})
+    trainer = RewardTrainer(loaded, start_run(loaded, "learned"))
+    trainer.train()
+    found = Page(trainer.run.report_path.read_text())
+    cells = [data for tag, data in found.texts if tag == "td"]
+    facts = " ".join(cells[: cells.index("began")])
+    assert "data pendulum" in facts
+    assert "objective lrd, 16 units" in facts
+    for wrong in ("grid", "lstm", "return"):
+        assert wrong not in facts
+    assert "An episode" not in found.headings
+    assert "held_out/step_pearson when evaluated" in found.text
+    assert "step pearson" in [data for tag, data in found.texts if tag == "span"]
+    assert {"learned", "even", "time"} <= {data for tag, data in found.texts if tag == "li"}
+    assert "millpond reward score learned EPISODES --best" in found.text
+    assert f"Report: {trainer.run.report_path}" in trainer.summary()
+    assert not any("millpond eval" in line for line in trainer.summary())
+
+
+def test_a_mixture_stopped_before_the_bigagent_trained_says_so(tmp_path: Path) -> None:
+    small = {
+        "mixture.agents": 2, "mixture.total_frames": 512, "mixture.collections_per_round": 4, "mixture.big_updates": 5,
+        "mixture.pond_transitions": 128, "mixture.big_pond_transitions": 100, "pqn.num_envs": 4, "pqn.num_steps": 8,
+        "pqn.num_minibatches": 2, "lake.acknowledge_every": 20, "dqn.batch_size": 8, "policy.hidden_size": 16,
+        "env.max_steps": 30, "eval.episodes": 1, "log.tensorboard": False, "run_dir": str(tmp_path),
+    }  # fmt: skip
+    loaded = load("mixture", small)
+    trainer = MixtureTrainer(loaded, start_run(loaded, "early"))
+    try:
+        trainer.loop.at_end("portion", lambda ended: trainer.loop.stop("enough"), at=[1])
+        trainer.train()
+    finally:
+        trainer.close()
+    assert trainer.counters.updates > 0
+    found = Page(trainer.run.report_path.read_text())
+    (caption,) = (data for tag, data in found.texts if tag == "figcaption" and "checkpoint" in data)
+    assert caption.endswith("newest checkpoint, the BigAgent after 0 updates of its own")
+    assert "2 PQN agents and the BigAgent (DQN), 16 units each" in found.text
+    assert "all" in {data for tag, data in found.texts if tag == "li"}
 
 
 def test_the_verb(copy: Path) -> None:

@@ -154,11 +154,34 @@ def test_finished_stopped_failed_and_the_list_of_them(tmp_path, capsys):
     assert rows[0].metrics == {"R_loss": 0.25}
     assert rows[0].counters["updates"] == 6
     assert rows[2].note == "ZeroDivisionError: division by zero"
+    assert (rows[0].headline, rows[0].result) == ("R_loss", 0.25)
     lines = show_runs(rows).splitlines()
-    assert lines[0].split()[:4] == ["RUN", "STATE", "AGO", "UPDATES"]
-    assert lines[1].endswith("R_loss 0.25")
-    assert "(SIGTERM)" in lines[2]
+    assert lines[0].split() == ["RUN", "RETURN", "BEST", "STEPS", "SPEED", "STATE", "AGE"]
+    assert lines[1].split()[:5] == ["done", "0.25*", "-", "6", "upd"]
+    assert (lines[2].split()[0], lines[3]) == ("enough", "  SIGTERM")
+    assert lines[5] == "  ZeroDivisionError: division by zero"
+    assert lines[-1] == "* R_loss, not a return"
     assert show_runs([]) == "no runs yet"
+
+
+def test_runs_are_listed_by_their_newest_return_within_80_columns(tmp_path):
+    """The newest record need not have the return; a name of any length and a long note must not break the table."""
+    counters = {"updates": 9, "agent_steps": 15_728_640, "env_steps": 1, "frames": 1, "episodes": 1, "seconds": 100.0}
+    lines = [{**counters, "policy_loss": 0.1, **found} for found in (
+        {"eval/episode_return": -100.0}, {"eval/episode_return": -1234.5678}, {"episode_return": 3.0}, {"entropy": 1.0},
+    )]  # fmt: skip
+    for name, kept in (("evaluated", lines), ("a-name-that-is-much-longer-than-any-column-has-room-for", lines[2:])):
+        run = start(tmp_path, name)
+        run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in kept) + '{"eval/episode_return": 7')
+        write_status(run.folder, "failed", "RuntimeError: " + "words " * 30)
+    rows = {row.name: row for row in list_runs(tmp_path)}
+    assert rows["evaluated"].result == -1234.5678
+    shown = show_runs(list(rows.values())).splitlines()
+    assert max(map(len, shown)) <= 80
+    cells = [line.split()[:-1] if line.endswith("s") and "failed" in line else line.split() for line in shown]  # no age
+    assert ["evaluated", "-1,235", "-", "15.73M", "157.3k/s", "failed"] in cells
+    at = cells.index(["a-name-that-is-much-longer-than-any-column-has-room-for"])
+    assert cells[at + 1] == ["3", "-", "15.73M", "157.3k/s", "failed"]
 
 
 def test_a_state_that_cannot_be_read_is_said(tmp_path):

@@ -40,17 +40,19 @@ def test_the_best_survives(run: Run) -> None:
 def test_it_is_the_one_that_was_evaluated(run: Run) -> None:
     """Played again on the same seeds, it reaches exactly what was recorded."""
     best = best_record(run.folder)
-    evaluation, updates = evaluate_run(str(run.folder), episodes=4, best=True)
-    assert updates == best["updates"]
+    evaluation, policy = evaluate_run(str(run.folder), episodes=4, best=True)
+    assert policy.updates == best["updates"]
     assert evaluation.mean == pytest.approx(best[RETURN])
-    assert evaluate_run(str(run.folder), episodes=4)[1] == records(run.folder)[-1]["updates"]
+    assert evaluate_run(str(run.folder), episodes=4)[1].updates == records(run.folder)[-1]["updates"]
 
 
 def test_runs_and_report_name_it(run: Run) -> None:
     best = best_record(run.folder)
     row = next(row for row in list_runs(run.folder.parent) if row.name == "creek")
     assert (row.best_checkpoint, row.best_score) == (best["updates"], best[RETURN])
-    assert f"{int(best['updates'])} ({best[RETURN]:.5g})" in show_runs([row])
+    newest = [record for record in records(run.folder) if RETURN in record][-1]
+    assert (row.headline, row.result) == (RETURN, newest[RETURN])
+    assert show_runs([row]).splitlines()[1].split()[:3] == ["creek", f"{newest[RETURN]:.4g}", f"{best[RETURN]:.4g}"]
     text = run.report_path.read_text()
     assert f"after {int(best['updates'])} updates, return {best[RETURN]:.4g}" in text
 

@@ -383,9 +383,10 @@ def test_the_bigagent_is_loaded_again(tmp_path: Path, monkeypatch: pytest.Monkey
     assert torch.equal(action, trainer.big.dqn.network(observation).argmax(-1).int())
     from millpond.trainers.play import evaluate_run
 
-    evaluation, updates = evaluate_run(str(tmp_path / "pond"), episodes=2, render=tmp_path / "big.gif")
+    evaluation, policy = evaluate_run(str(tmp_path / "pond"), episodes=2, render=tmp_path / "big.gif")
     assert evaluation.mean == trainer.final_evaluation.mean  # type: ignore[union-attr]
-    assert updates == trainer.counters.updates
+    assert policy.updates == trainer.counters.updates
+    assert policy.description == f"newest checkpoint, the BigAgent after {trainer.big.dqn.updates} updates of its own"
     assert (tmp_path / "big.gif").stat().st_size > 0
     other = load("mixture", {**SMALL, "run_dir": str(tmp_path), "mixture.mode": "single", **ONE})
     begun = MixtureTrainer(other, start_run(other, "next"), weights_from=start_from(tmp_path / "pond"))

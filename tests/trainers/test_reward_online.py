@@ -20,7 +20,7 @@ from millpond.rewards.network import Inputs, RewardNetwork
 from millpond.rewards.objectives import decomposition_loss
 from millpond.store import Checkpoints
 from millpond.store.checkpoint import read_checkpoint
-from millpond.trainers.play import LoadedPolicy, evaluate_run
+from millpond.trainers.play import evaluate_run
 from millpond.trainers.reward import RewardTrainer
 from millpond.trainers.reward_pond import PondBatches
 from millpond.trainers.session import resume_run, start_run
@@ -90,16 +90,15 @@ def test_the_agent_is_loaded_and_evaluated_again(tmp_path: Path, world: str) -> 
     trainer = run(tmp_path, "played", **{"env.id": f"gymnasium:{world}", "agent.algorithm": "auto"})
     assert trainer.agent is not None
     assert trainer.tested is not None
-    evaluation, updates = evaluate_run(str(trainer.run.folder), episodes=2)
-    assert updates == 24
+    evaluation, policy = evaluate_run(str(trainer.run.folder), episodes=2)
+    assert policy.updates == 24
     assert evaluation == trainer.tested
-    policy = LoadedPolicy(str(trainer.run.folder))
     observation = torch.randn(5, *policy.spec.observation.shape)
     action, _ = policy.act(observation)
     player = trainer.agent.player
     expected = player.act(observation, player.initial_state(5), deterministic=True).action
     assert torch.equal(action, expected)
-    assert any("millpond eval played" in line for line in trainer.summary())
+    assert any("millpond eval " in line for line in trainer.summary())
 
 
 def test_the_agent_learns_from_predicted_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,7 +180,12 @@ def runs(
     run_dir: Annotated[str, typer.Option("--run-dir", metavar="FOLDER", help="Where run folders are.")] = "runs",
     json: JsonOption = False,
 ) -> None:
-    """List the runs: state, counters, checkpoint, newest metrics."""
+    """List the runs: return, best return, steps, speed, state.
+
+    RETURN is that of the newest evaluation, or of training where none was made; BEST is the best evaluation's. A run that
+    learns a reward from recorded episodes has no return: its figure is marked and named below. STEPS are agent steps, or
+    updates (upd) where nobody acts; SPEED is the mean over the whole run. AGE is the time since the state last changed.
+    """
     from millpond.cli.training import print_runs
 
     print_runs(run_dir, json)

@@ -11,7 +11,6 @@ from millpond.config import Loaded, load
 from millpond.planner import plan_loaded
 from millpond.planner.lines import figures
 from millpond.planner.show import show_alerts
-from millpond.plurals import plural
 from millpond.store import Run, list_runs, show_runs
 
 
@@ -55,6 +54,8 @@ def train(
             summary = trainer.summary() if ranks.first else []
             if summary:
                 say("\n" + "\n".join(summary))
+            elif run.report_path.is_file():  # stopped before its end
+                say(f"Report: {run.report_path}")
         finally:
             trainer.close()
 
@@ -67,13 +68,13 @@ def evaluate(name: str, episodes: int, render: Path | None, seed: int | None, be
     """Episodes of a run's policy on seeds of their own."""
     from millpond.trainers.play import evaluate_run
 
-    evaluation, checkpoint = evaluate_run(name, episodes=episodes, seed=seed, best=best, render=render)
+    evaluation, policy = evaluate_run(name, episodes=episodes, seed=seed, best=best, render=render)
     if as_json:
-        print_json({"run": name, "checkpoint_updates": checkpoint, **evaluation.to_json()})
+        print_json({"run": name, "checkpoint_updates": policy.updates, **evaluation.to_json()})
         return
     low, high = evaluation.interval()
     rows: list[tuple[str, str, str]] = [
-        ("episodes", str(len(evaluation.lengths)), f"checkpoint after {plural(checkpoint, 'update')}"),
+        ("episodes", str(len(evaluation.lengths)), policy.description),
         ("return", f"{evaluation.mean:.4f}", f"95% interval {low:.4f} to {high:.4f}"),
         ("length", f"{sum(evaluation.lengths) / len(evaluation.lengths):.1f}", "env steps, on average"),
     ]
@@ -108,7 +109,7 @@ def write_report(name: str, run_dir: str, pictures: Path | None, as_json: bool) 
 
 
 def print_runs(run_dir: str, as_json: bool) -> None:
-    """Every run with its state, counters and newest metrics."""
+    """Every run with its return, steps, speed and state."""
     rows = list_runs(Path(run_dir))
     if as_json:
         print_json([asdict(row) for row in rows])

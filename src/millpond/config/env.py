@@ -98,9 +98,9 @@ class EnvConfig(Section):
         False, description="The env clips numbers to its action space; gymnasium, pettingzoo and your own worlds."
     )
     info: Aggregate = Field(
-        "mean",
-        description="How a number that an env reports at several steps becomes one an episode; gymnasium, pettingzoo "
-        "and your own worlds.",
+        "auto",
+        description="How a number that an env reports in its infos at several steps becomes one per episode: auto is last "
+        "for booleans and outcomes such as is_success, else mean; gymnasium, pettingzoo and your own worlds.",
     )
     grid: GridWorld = Field(default_factory=GridWorld, description="Settings of the world `grid`.")
     recall: RecallWorld = Field(default_factory=RecallWorld, description="Settings of the world `recall`.")

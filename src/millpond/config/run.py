@@ -18,7 +18,10 @@ class TrainerConfig(Section):
     """How long a run goes on. The outermost level is a PPO iteration, a round of a mixture, or an epoch."""
 
     total_iterations: Count | None = Field(None, description="A cap on the outermost level; null: no cap.")
-    max_seconds: Positive | None = Field(None, description="Stop, with a checkpoint, after this many seconds.")
+    max_seconds: Positive | None = Field(
+        None,
+        description="Stop, with a checkpoint, before this many seconds have passed since the run was started or resumed.",
+    )
 
 
 class CheckpointConfig(Section):

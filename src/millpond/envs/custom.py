@@ -43,7 +43,13 @@ def custom_world(path: str, num_envs: int, mapping: Mapping[str, Any], buffers: 
         return world
 
     def make() -> Any:
-        env = made_by(**options.kwargs)
+        try:
+            env = made_by(**options.kwargs)
+        except TypeError as error:
+            refused = [name for name in options.kwargs if f"unexpected keyword argument {name!r}" in str(error)]
+            if not refused:
+                raise
+            raise EnvError(f"{path!r} does not take {refused[0]}={options.kwargs[refused[0]]!r}: {error}") from error
         if options.max_steps is not None and not hasattr(env, "possible_agents"):
             import gymnasium
 

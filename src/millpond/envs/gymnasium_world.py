@@ -17,7 +17,7 @@ from millpond.envs.episodes import Aggregate, EpisodeBook
 from millpond.envs.errors import EnvError, unsavable
 from millpond.envs.masks import find_mask, mask_method, shows_mask, write_mask
 from millpond.envs.options import parse_options
-from millpond.envs.render import require_image
+from millpond.envs.render import render_env
 from millpond.envs.seeds import check_seeds
 from millpond.envs.spaces import ActionLayout, ObservationLayout
 from millpond.envs.spec import EnvSpec
@@ -38,7 +38,7 @@ class LoopOptions:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_steps: int | None = None
     clip_actions: bool = False
-    info: Aggregate = "mean"
+    info: Aggregate = "auto"
 
 
 def gymnasium_maker(name: str, options: LoopOptions) -> MakeEnv:
@@ -192,8 +192,8 @@ class GymnasiumWorld:
         raise unsavable(self.spec.id, "restored")
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
-        """What the env draws; it must have been made with kwargs={'render_mode': 'rgb_array'}."""
-        return require_image(self.envs[env].render(), self.spec.id)
+        """Draw one env; most draw only when made with kwargs={'render_mode': 'rgb_array'}."""
+        return render_env(self.envs[env], self.spec.id)
 
     def close(self) -> None:
         for env in self.envs:

@@ -19,7 +19,7 @@ from millpond.envs.errors import EnvError, import_extra, unsavable
 from millpond.envs.gymnasium_world import LoopOptions, MakeEnv, reset_one
 from millpond.envs.masks import shows_mask, write_mask
 from millpond.envs.options import parse_options
-from millpond.envs.render import require_image
+from millpond.envs.render import render_env
 from millpond.envs.seeds import check_seeds
 from millpond.envs.spaces import ActionLayout, ObservationLayout
 from millpond.envs.spec import EnvSpec
@@ -145,7 +145,7 @@ class PettingZooWorld:
             buffers.truncated[env, place] = truncated
             if terminated or truncated:
                 self._show(observations[name], buffers.final_observation[env, place])
-            self._book.report(env, infos.get(name, {}))
+            self._book.report(env, infos.get(name, {}), place)
         self._book.add(env, env + 1, buffers.reward[env : env + 1])
         if parallel.agents:
             self._show_all(env, observations, infos)
@@ -196,8 +196,8 @@ class PettingZooWorld:
         raise unsavable(self.spec.id, "restored")
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
-        """What the env draws; it must have been made with kwargs={'render_mode': 'rgb_array'}."""
-        return require_image(self.envs[env].render(), self.spec.id)
+        """Draw one env; most draw only when made with kwargs={'render_mode': 'rgb_array'}."""
+        return render_env(self.envs[env], self.spec.id)
 
     def close(self) -> None:
         for env in self.envs:

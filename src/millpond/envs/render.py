@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.dotted import load_dotted
 from millpond.envs.errors import EnvError
+from millpond.envs.families import family_of
 from millpond.envs.world import World
 
 Frame = npt.NDArray[np.uint8]  # [height, width, 3]
@@ -22,17 +25,71 @@ class Renderable(Protocol):
 
 
 def render_rgb(world: World, env: int) -> Frame:
-    """An image of one env, or an error where the world cannot draw."""
+    """Draw one env, or raise an error where the world cannot draw."""
     if not isinstance(world, Renderable):
-        raise EnvError(f"env {world.spec.id!r} cannot be drawn: its world has no render_rgb")
+        raise EnvError(
+            f"env {world.spec.id!r} cannot be drawn: its world has no render_rgb(env), which returns a uint8 array "
+            "[height, width, 3]"
+        )
     return world.render_rgb(env)
 
 
-def require_image(frame: Any, env_id: str) -> Frame:
-    """What another library's env has drawn, where it is an image; those draw only in one of their modes."""
-    if not isinstance(frame, np.ndarray):
-        raise EnvError(f"env {env_id!r} draws no image; give it the kwargs {{'render_mode': 'rgb_array'}}")
-    return frame
+def options_for_drawing(env_id: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a world's options with render_mode='rgb_array' for its envs, where their constructor takes it."""
+    if not _takes_render_mode(env_id):
+        return dict(options)
+    return {**options, "kwargs": {**options.get("kwargs", {}), "render_mode": "rgb_array"}}
+
+
+def _takes_render_mode(env_id: str) -> bool:
+    family, name = family_of(env_id), env_id.partition(":")[2]
+    if family is None:
+        return False
+    if family.name == "pettingzoo":  # its API has the parameter, its constructors often hide it in **kwargs
+        return True
+    if family.name == "custom":
+        return _takes(load_dotted(env_id), "render_mode")
+    if family.name == "gymnasium":
+        import gymnasium
+        from gymnasium.envs.registration import load_env_creator
+
+        try:
+            entry_point = gymnasium.spec(name).entry_point
+            creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+        except (gymnasium.error.Error, ImportError, AttributeError):
+            return False  # the env cannot be made at all; making it raises the error that says why
+        return creator is not None and _takes(creator, "render_mode")
+    return False
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """True if a keyword argument can be passed to a function, under its name or in **kwargs."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def render_env(env: Any, env_id: str) -> Frame:
+    """Call `render()` of another library's env, and see that it returned an image."""
+    try:
+        frame = env.render()
+    except NotImplementedError as error:
+        raise EnvError(
+            f"env {env_id!r} cannot be drawn: it has no render(). Give it one that returns a uint8 array "
+            "[height, width, 3]"
+        ) from error
+    except Exception as error:
+        message = str(error).partition("\n")[0]
+        raise EnvError(f"env {env_id!r} cannot be drawn: render() raised {type(error).__name__}: {message}") from error
+    if isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3:
+        return frame
+    returned = f"an array {list(frame.shape)} of {frame.dtype}" if isinstance(frame, np.ndarray) else repr(frame)[:60]
+    raise EnvError(
+        f"env {env_id!r} cannot be drawn: render() returned {returned}, not a uint8 array [height, width, 3]. Let its "
+        "constructor take render_mode, and return an image where that is 'rgb_array'"
+    )
 
 
 def write_gif(frames: Sequence[Frame], path: Path, *, frames_per_second: float = 15.0) -> None:

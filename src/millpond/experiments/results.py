@@ -43,13 +43,13 @@ def result_of(folder: Path, episodes: int) -> RunResult:
         kept = json.loads(path.read_text())
         if kept.pop("episodes") == episodes:
             return RunResult(**kept)
-    evaluation, updates = evaluate_run(str(folder), episodes=episodes, seed=EVALUATION_SEED)
+    evaluation, policy = evaluate_run(str(folder), episodes=episodes, seed=EVALUATION_SEED)
     records = list(read_records(folder / "metrics.jsonl"))
     agents = [[r["frames"], r["agents/eval/episode_return"]] for r in records if "agents/eval/episode_return" in r]
     names = ("reset/before", "reset/after", "recovery", "recovered")
     found = RunResult(
         score=evaluation.mean,
-        updates=updates,
+        updates=policy.updates,
         frames=int(records[-1]["frames"]),
         seconds=float(records[-1]["seconds"]),
         agents_score=agents[-1][1] if agents and "big/updates" in records[-1] else None,

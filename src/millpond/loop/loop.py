@@ -13,6 +13,7 @@ from millpond.loop.errors import LoopError, NonFiniteError
 from millpond.loop.hooks import Ended, Hook
 from millpond.loop.levels import Levels, Size
 from millpond.loop.moments import Moments
+from millpond.loop.time_limit import TimeLimit
 from millpond.loop.window import BadValue, Window, merge_into
 
 # Values wait at most this many steps to be read, where the parent of the innermost level is longer than that.
@@ -57,6 +58,8 @@ class Loop:
         self._save: Callable[[], object] | None = None
         self._save_requested = False
         self._saved_after: int | None = None
+        self._save_seconds = 0.0  # of the last save
+        self._clock: Callable[[], float] = time.monotonic
         self._redraw: Redraw | None = None
         self._sampler: tuple[int, Any] = (0, None)  # the innermost index at the last snapshot, and the snapshot
         self._phase: Literal["between steps", "body", "hooks"] = "between steps"
@@ -174,16 +177,22 @@ class Loop:
     # -- running
 
     def run(
-        self, until: int | Mapping[str, int] | Callable[[], bool] | None = None, *, max_seconds: float | None = None
+        self,
+        until: int | Mapping[str, int] | Callable[[], bool] | None = None,
+        *,
+        max_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> Iterator[Address]:
         """The steps from here to the end, or a portion of them.
 
         `until` is a number of steps in all, a mapping like {"cycle": 3} (until so many cycles have ended in all), or
         a predicate asked before each step. Ending a portion saves nothing: the loop stays as it is and `run` goes on.
-        `max_seconds` is the time this call may take; when it is over, the loop stops as `stop` would.
+        `max_seconds` is the time this call may take by `clock`, its last save included: where the loop may stop, it does
+        so as `stop` would if what comes before the next such place is likely to take longer than what is left.
         """
         reached = self._target(until)
-        deadline = None if max_seconds is None else time.monotonic() + max_seconds
+        self._clock = clock
+        limit = None if max_seconds is None else TimeLimit(max_seconds, clock)
         self.stopped = None
         self._window.drop(self._levels.indices[-1])
         self._levels.ask_again()
@@ -197,10 +206,18 @@ class Loop:
                 self._phase = "between steps"
             if not (self._plain_steps and self._levels.advance_within(READ_AFTER_STEPS)):
                 self._finish_step()
-            if deadline is not None and time.monotonic() >= deadline:
+            timed = limit if self._may_stop and not self.done else None
+            if timed and timed.item_ended(self._save_seconds * (2 if self._save_requested else 1)):
                 self.stop("max_seconds")
             if self._save_requested or self._stop_requested or self.done or self._agree:
                 self._save_or_stop()
+            if timed:
+                timed.item_begins()
+
+    @property
+    def _may_stop(self) -> bool:
+        """True between two items of the level that stops and saves wait for."""
+        return not any(self._levels.indices[self._boundary + 1 :])
 
     def save(self) -> None:
         """Write a checkpoint now. An earlier value that was not finite is found first, and raises."""
@@ -208,7 +225,9 @@ class Loop:
         self._take_snapshot()
         self._save_requested = False
         if self._save is not None:
+            began = self._clock()
             self._save()
+            self._save_seconds = self._clock() - began
             self._saved_after = self.count
 
     def _finish_step(self) -> None:
@@ -243,8 +262,8 @@ class Loop:
             self._open[depth + 1] = {}
 
     def _save_or_stop(self) -> None:
-        if any(self._levels.indices[self._boundary + 1 :]):
-            return  # stops and saves wait for the boundary
+        if not self._may_stop:
+            return
         wanted, self._stop_requested = self._stop_requested, None
         self.stopped = self._agree(wanted) if self._agree else wanted
         ending = (self.stopped is not None or self.done) and self._saved_after != self.count

@@ -6,6 +6,7 @@ May import `loop`; `store` may import this package.
 from millpond.record.console import Console
 from millpond.record.counters import COUNTERS, Axis, Counters
 from millpond.record.errors import RecordError
+from millpond.record.headline import HEADLINES, RETURNS, newest_headline
 from millpond.record.jsonlines import JsonLines, Record, last_record, read_records
 from millpond.record.pace import Pace, show_seconds
 from millpond.record.recorder import Recorder, Sink
@@ -16,6 +17,8 @@ from millpond.record.weights_and_biases import WeightsAndBiases
 
 __all__ = [
     "COUNTERS",
+    "HEADLINES",
+    "RETURNS",
     "Axis",
     "Console",
     "Counters",
@@ -30,6 +33,7 @@ __all__ = [
     "WeightsAndBiases",
     "cycle_rows",
     "last_record",
+    "newest_headline",
     "read_records",
     "show_number",
     "show_seconds",

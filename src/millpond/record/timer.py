@@ -80,6 +80,10 @@ class Timer:
         shares = {phase.path: phase.seconds_until(now) / elapsed for phase in list(self._root.children.values())}
         return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
 
+    def seconds_left(self, limit: float | None) -> float | None:
+        """Return what is left of a limit that counts from when this timer was made; None for no limit."""
+        return None if limit is None else limit - (perf_counter() - self._began)
+
     def is_open(self, phase: Phase) -> bool:
         current: Phase | None = self.current
         while current is not None and current is not phase:

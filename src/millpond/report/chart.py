@@ -10,7 +10,7 @@ from millpond.report.series import Point, Series, smoothed
 from millpond.report.ticks import figure, label, ticks, widened
 
 WIDTH, HEIGHT = 420, 230
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 22, 40
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 30, 40
 COLOURS = 6
 HOVERS = 60
 DOTS_TO = 30  # more points than this are a line without dots

@@ -28,14 +28,16 @@ WORDS = {
     "R_loss": "loss of the reward network",
     "dropped_agent_steps": "steps of rows that a crashed worker left unfinished",
 }
+# One chart has the same metric of several learners, or of a learned reward and its baselines.
+LEARNER = re.compile(r"(agent\d+|big)/(.+)")
+HELD_OUT = re.compile(r"held_out/(?:(\w+)/)?(\w+)")
 GROUPS = (
     ("Return", re.compile(r"episode_|reward_|env/")),
+    ("Held-out episodes", HELD_OUT),
     ("Learning", re.compile(r".*(loss|entropy|kl|clip_fraction|explained_variance|grad_norm|epsilon|lr|beta)$")),
     ("Speed", re.compile(r".*_per_second$")),
 )
 OTHERS = "Others"
-# One learner of several: the same metric of all of them is one chart.
-LEARNER = re.compile(r"(agent\d+|big)/(.+)")
 TOLD_ELSEWHERE = ("time/", "eval/")
 
 
@@ -67,8 +69,8 @@ def charted_metrics(facts: Facts) -> dict[str, list[str]]:
         for name in record:
             if name in COUNTERS or name.startswith(TOLD_ELSEWHERE):
                 continue
-            learner = LEARNER.fullmatch(name)
-            metrics = found.setdefault(learner[2] if learner else name, [])
+            title, _ = _place(name)
+            metrics = found.setdefault(title, [])
             if name not in metrics:
                 metrics.append(name)
     return found
@@ -83,16 +85,20 @@ def _figure(facts: Facts, title: str, metrics: Sequence[str]) -> Markup | None:
     if picture is None:
         return None
     words = WORDS.get(title)
-    keys = legend([_learner(metric) for metric in metrics])
+    keys = legend([_place(metric)[1] for metric in metrics])
     return tag("figure", picture, keys, tag("figcaption", words) if words else None)
 
 
 def metric_chart(facts: Facts, title: str, metrics: Sequence[str]) -> Markup | None:
     """One metric of one or several learners over the run's axis."""
-    lines = [series(facts.records, facts.axis, metric, name=_learner(metric)) for metric in metrics]
+    lines = [series(facts.records, facts.axis, metric, name=_place(metric)[1]) for metric in metrics]
     return chart(lines, x_label=facts.axis.replace("_", " "), y_label=title)
 
 
-def _learner(metric: str) -> str:
-    learner = LEARNER.fullmatch(metric)
-    return learner[1] if learner else metric
+def _place(metric: str) -> tuple[str, str]:
+    """The chart that a metric is drawn in, and the name of its curve there."""
+    if learner := LEARNER.fullmatch(metric):
+        return learner[2], learner[1]
+    if held_out := HELD_OUT.fullmatch(metric):
+        return f"held_out/{held_out[2]}", held_out[1] or "learned"
+    return metric, "all"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from millpond.config import load
 from millpond.errors import MillpondError
+from millpond.plurals import plural
 from millpond.record import Record
 from millpond.report.chart import chart
 from millpond.report.facts import Facts
@@ -18,8 +19,8 @@ ROWS = 40
 
 
 def marks_of(facts: Facts) -> dict[str, float]:
-    """Returns of the scripted players in this run's world; none where its config cannot be read."""
-    if not facts.config_text:
+    """Returns of the scripted players in this run's world; none where nothing was evaluated or the config is broken."""
+    if not facts.config_text or not evaluated(facts):
         return {}
     try:
         return yardsticks(load(facts.folder / "config.yaml").recipe.env)
@@ -48,7 +49,7 @@ def evaluations(facts: Facts) -> Block | None:
         return None
     marks, words = marks_of(facts), facts.axis.replace("_", " ")
     episodes = facts.setting("eval.episodes")
-    each = f"{episodes} episodes each, " if episodes else ""
+    each = f"{plural(episodes, 'episode')} each, " if isinstance(episodes, int) else ""
     intro = tag("p", f"{each}on seeds of their own; the band is a bootstrap interval of 95% for the mean.")
     best = max(found, key=lambda record: record[RETURN])
     names = sorted({name for record in found for name in record if name.startswith("eval/env/")})

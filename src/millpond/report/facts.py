@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from millpond.errors import MillpondError
-from millpond.record import Record, read_records
+from millpond.record import HEADLINES, Record, read_records
 from millpond.store import Status, read_status
 from millpond.store.saved import Saved, saved_checkpoints
 
@@ -55,6 +55,18 @@ class Facts:
     def best(self) -> Saved | None:
         """The best checkpoint by evaluation that is still there."""
         return next((saved for saved in self.checkpoints if saved.best), None)
+
+    @property
+    def acts(self) -> bool:
+        """True if an agent acts in a world; a reward learned from recorded episodes needs neither."""
+        return self.kind != "reward" or not self.setting("reward.reward_only", True)
+
+    @property
+    def score_name(self) -> str:
+        """What evaluations measure: the return, or the headline of a learned reward."""
+        if self.acts:
+            return "return"
+        return next((name for name in HEADLINES if any(name in record for record in self.records)), "score")
 
     def setting(self, key: str, otherwise: Any = None) -> Any:
         """A setting by its dotted key."""

@@ -26,10 +26,12 @@ def checkpoints(facts: Facts) -> Block | None:
         for saved in facts.checkpoints
     ]
     name = facts.name
-    use = f"millpond train --resume {name}    # go on from the newest\n"
-    if facts.kind == "ppo":
-        use = f"millpond eval {name} --best       # the best by evaluation\n{use}"
+    best = f"millpond eval {name} --best" if facts.acts else f"millpond reward score {name} EPISODES --best"
+    use = f"{best}    # the best by evaluation\nmillpond train --resume {name}    # go on from the newest\n"
     return Block(
         "Checkpoints",
-        join(table(["checkpoint", "updates", "return when evaluated", "size", "saved"], rows), tag("pre", use)),
+        join(
+            table(["checkpoint", "updates", f"{facts.score_name} when evaluated", "size", "saved"], rows),
+            tag("pre", use),
+        ),
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 
 from millpond.planner.lines import size
+from millpond.plurals import plural
 from millpond.record import show_seconds
 from millpond.report.evaluation import HIGH, LOW, RETURN, evaluated, marks_of
-from millpond.report.facts import Facts
+from millpond.report.facts import UNKNOWN, Facts
 from millpond.report.markup import Markup, join, table, tag
 from millpond.report.section import Block
 from millpond.report.ticks import figure
@@ -52,35 +54,63 @@ def _cards(facts: Facts) -> list[Markup]:
         if part is not None:
             players = ", ".join(f"{name} {figure(value)}" for name, value in marks.items())
             cards.append(_card("of the way from random to greedy", f"{part:.0%}", players))
+    elif not facts.acts and (learned := _newest(facts, facts.score_name)) is not None:
+        name = facts.score_name.removeprefix("held_out/")
+        pattern = re.compile(rf"held_out/(\w+)/{re.escape(name)}")  # the same figure of the baselines
+        beside = {match[1]: value for key, value in last.items() if (match := pattern.fullmatch(key))}
+        words = ", ".join(f"{baseline} {figure(value)}" for baseline, value in beside.items())
+        held_out = "on held-out episodes; " if name != facts.score_name else ""
+        cards.append(_card(name.replace("_", " "), figure(learned), f"{held_out}{words}"))
     elif "episode_return" in last:
         cards.append(_card("return, in training", figure(last["episode_return"]), "mean of the last record's episodes"))
     counted = (name for name in ("agent_steps", "updates", "episodes") if last.get(name))
     cards += [_card(name.replace("_", " "), figure(last[name])) for name in counted]
     seconds = last.get("seconds", 0.0)
     if seconds:
-        cards.append(_card("time", show_seconds(seconds), "in all portions"))
+        cards.append(_card("time", show_seconds(seconds), "resumed parts included"))
         if last.get("agent_steps"):
             speed = figure(round(last["agent_steps"] / seconds))
-            cards.append(_card("agent steps a second", speed, "everything included"))
+            cards.append(_card("agent steps per second", speed, "everything included"))
     return cards
+
+
+def _newest(facts: Facts, name: str) -> float | None:
+    return next((record[name] for record in reversed(facts.records) if name in record), None)
+
+
+def _subject(facts: Facts) -> list[list[str]]:
+    """What was trained on what, as far as the config says; only settings that this kind of run uses."""
+    rows = []
+    if facts.acts and facts.setting("env.id"):
+        agents = facts.plan.get("num_agents", facts.setting("env.num_agents"))
+        each = f", {plural(agents, 'agent')} per env" if isinstance(agents, int) else ""
+        rows.append(["world", f"{facts.setting('env.id')}{each}"])
+    if facts.kind == "ppo" and facts.setting("policy.core"):
+        rows.append(["policy", f"core {facts.setting('policy.core')}, {facts.setting('policy.hidden_size')} units"])
+    if facts.kind == "mixture" and facts.plan.get("agents"):
+        big = "" if facts.setting("mixture.mode") == "single" else " and the BigAgent (DQN)"
+        units = facts.setting("policy.hidden_size")
+        rows.append(["agents", f"{plural(facts.plan['agents'], 'PQN agent')}{big}, {units} units each"])
+    if facts.kind == "reward":
+        if not facts.acts:
+            rows.append(["data", str(facts.setting("data.path", UNKNOWN))])
+        units = facts.setting("reward.hidden_size")
+        rows.append(["reward network", f"objective {facts.setting('reward.objective', UNKNOWN)}, {units} units"])
+    return rows
 
 
 def _circumstances(facts: Facts) -> list[list[str]]:
     host, status = facts.host, facts.status
     rows = [["kind", facts.kind]]
-    if facts.setting("env.id"):
-        agents = facts.plan.get("num_agents", facts.setting("env.num_agents"))
-        rows.append(["world", f"{facts.setting('env.id')}" + (f", {agents} agents an env" if agents else "")])
-    if facts.setting("policy.core"):
-        rows.append(["policy", f"core {facts.setting('policy.core')}, {facts.setting('policy.hidden_size')} units"])
+    rows += _subject(facts)
     if status is not None:
         told = f" ({status.note})" if status.note else ""
         since = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(status.since))
         rows.append(["state", f"{status.state} since {since}{told}"])
     best = facts.best
     if best is not None:
-        score = "" if best.score is None else f", return {figure(best.score)}"
-        rows.append(["best checkpoint", f"{best.path.name} after {best.updates:,} updates{score}"])
+        score = "" if best.score is None else f", {facts.score_name} {figure(best.score)}"
+        rows.append(["best checkpoint", f"{best.path.name} after {plural(best.updates, 'update')}{score}"])
     if host:
         rows.append(["began", str(host.get("started", "?"))])
         if host.get("resumes"):

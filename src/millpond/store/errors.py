@@ -7,6 +7,10 @@ class RunError(MillpondError):
     """A run folder that is not there, is there already, or is in use."""
 
 
+class NothingToPlayError(RunError):
+    """A run that trains no agent, so that there is none to evaluate or draw."""
+
+
 class ResumeError(MillpondError):
     """A run cannot be taken up as asked."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from millpond.record import COUNTERS, last_record, show_number, show_seconds
+from millpond.record import COUNTERS, RETURNS, last_record, newest_headline, show_seconds
 from millpond.store.checkpoints import Checkpoints
 from millpond.store.run import is_run
 from millpond.store.status import State, read_status
@@ -15,7 +17,11 @@ from millpond.store.status import State, read_status
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run at a glance. Checkpoints are named by their updates; `best_score` is the best one's, by evaluation."""
+    """A run at a glance. Checkpoints are named by their updates; `best_score` is the best one's, by evaluation.
+
+    `headline` and `result` are the name and newest value of the figure that the run is judged by, its return if it has
+    one.
+    """
 
     name: str
     folder: Path
@@ -25,6 +31,8 @@ class RunRow:
     checkpoint: int | None
     best_checkpoint: int | None
     best_score: float | None
+    headline: str | None
+    result: float | None
     counters: dict[str, float]
     metrics: dict[str, float]
 
@@ -39,6 +47,7 @@ def list_runs(root: Path) -> list[RunRow]:
         record = last_record(folder / "metrics.jsonl") or {}
         checkpoints = Checkpoints(folder / "checkpoints")
         saved, best = checkpoints.updates(), checkpoints.best_score()
+        headline = newest_headline(folder / "metrics.jsonl")
         counters = {name: record[name] for name in COUNTERS if name in record}
         metrics = {name: value for name, value in record.items() if name not in COUNTERS}
         rows.append(
@@ -51,6 +60,8 @@ def list_runs(root: Path) -> list[RunRow]:
                 checkpoint=saved[-1] if saved else None,
                 best_checkpoint=best[0] if best else None,
                 best_score=best[1] if best else None,
+                headline=headline[0] if headline else None,
+                result=headline[1] if headline else None,
                 counters=counters,
                 metrics=metrics,
             )
@@ -58,38 +69,58 @@ def list_runs(root: Path) -> list[RunRow]:
     return sorted(rows, key=lambda row: row.since)
 
 
-def _best(row: RunRow) -> str:
-    if row.best_checkpoint is None or row.best_score is None:
-        return "-"
-    return f"{show_number(row.best_checkpoint)} ({show_number(row.best_score)})"
+WIDTH = 80
+HEADINGS = ("RUN", "RETURN", "BEST", "STEPS", "SPEED", "STATE", "AGE")
+LEFT = {0, 5}  # columns that are aligned to the left
 
 
-def show_runs(rows: Sequence[RunRow], metrics_shown: int = 4) -> str:
-    """The list as text: name, state, counters, checkpoint, newest metrics, and what there is to say."""
+def show_runs(rows: Sequence[RunRow]) -> str:
+    """The list as text, at most 80 columns wide: return, best return, steps, speed, state, since when, and why."""
     if not rows:
         return "no runs yet"
-    table = [("RUN", "STATE", "AGO", "UPDATES", "AGENT STEPS", "TIME", "CHECKPOINT", "BEST", "NEWEST METRICS")]
-    for row in rows:
-        shown = [(name, value) for name, value in row.metrics.items() if not name.startswith("time/")][:metrics_shown]
-        table.append(
-            (
-                row.name,
-                row.state,
-                show_seconds(max(0.0, time.time() - row.since)),
-                show_number(row.counters.get("updates", 0)),
-                show_number(row.counters.get("agent_steps", 0)),
-                show_seconds(row.counters.get("seconds", 0.0)),
-                "none" if row.checkpoint is None else show_number(row.checkpoint),
-                _best(row),
-                "  ".join(f"{name} {show_number(value)}" for name, value in shown)
-                + (f"  ({row.note})" if row.note else ""),
-            )
-        )
-    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    right = {2, 3, 4, 5, 6, 7}
-    return "\n".join(
-        "  ".join(
-            f"{cell:>{width}}" if column in right else f"{cell:<{width}}" for column, (cell, width) in enumerate(cells)
-        ).rstrip()
-        for cells in (list(zip(line, widths, strict=True)) for line in table)
+    others = list(dict.fromkeys(row.headline for row in rows if row.headline and row.headline not in RETURNS))
+    table = [HEADINGS, *(_cells(row, others) for row in rows)]
+    widths = [max(len(line[k]) for line in table) for k in range(len(HEADINGS))]
+    room = WIDTH - sum(widths[1:]) - 2 * (len(HEADINGS) - 1)  # a name that is longer stands on a line of its own
+    widths[0] = max(len(name) for name, *_ in table if len(name) <= room)
+    lines = []
+    for row, cells in zip([None, *rows], table, strict=True):
+        first = cells[0] if len(cells[0]) <= room else ""
+        if not first:
+            lines.append(cells[0])
+        shown = zip((first, *cells[1:]), widths, strict=True)
+        aligned = (f"{cell:<{width}}" if k in LEFT else f"{cell:>{width}}" for k, (cell, width) in enumerate(shown))
+        lines.append("  ".join(aligned).rstrip())
+        if row is not None and row.note:
+            lines += textwrap.wrap(row.note, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    lines += [f"{_mark(name, others)} {name}, not a return" for name in others]
+    return "\n".join(lines)
+
+
+def _cells(row: RunRow, others: Sequence[str]) -> tuple[str, ...]:
+    steps, unit = row.counters.get("agent_steps", 0), ""
+    if not steps:  # nobody acts: a reward is learned from recorded episodes
+        steps, unit = row.counters.get("updates", 0), " upd"
+    seconds, mark = row.counters.get("seconds", 0.0), _mark(row.headline, others)
+    return (
+        row.name,
+        "-" if row.result is None else f"{_short(row.result)}{mark}",
+        "-" if row.best_score is None else f"{_short(row.best_score)}{mark}",
+        f"{_short(steps)}{unit}" if steps else "-",
+        f"{_short(steps / seconds)}/s" if seconds and steps else "-",
+        row.state,
+        re.sub(r"(?<=\D)\d+\D$", "", show_seconds(max(0.0, time.time() - row.since))),  # the larger unit will do
     )
+
+
+def _mark(name: str | None, others: Sequence[str]) -> str:
+    """Stars after a figure that is not a return, one more for each kind of figure."""
+    return "*" * (others.index(name) + 1) if name in others else ""
+
+
+def _short(value: float) -> str:
+    """Four significant digits at most: 512, 1,536, 15.73M, 0.1364, -331.8."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -94,9 +94,12 @@ class Run:
     @property
     def resume_command(self) -> str:
         """The command that goes on with this run."""
-        return (
-            f"{self.launcher}millpond train --resume {self.name if self.folder.parent == Path('runs') else self.folder}"
-        )
+        return f"{self.launcher}millpond train --resume {self.reference}"
+
+    @property
+    def reference(self) -> str:
+        """How commands name this run: by its name where it is in the usual folder, else by its path."""
+        return self.name if self.folder.parent == Path("runs") else str(self.folder)
 
     def save_batch(self, address: Address, batch: Mapping[str, Any]) -> Path:
         """Keep the batch behind a value that was not finite, as safetensors."""

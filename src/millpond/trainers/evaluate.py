@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,12 +75,12 @@ def evaluate(
     seed: int,
     device: torch.device,
     deterministic: bool = False,
-    on_step: Any = None,
+    before_step: Callable[[], None] | None = None,
 ) -> Evaluation:
     """The first episode of each env of a vector with at least `episodes` envs, from fresh seeds.
 
-    Only first episodes count: to take whichever episodes end first would favour short ones. `on_step()` is called after
-    every step, for pictures.
+    Only first episodes count: to take whichever episodes end first would favour short ones. `before_step()` is
+    called before every step, to draw: after the last one of an episode, its env shows the next episode already.
     """
     agents = vector.spec.num_agents
     vector.reset(seed)
@@ -90,6 +91,8 @@ def evaluate(
     wanted = set(range(episodes))
     with torch.inference_mode():
         while wanted - found.keys():
+            if before_step is not None:
+                before_step()
             for _ in range(len(vector)):
                 batch = vector.recv()
                 for episode in batch.episodes:
@@ -112,8 +115,6 @@ def evaluate(
                 action = chosen.action.cpu().numpy()
                 put_actions(vector.spec.action, action.reshape(*batch.reward.shape, *action.shape[1:]), batch.action)
                 vector.send()
-            if on_step is not None:
-                on_step()
     ordered = [found[env] for env in range(episodes)]
     return Evaluation(
         tuple(returns for returns, _, _ in ordered),

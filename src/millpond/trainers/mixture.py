@@ -22,6 +22,7 @@ from millpond.planner.ranks import share_of_rank
 from millpond.ranks import ALONE, NoRecorder, PerRank, Ranks, restore_over_ranks, save_over_ranks, training_over_ranks
 from millpond.record import Counters, Recorder, Timer
 from millpond.replay import Steps
+from millpond.report import Picture
 from millpond.store import Checkpoints, Parts, RandomState, Run, RunError
 from millpond.trainers.evaluate import Evaluation
 from millpond.trainers.mixture_big_agent import BigAgent
@@ -43,6 +44,7 @@ from millpond.trainers.mixture_ranks import (
     told_by_all,
 )
 from millpond.trainers.mixture_summary import summarise_mixture
+from millpond.trainers.reporting import next_steps, report_at_end
 from millpond.trainers.sinks import make_sinks
 from millpond.trainers.vector_state import VectorState
 
@@ -72,6 +74,8 @@ class MixtureTrainer:
         self.extra: dict[str, float] = {}  # for the record of this portion
         self.score: float | None = None
         self.final_evaluation: Evaluation | None = None
+        self.figures: list[str] = []
+        self.picture: Picture | None = None
         self.players.reset_vectors()
         self.loop = self._make_loop()
         self.recorder = (
@@ -96,7 +100,7 @@ class MixtureTrainer:
     def train(self) -> None:
         """The whole algorithm: steps (1) to (7), until the frames are used up."""
         with training_over_ranks(self.ranks, self.run, self.loop, self.recorder):
-            for at in self.loop.run(max_seconds=self.recipe.trainer.max_seconds):
+            for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
                 if at["phase"] == AGENTS:
                     steps = self._collect(at)  # (1) the agents train, each on its own and into a pond of its own;
                     self._pour(at, steps)  # (2) full ponds empty into the lake meanwhile;
@@ -109,6 +113,9 @@ class MixtureTrainer:
                 self._evaluate(at)
                 if self._ends(at, "round"):
                     self._reset()  # (7) The agents become clones of the BigAgent, and explore anew.
+        if self.ranks.first:
+            self.figures = self._figures()  # before the report, whose time is not the training's
+            self.picture = report_at_end(self.run)
 
     def close(self) -> None:
         """End workers, finish pouring, close files."""
@@ -127,7 +134,10 @@ class MixtureTrainer:
         """Return, speed and where the time went, when the run is over."""
         if not self.loop.done:
             return []
-        return summarise_mixture(self.plan, self.run, self.counters, self.timer.shares(), self.final_evaluation)
+        return [*self.figures, "", *next_steps(self.run, self.picture, longer="mixture.total_frames")]
+
+    def _figures(self) -> list[str]:
+        return summarise_mixture(self.plan, self.counters, self.timer.shares(), self.final_evaluation)
 
     # -- the stages of a round
 

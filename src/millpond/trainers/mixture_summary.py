@@ -8,14 +8,13 @@ from millpond.planner import MixturePlan
 from millpond.planner.lines import figures, number
 from millpond.plurals import plural
 from millpond.record import Counters
-from millpond.store import Run
 from millpond.trainers.evaluate import Evaluation
 
 
 def summarise_mixture(
-    plan: MixturePlan, run: Run, counters: Counters, shares: Mapping[str, float], evaluation: Evaluation | None
+    plan: MixturePlan, counters: Counters, shares: Mapping[str, float], evaluation: Evaluation | None
 ) -> list[str]:
-    """Return, frames, where the time went, and what to do next."""
+    """Return, frames, and where the time went."""
     lines: list[str] = []
     if evaluation is not None:
         low, high = evaluation.interval()
@@ -31,10 +30,5 @@ def summarise_mixture(
         f"{number(counters.frames)} frames in {plural(plan.rounds, 'round')}, {plural(counters.updates, 'update')}",
         f"Time: {number(round(rate))} frames a second",
         *figures(spent),
-        "",
-        f"Run folder: {run.folder}",
-        f"  millpond eval {run.name} --episodes 100",
-        f"  millpond eval {run.name} --episodes 1 --render {run.name}.gif",
-        f"  {run.resume_command} mixture.total_frames=...   # longer",
     ]
     return lines

@@ -11,7 +11,8 @@ from torch import Tensor
 from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
 from millpond.envs.render import render_rgb, write_gif
 from millpond.envs.world import World
-from millpond.store import Checkpoints, RunError, load_weights
+from millpond.plurals import plural
+from millpond.store import Checkpoints, NothingToPlayError, RunError, load_weights
 from millpond.trainers.build import make_policy
 from millpond.trainers.evaluate import Evaluation, evaluate
 from millpond.trainers.session import open_run
@@ -25,7 +26,7 @@ class LoadedPolicy:
         loaded, run = open_run(name, run_dir)
         self.recipe = loaded.recipe
         if isinstance(self.recipe, RewardRecipe) and self.recipe.reward.reward_only:
-            raise RunError(
+            raise NothingToPlayError(
                 f"run {run.name!r} learned a reward from recorded episodes and has no agent to play "
                 f"(reward.reward_only=true); its reward of every step: millpond reward score {run.name} EPISODES"
             )
@@ -35,7 +36,9 @@ class LoadedPolicy:
             raise RunError(
                 f"run {run.name!r} has no {'best' if best else 'usable'} checkpoint in {run.checkpoints_path}"
             )
-        self.updates = checkpoint.updates
+        self.updates = checkpoint.updates  # of everything that the run trains
+        which = "best checkpoint" if best else "newest checkpoint"
+        self.description = f"{which}, after {plural(checkpoint.updates, 'update')}"
         self.spec = make_spec(self.recipe.env, stacked=True)
         self.device = torch.device(device)
         self.greedy = not isinstance(self.recipe, PPORecipe)  # how it is evaluated; PPO's policies draw their actions
@@ -44,6 +47,9 @@ class LoadedPolicy:
             from millpond.trainers.mixture_networks import make_network
 
             part = "big" if "big" in checkpoint.weights else "agent0"
+            if part == "big":
+                own = checkpoint.state["big"]["dqn"]["updates"]
+                self.description = f"{which}, the BigAgent after {plural(own, 'update')} of its own"
             self.policy = make_network(self.recipe, self.spec).to(self.device)
         elif isinstance(self.recipe, RewardRecipe):
             from millpond.trainers.reward_networks import make_player
@@ -84,17 +90,23 @@ def evaluate_run(
     best: bool = False,
     render: Path | None = None,
     frames_at_most: int | None = None,
-) -> tuple[Evaluation, int]:
-    """Episodes of a run's policy, and after how many updates it was saved. `render` draws the first env's episode."""
+) -> tuple[Evaluation, LoadedPolicy]:
+    """Play episodes with a run's policy; also return the policy. `render` is a GIF file for the first env's episode."""
+    if render is not None and render.suffix.lower() != ".gif":
+        raise RunError(
+            f"pictures are GIFs, so {str(render)!r} must end in .gif; try {str(render.with_suffix('.gif'))!r}"
+        )
+    if render is not None and not render.parent.is_dir():
+        raise RunError(f"there is no folder {str(render.parent)!r} for the picture {render.name}; make it first")
     loaded = LoadedPolicy(name, best=best)
-    worlds: list[World] = []
+    worlds: list[World] | None = None if render is None else []
     frames: list[Any] = []
+
+    def draw() -> None:
+        if worlds and (frames_at_most is None or len(frames) < frames_at_most):
+            frames.append(render_rgb(worlds[-1], 0))
+
     with evaluation_vector(loaded.recipe.env, loaded.recipe.vector, episodes, made=worlds) as vector:
-
-        def draw() -> None:
-            if frames_at_most is None or len(frames) < frames_at_most:
-                frames.append(render_rgb(worlds[-1], 0))
-
         evaluation = evaluate(
             loaded.policy,
             vector,
@@ -102,8 +114,8 @@ def evaluate_run(
             seed=loaded.recipe.eval.seed if seed is None else seed,
             device=loaded.device,
             deterministic=loaded.greedy,
-            on_step=draw if render is not None else None,
+            before_step=draw if render is not None else None,
         )
     if render is not None:
         write_gif(frames[: evaluation.lengths[0]], render)
-    return evaluation, loaded.updates
+    return evaluation, loaded

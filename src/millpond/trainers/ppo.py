@@ -24,6 +24,7 @@ from millpond.policies.threads import torch_in_one_thread, torch_threads
 from millpond.processor import prepare_bfloat16
 from millpond.ranks import ALONE, NoRecorder, PerRank, Ranks, restore_over_ranks, save_over_ranks, training_over_ranks
 from millpond.record import Counters, Recorder, Timer
+from millpond.report import Picture
 from millpond.rollout import Collector, Draw, Rows, draw_minibatches
 from millpond.rollout.collect import Collected
 from millpond.rollout.sampling import annealed_beta
@@ -36,7 +37,7 @@ from millpond.trainers.over_ranks import begin_with_weights, collected_by_all, r
 from millpond.trainers.ppo_part import Coefficients, Estimate
 from millpond.trainers.ppo_rows import RowsCall
 from millpond.trainers.ppo_update import estimate_advantages, train_minibatch
-from millpond.trainers.reporting import report_at_end
+from millpond.trainers.reporting import next_steps, report_at_end
 from millpond.trainers.sinks import make_sinks
 from millpond.trainers.summary import summarise
 from millpond.trainers.vector_state import VectorState
@@ -123,13 +124,15 @@ class PPOTrainer:
         self.score: float | None = None
         self.last_evaluation: Evaluation | None = None  # not yet in a record
         self.final_evaluation: Evaluation | None = None
+        self.figures: list[str] = []
+        self.picture: Picture | None = None
         if run.resumed:
             restore_over_ranks(ranks, self.checkpoints, self.parts)
 
     def train(self) -> None:
         """The whole algorithm."""
         with training_over_ranks(self.ranks, self.run, self.loop, self.recorder):
-            for at in self.loop.run(max_seconds=self.recipe.trainer.max_seconds):
+            for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
                 if at.begins("iteration"):
                     collected = self._collect()
                     estimate = self._estimate()
@@ -139,7 +142,8 @@ class PPOTrainer:
                 if at.begins("iteration"):
                     self._record_collection(collected, estimate)
         if self.ranks.first:
-            report_at_end(self.run)
+            self.figures = self._figures()  # before the report, whose time is not the training's
+            self.picture = report_at_end(self.run)
 
     def close(self) -> None:
         """End the workers."""
@@ -153,8 +157,11 @@ class PPOTrainer:
         """Return, speed and where the time went, when the run is over."""
         if not self.loop.done:
             return []
+        return [*self.figures, "", *next_steps(self.run, self.picture, longer="trainer.total_timesteps")]
+
+    def _figures(self) -> list[str]:
         speed = self.counters.agent_steps / max(self.counters.seconds, 1e-9)
-        return summarise(self.recipe, self.run, self.final_evaluation, self.timer.shares(), speed)
+        return summarise(self.recipe, self.final_evaluation, self.timer.shares(), speed)
 
     # -- the stages of an iteration
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from millpond.errors import MillpondError
 from millpond.report import Picture, write_report
-from millpond.store import Run, find_run
+from millpond.store import NothingToPlayError, Run, find_run
 from millpond.store.saved import saved_checkpoints
 
 LONGEST = 512  # frames of a GIF
@@ -19,16 +19,31 @@ def report_run(folder: Path) -> Path:
     return write_report(folder, draw_episode(folder))
 
 
-def report_at_end(run: Run) -> None:
-    """The report at the end of training. Whatever goes wrong with it is told, and the run is none the worse."""
+def report_at_end(run: Run) -> Picture | None:
+    """Write the report at the end of training and return its picture. A failure is printed and ends nothing else."""
+    picture = None
     try:
-        report_run(run.folder)
+        picture = draw_episode(run.folder)
+        write_report(run.folder, picture)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         print(
-            f"the report of run {run.name} could not be written ({told}); try: millpond report {run.name}",
+            f"the report of run {run.name} could not be written ({reason}); try: millpond report {run.reference}",
             file=sys.stderr,
         )
+    return picture
+
+
+def next_steps(run: Run, picture: Picture | None, *, longer: str) -> list[str]:
+    """Lines that end a run's summary: where it is, and the commands that use it. `longer` is a key that extends it."""
+    drawn = picture is not None and picture.gif is not None
+    return [
+        f"Run folder: {run.folder}",
+        *([f"Report: {run.report_path}"] if run.report_path.is_file() else []),
+        *([f"  millpond eval {run.reference} --episodes 100"] if picture is not None else []),
+        *([f"  millpond eval {run.reference} --episodes 1 --render {run.name}.gif"] if drawn else []),
+        f"  {run.resume_command} {longer}=...   # longer",
+    ]
 
 
 def find_reportable(root: Path, name: str) -> Path:
@@ -38,7 +53,11 @@ def find_reportable(root: Path, name: str) -> Path:
 
 
 def draw_episode(folder: Path) -> Picture | None:
-    """One episode of the best checkpoint, or the newest where none was evaluated; None where nothing was saved."""
+    """Draw one episode of the best checkpoint, or of the newest where none was evaluated.
+
+    None where nothing was saved or there is no agent. Whatever goes wrong, in the world's own code too, becomes the
+    reason why there is no picture: a report does without.
+    """
     from millpond.trainers.play import evaluate_run
 
     saved, _ = saved_checkpoints(folder / "checkpoints")
@@ -48,11 +67,16 @@ def draw_episode(folder: Path) -> Picture | None:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "episode.gif"
         try:
-            evaluation, updates = evaluate_run(str(folder), episodes=1, best=best, render=path, frames_at_most=LONGEST)
-        except (MillpondError, ImportError, OSError) as error:
-            return Picture(None, f"No picture: {error}")
+            evaluation, policy = evaluate_run(str(folder), episodes=1, best=best, render=path, frames_at_most=LONGEST)
+        except NothingToPlayError:
+            return None
+        except Exception as error:
+            return Picture(None, f"No picture: {_reason(error)}")
         length = evaluation.lengths[0]
         part = f"the first {LONGEST} of {length:,}" if length > LONGEST else f"{length:,}"
-        which = "best checkpoint" if best else "newest checkpoint"
-        words = f"{part} env steps, return {evaluation.mean:.4g}; {which}, after {updates:,} updates"
+        words = f"{part} env steps, return {evaluation.mean:.4g}; {policy.description}"
         return Picture(path.read_bytes(), words)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, MillpondError) else f"{type(error).__name__}: {error}"

@@ -21,10 +21,12 @@ from millpond.loop import Ended, Loop, Redraw
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.planner.lines import sentence
 from millpond.record import Console, Counters, Recorder, Timer, cycle_rows
+from millpond.report import Picture
 from millpond.rewards.batches import RewardBatches
 from millpond.rewards.source import inputs_of
 from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, training
 from millpond.trainers.evaluate import Evaluation
+from millpond.trainers.reporting import next_steps, report_at_end
 from millpond.trainers.reward_agent import RewardAgent
 from millpond.trainers.reward_data import Recorded, audit_recorded, open_recorded
 from millpond.trainers.reward_evaluation import HeldOut, evaluate_reward
@@ -96,6 +98,8 @@ class RewardTrainer:
         )
         self.held_out: HeldOut | None = None
         self.tested: Evaluation | None = None
+        self.figures: list[str] = []
+        self.picture: Picture | None = None
         self.score: float | None = None
         if weights_from is not None:
             load_weights({"reward": self.network}, weights_from.weights(), f"run {weights_from.name!r}")
@@ -128,11 +132,13 @@ class RewardTrainer:
         """Run to the end, or to where the run is stopped."""
         with training(self.run, self.loop, self.recorder):
             self.play()
+        self.figures = summarise_reward(self.counters, self.held_out, self.tested)  # before the report takes its time
+        self.picture = report_at_end(self.run)
 
     def play(self, until: int | None = None) -> None:
         """The whole algorithm; perhaps only until so many batches have been trained in all."""
         log_batches = self.recipe.reward.log_batches
-        for at in self.loop.run(until, max_seconds=self.recipe.trainer.max_seconds):
+        for at in self.loop.run(until, max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
             if self.agent is not None and at.begins("iteration"):
                 self._act(self.agent)
             with self.timer("train"):
@@ -214,7 +220,14 @@ class RewardTrainer:
 
     def summary(self) -> list[str]:
         """Figures and what to do next, at the end of the run."""
-        return summarise_reward(self.run, self.counters, self.held_out, self.tested) if self.loop.done else []
+        if not self.loop.done:
+            return []
+        score = f"  millpond reward score {self.run.reference} EPISODES   # the learned reward of every step"
+        return [
+            *self.figures,
+            *next_steps(self.run, self.picture, longer="reward.epochs"),
+            score,
+        ]
 
     # -- the loop and its hooks
 

@@ -9,12 +9,11 @@ import torch
 
 from millpond.planner.lines import table
 from millpond.plurals import plural
+from millpond.record.headline import HELD_OUT
 from millpond.rewards.evaluate import METRICS, Judged, baselines_of, measure
 from millpond.rewards.network import RewardNetwork
 from millpond.rewards.source import judge_episode
 from millpond.trainers.reward_data import Recorded
-
-HEADLINE = ("step_pearson", "voc", "success_auc", "return_pearson")  # the first there is decides which is best
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class HeldOut:
 
     @property
     def score(self) -> float | None:
-        return next((self.learned[name] for name in HEADLINE if name in self.learned), None)
+        return next((self.learned[name] for name in HELD_OUT if name in self.learned), None)
 
     def metrics(self) -> dict[str, float]:
         """As records hold them: held_out/NAME of the learned reward, held_out/BASELINE/NAME beside it."""

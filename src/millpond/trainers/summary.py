@@ -8,14 +8,13 @@ from millpond.config import PPORecipe
 from millpond.planner.lines import figures, number
 from millpond.plurals import plural
 from millpond.report.yardsticks import share, yardsticks
-from millpond.store import Run
 from millpond.trainers.evaluate import Evaluation
 
 
 def summarise(
-    recipe: PPORecipe, run: Run, evaluation: Evaluation | None, shares: Mapping[str, float], steps_per_second: float
+    recipe: PPORecipe, evaluation: Evaluation | None, shares: Mapping[str, float], steps_per_second: float
 ) -> list[str]:
-    """Return against the yardsticks, speed, where the time went, and what to do next."""
+    """Return against the yardsticks, speed, and where the time went."""
     lines: list[str] = []
     if evaluation is not None:
         low, high = evaluation.interval()
@@ -27,14 +26,4 @@ def summarise(
             rows.append(("(learned - random) / (greedy - random)", f"{part:.2f}", ""))
         lines += [f"Return, mean of {plural(len(evaluation.lengths), 'episode')} on seeds of their own", *figures(rows)]
     spent = [(name, f"{of_all:.0%}", "") for name, of_all in shares.items() if of_all >= 0.005]
-    lines += ["", f"Time: {number(round(steps_per_second))} agent steps a second", *figures(spent)]
-    name = run.name
-    lines += [
-        "",
-        f"Run folder: {run.folder}",
-        *([f"Report: {run.report_path}"] if run.report_path.is_file() else []),
-        f"  millpond eval {name} --episodes 100",
-        f"  millpond eval {name} --episodes 1 --render {name}.gif",
-        f"  {run.resume_command} trainer.total_timesteps=...   # longer",
-    ]
-    return lines
+    return [*lines, "", f"Time: {number(round(steps_per_second))} agent steps a second", *figures(spent)]

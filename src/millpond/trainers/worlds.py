@@ -9,6 +9,7 @@ from typing import Any
 from millpond.config.env import EnvConfig, VectorConfig
 from millpond.config.worlds import world_options
 from millpond.envs.registry import describe, make_world, prepare
+from millpond.envs.render import options_for_drawing
 from millpond.envs.spec import EnvSpec
 from millpond.envs.world import Buffers, World
 from millpond.vector import Vector, make_vector
@@ -45,10 +46,11 @@ def build_vector(
 ) -> Vector:
     """A vector of the config's world; whatever is compiled is compiled once, before workers start.
 
-    `made` is filled with the worlds as they are made, for those who want to draw them; only where these are made in
-    this process.
+    `made` is filled with the worlds as they are made, to be drawn; only where these are made in this process.
     """
     env_id, options = world_options(env, stacked=stacked)
+    if made is not None:
+        options = options_for_drawing(env_id, options)
     prepare(env_id, options)
     factory = WorldFactory(env_id, options)
 

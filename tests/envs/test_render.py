@@ -1,0 +1,69 @@
+"""Drawing envs of other libraries: the render mode is set for them, and what they return is checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from millpond.envs.errors import EnvError
+from millpond.envs.registry import make_world
+from millpond.envs.render import options_for_drawing, render_rgb
+
+OWN = "envs.own_envs"
+
+
+def drawn(env_id: str, options: dict[str, Any] | None = None) -> np.ndarray:
+    """Draw an env before its first step."""
+    world = make_world(env_id, 1, options_for_drawing(env_id, options or {}))
+    world.reset(np.zeros(1, np.uint64))
+    try:
+        return render_rgb(world, 0)
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("name", ["make_bar", "make_bar_of_any", "Bar"])
+def test_an_env_that_takes_a_render_mode_is_made_to_draw_images(name: str) -> None:
+    assert drawn(f"{OWN}:{name}").shape == (8, 56, 3)
+    assert drawn(f"{OWN}:{name}", {"kwargs": {"render_mode": "human"}}).shape == (8, 56, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("make_no_render", "it has no render(). Give it one"),
+        ("make_raising_render", "render() raised RuntimeError: the window is gone"),
+        ("make_bar_in_one_mode", "render() returned None, not a uint8 array [height, width, 3]. Let its constructor"),
+        ("make_text", "render() returned an array [4, 4] of float32, not a uint8 array"),
+        ("make_counter_of_any", "does not take render_mode='rgb_array'"),
+        ("make_constant_world", "its world has no render_rgb(env)"),
+    ],
+)
+def test_an_env_that_cannot_draw_says_why_on_one_line(name: str, words: str) -> None:
+    with pytest.raises(EnvError) as caught:
+        drawn(f"{OWN}:{name}")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_gymnasium_envs_are_made_with_rgb_array() -> None:
+    for env_id in ("gymnasium:CartPole-v1", "gymnasium:Pendulum-v1"):
+        world = make_world(env_id, 1, options_for_drawing(env_id, {}))
+        assert world.envs[0].render_mode == "rgb_array"  # type: ignore[attr-defined]
+
+
+def test_a_registered_env_without_the_parameter_is_made_without_it() -> None:
+    gymnasium.register("MillpondNoMode-v0", entry_point=f"{OWN}:make_no_render")
+    try:
+        with pytest.raises(EnvError, match=r"it has no render\(\)"):
+            drawn("gymnasium:MillpondNoMode-v0")
+    finally:
+        del gymnasium.registry["MillpondNoMode-v0"]
+
+
+def test_other_worlds_keep_their_options() -> None:
+    assert options_for_drawing("grid", {"num_agents": 2}) == {"num_agents": 2}
+    assert options_for_drawing("gymnasium:NoSuchEnv-v9", {}) == {}
