@@ -13,7 +13,7 @@ from tests.vector.vector_worlds import AGENT, ENV_STEPS, IDENTITY, CountingWorld
 from millpond.config import load
 from millpond.envs.spec import ActionSpec, EnvSpec
 from millpond.planner import PPOPlan, plan_loaded
-from millpond.planner.memory import STATES, row_fields
+from millpond.planner.memory import STATES, row_fields, state_shape
 from millpond.policies import Policy, build_policy
 from millpond.rollout import Collector, Rows
 from millpond.rollout.rows import resets
@@ -34,7 +34,7 @@ def open_collector(plan: PPOPlan, vector: Vector, core: str = "lstm") -> tuple[C
     torch.manual_seed(0)
     policy = build_policy(vector.spec.observation, vector.spec.action, core=core, hidden_size=HIDDEN)
     rows = Rows(
-        row_fields(vector.spec, core, HIDDEN),
+        row_fields(vector.spec, state_shape(core, HIDDEN)),
         plan.buffer_rows,
         plan.bptt_horizon,
         plan.num_agents,
@@ -201,7 +201,7 @@ def test_rows_take_the_bytes_that_the_plan_says() -> None:
     plan = planned(**{"trainer.batch_size": 64 * 256, "trainer.minibatch_size": 64 * 256, "policy.hidden_size": HIDDEN})
     factory = WorldFactory("grid", {"num_agents": 3})
     world = factory(1, None, 0)  # type: ignore[arg-type]
-    rows = Rows(row_fields(world.spec, "lstm", HIDDEN), plan.buffer_rows, 64, 3, 3, "cpu")
+    rows = Rows(row_fields(world.spec, state_shape("lstm", HIDDEN)), plan.buffer_rows, 64, 3, 3, "cpu")
     assert rows.nbytes == plan.buffer_bytes
 
 
