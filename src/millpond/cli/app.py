@@ -294,12 +294,18 @@ def check_world(
         list[str] | None,
         typer.Argument(metavar="[OPTION=VALUE]...", help="Options of the world, such as num_agents=4."),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Env steps to take.")] = 300,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps", min=1, help="Env steps of each play. Without it 300, or fewer where they take over 10 s."
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Check a world: spaces, dtypes, seeding, termination against truncation, final observations, determinism.
+    """Check a world: spaces, dtypes, seeding, termination against truncation, final observations, determinism, and that
+    a policy can act on its observations and learn from them.
 
-    Says what is wrong and how to mend it; exits with 1 where a rule is broken.
+    Says what is wrong and how to fix it; exits with 1 where a rule is broken.
     """
     from millpond.cli.worlds import print_check
 
