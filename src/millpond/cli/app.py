@@ -292,7 +292,10 @@ def check_world(
     env_id: Annotated[str, typer.Argument(metavar="ID", help="A world's id, or your own as package.module:make_env.")],
     options: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[OPTION=VALUE]...", help="Options of the world, such as num_agents=4."),
+        typer.Argument(
+            metavar="[OPTION=VALUE]...",
+            help="Options of the world, such as num_agents=4; arguments of your own function as kwargs.NAME=VALUE.",
+        ),
     ] = None,
     steps: Annotated[
         int | None,

@@ -6,6 +6,7 @@ import sys
 
 from millpond.cli.output import print_json, print_text
 from millpond.cli.progress import watched
+from millpond.config.check import overlay
 from millpond.config.load import parse_override
 from millpond.envs.check import check_env, in_order
 from millpond.envs.listing import list_envs
@@ -41,7 +42,7 @@ def print_envs(games: bool, as_json: bool) -> None:
 
 def print_check(env_id: str, options: list[str], steps: int | None, as_json: bool) -> None:
     """What a conformance check finds; exit 1 where a world breaks a rule."""
-    settings = dict(parse_override(option) for option in options)
+    settings = overlay({}, dict(parse_override(option) for option in options))
     with watched(f"checking {env_id}:", lines_every=SECONDS_BETWEEN_LINES) as watch:
         findings = check_env(env_id, settings, steps=steps, watch=watch)
         if findings[0].rule != "can be made" or findings[0].status == "ok":

@@ -76,9 +76,7 @@ def describe(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
     except MillpondError:
         raise
     except Exception as error:
-        raise EnvError(
-            f"env {env_id!r} cannot be made: {describe_error(error)}; `millpond envs check {env_id}` tries it alone"
-        ) from error
+        raise EnvError(f"env {env_id!r} cannot be made: {describe_error(error)}") from error
     return world.spec
 
 

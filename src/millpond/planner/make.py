@@ -126,9 +126,12 @@ def _needs_world(recipe: Recipe) -> bool:
 def _unknown(loaded: Loaded, asked: AgentCount | None) -> str:
     """Say which numbers of the plan a world that was not made leaves unknown."""
     env_id = loaded.recipe.env.id
-    text = f"{env_id} was not made, since that would run its code: bytes of observations and of training are not known"
+    unknown = "bytes of observations and of a training step are not known"
+    if asked is not None and asked.source == env_id:
+        return f"{env_id} was asked for its agents alone: {unknown}"
+    text = f"{env_id} was not made, since that would run its code: {unknown}"
     if not loaded.agents_open:
-        return text if asked is not None else f"{text}; --agents-from {env_id} asks it for its agents"
+        return f"{text}; --agents-from {env_id} asks it for its agents"
     return (
         f"{text}, and 1 agent per env is assumed; a run asks {env_id} when it is built, and --agents-from {env_id} asks "
         "it now"
