@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "losses": {"kernels"},
     "recipes": set(),
     "envs": {"errors", "plurals", "compiled"},
-    "config": {"errors", "sizes", "recipes", "envs"},
+    "config": {"errors", "plurals", "sizes", "recipes", "envs"},
     "vector": {"errors", "plurals", "cores", "envs", "sizes"},
     "loop": {"errors"},
     "record": {"errors", "loop"},

@@ -78,6 +78,7 @@ def train(
     from millpond.ranks import join
     from millpond.trainers.kinds import make_trainer, require_trainer
     from millpond.trainers.session import run_of_all, start_run
+    from millpond.trainers.worlds import world_agents
 
     together = _together(overrides, settings)
     recorded = None
@@ -85,7 +86,7 @@ def train(
 
         def begin() -> tuple[Loaded, Run]:
             nonlocal recorded
-            loaded = load_config(recipe, together, preset)
+            loaded = load_config(recipe, together, preset, ask_world=world_agents)
             recorded = require_trainer(loaded)
             return loaded, start_run(loaded, run, overwrite=overwrite, ranks=ranks.count, recorded=recorded)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from millpond.config.agents import agents_from
+from millpond.config.env import EnvConfig
 from millpond.errors import MillpondError
 
 DATA = Path(__file__).parent.parent / "data"
@@ -40,3 +41,10 @@ def test_files_that_do_not_say(tmp_path: Path, content: str, says: str) -> None:
 def test_what_cannot_be_asked(source: str) -> None:
     with pytest.raises(MillpondError):
         agents_from(source)
+
+
+def test_the_world_of_a_config_is_asked_with_the_options_that_it_has_there() -> None:
+    env = EnvConfig.model_validate({"id": "gymnasium:CartPole-v1", "options": {"no_such": 1}})
+    assert agents_from(env.id).agents == 1
+    with pytest.raises(MillpondError, match="no_such"):
+        agents_from(env.id, env)

@@ -71,6 +71,62 @@ class Masked(gymnasium.Env[Any, Any]):
         return self._observe(), float(action == 12), False, bool(self.np_random.random() < 0.1), {}
 
 
+SHOWN: dict[str, spaces.Space[Any]] = {
+    "seven bytes": spaces.Dict({"kind": spaces.Discrete(3), "speed": spaces.Box(-1, 1, (1,), np.float32)}),
+    "numbers of shape ()": spaces.Dict({"x": spaces.Box(-1, 1, (), np.float64), "y": spaces.Box(0, 9, (), np.int64)}),
+    "one number": spaces.Box(-1, 1, (), np.float32),
+    "a tuple": spaces.Tuple(
+        (spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2, 2), np.float64), spaces.MultiBinary(3))
+    ),
+    "an image": spaces.Box(0, 255, (40, 48, 3), np.uint8),
+    "an image and numbers": spaces.Dict({"i": spaces.Box(0, 255, (12, 12, 1), np.uint8), "v": spaces.Box(-1, 1, (3,))}),
+    "float64": spaces.Box(-1, 1, (3,), np.float64),
+    "int64": spaces.Box(-100, 10**9, (3,), np.int64),
+    "uint16": spaces.Box(0, 60_000, (3,), np.uint16),
+    "a discrete": spaces.Discrete(4, start=2),
+}
+
+
+class Strange(gymnasium.Env[Any, Any]):
+    """Shows samples of one of the spaces above; terminates after 7 steps."""
+
+    action_space = spaces.Discrete(3, start=1)
+
+    def __init__(self, shown: str) -> None:
+        self.observation_space = SHOWN[shown]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.clock = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.clock += 1
+        return self.observation_space.sample(), float(action), self.clock == 7, False, {}
+
+
+def make_strange(shown: str) -> Strange:
+    return Strange(shown)
+
+
+class Blind(Strange):
+    """Says that it shows finite numbers, and shows NaN."""
+
+    def __init__(self) -> None:
+        super().__init__("float64")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.full(3, np.nan), super().reset(seed=seed)[1]
+
+
+class Unresettable(Counter):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        raise RuntimeError("there is no display")
+
+
 class Unseeded(gymnasium.Env[Any, Any]):
     """Draws from a generator that nobody seeds, and shows what its space does not have."""
 

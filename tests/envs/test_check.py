@@ -5,6 +5,9 @@ import re
 import pytest
 
 from millpond.envs.check import Finding, check_env
+from millpond.envs.registry import make_world
+from millpond.envs.sampling import play
+from millpond.envs.seeds import spawn_seeds
 
 from . import own_envs
 
@@ -79,3 +82,35 @@ def test_what_cannot_be_made_is_one_finding_with_the_reason(env_id, message):
 def test_findings_that_matter_come_first():
     statuses = [finding.status for finding in check_env(f"{OWN}:Unseeded", {}, steps=40)]
     assert statuses == sorted(statuses, key=("error", "warning", "ok").index)
+
+
+def test_a_slow_env_is_played_for_fewer_steps_unless_told_how_many(monkeypatch):
+    monkeypatch.setattr("millpond.envs.check.SECONDS", 0.0)
+    played = []
+    found = wrong(check_env("recall", {}, watch=lambda what, done=0, total=None: played.append((what, done, total))))
+    assert "each play stopped after 1 steps" in found["steps fast enough for a whole check"].what
+    assert "--steps N" in found["steps fast enough for a whole check"].fix
+    assert ("repeats from the same seed", 1, 1) in played
+    whole = check_env("recall", {}, steps=40)
+    assert "steps fast enough for a whole check" not in {finding.rule for finding in whole}
+
+
+def test_a_check_keeps_few_whole_observations_and_compares_all(monkeypatch):
+    monkeypatch.setattr("millpond.envs.sampling.KEPT_BYTES", 1)
+    world = make_world("recall", 2, {})
+    one, again = (play(world, spawn_seeds(0, 2), 50) for _ in range(2))
+    assert len(one.observation) == 2
+    assert one.checksum.shape == (51, 2, 1)
+    assert one.differs_from(again) is None
+    other = play(world, spawn_seeds(1, 2), 50)
+    assert "observation of env" in (one.differs_from(other) or "")
+
+
+def test_a_module_that_an_env_lacks_is_named_with_its_install_command(tmp_path, monkeypatch):
+    (tmp_path / "lacking.py").write_text("def make_env():\n    import no_such_physics.core\n")
+    (tmp_path / "lacking_zoo.py").write_text("import no_such_physics\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (found,) = check_env("lacking:make_env", {})
+    assert "perhaps with: pip install no_such_physics (lacking.py:2, in make_env)" in found.what
+    (found,) = check_env("pettingzoo:lacking_zoo", {})
+    assert found.what.endswith("install it with: pip install no_such_physics")

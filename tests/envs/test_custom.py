@@ -53,3 +53,15 @@ def test_a_world_that_is_not_one_is_refused(monkeypatch):
     buffers = Buffers.allocate(describe(f"{OWN}:stubborn", {}), 1)
     with pytest.raises(EnvError, match="must write into the buffers it is given"):
         make_world(f"{OWN}:stubborn", 1, {}, buffers)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [
+        ({"shown": "int64", "size": 3}, "got an unexpected keyword argument 'size'"),
+        ({}, "missing a required argument: 'shown'"),
+    ],
+)
+def test_arguments_that_a_function_does_not_take_or_lacks_are_named(kwargs, says):
+    with pytest.raises(EnvError, match=rf"takes \(shown: .*{says}; its arguments are env.options.NAME=VALUE"):
+        make_world(f"{OWN}:make_strange", 1, {"kwargs": kwargs})

@@ -47,6 +47,21 @@ def test_agents_that_leave_are_masked_and_the_episode_goes_on_until_none_is_left
     world.close()
 
 
+def test_a_step_limit_truncates_the_agents_that_are_left():
+    world = make_world(f"{OWN}:Leaving", 1, {"max_steps": 3})
+    buffers = world.buffers
+    assert world.spec.max_steps == 3
+    world.reset(np.array([3], np.uint64))
+    start = buffers.observation[0, 0, 2]
+    for _ in range(3):
+        world.step(0, 1)
+    assert buffers.terminated[0].tolist() == [False, True, False]  # the first left before, the second just now
+    assert buffers.truncated[0].tolist() == [False, False, True]
+    assert buffers.final_observation[0, 2].tolist() == [3.0, 3.0, start]
+    assert buffers.alive.all()  # the next episode has begun
+    assert [episode.length for episode in world.episodes()] == [3]
+
+
 def test_agents_of_different_spaces_are_refused():
     with pytest.raises(
         EnvError, match=r"'one' and 'two' have different action spaces \(Discrete\(2\) and Discrete\(3\)"

@@ -75,7 +75,30 @@ def test_parts_of_one_dtype_keep_it_and_of_several_become_bytes():
     same = ObservationLayout(spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.Box(0, 1, (3,)))), "test").spec
     assert (same.dtype, same.shape) == ("float32", (5,))
     mixed = ObservationLayout(spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.Discrete(3))), "test").spec
-    assert (mixed.dtype, mixed.shape) == ("uint8", (11,))
+    assert (mixed.dtype, mixed.shape) == ("uint8", (12,))  # 8 bytes of floats, 3 of choices, 1 of padding
+
+
+@settings(max_examples=80, deadline=None)
+@given(TREES)
+def test_every_part_of_every_observation_of_a_batch_is_aligned(space):
+    spec = ObservationLayout(space, "test").spec
+    for part in spec.parts:
+        assert part.offset % np.dtype(part.dtype).itemsize == 0
+        assert spec.nbytes % np.dtype(part.dtype).itemsize == 0
+    ends = [part.offset + part.nbytes for part in spec.parts]
+    assert all(end <= part.offset for end, part in zip(ends, spec.parts[1:], strict=False))
+    assert ends[-1] <= spec.nbytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"), [(np.float64, "float32"), (bool, "uint8"), (np.uint16, "int32"), (np.uint32, "int64")]
+)
+def test_a_box_of_shape_nothing_is_one_number_and_dtypes_are_those_that_torch_computes_with(dtype, stored):
+    layout = ObservationLayout(spaces.Box(0, 1, (), dtype), "test")
+    assert (layout.spec.shape, layout.spec.dtype) == ((1,), stored)
+    batch = np.zeros((3, 1), stored)
+    layout.write_all([np.asarray(value, dtype) for value in (1, 0, 1)], batch)
+    assert batch.tolist() == [[1], [0], [1]]
 
 
 def test_actions_are_values_of_the_space():
@@ -93,5 +116,9 @@ def test_actions_are_values_of_the_space():
 def test_spaces_without_a_fixed_size_are_refused():
     with pytest.raises(EnvError, match="'a' is a Text space"):
         ObservationLayout(spaces.Dict({"a": spaces.Text(5)}), "test")
+    with pytest.raises(EnvError, match="has no parts"):
+        ObservationLayout(spaces.Dict({}), "test")
+    with pytest.raises(EnvError, match=r"a Box of uint64, .* show it as uint8, int32, int64 or float32"):
+        ObservationLayout(spaces.Box(0, 9, (2,), np.uint64), "test")
     with pytest.raises(EnvError, match="is not one that a policy here can act in"):
         ActionLayout(spaces.Dict({"a": spaces.Discrete(2)}), "test")

@@ -21,6 +21,7 @@ from millpond.planner.memory import (
     THREAD_STEPS,
     parameters,
     row_fields,
+    state_shape,
     training_memory,
 )
 from millpond.policies import build_policy, count_parameters, lstm_rows
@@ -55,7 +56,7 @@ def test_parameters_are_counted_right(env_id: str, options: dict[str, Any], core
 def one_update(spec: EnvSpec, core: Any, hidden: int, precision: str, rows: int, horizon: int) -> Any:
     """A call that trains one minibatch of made-up rows, in one thread."""
     agents, generator = spec.num_agents, torch.Generator().manual_seed(0)
-    made = Rows(row_fields(spec, core, hidden), rows, horizon, agents, agents, "cpu")
+    made = Rows(row_fields(spec, state_shape(core, hidden)), rows, horizon, agents, agents, "cpu")
     seen = made["observation"]
     if seen.is_floating_point():
         seen.normal_(generator=generator)

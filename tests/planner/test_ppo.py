@@ -193,3 +193,18 @@ def test_the_trainers_share_is_told() -> None:
     assert isinstance(planned.plan, PPOPlan)
     assert (planned.plan.envs_per_worker, planned.plan.trainer_envs) == (29, 6)  # 3 of each group of 32
     assert "29 in each of 2 workers, 6 in the trainer itself" in show(planned)
+
+
+def test_a_plan_says_what_a_world_that_was_not_made_leaves_unknown() -> None:
+    found = plan("grid", {"env.id": "nowhere:make_env"})
+    assert (found.plan.num_agents, found.plan.observation_bytes) == (1, None)  # type: ignore[union-attr]
+    assert "1 agent per env is assumed; a run asks nowhere:make_env when it is built" in found.to_json()["notes"][-1]
+    said = plan("grid", {"env.id": "nowhere:make_env", "env.num_agents": 4})
+    assert said.plan.num_agents == 4  # type: ignore[union-attr]
+    assert "assumed" not in said.to_json()["notes"][-1]
+
+
+def test_a_plan_says_what_it_does_not_know_of_a_custom_policy() -> None:
+    found = plan("grid", {"policy.target": "nowhere:build_policy"})
+    assert found.plan.training is None  # type: ignore[union-attr]
+    assert "its recurrent state is estimated as that of policy.core=lstm" in found.to_json()["notes"][-1]

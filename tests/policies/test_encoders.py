@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from millpond.envs.spec import ObservationSpec, Part, PartKind
 from millpond.policies import PolicyError
 from millpond.policies.encoder import ObservationEncoder, kind_of
 from millpond.policies.grid import GridEncoder, grid_sum, grid_sum_plain
-from millpond.policies.parts import PartReader
+from millpond.policies.parts import PartReader, join_parts, observation_parts
 from millpond.policies.pixels import PixelEncoder
 from millpond.policies.tokens import TokenEncoder, token_sum, token_sum_plain
 from millpond.policies.vector import VectorEncoder
@@ -148,8 +149,8 @@ def test_parts_are_taken_from_where_they_lie() -> None:
     stored = np.zeros((4, spec.shape[0]), np.uint8)
     speed = np.arange(8, dtype=np.float32).reshape(4, 2) / 3
     stored[:, :3] = [1, 0, 1]
-    stored[:, 3:11] = speed.view(np.uint8)
-    stored[:, 11:] = range(6)
+    stored[:, 4:12] = speed.view(np.uint8)  # aligned to four bytes
+    stored[:, 12:18] = range(6)
     flags, fast, view = (PartReader(spec, part)(torch.from_numpy(stored)) for part in spec.parts)
     assert flags.tolist() == [[True, False, True]] * 4
     np.testing.assert_array_equal(fast.numpy(), speed)
@@ -159,6 +160,42 @@ def test_parts_are_taken_from_where_they_lie() -> None:
     assert together.dtype == "float32"
     numbers = torch.arange(5.0)[None]
     assert PartReader(together, together.parts[1])(numbers).tolist() == [[2.0, 3.0, 4.0]]
+
+
+UNALIGNED = ObservationSpec(  # as packed by earlier versions: 7 bytes, floats not on multiples of four
+    (7,), "uint8", (Part("kind", "vector", (3,), "uint8"), Part("speed", "vector", (1,), "float32", offset=3))
+)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize(
+    "spec",
+    [UNALIGNED, ObservationSpec.packed([("kind", "vector", (3,), "uint8"), ("speed", "vector", (1,), "float32")])],
+)
+def test_parts_are_read_for_every_batch_size_aligned_or_not(spec: ObservationSpec, batch: int) -> None:
+    speed, kind = torch.arange(float(batch))[:, None], torch.eye(3, dtype=torch.uint8)[torch.arange(batch) % 3]
+    stored = join_parts(spec, {"speed": speed, "kind": kind})
+    assert stored.shape == (batch, *spec.shape)
+    split = observation_parts(spec)
+    for start in range(batch):  # also where memory does not begin at a multiple of four
+        parts = split(stored[start:])
+        assert torch.equal(parts["speed"], speed[start:])
+        assert torch.equal(parts["kind"], kind[start:])
+    rows = split(stored[:, None].expand(batch, 4, -1))
+    assert rows["speed"].shape == (batch, 4, 1)
+    assert torch.equal(rows["speed"][:, 3], speed)
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"speed": np.zeros((2, 1))}, "has the parts speed; it must have kind, speed"),
+        ({"kind": np.zeros((2, 3)), "speed": np.zeros(2)}, r"'speed' has shape \(2,\); it must be \(2, 1\)"),
+    ],
+)
+def test_parts_that_cannot_be_joined_are_named(parts: dict[str, Any], says: str) -> None:
+    with pytest.raises(PolicyError, match=says):
+        join_parts(UNALIGNED, parts)
 
 
 def bounded(name: str, kind: PartKind, shape: tuple[int, ...], dtype: str) -> Part:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from parts_policy import Parts
 from torch import nn
 
 from millpond.envs.spec import ActionSpec, ObservationSpec
-from millpond.policies import PolicyError, build_policy, load_policy_factory
+from millpond.policies import Policy, PolicyError, build_policy, check_policy, load_policy_factory
 
 OBSERVATION = ObservationSpec.single((4,), "float32", "vector")
 ACTION = ActionSpec.discrete(2)
@@ -70,3 +72,44 @@ def test_a_policy_that_should_normalise_must_be_able_to() -> None:
     build(OBSERVATION, ACTION)
     with pytest.raises(PolicyError, match="has no update_normalizer"):
         build(OBSERVATION, ACTION, normalize_observations=True)
+
+
+def test_a_custom_policy_is_called_with_the_parts_of_an_observation() -> None:
+    spec = ObservationSpec.packed([("kind", "vector", (3,), "uint8"), ("speed", "vector", (1,), "float32")])
+    policy: Any = load_policy_factory("parts_policy:build_policy")(spec, ACTION)
+    stored = torch.zeros(5, 6, *spec.shape, dtype=torch.uint8)
+    state, action = policy.initial_state(5), torch.zeros(5, 6, dtype=torch.int32)
+    policy.act(stored[:, 0], state)
+    policy.act(stored[:1, 0], state[:1], deterministic=True)
+    policy.value(stored[:, 0], state)
+    policy.update_normalizer(stored[:, 0], None)
+    unrolled = policy.unroll(stored, state, torch.zeros(5, 6, dtype=torch.bool), action)
+    batches = [(5,), (1,), (5,), (5,), (5, 6)]
+    assert policy.policy.shown == [
+        {"kind": (torch.uint8, (*batch, 3)), "speed": (torch.float32, (*batch, 1))} for batch in batches
+    ]
+    unrolled.log_prob.sum().backward()
+    assert policy.policy.layer.weight.grad is not None
+    policy.value_trains_core = False
+    assert policy.policy.value_trains_core is False
+
+
+def test_a_custom_policy_that_is_built_in_takes_observations_apart_itself() -> None:
+    spec = ObservationSpec.packed([("kind", "vector", (3,), "uint8"), ("speed", "vector", (1,), "float32")])
+    assert type(load_policy_factory("millpond.policies:build_policy")(spec, ACTION)) is Policy
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (None, "returned NoneType; it must be a float32 tensor of shape"),
+        (torch.zeros(1, 2, 8), r"returned torch.float32 \(1, 2, 8\); it must be"),
+        (torch.zeros(2, 8, dtype=torch.int64), "returned torch.int64"),
+        (torch.ones(2, 8), "must be zeros"),
+    ],
+)
+def test_a_state_that_rows_cannot_keep_is_refused(state: Any, says: str) -> None:
+    policy = Parts()
+    policy.initial_state = lambda batch, device="cpu": state  # type: ignore[method-assign]
+    with pytest.raises(PolicyError, match=says):
+        check_policy(policy, "mine:build")

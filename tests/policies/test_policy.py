@@ -50,7 +50,8 @@ def observations(name: str, *lead: int, seed: int = 0) -> Tensor:
     if name == "vector":
         return real(*spec.shape)
     if name == "mixed":
-        return torch.cat((whole(2, 3), real(2).view(torch.uint8), whole(255, 64)), -1)
+        padding = torch.zeros(*lead, 1, dtype=torch.uint8)  # so that the floats are aligned
+        return torch.cat((whole(2, 3), padding, real(2).view(torch.uint8), whole(255, 64)), -1)
     return whole(255 if name == "atari" else 2, *spec.shape)
 
 

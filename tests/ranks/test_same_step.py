@@ -30,7 +30,7 @@ def spec() -> EnvSpec:
 
 def stored_rows(first: int, count: int) -> Rows:
     """Rows `first` to `first + count` of a fixed set of random ones, many of whose steps do not count."""
-    fields = row_fields(spec(), "lstm", HIDDEN)
+    fields = row_fields(spec(), (2, HIDDEN))
     rng = np.random.default_rng(5)
     whole = Rows(fields, ROWS, HORIZON, AGENTS, AGENTS, "cpu")
     for name, tensor in whole.arrays.items():

@@ -11,9 +11,10 @@ import torch
 from tests.vector.vector_worlds import AGENT, ENV_STEPS, IDENTITY, CountingWorld, counting_spec
 
 from millpond.config import load
-from millpond.envs.spec import ActionSpec, EnvSpec
+from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
+from millpond.errors import MillpondError
 from millpond.planner import PPOPlan, plan_loaded
-from millpond.planner.memory import STATES, row_fields
+from millpond.planner.memory import STATES, row_fields, state_shape
 from millpond.policies import Policy, build_policy
 from millpond.rollout import Collector, Rows
 from millpond.rollout.rows import resets
@@ -34,7 +35,7 @@ def open_collector(plan: PPOPlan, vector: Vector, core: str = "lstm") -> tuple[C
     torch.manual_seed(0)
     policy = build_policy(vector.spec.observation, vector.spec.action, core=core, hidden_size=HIDDEN)
     rows = Rows(
-        row_fields(vector.spec, core, HIDDEN),
+        row_fields(vector.spec, state_shape(core, HIDDEN)),
         plan.buffer_rows,
         plan.bptt_horizon,
         plan.num_agents,
@@ -201,7 +202,7 @@ def test_rows_take_the_bytes_that_the_plan_says() -> None:
     plan = planned(**{"trainer.batch_size": 64 * 256, "trainer.minibatch_size": 64 * 256, "policy.hidden_size": HIDDEN})
     factory = WorldFactory("grid", {"num_agents": 3})
     world = factory(1, None, 0)  # type: ignore[arg-type]
-    rows = Rows(row_fields(world.spec, "lstm", HIDDEN), plan.buffer_rows, 64, 3, 3, "cpu")
+    rows = Rows(row_fields(world.spec, state_shape("lstm", HIDDEN)), plan.buffer_rows, 64, 3, 3, "cpu")
     assert rows.nbytes == plan.buffer_bytes
 
 
@@ -235,3 +236,14 @@ def test_truncated_steps_are_valued_at_the_true_final_observation() -> None:
                     state = policy.act(rows["observation"][row, k], state, deterministic=True).state
                 value = policy.value(rows["observation"][row, int(t)], state)  # the world shows the same number always
             torch.testing.assert_close(rows["final_value"][row, t, 0], value[0], rtol=0, atol=1e-5)
+
+
+def test_rows_of_another_layout_are_refused_and_no_rows_are_taken_whatever_they_were() -> None:
+    def rows(bytes_seen: int) -> Rows:
+        spec = EnvSpec("test", ObservationSpec.single((bytes_seen,), "uint8", "vector"), ActionSpec.discrete(2))
+        return Rows(row_fields(spec, state_shape("none", HIDDEN)), 3, 4, 1, 1, "cpu")
+
+    padded, unpadded = rows(8), rows(7)
+    padded.load_state_dict(unpadded.state_dict(0))
+    with pytest.raises(MillpondError, match=r"with observation of shape \(4, 1, 7\); here it is \(4, 1, 8\)"):
+        padded.load_state_dict(unpadded.state_dict(2))

@@ -23,6 +23,7 @@ from millpond.durable import replace_json
 from millpond.planner.measured import Measured, kept_path, read_kept, settings_of, this_machine, with_measured
 from millpond.processor import can_use_bfloat16
 from millpond.store.host import host_facts
+from millpond.trainers.worlds import world_agents
 
 MEASURES = {"ppo": measure_ppo, "mixture": measure_mixture, "reward": measure_reward}
 SETTINGS = {"ppo": ppo_settings, "mixture": mixture_settings, "reward": reward_settings}
@@ -54,7 +55,7 @@ def run_bench(
     preset, effort = ("debug", Effort.quick()) if quick else (None, Effort())
     effort = effort if iterations is None else replace(effort, iterations=iterations)
     can_use_bfloat16()  # before torch computes anything
-    wanted = load(recipe, given, preset)
+    wanted = load(recipe, given, preset, ask_world=world_agents)
     kind = wanted.recipe.kind
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
         folder = Path(name)
@@ -63,7 +64,8 @@ def run_bench(
             watch("the machine's limits")
             limits = measure_limits(effort, folder)
         settings = {**ONLY_TIMED, **SETTINGS[kind](wanted, effort), "run_dir": name}
-        found = MEASURES[kind](wanted, load(recipe, {**given, **settings}, preset), limits, effort, folder, watch)
+        timed = load(recipe, {**given, **settings}, preset, wanted.recipe.env.num_agents)
+        found = MEASURES[kind](wanted, timed, limits, effort, folder, watch)
     facts = host_facts()
     return Bench(
         recipe=recipe,
@@ -85,7 +87,7 @@ def keep(bench: Bench, overrides: Iterable[str]) -> Path:
         machine=this_machine(),
         date=bench.date,
         recipe=bench.recipe,
-        settings=settings_of(load(bench.recipe, list(overrides)).recipe),
+        settings=settings_of(load(bench.recipe, list(overrides), ask_world=world_agents).recipe),
         sizes=sizes,
         seconds=seconds,
     )

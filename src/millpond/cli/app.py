@@ -304,14 +304,23 @@ def check_world(
     env_id: Annotated[str, typer.Argument(metavar="ID", help="A world's id, or your own as package.module:make_env.")],
     options: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[OPTION=VALUE]...", help="Options of the world, such as num_agents=4."),
+        typer.Argument(
+            metavar="[OPTION=VALUE]...",
+            help="Options of the world, such as num_agents=4; arguments of your own function as kwargs.NAME=VALUE.",
+        ),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Env steps to take.")] = 300,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps", min=1, help="Env steps of each play. Without it 300, or fewer where they take over 10 s."
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Check a world: spaces, dtypes, seeding, termination against truncation, final observations, determinism.
+    """Check a world: spaces, dtypes, seeding, termination against truncation, final observations, determinism, and that
+    a policy can act on its observations and learn from them.
 
-    Says what is wrong and how to mend it; exits with 1 where a rule is broken.
+    Says what is wrong and how to fix it; exits with 1 where a rule is broken.
     """
     from millpond.cli.worlds import print_check
 

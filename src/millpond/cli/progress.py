@@ -1,7 +1,9 @@
-"""Progress of long work, on stderr, and only where a person watches."""
+"""Progress of long work, on stderr: a bar on a terminal, elsewhere nothing or a line now and then."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -14,12 +16,16 @@ class Watcher(Protocol):
 
 
 @contextmanager
-def watched(verb: str) -> Iterator[Watcher]:
-    """A bar, or a spinner where the total is unknown, while the work goes on; nothing of it stays behind."""
+def watched(verb: str, *, lines_every: float | None = None) -> Iterator[Watcher]:
+    """A bar, or a spinner where the total is unknown, while the work goes on; nothing of it remains.
+
+    Where stderr is not a terminal, a line every `lines_every` seconds instead, if that is set.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
+    next_line = time.monotonic() + (lines_every or 0.0)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
@@ -27,6 +33,11 @@ def watched(verb: str) -> Iterator[Watcher]:
         task = bars.add_task(verb, total=None)
 
         def watch(what: str, done: int = 0, total: int | None = None) -> None:
+            nonlocal next_line
+            if lines_every is not None and not console.is_terminal and time.monotonic() >= next_line:
+                next_line = time.monotonic() + lines_every
+                count = f", {done:,} of {total:,}" if total is not None else ""
+                print(f"{verb} {what}{count}", file=sys.stderr, flush=True)
             bars.update(task, description=f"{verb} {what}".rstrip(), completed=done, total=total)
 
         yield watch

@@ -9,7 +9,7 @@ from typing import Any
 from millpond.cli.output import print_json, print_text
 from millpond.config import Loaded, load
 from millpond.planner import plan_loaded
-from millpond.planner.lines import figures
+from millpond.planner.lines import figures, sentence
 from millpond.planner.show import show_alerts
 from millpond.store import Run, list_runs, show_runs
 
@@ -28,6 +28,7 @@ def train(
     from millpond.ranks import join
     from millpond.trainers.kinds import make_trainer, require_trainer
     from millpond.trainers.session import open_run, resume_run, run_of_all, start_run
+    from millpond.trainers.worlds import world_agents
 
     recorded = None
     with join() as ranks:
@@ -36,7 +37,7 @@ def train(
             nonlocal recorded
             if resume is not None:
                 return resume_run(resume, overrides, ranks=ranks.count)
-            loaded = load(recipe, overrides, preset)
+            loaded = load(recipe, overrides, preset, ask_world=world_agents)
             recorded = require_trainer(loaded)
             if weights_from is not None:
                 open_run(weights_from, loaded.recipe.run_dir)  # refused, if it is, before there is a folder
@@ -46,7 +47,9 @@ def train(
         source = Run.open(Path(loaded.recipe.run_dir), weights_from) if weights_from and ranks.first else None
         say = print_text if ranks.first else _say_nothing
         dataset = recorded.dataset if recorded is not None else None
-        say("\n".join([*show_alerts(plan_loaded(loaded, dataset=dataset).alerts), f"run {run.folder}"]))
+        notes = [line for note in loaded.notes for line in sentence(f"{note}.", 2, "- ")]
+        alerts = show_alerts(plan_loaded(loaded, dataset=dataset).alerts)
+        say("\n".join([*alerts, *notes, f"run {run.folder}"]))
         trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)
         try:
             say("\n".join(trainer.opening()))

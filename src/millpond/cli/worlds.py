@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 
 from millpond.cli.output import print_json, print_text
+from millpond.cli.progress import watched
+from millpond.config.check import overlay
 from millpond.config.load import parse_override
-from millpond.envs.check import check_env
+from millpond.envs.check import check_env, in_order
 from millpond.envs.listing import list_envs
 from millpond.planner.lines import sentence
 
+SECONDS_BETWEEN_LINES = 10.0
 SIGNS = {"error": "wrong", "warning": "note", "ok": "right"}
 
 
@@ -37,9 +40,16 @@ def print_envs(games: bool, as_json: bool) -> None:
     print_text("\n".join(lines))
 
 
-def print_check(env_id: str, options: list[str], steps: int, as_json: bool) -> None:
+def print_check(env_id: str, options: list[str], steps: int | None, as_json: bool) -> None:
     """What a conformance check finds; exit 1 where a world breaks a rule."""
-    findings = check_env(env_id, dict(parse_override(option) for option in options), steps=steps)
+    settings = overlay({}, dict(parse_override(option) for option in options))
+    with watched(f"checking {env_id}:", lines_every=SECONDS_BETWEEN_LINES) as watch:
+        findings = check_env(env_id, settings, steps=steps, watch=watch)
+        if findings[0].rule != "can be made" or findings[0].status == "ok":
+            from millpond.trainers.build import check_policy_on
+
+            watch("a policy acts and learns")
+            findings = in_order([*findings, check_policy_on(env_id, settings)])
     wrong = [finding for finding in findings if finding.status == "error"]
     if as_json:
         print_json([vars(finding) for finding in findings])

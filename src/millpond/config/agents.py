@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millpond.config.env import EnvConfig
+from millpond.config.worlds import world_options
 from millpond.config.yaml import parse, read_text
 from millpond.envs.families import FAMILIES, family_of
 from millpond.envs.registry import describe
@@ -21,8 +23,11 @@ class AgentCount:
     source: str
 
 
-def agents_from(source: str) -> AgentCount:
-    """The answer of a YAML file that has `num_agents` somewhere in it, or of a world, which is made for this."""
+def agents_from(source: str, env: EnvConfig | None = None) -> AgentCount:
+    """The answer of a YAML file that has `num_agents` somewhere in it, or of a world, which is made for this.
+
+    The world of the config `env` is made with the options that it has there.
+    """
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):
         return AgentCount(_in_file(path), path.name)
@@ -33,7 +38,8 @@ def agents_from(source: str) -> AgentCount:
     if family.name in ("grid", "mettagrid"):
         raise MillpondError(f"{source} has as many agents as env.num_agents says; ask a file with its map instead")
     try:
-        return AgentCount(describe(source, {}).num_agents, source)
+        own = world_options(env)[1] if env is not None and env.id == source else {}
+        return AgentCount(describe(source, own).num_agents, source)
     except MillpondError:
         raise
     except (Exception, SystemExit) as error:  # whatever the code of a world may do when it is called

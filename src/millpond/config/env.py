@@ -77,7 +77,11 @@ class EnvConfig(Section):
         description="grid, recall, truncation, mettagrid, gymnasium:ID, pettingzoo:MODULE, atari:GAME, minatar:GAME, "
         "or your own as `package.module:make_env`.",
     )
-    num_agents: Few = Field(1, description="Agents in one env. They act together, each with its own observation.")
+    num_agents: Few = Field(
+        1,
+        description="Agents in one env. They act together, each with its own observation. Where it is not set, PettingZoo "
+        "worlds and your own are asked when a run is built.",
+    )
     obs_size: Count = Field(11, le=255, description="Side of the square that an agent sees around itself; odd.")
     max_steps: Count | None = Field(
         None, description="Env steps after which an episode is truncated; null leaves it to the world."

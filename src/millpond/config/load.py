@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from millpond.config import puffer
 from millpond.config.check import check, merge, overlay
+from millpond.config.env import EnvConfig
 from millpond.config.recipe import Recipe
-from millpond.config.violations import ConfigError
+from millpond.config.violations import ConfigError, as_overrides
+from millpond.config.worlds import decides_its_agents, refuse_many_agents, refuse_wrong_agents
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
+from millpond.envs.families import family_of
 from millpond.errors import MillpondError
 
 SUFFIXES = (".yaml", ".yml", ".ini")
 SIZES_OF_DATA = ("expected_episodes", "expected_steps")
+SIZED = ("grid", "mettagrid")  # worlds that are made with as many agents, and as long, as the config says
 
 
 @dataclass(frozen=True)
@@ -54,37 +60,114 @@ def load(
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
     agents_if_open: int | None = None,
+    ask_world: Callable[[EnvConfig], int] | None = None,
 ) -> Loaded:
     """A recipe's name, a file or a mapping, overlaid first with a preset, then with overrides (`section.key=value`).
 
-    A PufferLib file may leave open how many agents an env has; then `agents_if_open` is taken.
+    Where nobody says how many agents an env has (a PufferLib file, a world that decides it), `agents_if_open` is taken.
+    `ask_world` returns the number that the world has, and may run its code to find out: with it, an open number is
+    filled in and a wrong one is refused. Without it, nothing that the config names is imported.
     """
-    name = "config" if isinstance(recipe, Mapping) else str(recipe)
-    source = _extended(dict(recipe), name, ()) if isinstance(recipe, Mapping) else _read(name, ())
-    values = source.values
-    dotted = _preset(values, preset, name) if preset is not None else {}
-    dotted |= overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
-    if source.agents_open and "env.num_agents" not in dotted and agents_if_open is not None:
-        dotted["env.num_agents"] = agents_if_open
-    values = _over(values, overlay({}, dotted))
-    agents_open = source.agents_open and "env.num_agents" not in dotted
-    notes = (*source.notes, *([puffer.AGENTS_OPEN] if agents_open else []))
+    layers = _layered(recipe, overrides, preset)
+    source, values, dotted, agents_open = layers.source, layers.values, layers.dotted, layers.agents_open
+    found = ask_world(layers.env) if ask_world is not None and layers.env and decides_its_agents(layers.env) else None
+    if found is not None and layers.env is not None:
+        refuse_many_agents(layers.env, str(values.get("kind")), found)
+    agents = agents_if_open if found is None else found
+    if agents_open and agents is not None:
+        dotted, agents_open = {**dotted, "env.num_agents": agents}, False
+        values = overlay(values, {"env.num_agents": agents})
     try:
-        typed = check(values, name)
+        typed = check(values, layers.name)
     except ConfigError as error:
         broken = [key for violation in error.violations for key in violation.keys]
         if not agents_open or not any(key.startswith(("trainer.", "env.num_agents")) for key in broken):
             raise
-        raise MillpondError(f"{error}\nPerhaps only because {puffer.AGENTS_OPEN}") from None
-    return Loaded(name, typed, values, source.defaulted, source.ignored, notes, agents_open, dotted)
+        raise MillpondError(f"{error}\nPerhaps only because {_unknown_agents(source, values)}") from None
+    if found is not None:
+        refuse_wrong_agents(typed, found, layers.name)
+    notes = (*source.notes, *layers.notes, *([puffer.AGENTS_OPEN] if agents_open and source.agents_open else []))
+    return Loaded(layers.name, typed, values, source.defaulted, source.ignored, notes, agents_open, dotted)
 
 
 def leaves_agents_open(recipe: str | Path, overrides: Iterable[str], preset: str | None = None) -> bool:
-    """Whether nobody says how many agents an env has: neither the file, nor a preset, nor an override."""
-    source = _read(str(recipe), ())
-    said = _preset(source.values, preset, str(recipe)) if preset is not None else {}
-    said |= dict(parse_override(text) for text in overrides)
-    return source.agents_open and "env.num_agents" not in said
+    """True if nobody says how many agents an env has: neither the file, nor a preset, nor an override."""
+    return _layered(recipe, overrides, preset).agents_open
+
+
+def world_of(
+    recipe: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    preset: str | None = None,
+) -> EnvConfig | None:
+    """The `env` section that `load` would find; None where it is not valid."""
+    return _layered(recipe, overrides, preset).env
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """A recipe with preset and overrides laid over it, before anything is checked."""
+
+    name: str
+    source: _Source
+    values: dict[str, Any]
+    dotted: dict[str, Any]  # what preset and overrides set
+    env: EnvConfig | None  # None where it is not valid, which `check` then reports with everything else
+    agents_open: bool
+    notes: tuple[str, ...]
+
+
+def _layered(
+    recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any], preset: str | None
+) -> _Layers:
+    name = "config" if isinstance(recipe, Mapping) else str(recipe)
+    source = _extended(dict(recipe), name, ()) if isinstance(recipe, Mapping) else _read(name, ())
+    dotted = _preset(source.values, preset, name) if preset is not None else {}
+    given = dict(overrides if isinstance(overrides, Mapping) else (parse_override(text) for text in overrides))
+    nested = overlay({}, given)
+    below, notes = _for_world(source.values, nested)
+    values = _over(_over(below, overlay({}, dotted)), nested)
+    dotted |= given
+    try:
+        env = EnvConfig.model_validate(values.get("env", {}))
+    except ValidationError:
+        env = None
+    agents_open = source.agents_open and "env.num_agents" not in dotted
+    if env is not None and decides_its_agents(env):
+        agents_open = agents_open or "num_agents" not in env.model_fields_set
+    return _Layers(name, source, values, dotted, env, agents_open, () if source.agents_open else notes)
+
+
+def _unknown_agents(source: _Source, values: Mapping[str, Any]) -> str:
+    if source.agents_open:
+        return puffer.AGENTS_OPEN
+    env_id = values["env"]["id"]
+    return (
+        f"only {env_id} itself knows how many agents an env has, and 1 is assumed: say env.num_agents=N or "
+        f"--agents-from {env_id}"
+    )
+
+
+def _for_world(below: Mapping[str, Any], above: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The values below without those that belong to their own world, where `above` names another; and a note of them.
+
+    A number of agents belongs to one world, a step limit to the worlds of one family; `grid` and `mettagrid` share both.
+    """
+    old, new = below.get("env"), above.get("env")
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return dict(below), ()
+    before, after = old.get("id", "grid"), new.get("id")
+    if not (isinstance(before, str) and isinstance(after, str)) or before == after:
+        return dict(below), ()
+    families = [family.name if (family := family_of(env_id)) else env_id for env_id in (before, after)]
+    if all(family in SIZED for family in families):
+        return dict(below), ()
+    bound = ("num_agents",) if families[0] == families[1] else ("num_agents", "max_steps")
+    dropped = {f"env.{key}": old[key] for key in bound if key not in new and old.get(key) is not None}
+    if not dropped:
+        return dict(below), ()
+    note = f"left out, since it was set for env.id={before}: {as_overrides(dropped)}"
+    return {**below, "env": {key: value for key, value in old.items() if f"env.{key}" not in dropped}}, (note,)
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -117,7 +200,9 @@ def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...]) -> _Sou
     below = _read(parent, chain)
     env = values.get("env")
     agents_open = below.agents_open and not (isinstance(env, Mapping) and "num_agents" in env)
-    return _Source(_over(below.values, values), below.defaulted, below.ignored, below.notes, agents_open)
+    inherited, notes = _for_world(below.values, values)
+    notes = below.notes if below.agents_open else (*below.notes, *notes)
+    return _Source(_over(inherited, values), below.defaulted, below.ignored, notes, agents_open)
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,17 +119,12 @@ def _recall(values: Values) -> Iterator[Violation]:
 
 
 def _steps(values: Values) -> Iterator[Violation]:
-    """Worlds whose episodes have a length of their own."""
-    family = family_of(values["env.id"])
-    if family and family.name in ("recall", "pettingzoo") and values["env.max_steps"] is not None:
-        instead = {
-            "recall": "env.recall.max_delay says how long they are",
-            "pettingzoo": "env.options may have a limit",
-        }
+    """Episodes of `recall` have a length of their own."""
+    if values["env.id"] == "recall" and values["env.max_steps"] is not None:
         yield Violation(
             ("env.max_steps", "env.id"),
-            f"env.max_steps={values['env.max_steps']:,} cannot cut the episodes of env.id={values['env.id']}; "
-            f"{instead[family.name]}",
+            f"env.max_steps={values['env.max_steps']:,} cannot cut the episodes of env.id=recall; "
+            "env.recall.max_delay says how long they are",
             ({"env.max_steps": None},),
         )
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from millpond.config.check import refuse_violations
 from millpond.config.env import EnvConfig
+from millpond.config.recipe import Recipe
+from millpond.config.rules import Values
+from millpond.config.violations import Violation
 from millpond.envs.families import LOOPED, family_of
 from millpond.envs.registry import describe
 from millpond.envs.spec import EnvSpec
+from millpond.errors import MillpondError
+from millpond.plurals import plural
 
 
 def world_options(env: EnvConfig, *, stacked: bool = True) -> tuple[str, dict[str, Any]]:
@@ -62,3 +69,32 @@ def is_safe_to_describe(env: EnvConfig) -> bool:
 def world_spec(env: EnvConfig, *, stacked: bool = True) -> EnvSpec | None:
     """What the config's world shows and takes, for a plan; None where only running its code would tell."""
     return describe(*world_options(env, stacked=stacked)) if is_safe_to_describe(env) else None
+
+
+def decides_its_agents(env: EnvConfig) -> bool:
+    """True if the number of agents is the world's own, and only running its code tells it."""
+    family = family_of(env.id)
+    if family is None:
+        return False
+    return family.name in ("pettingzoo", "custom") or (family.name == "mettagrid" and env.mettagrid.config is not None)
+
+
+def refuse_many_agents(env: EnvConfig, kind: str, agents: int) -> None:
+    """Refuse a world of several agents where recipes of this kind train one per env."""
+    if agents != 1 and kind != "ppo":
+        raise MillpondError(
+            f"an env of env.id={env.id} has {plural(agents, 'agent')}, and recipes of kind {kind} train one per env; "
+            "choose another env.id, or a recipe of kind ppo"
+        )
+
+
+def refuse_wrong_agents(recipe: Recipe, agents: int, source: str) -> None:
+    """Refuse a recipe that says another number of agents than the `agents` that its world has."""
+
+    def rule(values: Values) -> Iterator[Violation]:
+        said, env_id = values["env.num_agents"], values["env.id"]
+        if said != agents:
+            message = f"env.num_agents={said:,}, but an env of env.id={env_id} has {plural(agents, 'agent')}"
+            yield Violation(("env.num_agents", "env.id"), message, ({"env.num_agents": agents},))
+
+    refuse_violations(recipe, rule, source)

@@ -1,14 +1,16 @@
-"""Does an env keep the rules? `millpond envs check ID` plays it at random and says what is wrong and how to mend it."""
+"""Does an env keep the rules? `millpond envs check ID` plays it at random and says what is wrong and how to fix it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from millpond.envs.episodic import EpisodicWorld
+from millpond.envs.errors import describe_error
 from millpond.envs.gymnasium_world import GymnasiumWorld
 from millpond.envs.pettingzoo_world import PettingZooWorld
 from millpond.envs.registry import describe, make_world
@@ -18,15 +20,22 @@ from millpond.envs.seeds import spawn_seeds
 from millpond.envs.spaces import read_part
 from millpond.envs.spec import TOKEN_PADDING, EnvSpec
 from millpond.envs.world import Buffers, World
-from millpond.errors import MillpondError
 from millpond.plurals import plural
 
+STEPS = 300  # of each play, where nobody says how many
+SECONDS = 10.0  # after which the first play of a slow env stops; the others then take as many steps
 Status = Literal["ok", "warning", "error"]
+
+
+class Watcher(Protocol):
+    """Called with what is being played and how far it is."""
+
+    def __call__(self, what: str, done: int = 0, total: int | None = None) -> None: ...
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One rule, whether it is kept, and if not, what is wrong and how to mend it."""
+    """One rule, its status, and where it is broken, what is wrong and how to fix it."""
 
     rule: str
     status: Status
@@ -34,60 +43,95 @@ class Finding:
     fix: str = ""
 
 
+@dataclass(frozen=True)
+class _Play:
+    """How a check plays a world: from which seed, how long, and who watches."""
+
+    seed: int
+    steps: int
+    watch: Watcher
+
+    def watching(self, rule: str) -> Callable[[int], None]:
+        return lambda done: self.watch(rule, done, self.steps)
+
+
 def check_env(
-    env_id: str, options: Mapping[str, Any], *, num_envs: int = 3, steps: int = 300, seed: int = 0
+    env_id: str,
+    options: Mapping[str, Any],
+    *,
+    num_envs: int = 3,
+    steps: int | None = None,
+    seed: int = 0,
+    watch: Watcher = lambda what, done=0, total=None: None,
 ) -> list[Finding]:
-    """Play an env at random and test every rule of the protocol. One finding a rule, those not kept first."""
+    """Play an env at random and test every rule of the protocol. One finding a rule, those not kept first.
+
+    The env is played several times, each time for `steps` steps; None is `STEPS`, or as many as a slow env takes in
+    `SECONDS`. `watch(rule, done, total)` follows the steps.
+    """
+    watch("making the envs")
     try:
         spec = describe(env_id, options)
         buffers = Buffers.allocate(spec, num_envs)
         world = make_world(env_id, num_envs, options, buffers)
     except Exception as error:
-        return [Finding("can be made", "error", _told(error), "mend what the message says, then check again")]
+        return [Finding("can be made", "error", describe_error(error), "fix what the message names, then check again")]
     findings = [Finding("can be made", "ok", f"{num_envs} envs of {plural(spec.num_agents, 'agent')}")]
     try:
-        findings += _check_made(world, spec, buffers, env_id, options, steps, seed)
+        findings += _check_made(world, spec, buffers, env_id, options, steps, _Play(seed, steps or STEPS, watch))
     except Exception as error:
         fix = "run the env alone with random actions until it raises; the message says where"
-        findings.append(Finding("steps without raising", "error", _told(error), fix))
+        findings.append(Finding("steps without raising", "error", describe_error(error), fix))
     finally:
         world.close()
+    return in_order(findings)
+
+
+def in_order(findings: list[Finding]) -> list[Finding]:
+    """Errors first, then warnings."""
     return sorted(findings, key=lambda finding: ("error", "warning", "ok").index(finding.status))
 
 
-def _told(error: Exception) -> str:
-    notes = "; ".join(getattr(error, "__notes__", []))
-    name = "" if isinstance(error, MillpondError) else f"{type(error).__name__}: "
-    return f"{name}{error}{f' ({notes})' if notes else ''}"
-
-
 def _check_made(
-    world: World, spec: EnvSpec, buffers: Buffers, env_id: str, options: Mapping[str, Any], steps: int, seed: int
+    world: World,
+    spec: EnvSpec,
+    buffers: Buffers,
+    env_id: str,
+    options: Mapping[str, Any],
+    steps: int | None,
+    how: _Play,
 ) -> Iterator[Finding]:
-    seeds = spawn_seeds(seed, world.num_envs)
+    seeds = spawn_seeds(how.seed, world.num_envs)
     yield _buffers(world, spec, buffers)
-    one = play(world, seeds, steps)
+    limit = SECONDS if steps is None else None
+    one = play(world, seeds, how.steps, seconds=limit, watch=how.watching("steps"))
+    if len(one.reward) < how.steps:
+        what = f"each play stopped after {len(one.reward)} steps, since {SECONDS:g} s had passed"
+        yield Finding("steps fast enough for a whole check", "warning", what, "check with --steps N to play longer")
+        how = replace(how, steps=len(one.reward))
     yield from _raw_spaces(world)
     yield _values("observations", one, spec)
     yield _rewards(one)
-    yield _seeds_matter(world, seed, steps)
-    yield from _endings(one, spec, steps)
+    yield _seeds_matter(world, how)
+    yield from _endings(one, spec, how.steps)
     yield _books(one)
+    rule = "repeats from the same seed"
     yield _compare(
-        "repeats from the same seed",
-        play(world, seeds, steps).differs_from(one),
+        rule,
+        play(world, seeds, how.steps, watch=how.watching(rule)).differs_from(one),
         "draw every random number from the generator that reset(seed=...) seeds (self.np_random), and keep no state "
         "from one episode to the next",
     )
-    yield from _alone(one, env_id, options, seeds, steps)
+    yield from _alone(one, env_id, options, seeds, how)
     if spec.partial_step and world.num_envs > 1:
+        rule = "a part can be stepped alone"
         yield _compare(
-            "a part can be stepped alone",
-            play(world, seeds, steps, cut=1).differs_from(one),
+            rule,
+            play(world, seeds, how.steps, cut=1, watch=how.watching(rule)).differs_from(one),
             "step(first, last) must touch the envs first..last-1 only; or set spec.partial_step to False",
         )
     if spec.savable:
-        yield _saving(world, seeds, steps)
+        yield _saving(world, seeds, how)
 
 
 def _compare(rule: str, difference: str | None, fix: str) -> Finding:
@@ -113,7 +157,7 @@ def _raw_spaces(world: World) -> Iterator[Finding]:
     inner = world
     while isinstance(inner, RewardWorld | EpisodicWorld):
         inner = inner.world
-    rule, fix = "observations lie in the declared space", "mend the observation_space, or cast and clip what is shown"
+    rule, fix = "observations lie in the declared space", "fix the observation_space, or cast and clip what is shown"
     if isinstance(inner, GymnasiumWorld):
         env = inner.envs[0]
         env.action_space.seed(0)
@@ -144,6 +188,8 @@ def _values(what: str, one: Trajectory, spec: EnvSpec) -> Finding:
     """Finite, and not above the largest value that the spec names."""
     for part in spec.observation.parts:
         for stored in (one.observation, one.final_observation):
+            if not len(stored):
+                continue
             values = read_part(stored, spec.observation, part)
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 return Finding(f"{what} are finite", "error", f"{part.name} has NaN or infinity", "find the division")
@@ -151,7 +197,7 @@ def _values(what: str, one: Trajectory, spec: EnvSpec) -> Finding:
                 values = values[..., 1][values[..., 0] != TOKEN_PADDING]
             if part.high is not None and values.size and values.max() > part.high:
                 told = f"{part.name} reaches {values.max()}, the spec says at most {part.high}"
-                return Finding(f"{what} are in bounds", "error", told, "mend the space, or clip what is shown")
+                return Finding(f"{what} are in bounds", "error", told, "fix the space, or clip what is shown")
     return Finding(f"{what} are finite and in bounds", "ok", "")
 
 
@@ -167,17 +213,18 @@ def _rewards(one: Trajectory) -> Finding:
     return Finding("rewards are finite", "ok", f"from {one.reward.min():g} to {one.reward.max():g} under random play")
 
 
-def _seeds_matter(world: World, seed: int, steps: int) -> Finding:
+def _seeds_matter(world: World, how: _Play) -> Finding:
     """The same actions under two sets of seeds."""
     rule = "other seeds give other episodes"
     played = []
     for offset in (0, 1):
-        world.reset(spawn_seeds(seed + offset, world.num_envs))
-        played.append(play_on(world, [np.random.default_rng(7) for _ in range(world.num_envs)], steps))
+        world.reset(spawn_seeds(how.seed + offset, world.num_envs))
+        randoms = [np.random.default_rng(7) for _ in range(world.num_envs)]
+        played.append(play_on(world, randoms, how.steps, watch=how.watching(rule)))
     if played[0].differs_from(played[1]) is not None:
         return Finding(rule, "ok", "")
-    told = "the same actions lead to the same whatever the seed"
-    return Finding(rule, "warning", told, "if anything should be random, draw it from self.np_random")
+    what = "the same actions lead to the same whatever the seed"
+    return Finding(rule, "warning", what, "if anything should be random, draw it from self.np_random")
 
 
 def _endings(one: Trajectory, spec: EnvSpec, steps: int) -> Iterator[Finding]:
@@ -220,23 +267,26 @@ def _books(one: Trajectory) -> Finding:
 
 
 def _alone(
-    one: Trajectory, env_id: str, options: Mapping[str, Any], seeds: np.ndarray[Any, Any], steps: int
+    one: Trajectory, env_id: str, options: Mapping[str, Any], seeds: npt.NDArray[np.uint64], how: _Play
 ) -> Iterator[Finding]:
     """The last env of the batch, alone in a world of its own."""
+    rule = "an env depends on its own seed and actions alone"
     alone = make_world(env_id, 1, options)
     try:
-        difference = play(alone, seeds[-1:], steps).differs_from(one.env(len(seeds) - 1))
+        played = play(alone, seeds[-1:], how.steps, watch=how.watching(rule))
+        difference = played.differs_from(one.env(len(seeds) - 1))
     finally:
         alone.close()
     fix = "keep state in the env object, not in its class or module, and draw from self.np_random, not from np.random"
-    yield _compare("an env depends on its own seed and actions alone", difference, fix)
+    yield _compare(rule, difference, fix)
 
 
-def _saving(world: World, seeds: np.ndarray[Any, Any], steps: int) -> Finding:
-    play(world, seeds, min(steps, 50))
+def _saving(world: World, seeds: npt.NDArray[np.uint64], how: _Play) -> Finding:
+    rule = "a saved state goes on as before"
+    play(world, seeds, min(how.steps, 50))
     saved = world.save_state()
-    first = play_on(world, [np.random.default_rng(7) for _ in seeds], steps)
+    first = play_on(world, [np.random.default_rng(7) for _ in seeds], how.steps, watch=how.watching(rule))
     world.load_state(saved)
-    again = play_on(world, [np.random.default_rng(7) for _ in seeds], steps)
+    again = play_on(world, [np.random.default_rng(7) for _ in seeds], how.steps, watch=how.watching(rule))
     fix = "save_state must hold everything that a step reads, generators and current observations included"
-    return _compare("a saved state goes on as before", again.differs_from(first), fix)
+    return _compare(rule, again.differs_from(first), fix)

@@ -27,12 +27,29 @@ def makes_world(made_by: Any) -> bool:
         return False
 
 
+def require_arguments(made_by: Any, arguments: Mapping[str, Any], path: str) -> None:
+    """Refuse arguments that a function does not take, or lacks, before its own code could raise a TypeError."""
+    try:
+        signature = inspect.signature(made_by)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise EnvError(
+            f"{path!r} takes {signature}: {error}; its arguments are env.options.NAME=VALUE in a config and "
+            "kwargs.NAME=VALUE in `millpond envs check`"
+        ) from None
+
+
 def custom_world(path: str, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> World:
     """A world of the user's own envs."""
     made_by = load_dotted(path)
     options = parse_options(LoopOptions, mapping, env_id=path)
     if makes_world(made_by):
-        world: World = made_by(num_envs=num_envs, buffers=buffers, **options.kwargs)
+        arguments = {"num_envs": num_envs, "buffers": buffers, **options.kwargs}
+        require_arguments(made_by, arguments, path)
+        world: World = made_by(**arguments)
         for name in ("spec", "num_envs", "buffers", "reset", "step", "episodes"):
             if not hasattr(world, name):
                 raise EnvError(f"{path!r} takes num_envs, so it must make a World, but what it made has no {name!r}")
@@ -41,6 +58,8 @@ def custom_world(path: str, num_envs: int, mapping: Mapping[str, Any], buffers: 
         if buffers is not None and world.buffers is not buffers:
             raise EnvError(f"{path!r}: its world must write into the buffers it is given, but has buffers of its own")
         return world
+
+    require_arguments(made_by, options.kwargs, path)
 
     def make() -> Any:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from types import ModuleType
 
 from millpond.errors import MillpondError
@@ -9,6 +11,17 @@ from millpond.errors import MillpondError
 
 class EnvError(MillpondError):
     """A world that cannot be made or used as asked; the message says why and what to do."""
+
+
+def describe_error(error: Exception) -> str:
+    """An error in one line: type, message, notes, and the line of somebody else's code that raised it."""
+    notes = "; ".join(getattr(error, "__notes__", []))
+    text = str(error) if isinstance(error, MillpondError) else f"{type(error).__name__}: {error}".removesuffix(": ")
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        text += f"; install it, perhaps with: pip install {error.name.split('.')[0]}"
+    frames = [] if isinstance(error, MillpondError) else traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name}" if frames else ""
+    return f"{text}{''.join(f' ({part})' for part in (place, notes) if part)}"
 
 
 def unsavable(env_id: str, verb: str) -> EnvError:

@@ -30,9 +30,9 @@ MakeEnv = Callable[[], Any]
 class LoopOptions:
     """Options of the worlds that loop over env objects.
 
-    `kwargs` go to the env's constructor. `max_steps` overrides the env's own limit (Gymnasium only). `clip_actions`
-    clips continuous actions to the space's bounds before the env sees them. `info` says how a number that the env
-    reports at several steps is aggregated over an episode.
+    `kwargs` go to the env's constructor. `max_steps` truncates episodes; it replaces the limit that a Gymnasium env was
+    registered with. `clip_actions` clips continuous actions to the space's bounds before the env sees them. `info` says
+    how a number that the env reports at several steps is aggregated over an episode.
     """
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -25,6 +25,8 @@ from millpond.envs.spaces import ActionLayout, ObservationLayout
 from millpond.envs.spec import EnvSpec
 from millpond.envs.world import Buffers, Episode
 
+EXTRAS = ("atari", "butterfly", "classic", "sisl")  # families of PettingZoo's envs that need packages of their own
+
 
 def pettingzoo_maker(name: str, options: LoopOptions) -> MakeEnv:
     """A function that makes one env of a module: `pettingzoo.NAME`, or NAME itself, with its `parallel_env`."""
@@ -36,9 +38,11 @@ def pettingzoo_maker(name: str, options: LoopOptions) -> MakeEnv:
             break
         except ModuleNotFoundError as error:
             if error.name is not None and path != error.name and not path.startswith(f"{error.name}."):
+                family = name.split(".")[0]
+                needs = f"'pettingzoo[{family}]'" if family in EXTRAS else error.name.split(".")[0]
                 raise EnvError(
-                    f"env {env_id!r} needs the module {error.name!r}, which is not installed; it comes with one of "
-                    f"PettingZoo's own extras: pip install 'pettingzoo[all]'"
+                    f"env {env_id!r} needs the module {error.name!r}, which is not installed; install it with: "
+                    f"pip install {needs}"
                 ) from error
     else:
         raise EnvError(f"env {env_id!r}: there is no module pettingzoo.{name}, nor {name}")
@@ -61,8 +65,6 @@ class SpacesOf:
                 f"env {env_id!r} does not say its possible_agents, so the number of agents is not known; set "
                 "possible_agents to all agents that can ever appear"
             )
-        if options.max_steps is not None:
-            raise EnvError(f"env {env_id!r} takes no option max_steps; give the env's own limit in kwargs (max_cycles)")
         self.agents: list[Any] = list(agents)
         first = self.agents[0]
         for what, space_of in (("observation", env.observation_space), ("action", env.action_space)):
@@ -83,6 +85,7 @@ class SpacesOf:
             observation=self.observation.spec,
             action=self.action.spec,
             num_agents=len(self.agents),
+            max_steps=options.max_steps,
             action_masks=masks and self.action.spec.kind != "continuous",
         )
 
@@ -137,17 +140,19 @@ class PettingZooWorld:
         buffers.truncated[env] = False
         buffers.alive[env] = False
         buffers.observation[env] = 0
+        out_of_time = self._book.length[env] + 1 == self.spec.max_steps
         for place in acting:
             name = names[place]
             buffers.reward[env, place] = rewards[name]
-            terminated, truncated = bool(terminations[name]), bool(truncations[name])
+            terminated = bool(terminations[name])
+            truncated = bool(truncations[name]) or (out_of_time and not terminated)
             buffers.terminated[env, place] = terminated
             buffers.truncated[env, place] = truncated
             if terminated or truncated:
                 self._show(observations[name], buffers.final_observation[env, place])
             self._book.report(env, infos.get(name, {}), place)
         self._book.add(env, env + 1, buffers.reward[env : env + 1])
-        if parallel.agents:
+        if parallel.agents and not out_of_time:
             self._show_all(env, observations, infos)
             return
         if not (buffers.terminated[env] | buffers.truncated[env])[acting].all():

@@ -15,11 +15,12 @@ from typing import Any
 
 from millpond.envs import families
 from millpond.envs.episodic import EpisodicWorld
-from millpond.envs.errors import EnvError
+from millpond.envs.errors import EnvError, describe_error
 from millpond.envs.options import parse_options
 from millpond.envs.reward import RewardOptions, RewardWorld
 from millpond.envs.spec import EnvSpec
 from millpond.envs.world import Buffers, World
+from millpond.errors import MillpondError
 
 BUILT_IN = tuple(family.name for family in families.FAMILIES.values() if ":" not in family.form)
 FAMILIES = tuple(family.name for family in families.FAMILIES.values() if family.form.startswith(f"{family.name}:"))
@@ -41,7 +42,7 @@ def reward_options(env_id: str, options: Mapping[str, Any]) -> RewardOptions:
 
 def describe(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
     """What a world of this id and these options shows and takes. Where only the env itself can tell (gymnasium,
-    pettingzoo, own envs, own MettaGrid configs), one is made and closed."""
+    pettingzoo, own envs, own MettaGrid configs), one is made and closed; an error that its code raises says where."""
     reward_options(env_id, options)
     own = {name: value for name, value in options.items() if name not in REWARD_NAMES}
     family, _, name = env_id.partition(":")
@@ -69,8 +70,13 @@ def describe(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
         from millpond.envs.minatar import describe as describe_minatar
 
         return describe_minatar(name, own)
-    world = make_world(env_id, 1, options)
-    world.close()
+    try:
+        world = make_world(env_id, 1, options)
+        world.close()
+    except MillpondError:
+        raise
+    except Exception as error:
+        raise EnvError(f"env {env_id!r} cannot be made: {describe_error(error)}") from error
     return world.spec
 
 

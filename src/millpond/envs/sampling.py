@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +15,16 @@ from millpond.envs.spec import ActionSpec
 from millpond.envs.world import Buffers, Episode, World
 
 UNLIKELY = 0xA5  # a byte that no env is likely to show throughout: who still has it was not written to
+KEPT_BYTES = 64 * 1024**2  # of whole observations: those of 20 agents that see images are megabytes a step
+COMPARED = {  # arrays of a trajectory, and what they are called where two differ
+    "checksum": "observation",
+    "reward": "reward",
+    "terminated": "terminated",
+    "truncated": "truncated",
+    "alive": "alive",
+    "final_checksum": "final_observation",
+}
+Watch = Callable[[int], None]  # called with the steps done
 UNBOUNDED = 1.0  # a continuous action without bounds is drawn from -1..1
 
 
@@ -38,11 +51,16 @@ def sample_actions(spec: ActionSpec, buffers: Buffers, randoms: list[np.random.G
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What a world showed: T steps, first axis time; observations have one more, the first."""
+    """What a world showed: T steps, first axis time; observations have one more, the first.
 
-    observation: npt.NDArray[Any]  # [T + 1, N, A, ...]
-    final_observation: npt.NDArray[Any]  # [T, N, A, ...], zero where no episode ended
-    final_written: npt.NDArray[np.bool_]  # [T, N, A]
+    Whole observations are kept of the first steps only, as many as fit in `KEPT_BYTES`; checksums are there of all.
+    """
+
+    observation: npt.NDArray[Any]  # [at most T + 1, N, A, ...]
+    final_observation: npt.NDArray[Any]  # [ended, ...], of agents whose episode ended in those steps
+    checksum: npt.NDArray[np.uint32]  # [T + 1, N, A], of observations
+    final_checksum: npt.NDArray[np.uint32]  # [T, N, A], 0 where no episode ended
+    final_written: npt.NDArray[np.bool_]  # [T, N, A], True where no episode ended
     reward: npt.NDArray[np.float32]  # [T, N, A]
     terminated: npt.NDArray[np.bool_]
     truncated: npt.NDArray[np.bool_]
@@ -55,20 +73,22 @@ class Trajectory:
 
     def differs_from(self, other: Trajectory) -> str | None:
         """Where two trajectories first differ, in words, or None."""
-        for name in ("observation", "reward", "terminated", "truncated", "alive", "final_observation"):
+        for name, words in COMPARED.items():
             ours, theirs = getattr(self, name), getattr(other, name)
             same = (ours == theirs) | ((ours != ours) & (theirs != theirs))
             if not same.all():
                 step, env = np.argwhere(~same)[0][:2]
-                return f"{name} of env {env} differs first at step {step}"
+                return f"{words} of env {env} differs first at step {step}"
         return None
 
     def env(self, place: int) -> Trajectory:
-        """One env's part; its episodes are left out."""
+        """One env's part; its episodes and its whole final observations are left out."""
         pick = slice(place, place + 1)
         return Trajectory(
             self.observation[:, pick],
-            self.final_observation[:, pick],
+            self.final_observation[:0],
+            self.checksum[:, pick],
+            self.final_checksum[:, pick],
             self.final_written[:, pick],
             self.reward[:, pick],
             self.terminated[:, pick],
@@ -78,40 +98,71 @@ class Trajectory:
         )
 
 
-def play(world: World, seeds: npt.NDArray[np.uint64], steps: int, cut: int | None = None) -> Trajectory:
+def play(
+    world: World,
+    seeds: npt.NDArray[np.uint64],
+    steps: int,
+    cut: int | None = None,
+    *,
+    seconds: float | None = None,
+    watch: Watch | None = None,
+) -> Trajectory:
     """Reset a world and play it at random. With `cut`, each step goes in two parts, 0..cut-1 and cut..N-1."""
     world.reset(seeds)
-    return play_on(world, [np.random.default_rng(int(seed)) for seed in seeds], steps, cut)
+    randoms = [np.random.default_rng(int(seed)) for seed in seeds]
+    return play_on(world, randoms, steps, cut, seconds=seconds, watch=watch)
 
 
-def play_on(world: World, randoms: list[np.random.Generator], steps: int, cut: int | None = None) -> Trajectory:
-    """Play on from where a world is."""
-    buffers, agents = world.buffers, world.buffers.alive.shape
-    final_bytes = buffers.final_observation.reshape(*agents, -1).view(np.uint8)
-    seen, alive = [buffers.observation.copy()], [buffers.alive.copy()]
+def play_on(
+    world: World,
+    randoms: list[np.random.Generator],
+    steps: int,
+    cut: int | None = None,
+    *,
+    seconds: float | None = None,
+    watch: Watch | None = None,
+) -> Trajectory:
+    """Play on from where a world is: `steps` steps, or as many as are begun in `seconds`. `watch(done)` follows it."""
+    buffers, shape = world.buffers, world.buffers.alive.shape
+    final_bytes = buffers.final_observation.reshape(*shape, -1).view(np.uint8)
+    kept_steps = max(2, KEPT_BYTES // max(1, buffers.observation.nbytes))
+    seen, checksums, alive = [buffers.observation.copy()], [_checksums(buffers.observation)], [buffers.alive.copy()]
     finals: list[npt.NDArray[Any]] = []
+    final_checksums: list[npt.NDArray[np.uint32]] = []
     written: list[npt.NDArray[np.bool_]] = []
     rewards: list[npt.NDArray[np.float32]] = []
     terminated: list[npt.NDArray[np.bool_]] = []
     truncated: list[npt.NDArray[np.bool_]] = []
     episodes: list[Episode] = []
-    for _ in range(steps):
+    begun = time.monotonic()
+    for step in range(steps):
+        if step and seconds is not None and time.monotonic() - begun > seconds:
+            break
         sample_actions(world.spec.action, buffers, randoms)
         final_bytes[...] = UNLIKELY
         for first, last in ((0, world.num_envs),) if cut is None else ((0, cut), (cut, world.num_envs)):
             world.step(first, last)
-        written.append((final_bytes != UNLIKELY).any(2))
-        finals.append(buffers.final_observation.copy())
-        finals[-1][~(buffers.terminated | buffers.truncated)] = 0
+        ended = buffers.terminated | buffers.truncated
+        written.append(~ended)
+        written[-1][ended] = (final_bytes[ended] != UNLIKELY).any(1)
+        final_checksums.append(np.zeros(shape, np.uint32))
+        final_checksums[-1][ended] = [zlib.crc32(final.tobytes()) for final in final_bytes[ended]]
+        checksums.append(_checksums(buffers.observation))
+        if len(seen) < kept_steps:
+            seen.append(buffers.observation.copy())
+            finals.append(buffers.final_observation[ended])
         rewards.append(buffers.reward.copy())
         terminated.append(buffers.terminated.copy())
         truncated.append(buffers.truncated.copy())
-        seen.append(buffers.observation.copy())
         alive.append(buffers.alive.copy())
         episodes += world.episodes()
+        if watch is not None:
+            watch(step + 1)
     return Trajectory(
         np.stack(seen),
-        np.stack(finals),
+        np.concatenate(finals),
+        np.stack(checksums),
+        np.stack(final_checksums),
         np.stack(written),
         np.stack(rewards),
         np.stack(terminated),
@@ -119,3 +170,8 @@ def play_on(world: World, randoms: list[np.random.Generator], steps: int, cut: i
         np.stack(alive),
         episodes,
     )
+
+
+def _checksums(observation: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    """observation [N, A, ...] -> [N, A]"""
+    return np.array([[zlib.crc32(one.tobytes()) for one in env] for env in observation], np.uint32)

@@ -1,6 +1,7 @@
 """Gymnasium's spaces as Millpond sees them: one flat array an observation, one row of numbers an action.
 
-Box            as it is; float64 becomes float32, bool becomes uint8; images become channels first
+Box            unchanged, but for shape (), which becomes (1,), and dtypes that torch computes little with: float64
+               becomes float32, bool uint8, uint16 int32, uint32 int64; images become channels first
 Discrete       one-hot bytes            MultiDiscrete   one-hot bytes, one after another
 MultiBinary    bytes                    Dict, Tuple     their parts one after another, named a/b
 """
@@ -18,7 +19,8 @@ from millpond.envs.errors import EnvError
 from millpond.envs.spec import ActionSpec, ObservationSpec, Part, PartKind
 
 Array = npt.NDArray[Any]
-STORED = {"float64": "float32", "bool": "uint8"}
+STORED = {"float64": "float32", "longdouble": "float32", "bool": "uint8", "uint16": "int32", "uint32": "int64"}
+REFUSED = ("uint64",)  # no signed dtype holds all its values
 
 
 def is_image(space: gs.Box) -> bool:
@@ -41,11 +43,16 @@ class Leaf:
         self.high: float | None = 1.0
         self.encode: Callable[[Any], Array]
         if isinstance(space, gs.Box):
+            if space.dtype.name in REFUSED:
+                raise EnvError(
+                    f"env {env_id!r}: observation part {self.name!r} is a Box of {space.dtype.name}, which torch cannot "
+                    "compute with; show it as uint8, int32, int64 or float32 (gymnasium.wrappers.TransformObservation)"
+                )
             self.dtype = STORED.get(space.dtype.name, space.dtype.name)
             finite = np.isfinite(space.high).all() and space.dtype.kind != "f"
             self.high = float(np.max(space.high)) if finite else None
-            self.shape: tuple[int, ...] = tuple(space.shape)
-            self.encode = np.asarray
+            self.shape: tuple[int, ...] = tuple(space.shape) or (1,)
+            self.encode = np.asarray if space.shape else np.atleast_1d
             if is_image(space):
                 self.kind = "pixels"
                 if len(self.shape) == 2:
@@ -105,6 +112,8 @@ class ObservationLayout:
 
     def __init__(self, space: Any, env_id: str) -> None:
         self._leaves = leaves(space, env_id)
+        if not self._leaves:
+            raise EnvError(f"env {env_id!r}: its observation space {space} has no parts; show at least one number")
         self._plain = not self._leaves[0].path and self._leaves[0].encode is np.asarray  # a value is stored as it is
         if len(self._leaves) == 1:
             leaf = self._leaves[0]

@@ -47,7 +47,8 @@ class ObservationSpec:
     """One agent's observation: a single array of one dtype, so that it is stored, moved and gathered in one piece.
 
     An observation of several parts (a Dict, a Tuple) is one flat array. Where the parts share a dtype the array
-    has it; where they do not, the array is bytes, and `Part.offset` says where each part begins.
+    has it; where they do not, the array is bytes, and `Part.offset` says where each part begins: at a multiple of its
+    item size. The whole is a multiple of the largest item size, so that parts of every observation in a batch are aligned.
     """
 
     shape: tuple[int, ...]
@@ -68,15 +69,24 @@ class ObservationSpec:
     def packed(
         parts: list[tuple[str, PartKind, tuple[int, ...], str]], high: Mapping[str, float] | None = None
     ) -> ObservationSpec:
-        """Lay parts one after another in one flat array. `high` gives a part's largest value by its name."""
+        """Lay parts one after another in one flat array, each aligned to its dtype; bytes between them are padding.
+
+        `high` gives a part's largest value by its name.
+        """
         placed: list[Part] = []
-        offset = 0
+        end = 0
         for name, kind, shape, dtype in parts:
+            offset = _round_up(end, np.dtype(dtype).itemsize)
             placed.append(Part(name, kind, shape, dtype, offset, (high or {}).get(name)))
-            offset += placed[-1].nbytes
+            end = offset + placed[-1].nbytes
         dtypes = {part.dtype for part in placed}
+        end = _round_up(end, max(np.dtype(dtype).itemsize for dtype in dtypes))
         stored = dtypes.pop() if len(dtypes) == 1 else "uint8"
-        return ObservationSpec((offset // np.dtype(stored).itemsize,), stored, tuple(placed))
+        return ObservationSpec((end // np.dtype(stored).itemsize,), stored, tuple(placed))
+
+
+def _round_up(offset: int, multiple: int) -> int:
+    return -(-offset // multiple) * multiple
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from millpond.config import Loaded, MixtureRecipe, PPORecipe, Recipe, RewardRecipe, load
 from millpond.config.agents import AgentCount, agents_from
+from millpond.config.load import world_of
 from millpond.config.violations import as_override
 from millpond.config.worlds import world_spec
 from millpond.planner.advice import Advice
@@ -80,8 +81,10 @@ def plan(
     the alert says so. Where the config leaves it open (a PufferLib file), the answer is taken. `measured` are speeds of
     this machine, from which times are estimated.
     """
-    asked = agents_from(agents_source) if agents_source is not None else None
-    overrides = overrides if isinstance(overrides, Mapping) else list(overrides)
+    overrides = overrides if isinstance(overrides, Mapping) else tuple(overrides)
+    asked = None
+    if agents_source is not None:
+        asked = agents_from(agents_source, world_of(recipe, overrides, preset))
     loaded = load(recipe, overrides, preset, asked.agents if asked else None)
     if preset == "fast" and isinstance(loaded.recipe, RewardRecipe):
         loaded = replace(loaded, notes=(*loaded.notes, *_notes_on_fast(recipe, overrides)))
@@ -137,7 +140,14 @@ def plan_loaded(
         if dataset is not None and dataset.refusal is not None:
             alerts.append(f"training will refuse {dataset.refusal}")
     if spec is None and _needs_world(recipe) and not recipe.env.id.startswith("pufferlib."):
-        note = f"{recipe.env.id} was not asked, since that would run its code; --agents-from {recipe.env.id} asks it"
+        loaded = replace(loaded, notes=(*loaded.notes, _unknown(loaded, asked)))
+    if isinstance(recipe, PPORecipe) and recipe.policy.target is not None:
+        policy = recipe.policy
+        note = (
+            f"policy.target={policy.target} was not built, since that would run its code: its recurrent state is estimated "
+            f"as that of policy.core={policy.core} with policy.hidden_size={policy.hidden_size}, and the memory of a "
+            "training step is not known"
+        )
         loaded = replace(loaded, notes=(*loaded.notes, note))
     world = AgentCount(spec.num_agents, recipe.env.id) if spec is not None else None
     alerts += [
@@ -151,6 +161,21 @@ def plan_loaded(
 def _needs_world(recipe: Recipe) -> bool:
     """Learning a reward from recorded episodes alone needs no world."""
     return not (isinstance(recipe, RewardRecipe) and recipe.reward.reward_only)
+
+
+def _unknown(loaded: Loaded, asked: AgentCount | None) -> str:
+    """Say which numbers of the plan a world that was not made leaves unknown."""
+    env_id = loaded.recipe.env.id
+    unknown = "bytes of observations and of a training step are not known"
+    if asked is not None and asked.source == env_id:
+        return f"{env_id} was asked for its agents alone: {unknown}"
+    text = f"{env_id} was not made, since that would run its code: {unknown}"
+    if not loaded.agents_open:
+        return f"{text}; --agents-from {env_id} asks it for its agents"
+    return (
+        f"{text}, and 1 agent per env is assumed; a run asks {env_id} when it is built, and --agents-from {env_id} asks "
+        "it now"
+    )
 
 
 def _mismatch(plan: Plan, configured: int, asked: AgentCount) -> str:

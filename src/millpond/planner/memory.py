@@ -39,8 +39,16 @@ class RowField:
         return prod(self.shape) * self.itemsize
 
 
-def row_fields(spec: EnvSpec | None, core: str, hidden_size: int) -> list[RowField]:
-    """Every array that the rows hold; without a spec, all but observations and actions."""
+def state_shape(core: str, hidden_size: int) -> tuple[int, int]:
+    """Shape of one agent's recurrent state in the built-in policy."""
+    return STATES[core], hidden_size
+
+
+def row_fields(spec: EnvSpec | None, state_shape: tuple[int, ...]) -> list[RowField]:
+    """Every array that the rows hold; without a spec, all but observations and actions.
+
+    `state_shape` is that of one agent's recurrent state, with a 0 in it where the policy has no memory.
+    """
     fields = []
     if spec is not None:
         observation, action = spec.observation, spec.action
@@ -70,9 +78,7 @@ def row_fields(spec: EnvSpec | None, core: str, hidden_size: int) -> list[RowFie
         size = 1 if dtype == "bool" else FLOAT
         fields.append(RowField(name, (), dtype, size, per_step=True, trained=trained))
     fields.append(RowField("next_value", (), "float32", FLOAT, per_step=False, trained=False))
-    if STATES[core]:
-        shape = (STATES[core], hidden_size)
-        fields.append(RowField("initial_state", shape, "float32", FLOAT, per_step=False, trained=True))
+    fields.append(RowField("initial_state", state_shape, "float32", FLOAT, per_step=False, trained=True))
     return fields
 
 

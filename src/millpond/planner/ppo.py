@@ -11,7 +11,14 @@ from millpond.config.check import flatten
 from millpond.config.ppo_rules import batch_size, num_envs
 from millpond.config.recipe import PPORecipe
 from millpond.envs.spec import EnvSpec
-from millpond.planner.memory import TrainingMemory, collecting_bytes, field_bytes, row_fields, training_memory
+from millpond.planner.memory import (
+    TrainingMemory,
+    collecting_bytes,
+    field_bytes,
+    row_fields,
+    state_shape,
+    training_memory,
+)
 from millpond.sizes import rows_per_round, trainer_envs
 
 
@@ -94,7 +101,8 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan
 
     # An iteration that whole envs cannot fill exactly leaves up to agents - 1 rows, which wait in the buffer.
     buffer_rows = rows + (agents - 1 if agents_per_row == 1 and rows % agents else 0)
-    fields = row_fields(spec, recipe.policy.core, recipe.policy.hidden_size)
+    every = row_fields(spec, state_shape(recipe.policy.core, recipe.policy.hidden_size))
+    fields = [field for field in every if field.bytes_each]
     sizes = [field_bytes(field, buffer_rows, horizon, agents_per_row) for field in fields]
     shapes = [
         " x ".join(
@@ -148,7 +156,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan
             spec, recipe.policy.core, recipe.policy.hidden_size, envs, batch * agents_per_row
         ),
         training=training_memory(
-            spec,
+            spec if recipe.policy.target is None else None,  # of a custom policy it is not known
             recipe.policy.core,
             recipe.policy.hidden_size,
             recipe.ppo.optimizer,

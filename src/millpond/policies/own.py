@@ -1,15 +1,19 @@
-"""Policies of the user's own, named as `package.module:build_policy`."""
+"""Custom policies, named as `package.module:build_policy`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from millpond.envs.dotted import load_dotted
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.policies.errors import PolicyError
+from millpond.policies.normalizer import AllReduce
+from millpond.policies.parts import observation_parts
+from millpond.policies.policy import Policy
 
 METHODS = ("initial_state", "act", "value", "unroll")
 
@@ -20,7 +24,8 @@ def load_policy_factory(path: str) -> PolicyFactory:
     """The function that `package.module:name` names, which makes a policy from two specs and settings.
 
     It is called as build_policy(observation, action, **settings) with the keyword arguments of
-    `millpond.policies.build_policy`, and returns an nn.Module with the methods that `check_policy` asks for.
+    `millpond.policies.build_policy`, and returns an nn.Module with the methods that `check_policy` asks for. Where an
+    observation has several parts, these methods are called with a dict of them; a `Policy` of ours takes them apart itself.
     """
     factory = load_dotted(path, key="policy.target", error=PolicyError)
 
@@ -32,13 +37,59 @@ def load_policy_factory(path: str) -> PolicyFactory:
                 f"policy.normalize_observations=true, but the policy of policy.target={path!r} has no "
                 "update_normalizer(observation, all_reduce); write one or set it to false"
             )
-        return policy
+        several = len(observation.parts) > 1 and not isinstance(policy, Policy)
+        return PartsPolicy(policy, observation) if several else policy
 
     return build
 
 
+class PartsPolicy(nn.Module):
+    """Calls a custom policy with the parts of each observation: a dict name -> tensor [..., *part.shape] of its dtype."""
+
+    def __init__(self, policy: Any, observation: ObservationSpec) -> None:
+        super().__init__()
+        self.policy = policy
+        self._parts = observation_parts(observation)
+
+    @property
+    def value_trains_core(self) -> bool:
+        return bool(getattr(self.policy, "value_trains_core", True))
+
+    @value_trains_core.setter
+    def value_trains_core(self, trains: bool) -> None:
+        self.policy.value_trains_core = trains
+
+    def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
+        state: Tensor = self.policy.initial_state(batch, device)
+        return state
+
+    def act(
+        self,
+        observation: Tensor,
+        state: Tensor,
+        *,
+        action_mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+    ) -> Any:
+        parts = self._parts(observation)
+        return self.policy.act(parts, state, action_mask=action_mask, generator=generator, deterministic=deterministic)
+
+    def value(self, observation: Tensor, state: Tensor) -> Tensor:
+        value: Tensor = self.policy.value(self._parts(observation), state)
+        return value
+
+    def unroll(
+        self, observation: Tensor, state: Tensor, reset: Tensor, action: Tensor, *, action_mask: Tensor | None = None
+    ) -> Any:
+        return self.policy.unroll(self._parts(observation), state, reset, action, action_mask=action_mask)
+
+    def update_normalizer(self, observation: Tensor, all_reduce: AllReduce | None = None) -> None:
+        self.policy.update_normalizer(self._parts(observation), all_reduce)
+
+
 def check_policy(policy: Any, path: str) -> None:
-    """That a policy of the user's own has what rollout and learning call."""
+    """Refuse a custom policy without the methods that rollout and learning call, or with a state they cannot keep."""
     if not isinstance(policy, nn.Module):
         raise PolicyError(f"policy.target={path!r} returned a {type(policy).__name__}; it must be a torch.nn.Module")
     missing = [name for name in METHODS if not callable(getattr(policy, name, None))]
@@ -46,4 +97,17 @@ def check_policy(policy: Any, path: str) -> None:
         raise PolicyError(
             f"policy.target={path!r} returned a {type(policy).__name__} without {', '.join(missing)}; "
             f"a policy has {', '.join(METHODS)}: see docs/policies.md"
+        )
+    initial_state: Any = policy.initial_state
+    state = initial_state(2, "cpu")
+    if not isinstance(state, Tensor) or state.dim() < 1 or len(state) != 2 or state.dtype != torch.float32:
+        got = f"{state.dtype} {tuple(state.shape)}" if isinstance(state, Tensor) else type(state).__name__
+        raise PolicyError(
+            f"policy.target={path!r}: initial_state(2) returned {got}; it must be a float32 tensor of shape (2, ...), one "
+            "state per agent, such as torch.zeros(batch, 0) for a policy without memory"
+        )
+    if state.any():
+        raise PolicyError(
+            f"policy.target={path!r}: initial_state must be zeros, since rows zero the state where an episode begins; add "
+            "what an episode should begin with inside the policy"
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +43,43 @@ class PartReader:
     def __call__(self, observation: Tensor) -> Tensor:
         if self.whole:
             return observation
-        piece = observation.flatten(1)[:, self.start : self.stop].contiguous()
-        if self.dtype != self.stored:
-            piece = piece.view(self.dtype)
-        return piece.view(-1, *self.shape)
+        piece = observation.flatten(1)[:, self.start : self.stop]
+        if self.dtype == self.stored:
+            return piece.contiguous().view(-1, *self.shape)
+        # Memory of its own can be viewed as any dtype. `contiguous` would not copy a batch of one, whose stride torch
+        # still holds against it, nor is every spec aligned: those of older runs and lakes are not.
+        return piece.clone(memory_format=torch.contiguous_format).view(self.dtype).view(-1, *self.shape)
+
+
+def observation_parts(spec: ObservationSpec) -> Callable[[Tensor], dict[str, Tensor]]:
+    """A function from observations [..., *spec.shape] to their parts by name, each [..., *part.shape]."""
+    readers = {part.name: PartReader(spec, part) for part in spec.parts}
+
+    def split(observation: Tensor) -> dict[str, Tensor]:
+        lead = observation.shape[: observation.dim() - len(spec.shape)]
+        flat = observation.reshape(-1, *spec.shape)
+        return {name: reader(flat).view(*lead, *reader.shape) for name, reader in readers.items()}
+
+    return split
+
+
+def join_parts(spec: ObservationSpec, parts: Mapping[str, Any]) -> Tensor:
+    """Observations [B, *spec.shape] from arrays or tensors of their parts by name, each [B, *part.shape]."""
+    names = [part.name for part in spec.parts]
+    if set(parts) != set(names):
+        raise PolicyError(
+            f"the observation has the parts {', '.join(map(str, parts))}; it must have {', '.join(names)}"
+        )
+    tensors = {name: torch.as_tensor(value) for name, value in parts.items()}
+    batch = len(tensors[names[0]])
+    stored = torch.zeros((batch, spec.nbytes), dtype=torch.uint8)
+    for part in spec.parts:
+        tensor = tensors[part.name]
+        if tuple(tensor.shape) != (batch, *part.shape):
+            raise PolicyError(
+                f"observation part {part.name!r} has shape {tuple(tensor.shape)}; it must be {(batch, *part.shape)}: a "
+                "batch of what the world writes"
+            )
+        piece = tensor.to("cpu", torch_dtype(part.dtype, part.name)).contiguous()
+        stored[:, part.offset : part.offset + part.nbytes] = piece.reshape(batch, -1).view(torch.uint8)
+    return stored.view(torch_dtype(spec.dtype, names[0])).view(batch, *spec.shape)

@@ -34,7 +34,7 @@ class VectorEncoder(nn.Module):
 
     def scaled(self, numbers: Tensor) -> Tensor:
         """What the linear layer sees: [N, D]."""
-        flat = numbers.flatten(1).to(self.linear.weight.dtype)
+        flat = numbers.reshape(len(numbers), -1).to(self.linear.weight.dtype)
         if self.normalizer is not None:
             flat = self.normalizer(flat)
         elif not self.floats:

@@ -155,7 +155,7 @@ class Collector:
 
     def _act(self, batch: Batch, row: int, t: int, policy: Actor, done: Collected) -> None:
         state = self.state[batch.first : batch.last]
-        if t == 0 and "initial_state" in self.rows.fields:
+        if t == 0:
             self.rows.write_row("initial_state", row, state)
         masked = batch.action_mask.shape[-1] > 0
         with self.phase("infer"):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from millpond.errors import MillpondError
 from millpond.planner.memory import RowField
 from millpond.rollout.picking import pick_sequences
 
@@ -100,8 +101,18 @@ class Rows:
         return {name: tensor[:kept].clone() for name, tensor in self.arrays.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take up the rows of `state_dict`; where there are none, whatever their shapes were."""
         for name, tensor in state.items():
-            self.arrays[name][: tensor.shape[0]] = tensor
+            if not len(tensor):
+                continue
+            target = self.arrays[name][: len(tensor)]
+            if target.shape != tensor.shape:
+                raise MillpondError(
+                    f"the checkpoint holds {len(tensor)} rows that wait to be trained, with {name} of shape "
+                    f"{tuple(tensor.shape[1:])}; here it is {tuple(target.shape[1:])}: the world, or the way its "
+                    "observations are laid out, has changed since. Start a new run with these weights: train --from RUN"
+                )
+            target.copy_(tensor)
 
 
 def resets(terminated: Tensor, truncated: Tensor) -> Tensor:

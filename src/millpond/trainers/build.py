@@ -1,18 +1,29 @@
-"""The policy of a config, as training builds it and as a run is loaded again."""
+"""The policy of a config, as training builds it and as a run is loaded again; and a trial of it on a world."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from millpond.config.policy import PolicyConfig
+from millpond.envs.check import Finding
+from millpond.envs.errors import describe_error
+from millpond.envs.registry import make_world
+from millpond.envs.seeds import spawn_seeds
 from millpond.envs.spec import EnvSpec
+from millpond.envs.world import World
 from millpond.policies import build_policy, load_policy_factory
+from millpond.rollout.actions import put_actions
+
+TRIAL_STEPS = 4
+CLOSE = 1e-3  # between what acting and unrolling say of a step
 
 
 def make_policy(policy: PolicyConfig, spec: EnvSpec, device: torch.device) -> Any:
-    """The built-in policy, or the user's own, for a world, on a device."""
+    """The built-in policy, or a custom one, for a world, on a device."""
     build = load_policy_factory(policy.target) if policy.target else build_policy
     return build(
         spec.observation,
@@ -22,3 +33,63 @@ def make_policy(policy: PolicyConfig, spec: EnvSpec, device: torch.device) -> An
         hidden_size=policy.hidden_size,
         normalize_observations=policy.normalize_observations,
     ).to(device)
+
+
+def check_policy_on(env_id: str, options: Mapping[str, Any]) -> Finding:
+    """Find out whether the built-in policy acts on a world's observations, one at a time and in a batch, and learns."""
+    rule = "a policy acts and learns"
+    fix = "show Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these, with finite numbers"
+    try:
+        world = make_world(env_id, 2, options)
+        try:
+            wrong = _try_policy(world)
+        finally:
+            world.close()
+    except Exception as error:
+        return Finding(rule, "error", describe_error(error), fix)
+    return Finding(rule, "error", wrong, fix) if wrong else Finding(rule, "ok", "on a batch of one and of several")
+
+
+def _try_policy(world: World) -> str:
+    """Act for a few steps, unroll them with gradients, and say what is wrong; nothing where all is well."""
+    spec, buffers = world.spec, world.buffers
+    generator = torch.Generator().manual_seed(0)
+    policy = build_policy(spec.observation, spec.action, hidden_size=16, generator=generator)
+    world.reset(spawn_seeds(0, world.num_envs))
+    agents = world.num_envs * spec.num_agents
+    state = first_state = policy.initial_state(agents)
+    seen, acted, masks, resets = [], [], [], []
+    ended = torch.zeros(agents, dtype=torch.bool)
+    for _ in range(TRIAL_STEPS):
+        observation = torch.from_numpy(buffers.observation.copy()).flatten(0, 1)
+        mask = torch.from_numpy(buffers.action_mask.copy()).flatten(0, 1) if spec.action_masks else None
+        state = torch.where(ended[:, None, None], 0.0, state)
+        resets.append(ended)
+        batch = policy.act(observation, state, action_mask=mask, generator=generator)
+        for deterministic in (False, True):
+            one_mask = None if mask is None else mask[:1]
+            one = policy.act(observation[:1], state[:1], action_mask=one_mask, deterministic=deterministic)
+            if not torch.allclose(one.value, batch.value[:1], rtol=CLOSE, atol=CLOSE):
+                return f"an observation has the value {one.value[0]:g} alone and {batch.value[0]:g} in a batch"
+        seen.append(observation)
+        acted.append(batch)
+        masks.append(mask)
+        drawn = batch.action.numpy()
+        put_actions(spec.action, drawn.reshape(*buffers.reward.shape, *drawn.shape[1:]), buffers.action)
+        world.step(0, world.num_envs)
+        ended = torch.from_numpy(np.array(buffers.terminated | buffers.truncated)).flatten()
+        state = batch.state
+    unrolled = policy.unroll(
+        torch.stack(seen, 1),
+        first_state,
+        torch.stack(resets, 1),
+        torch.stack([one.action for one in acted], 1),
+        action_mask=torch.stack([mask for mask in masks if mask is not None], 1) if spec.action_masks else None,
+    )
+    (unrolled.log_prob.mean() + unrolled.entropy.mean() + unrolled.value.mean()).backward()  # type: ignore[no-untyped-call]
+    if not all(p.grad is None or torch.isfinite(p.grad).all() for p in policy.parameters()):
+        return "gradients are NaN or infinite"
+    log_prob = torch.stack([one.log_prob for one in acted], 1)
+    if not torch.allclose(unrolled.log_prob, log_prob, rtol=CLOSE, atol=CLOSE):
+        return "unrolling a row does not give the probabilities that acting gave"
+    return ""

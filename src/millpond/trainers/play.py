@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
 from millpond.envs.render import render_rgb, write_gif
 from millpond.envs.world import World
 from millpond.plurals import plural
+from millpond.policies.parts import join_parts, torch_dtype
 from millpond.store import Checkpoints, NothingToPlayError, RunError, load_weights
 from millpond.trainers.build import make_policy
 from millpond.trainers.evaluate import Evaluation, evaluate
@@ -67,9 +69,10 @@ class LoadedPolicy:
     ) -> tuple[Tensor, Tensor]:
         """Actions [B, ...] of observations [B, ...], as the env takes them, and the state to pass with the next ones.
 
+        Observations are as the world writes them (`spec.observation`), or a mapping of their parts, name -> [B, ...].
         `action_mask` [B, choices] is true where an action is allowed, in worlds that say so.
         """
-        tensor = torch.as_tensor(observation, device=self.device)
+        tensor = self._stored(observation).to(self.device)
         mask = None if action_mask is None else torch.as_tensor(action_mask, dtype=torch.bool, device=self.device)
         if state is None:
             state = self.policy.initial_state(len(tensor), self.device)
@@ -80,6 +83,22 @@ class LoadedPolicy:
             return chosen.action, chosen.state
         low, high = (torch.tensor(bound, device=self.device) for bound in (taken.low, taken.high))
         return chosen.action.clamp(low, high), chosen.state
+
+    def _stored(self, observation: Any) -> Tensor:
+        """Observations as rows hold them: [B, *spec.observation.shape] in its dtype."""
+        spec = self.spec.observation
+        if isinstance(observation, Mapping):
+            return join_parts(spec, observation)
+        tensor, dtype = torch.as_tensor(observation), torch_dtype(spec.dtype, "observation")
+        same_kind = tensor.is_floating_point() == dtype.is_floating_point
+        if tensor.shape[1:] != spec.shape or tensor.dim() == 0 or not same_kind:
+            parts = ", ".join(f"{part.name} {part.dtype} {part.shape}" for part in spec.parts)
+            raise RunError(
+                f"act was called with observations of {tensor.dtype} {tuple(tensor.shape)}; {self.spec.id} writes batches of "
+                f"{spec.dtype} {('B', *spec.shape)}"
+                + (f", or pass a mapping of the parts, each with a batch axis: {parts}" if len(spec.parts) > 1 else "")
+            )
+        return tensor.to(dtype)
 
 
 def evaluate_run(

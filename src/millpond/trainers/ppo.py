@@ -72,8 +72,8 @@ class PPOTrainer:
             num_workers=planned.num_workers,
             stacked=True,
         )
-        spec, core, hidden = self.vector.spec, recipe.policy.core, recipe.policy.hidden_size
-        policy = make_policy(recipe.policy, spec, self.device)
+        policy = make_policy(recipe.policy, self.vector.spec, self.device)
+        state_shape = tuple(policy.initial_state(1, self.device).shape[1:])
         policy.value_trains_core = recipe.ppo.value_trains_core
         self.policy = policy
         begin_with_weights(ranks, {"policy": policy}, weights_from)
@@ -82,7 +82,7 @@ class PPOTrainer:
         self.kept: dict[tuple[int, int], RowsCall] = {}  # what threads work in
         agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
         self.rows = Rows(
-            row_fields(spec, core, hidden),
+            row_fields(self.vector.spec, state_shape),
             planned.buffer_rows,
             planned.bptt_horizon,
             planned.num_agents,
@@ -93,7 +93,7 @@ class PPOTrainer:
             self.vector,
             self.rows,
             rows_wanted=planned.segments,
-            state_shape=tuple(policy.initial_state(1, self.device).shape[1:]),
+            state_shape=state_shape,
             device=str(self.device),
             generator=torch.Generator(self.device).manual_seed(seeds[3]),
             phase=self.timer,

@@ -88,9 +88,7 @@ class Part:
         """Of the rows `picked` [b] with importance weights [b]."""
         names = [name for name in SEEN if name in rows.fields]
         batch = rows.sequences(names, picked, device)
-        state = batch.pop("initial_state", None)
-        if state is None:
-            state = torch.zeros((len(picked) * rows.agents_per_row, 0, 0), device=device)
+        state = batch.pop("initial_state")
         on_cpu = rows.device.type == device.type == "cpu"
         learned = (_learned if on_cpu else learned_in_torch)(rows, estimate, picked, weight, device)
         return Part(batch, state, *learned)

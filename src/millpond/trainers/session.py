@@ -17,6 +17,7 @@ from millpond.planner.ranks import plan_over_ranks
 from millpond.ranks import Ranks
 from millpond.ranks.parts import require_ranks
 from millpond.store import Run, RunError, check_changes, find_run
+from millpond.trainers.worlds import world_agents
 
 if TYPE_CHECKING:
     from millpond.trainers.reward_data import Recorded
@@ -70,7 +71,7 @@ def resume_run(name: str, overrides: Iterable[str], run_dir: str = "runs", *, ra
     saved = json.loads(plan.read_text()).get("ranks", 1) if plan.is_file() else 1
     require_ranks(saved, ranks, f"run {folder.name!r}", name)
     before = load(folder / "config.yaml")
-    after = load(folder / "config.yaml", overrides)
+    after = load(folder / "config.yaml", overrides, ask_world=world_agents)
     changes = check_changes(flatten(before.recipe), flatten(after.recipe), may_change)
     run = Run.resume(folder.parent, folder.name)
     if changes:

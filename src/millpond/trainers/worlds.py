@@ -34,6 +34,11 @@ def make_spec(env: EnvConfig, *, stacked: bool) -> EnvSpec:
     return describe(env_id, options)
 
 
+def world_agents(env: EnvConfig) -> int:
+    """Number of agents in one env of the config's world, which is made for this where only that tells."""
+    return make_spec(env, stacked=True).num_agents
+
+
 def build_vector(
     env: EnvConfig,
     vector: VectorConfig,

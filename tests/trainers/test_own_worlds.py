@@ -1,0 +1,141 @@
+"""Worlds and policies of a stranger: trained, evaluated, loaded and acted with, from nothing but their dotted path."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import millpond
+from envs import own_envs
+from millpond.config import ConfigError
+from millpond.envs.errors import EnvError
+from millpond.store import RunError
+from millpond.trainers.build import check_policy_on
+from millpond.trainers.play import evaluate_run
+
+DOCS = Path(__file__).parents[2] / "docs"
+OWN = own_envs.__name__
+TINY = {
+    "trainer.num_envs": 4,
+    "trainer.num_workers": 1,
+    "trainer.bptt_horizon": 16,
+    "trainer.batch_size": 128,
+    "trainer.minibatch_size": 64,
+    "trainer.update_epochs": 1,
+    "trainer.total_iterations": 1,
+    "policy.hidden_size": 16,
+    "eval.episodes": 2,
+    "vector.backend": "inline",
+    "log.tensorboard": False,
+}
+
+
+def train(folder: Path, env_id: str, changes: dict[str, Any] | None = None) -> Path:
+    """Train the recipe `grid` on another world, as the pages say."""
+    settings = {**TINY, "env.id": env_id, "run_dir": str(folder), **(changes or {})}
+    return millpond.train("grid", settings, run="own").folder
+
+
+def page_code(page: str, place: int, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a Python block of a page to a module that can be imported."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.M | re.S)
+    (folder / f"{name}.py").write_text(blocks[place], encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_the_pages_own_world_trains_with_the_pages_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page_code("environments.md", 0, "corridor", tmp_path, monkeypatch)
+    run = train(tmp_path, "corridor:make_env")
+    policy = millpond.load(run)
+    assert policy.recipe.env.num_agents == policy.spec.num_agents == 1
+    assert policy.recipe.env.max_steps is None  # 256 steps are the limit of the recipe's own world
+    action, state = policy.act(np.zeros((1, 1), np.float32))
+    assert (action.shape, state.shape) == ((1,), (1, 2, 16))
+    evaluation, updates = evaluate_run(str(run), episodes=3)
+    assert (len(evaluation.lengths), updates) == (3, 2)
+
+
+def test_a_wrong_number_of_agents_is_refused_before_there_is_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"env.num_agents=2, but .* has 3 agents; try env.num_agents=3$"):
+        train(tmp_path, f"{OWN}:Leaving", {"env.num_agents": 2})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parallel_world_of_pettingzoo_is_asked_for_its_agents(tmp_path: Path) -> None:
+    run = train(tmp_path, f"{OWN}:Leaving")
+    policy = millpond.load(run)
+    assert policy.recipe.env.num_agents == 3
+    assert len(evaluate_run(str(run), episodes=2)[0].returns[0]) == 3
+
+
+@pytest.mark.parametrize("shown", list(own_envs.SHOWN))
+def test_every_space_trains_and_acts_on_a_batch_of_one(tmp_path: Path, shown: str) -> None:
+    run = train(tmp_path, f"{OWN}:make_strange", {"env.options": {"shown": shown}, "policy.core": "gru"})
+    policy = millpond.load(run)
+    stored = np.zeros((1, *policy.spec.observation.shape), policy.spec.observation.dtype)
+    assert policy.act(stored)[0].shape == (1,)
+    finding = check_policy_on(f"{OWN}:make_strange", {"kwargs": {"shown": shown}})
+    assert (finding.status, finding.what) == ("ok", "on a batch of one and of several")
+
+
+def test_a_world_that_a_policy_cannot_learn_from_is_found_by_the_check() -> None:
+    assert check_policy_on(f"{OWN}:Blind", {}).status == "error"
+    assert check_policy_on("grid", {}).status == "ok"
+
+
+def test_a_world_that_raises_is_reported_in_one_line_with_its_place(tmp_path: Path) -> None:
+    says = r"cannot be made: RuntimeError: there is no display \(own_envs.py:\d+, in reset\)$"
+    with pytest.raises(EnvError, match=says):
+        train(tmp_path, f"{OWN}:Unresettable")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("core", ["lstm", "none"])
+def test_the_pages_own_policy_without_memory_trains_whatever_the_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, core: str
+) -> None:
+    page_code("policies.md", -1, "wide_policies", tmp_path, monkeypatch)
+    changes = {"policy.target": "wide_policies:build_policy", "policy.core": core}
+    run = train(tmp_path, "gymnasium:CartPole-v1", changes)
+    action, state = millpond.load(run).act(np.zeros((1, 4), np.float32))
+    assert (action.shape, state.numel()) == ((1,), 0)
+    assert len(evaluate_run(str(run), episodes=2)[0].lengths) == 2
+
+
+def test_a_custom_policy_sees_the_parts_in_training_evaluation_and_when_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "policies"))
+    count = len(importlib.import_module("parts_policy").MADE)
+    target = {"policy.target": "parts_policy:build_policy", "env.options": {"shown": "seven bytes"}}
+    run = train(tmp_path, f"{OWN}:make_strange", target)
+    policy = millpond.load(run)
+    speed, kind = np.full((2, 1), 0.5, np.float32), np.eye(3, dtype=np.uint8)[:2]
+    by_part = policy.act({"speed": speed, "kind": kind})[0]
+    stored = np.zeros((2, 8), np.uint8)
+    stored[:, :3], stored[:, 4:] = kind, speed.view(np.uint8)
+    assert torch.equal(by_part, policy.act(stored)[0])
+    evaluate_run(str(run), episodes=2)
+    made = sys.modules["parts_policy"].MADE[count:]  # for training, loading and evaluating; the report may play, too
+    trained = made[0]
+    assert len(made) >= 3
+    lead = {len(shapes["kind"][1]) for shapes in trained.shown}
+    assert lead == {2, 3}  # acting and valuing [B, 3], unrolling [B, T, 3]
+    for parts in made:
+        assert parts.shown
+        assert all((one["kind"][0], one["speed"][0]) == (torch.uint8, torch.float32) for one in parts.shown)
+
+
+def test_observations_that_a_loaded_policy_cannot_take_are_refused_with_what_it_takes(tmp_path: Path) -> None:
+    run = train(tmp_path, f"{OWN}:make_strange", {"env.options": {"shown": "seven bytes"}})
+    policy = millpond.load(run)
+    with pytest.raises(RunError, match=r"a mapping of the parts.*: kind uint8 \(3,\), speed float32 \(1,\)"):
+        policy.act(np.zeros((1, 4), np.float32))
