@@ -216,9 +216,6 @@ class Session:
         elif name is None:
             self._python(block)
 
-    def _environment(self) -> dict[str, str]:
-        return environment_without(self.hidden.values(), self.programs, self.cache)
-
     def _shell(self, block: Block) -> None:
         for install in INSTALL.finditer(block.body):
             for extra in install["extras"].split(","):
@@ -245,18 +242,21 @@ class Session:
             refused = re.search(r"^millpond: ", expected, re.M) is not None
             assert (code != 0) == refused, f"{block.place}: $ {command}\nexits with {code} and prints\n{printed}"
 
-    def _call(self, script: str) -> tuple[int, str]:
-        process = subprocess.Popen(
-            ["bash", "-euo", "pipefail", "-c", script],
+    def _start(self, *words: str | Path, stdin: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            words,
             cwd=self.folder,
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
+            env=environment_without(self.hidden.values(), self.programs, self.cache),
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             encoding="utf-8",
             start_new_session=True,
         )
+
+    def _call(self, script: str) -> tuple[int, str]:
+        process = self._start("bash", "-euo", "pipefail", "-c", script, stdin=subprocess.DEVNULL)
         try:
             printed, _ = process.communicate()
         finally:
@@ -265,17 +265,7 @@ class Session:
 
     def _python(self, block: Block) -> None:
         if self._interpreter is None:
-            self._interpreter = subprocess.Popen(
-                [self.programs / "python", "-c", INTERPRETER],
-                cwd=self.folder,
-                env=self._environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                encoding="utf-8",
-                start_new_session=True,
-            )
+            self._interpreter = self._start(self.programs / "python", "-c", INTERPRETER, stdin=subprocess.PIPE)
         assert self._interpreter.stdin is not None
         self._interpreter.stdin.write(json.dumps([block.body, block.place]) + "\n")
         self._interpreter.stdin.flush()

@@ -67,6 +67,9 @@ def test_a_block_has_a_language_and_known_marks(block: Block) -> None:
     assert block.language in LANGUAGES, f"{block.place}: a block's language is one of {', '.join(LANGUAGES)}"
     if block.language == "console":
         assert block.body.startswith("$ "), f"{block.place}: a console block begins with a command"
+    if block.language == "text":
+        shown = [line for line in block.body.splitlines() if line.startswith("$ ") or COMMAND.match(line)]
+        assert not shown, f"{block.place}: a text block is not run, so it shows no commands: {shown}"
     if {"adds", "slow"} & block.marks.keys():
         assert block.runs, f"{block.place}: nothing here runs"
     assert block.marks.get("not run", "a reason"), f"{block.place}: say why"
@@ -89,6 +92,7 @@ def test_commands_stand_in_fenced_blocks() -> None:
             assert not re.match(rf" {{4,}}{COMMAND.pattern}", line), (
                 f"{path.name}: an indented command is not run: {line}"
             )
+            assert not line.lstrip().startswith(("```", "~~~")), f"{path.name}: a fence that no test reads: {line}"
 
 
 def free_names(code: str) -> set[str]:
@@ -146,6 +150,8 @@ def test_a_command_that_is_only_named_exists_with_its_options(place: str, line: 
         source = (ROOT / words[1]).read_text(encoding="utf-8")
         unknown = {word for word in words[2:] if word.startswith("--") and f'"{word}"' not in source}
         assert not unknown, f"{place}: {line}: no such option {unknown}"
+    elif words[:2] == ["python", "-m"]:
+        assert (ROOT / words[2].replace(".", "/")).is_dir(), f"{place}: {line}"
     elif words[0] == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         assert re.search(rf"^{words[1]}:", makefile, re.M), f"{place}: {line}: the Makefile has no such target"
