@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +9,6 @@ import pytest
 
 import millpond
 from millpond.config import ConfigError
-
-PAGE = Path(__file__).parents[1] / "docs" / "python.md"
-SOURCE = Path(millpond.__file__).parents[1]
 
 
 def test_plan_train_load_act(tmp_path: Path) -> None:
@@ -29,24 +22,6 @@ def test_plan_train_load_act(tmp_path: Path) -> None:
     again, _ = policy.act(observation, state)
     assert again.shape == (2,)
     assert state.shape[0] == 2
-
-
-def test_an_env_and_a_policy_of_ones_own_as_the_page_shows(tmp_path: Path) -> None:
-    code, shown = (
-        re.search(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-        for language in ("python", "text")
-    )
-    assert code is not None
-    assert shown is not None
-    (tmp_path / "ball.py").write_text(code[1], encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "ball.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [lines[0], "...", lines[-1]] == shown[1].splitlines()
-    assert (tmp_path / "runs" / "ball" / "metrics.jsonl").is_file()
 
 
 def test_settings_come_in_every_form() -> None:

@@ -1,72 +1,239 @@
-"""What the documents show is what the commands print, and the generated page is current."""
+"""Every block of the pages runs and prints what is shown; options, files and links that are named exist."""
 
 from __future__ import annotations
 
-import os
+import ast
+import builtins
 import re
 import shlex
 import subprocess
-import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from doc_session import COMMENT, FENCE, INSTALL, LANGUAGES, MARKS, ROOT, Block, Session, make_installation, read_page
+from millpond.cli.app import app
 from millpond.config.reference import page
 
-ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S)
+BLOCKS = {path.name: read_page(path) for path in PAGES}
+COMMAND = re.compile(r"(?:\w+=\S* )*(?:git|make|millpond|pip|python|torchrun) ")
 
 
-def blocks(language: str) -> list[tuple[str, str]]:
-    """Page and text of every fenced block of a language."""
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_installation(tmp_path_factory.mktemp("installation"))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def pages_with_blocks(*, slow: bool) -> list[str]:
+    """Return the names of the pages that have slow blocks to run, or others."""
     return [
-        (path.name, match["body"])
-        for path in PAGES
-        for match in BLOCK.finditer(path.read_text(encoding="utf-8"))
-        if match["language"] == language
+        name for name, blocks in BLOCKS.items() if any(one.runs and ("slow" in one.marks) == slow for one in blocks)
     ]
 
 
-def sessions() -> list[tuple[str, str, str]]:
-    """Page, command and expected output of every `$ millpond` line in a console block."""
-    found = []
-    for name, body in blocks("console"):
-        for part in re.split(r"^\$ ", body, flags=re.M)[1:]:
-            command, _, output = part.partition("\n")
-            found.append((name, command, output))
-    return found
+@pytest.mark.parametrize("name", pages_with_blocks(slow=False))
+def test_a_page_runs_without_its_slow_blocks(name: str, tmp_path: Path, programs: Path, cache: Path) -> None:
+    with Session(tmp_path, programs, cache) as session:
+        for block in BLOCKS[name]:
+            if block.runs and "slow" not in block.marks:
+                session.run(block)
 
 
-def as_pattern(expected: str) -> str:
-    """A line `...` stands for any number of lines."""
-    lines = [r"(?:.*\n)*?" if line == "..." else re.escape(line) + r"\n" for line in expected.splitlines()]
-    return "".join(lines)
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", pages_with_blocks(slow=True))
+def test_a_page_runs_from_beginning_to_end(name: str, tmp_path: Path, programs: Path, cache: Path) -> None:
+    with Session(tmp_path, programs, cache) as session:
+        for block in BLOCKS[name]:
+            if block.runs:
+                session.run(block)
 
 
-@pytest.mark.parametrize(("name", "command", "expected"), sessions())
-def test_a_command_prints_what_the_page_shows(name: str, command: str, expected: str) -> None:
-    program, *arguments = shlex.split(command)
-    assert program == "millpond", f"{name}: only millpond itself can be shown"
-    environment = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
-    run = subprocess.run(
-        [sys.executable, "-m", "millpond", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env=environment,
-    )
-    printed = run.stdout + run.stderr
-    assert re.fullmatch(as_pattern(expected), printed), f"{name}: $ {command} prints\n{printed}"
+ALL = [pytest.param(block, id=block.place) for blocks in BLOCKS.values() for block in blocks]
 
 
-WHOLE_PROGRAMS = ("README.md", "planning.md")  # other pages show excerpts, and have tests of their own
+@pytest.mark.parametrize("block", ALL)
+def test_a_block_has_a_language_and_known_marks(block: Block) -> None:
+    assert block.language in LANGUAGES, f"{block.place}: a block's language is one of {', '.join(LANGUAGES)}"
+    if block.language == "console":
+        assert block.body.startswith("$ "), f"{block.place}: a console block begins with a command"
+    if block.language == "text":
+        shown = [line for line in block.body.splitlines() if line.startswith("$ ") or COMMAND.match(line)]
+        assert not shown, f"{block.place}: a text block is not run, so it shows no commands: {shown}"
+    if {"adds", "slow"} & block.marks.keys():
+        assert block.runs, f"{block.place}: nothing here runs"
+    assert block.marks.get("not run", "a reason"), f"{block.place}: say why"
 
 
-@pytest.mark.parametrize(("name", "code"), [block for block in blocks("python") if block[0] in WHOLE_PROGRAMS])
-def test_python_in_the_pages_runs(name: str, code: str) -> None:
-    exec(compile(code, name, "exec"), {})
+def test_comments_in_pages_are_marks_of_blocks() -> None:
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        comments = [line for line in text.splitlines() if "<!--" in line]
+        assert len(comments) == sum(len(block.marks) for block in BLOCKS[path.name]), f"{path.name}: {comments}"
+        for line in comments:
+            comment = COMMENT.match(line)
+            assert comment is not None, f"{path.name}: {line}"
+            assert comment["mark"] in MARKS, f"{path.name}: {line}"
+
+
+def test_commands_stand_in_fenced_blocks() -> None:
+    for path in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for line in FENCE.sub("", path.read_text(encoding="utf-8")).splitlines():
+            assert not re.match(rf" {{4,}}{COMMAND.pattern}", line), (
+                f"{path.name}: an indented command is not run: {line}"
+            )
+            assert not line.lstrip().startswith(("```", "~~~")), f"{path.name}: a fence that no test reads: {line}"
+
+
+def free_names(code: str) -> set[str]:
+    """Names that a program uses and does not make."""
+    names = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
+    made = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return {node.id for node in names} - made - set(dir(builtins))
+
+
+@pytest.mark.parametrize("block", [param for param in ALL if "fragment" in param.values[0].marks])
+def test_a_fragment_is_shown_in_full_on_the_page_that_it_names(block: Block) -> None:
+    full = read_page(ROOT / block.marks["fragment"])
+    whole = "\n".join(other.body for other in full if other.runs and other.language == block.language)
+    assert whole, f"{block.place}: {block.marks['fragment']} has no {block.language} block that runs"
+    if block.language == "python":
+        missing = {name for name in free_names(block.body) if not re.search(rf"\b{name}\b", whole)}
+        assert not missing, f"{block.place}: {block.marks['fragment']} does not show {sorted(missing)}"
+
+
+def commands_not_run() -> Iterator[tuple[str, str]]:
+    """Page and command of blocks that are not run, and of commands within sentences."""
+    for path in PAGES:
+        for block in BLOCKS[path.name]:
+            if block.language in ("sh", "console") and not block.runs:
+                yield from ((block.place, command) for command in block.commands())
+        text = FENCE.sub("", path.read_text(encoding="utf-8"))
+        for code in re.findall(r"`([^`]+)`", text):
+            if COMMAND.match(code):
+                yield path.name, " ".join(code.split())
+
+
+def options_of(words: list[str]) -> tuple[set[str], list[str]]:
+    """Return the options of the verb that `millpond WORDS` calls, and the words that follow the verb."""
+    command: Any = typer.main.get_command(app)
+    rest = words
+    while hasattr(command, "commands") and rest and re.fullmatch(r"[a-z-]+", rest[0]):
+        assert rest[0] in command.commands, f"{rest[0]} is not one of {sorted(command.commands)}"
+        command, rest = command.commands[rest[0]], rest[1:]
+    return {option for parameter in command.params for option in parameter.opts} | {"--help"}, rest
+
+
+@pytest.mark.parametrize(("place", "line"), dict.fromkeys(commands_not_run()))
+def test_a_command_that_is_only_named_exists_with_its_options(place: str, line: str) -> None:
+    words = shlex.split(line, comments=True)
+    while "=" in words[0]:
+        words.pop(0)
+    if words[0] == "torchrun" and "millpond" in words:
+        words = words[words.index("millpond") :]
+    if words[0] == "millpond":
+        known, rest = options_of(words[1:])
+        unknown = {word.partition("=")[0] for word in rest if word.startswith("--")} - known
+        assert not unknown, f"{place}: {line}: no such option {unknown}"
+    elif words[0] == "python" and words[1].endswith(".py") and "/" in words[1]:
+        assert (ROOT / words[1]).is_file(), f"{place}: {line}"
+        source = (ROOT / words[1]).read_text(encoding="utf-8")
+        unknown = {word for word in words[2:] if word.startswith("--") and f'"{word}"' not in source}
+        assert not unknown, f"{place}: {line}: no such option {unknown}"
+    elif words[:2] == ["python", "-m"]:
+        assert (ROOT / words[2].replace(".", "/")).is_dir(), f"{place}: {line}"
+    elif words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert re.search(rf"^{words[1]}:", makefile, re.M), f"{place}: {line}: the Makefile has no such target"
+
+
+SHORT_BENCHMARKS = ("benchmarks/overlap.py", "benchmarks/vector_cost.py")
+
+
+def benchmark_scripts() -> list[str]:
+    """Scripts of benchmarks/ that a page names."""
+    texts = [path.read_text(encoding="utf-8") for path in PAGES]
+    return sorted({script for text in texts for script in re.findall(r"python (benchmarks/[\w/]+\.py)", text)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", benchmark_scripts())
+def test_a_benchmark_that_a_page_names_starts(script: str, tmp_path: Path, programs: Path) -> None:
+    """Run those that take seconds; ask the others, which take minutes to hours, for help, or import them."""
+    program = str(programs / "python")
+    if script in SHORT_BENCHMARKS:
+        call = [program, script]
+    elif "ArgumentParser" in (ROOT / script).read_text(encoding="utf-8"):
+        call = [program, script, "--help"]
+    else:
+        call = [program, "-c", f"import runpy, sys; sys.path.insert(0, 'benchmarks'); runpy.run_path({script!r})"]
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+PAGE = """
+Some text, in a file `numbers.py`:
+
+```python
+print(sum(range(4)), "of 1.5 seconds")
+```
+
+```console
+$ python numbers.py
+6 of ... seconds
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "message"),
+    [
+        ("6 of ...", "7 of ...", "prints\n6 of 1.5 seconds"),
+        ("```console\n$ python numbers.py", "```sh\nexit 3\n", "exit code 3"),
+        ("in a file `numbers.py`:", "which stops:", "can't open file"),
+        ("$ python numbers.py", "$ python numbers.py; exit 1", "exits with 1"),
+    ],
+)
+def test_a_page_that_is_wrong_is_noticed(
+    shown: str, printed: str, message: str, tmp_path: Path, programs: Path, cache: Path
+) -> None:
+    def follow(text: str, folder: Path) -> None:
+        (tmp_path / "page.md").write_text(text, encoding="utf-8")
+        with Session(folder, programs, cache) as session:
+            for block in read_page(tmp_path / "page.md"):
+                session.run(block)
+
+    follow(PAGE, tmp_path / "right")
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        follow(PAGE.replace(shown, printed), tmp_path / "wrong")
+
+
+def test_extras_are_hidden_until_the_page_installs_them(tmp_path: Path, programs: Path, cache: Path) -> None:
+    look = "python -c 'import importlib.util as u; print(u.find_spec(\"wandb\") is None)'"
+    text = f"```console\n$ {look}\nTrue\n```\n\n```sh\npip install 'millpond[wandb]'\n```\n\n```console\n$ {look}\nFalse\n```\n"
+    (tmp_path / "page.md").write_text(text, encoding="utf-8")
+    with Session(tmp_path / "folder", programs, cache) as session:
+        for block in read_page(tmp_path / "page.md"):
+            session.run(block)
+
+
+def test_extras_that_pages_install_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    named = [
+        match["extras"].split(",") for path in PAGES for match in INSTALL.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert {extra for one in named for extra in one} <= extras.keys()
 
 
 def test_the_page_of_settings_is_current() -> None:
@@ -77,13 +244,3 @@ def test_links_between_pages_lead_somewhere() -> None:
     for path in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
-
-
-def test_the_two_commands_of_the_readme_are_in_the_makefile() -> None:
-    """That they work is what continuous integration shows, in a fresh clone."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^    make (\w+)", readme, re.M)
-    assert commands == ["train", "test"]
-    for command in commands:
-        dry = subprocess.run(["make", "-n", command], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert dry.returncode == 0, dry.stderr
