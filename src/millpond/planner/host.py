@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from millpond.cores import usable_cores
+from millpond.cores import memory_bytes, usable_cores
 
 
 @dataclass(frozen=True)
@@ -19,12 +18,7 @@ class Host:
 
     @staticmethod
     def here() -> Host:
-        cores = usable_cores()
-        try:
-            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (ValueError, OSError, AttributeError):
-            memory = 0
-        return Host(cores, memory, _has_bfloat16())
+        return Host(usable_cores(), memory_bytes(), _has_bfloat16())
 
 
 def _has_bfloat16() -> bool:

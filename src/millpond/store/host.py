@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from millpond.cores import usable_cores
+from millpond.cores import memory_bytes, usable_cores
 
 PACKAGES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "lz4", "safetensors", "tensorboard")
 EXTRAS = ("ale-py", "mettagrid", "minatar", "pettingzoo", "wandb")
@@ -28,7 +28,7 @@ def host_facts() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "cores_allowed": usable_cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(),
         "python": platform.python_version(),
         "versions": _versions(),
         "git": git_commit(Path(__file__).parent),
