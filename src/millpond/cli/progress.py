@@ -20,10 +20,11 @@ def watched(verb: str) -> Iterator[Watcher]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
+    if not console.is_terminal:  # a disabled bar would still write an empty line, with rich before 14.3
+        yield lambda what, done=0, total=None: None
+        return
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
-    ) as bars:
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
         task = bars.add_task(verb, total=None)
 
         def watch(what: str, done: int = 0, total: int | None = None) -> None:
