@@ -8,9 +8,11 @@ VENV    := .venv
 PYTHON  := $(VENV)/bin/python
 EXTRAS  := dev,atari,metta,minatar,pettingzoo,wandb
 
-# The interpreter: the first that runs, can make a virtual environment, and has wheels for everything we use.
-SUPPORTED := import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
-INTERPRETER = $(shell for name in python3.11 python3.12 python3; do \
+# The interpreter: the first that runs, can make a virtual environment, and that the pins in constraints.txt have wheels for.
+# Python 3.13 comes last, as there is no MettaGrid for it: its tests are skipped there.
+PYTHONS   := python3.11 python3.12 python3.13 python3
+SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+INTERPRETER = $(shell for name in $(PYTHONS); do \
 	if $$name -c '$(SUPPORTED)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
 # What an installation depends on. A change of any of these, or of the folder, makes .venv stale.
@@ -55,8 +57,8 @@ clean:  ## remove the virtual environment and all caches
 .PHONY: interpreter base full
 interpreter:
 	@if [ -z "$(INTERPRETER)" ]; then \
-		echo "millpond needs Python 3.11 or 3.12 with its venv module (there are MettaGrid wheels for these two only)."; \
-		for name in python3.11 python3.12 python3; do \
+		echo "make needs Python 3.11, 3.12 or 3.13 with its venv module."; \
+		for name in $(PYTHONS); do \
 			if ! command -v $$name >/dev/null 2>&1; then echo "  $$name: not found"; \
 			elif ! $$name --version >/dev/null 2>&1; then echo "  $$name: found, but it does not run"; \
 			elif ! $$name -c 'import venv, ensurepip' 2>/dev/null; then echo "  $$name: $$($$name --version), without venv (Debian: apt install $$name-venv)"; \

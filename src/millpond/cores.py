@@ -1,4 +1,4 @@
-"""The machine's cores: how many there are for us, and keeping helpers off the core of the one they help.
+"""The machine's cores and memory: how much there is for us, and keeping helpers off the core of the one they help.
 
 A thread or process that is woken is often put on the very core of the one who woke it, and only milliseconds later on an
 idle one. Where the one goes on working meanwhile, both then take turns on one core, and the other stays idle. So before
@@ -18,6 +18,14 @@ from typing import cast
 def usable_cores() -> int:
     """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """Bytes of memory of this machine; 0 where Python cannot say (Windows)."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0
 
 
 @lru_cache(maxsize=1)
@@ -46,6 +54,8 @@ class Helpers:
 
     def make_way(self) -> None:
         """The caller is about to wake them, and to go on working itself."""
+        if not self._cores:
+            return
         core = _core_reader()()
         if core != self._callers_core:
             self._callers_core = core

@@ -1,16 +1,50 @@
-"""Writing so that after a power cut there is the old thing or the new thing."""
+"""Writing so that after a power cut there is the old thing or the new thing; reading and writing at a position.
+
+Python calls that only some systems have (pread, pwrite, O_DIRECTORY) are used where they are, and replaced where not.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
+
+_seek_lock = threading.Lock()  # held while a file's position is moved, on systems without pread and pwrite
+
+
+def open_file(path: Path, flags: int) -> int:
+    """Open or create a file of bytes and return its descriptor, which child processes do not inherit."""
+    return os.open(path, flags | getattr(os, "O_BINARY", 0), 0o644)  # without O_BINARY, Windows translates line ends
+
+
+def read_at(descriptor: int, target: memoryview, offset: int) -> int:
+    """Read into `target` from `offset` and return the number of bytes, 0 at the end of the file."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, (target,), offset)
+    if hasattr(os, "pread"):
+        data = os.pread(descriptor, len(target), offset)
+    else:
+        with _seek_lock:
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            data = os.read(descriptor, len(target))
+    target[: len(data)] = data
+    return len(data)
+
+
+def write_at(descriptor: int, data: memoryview, offset: int) -> int:
+    """Write at `offset` and return the number of bytes written, which may be less than all."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(descriptor, data, offset)
+    with _seek_lock:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.write(descriptor, data)
 
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a new file and make its bytes durable. Its name is durable once its folder is synced."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         left = memoryview(data)
         while left:  # a write may be short, on a disk that is nearly full for one
@@ -21,8 +55,13 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable: needed after files were made or renamed."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Make the names in a folder durable: needed after files were made or renamed.
+
+    Windows cannot open a folder, and writes names through its own journal.
+    """
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
@@ -33,7 +72,7 @@ def replace_file(path: Path, data: bytes) -> None:
     """Put a file in the place of another in one step."""
     temporary = _temporary(path, data)
     try:
-        os.rename(temporary, path)
+        os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -111,11 +112,23 @@ def test_doctor() -> None:
     run = millpond("doctor", "--json")
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    assert found["libraries"]["torch"].startswith("2.13.0")
+    assert found["libraries"]["torch"] == importlib.metadata.version("torch")
     assert found["cores"] >= 1
     assert found["devices"][0].startswith("cpu")
     assert set(found["extras"]) == {"atari", "metta", "minatar", "pettingzoo", "wandb", "dev"}
     assert "free disk" in millpond("doctor").stdout
+
+
+def test_doctor_names_versions_outside_the_supported_range(tmp_path: Path) -> None:
+    for name, version, needs in (("millpond", "0.1.0", "numpy>=2.0"), ("numpy", "1.26.4", "")):
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        requires = f"Requires-Dist: {needs}\n" if needs else ""
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}")
+    run = millpond("doctor", PYTHONPATH=os.pathsep.join((str(tmp_path), *sys.path)))
+    assert run.returncode == 1
+    words = " ".join(run.stdout.split())
+    assert "numpy 1.26.4 is not supported: millpond needs numpy>=2.0; pip install 'numpy>=2.0'" in words
 
 
 def test_envs_lists_and_checks(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.replay.lz4_frames import BAD_BLOCK, BAD_CHECKSUM, BAD_LENGTH, GOOD, HERE, decode_rows, encode_rows
+from millpond.replay.memory import compress_block, decompress_block
 
 WIDTH, OTHER, GUARD = 300, 40, 64
 # Runs of small alphabets give matches of all distances and lengths; noise does not compress at all.
@@ -73,3 +74,17 @@ def test_what_does_not_shrink_is_stored_as_it_is() -> None:
     coded, ends = encode_rows(np.arange(3), noise, noise[:0], [WIDTH])
     assert ends.tolist() == [308, 616, 924]
     assert coded[8:308].tobytes() == noise[0].tobytes()
+
+
+@given(frame=frames, room=st.integers(1, WIDTH + OTHER))
+def test_blocks_through_python_stay_within_their_room(frame: bytes, room: int) -> None:
+    """Compiled code calls these where liblz4's functions cannot be reached."""
+    source, block = np.frombuffer(frame, np.uint8), np.zeros(2 * len(frame), np.uint8)
+    length = compress_block(source.ctypes.data, block.ctypes.data, len(source), len(block))
+    assert compress_block(source.ctypes.data, block.ctypes.data, len(source), length - 1) == 0
+    back = np.full(len(frame) + GUARD, 0xA5, np.uint8)
+    fits = room == len(frame)
+    count = decompress_block(block.ctypes.data, back.ctypes.data, length, room)
+    assert count == (len(frame) if fits else -1)
+    assert (back[room:] == 0xA5).all()
+    assert not fits or back[:room].tobytes() == frame

@@ -25,7 +25,7 @@ def test_spans(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> Non
     paths = [tmp_path / str(k) for k in range(3)]
     for path, data in zip(paths, content, strict=True):
         path.write_bytes(data.tobytes())
-        if how == "cold":
+        if how == "cold" and hasattr(os, "posix_fadvise"):
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -59,7 +59,7 @@ def test_beyond_the_end_are_zeros_and_growth_is_seen(tmp_path: Path) -> None:
 def test_more_segments_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millpond.replay.reading.OPEN_FILES", 5)
     naive, rng = NaiveLake(), np.random.default_rng(0)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(os.listdir("/dev/fd"))
     with Lake.create(tmp_path, FRAME, segment_bytes=1) as lake:
         with lake.writer("a", 2) as writer:
             for _ in range(30):
@@ -68,5 +68,5 @@ def test_more_segments_than_open_files(tmp_path: Path, monkeypatch: pytest.Monke
         assert len(lake.view("a").segments) == 30
         valid = naive.transitions(stack=4, n_step=1, gamma=1.0, repeat=False)
         assert set(lake.sample(4_000, rng, stack=4).record["id"].tolist()) == set(valid)
-        assert len(os.listdir("/proc/self/fd")) - before <= 2 * 5
-    assert len(os.listdir("/proc/self/fd")) <= before
+        assert len(os.listdir("/dev/fd")) - before <= 2 * 5
+    assert len(os.listdir("/dev/fd")) <= before

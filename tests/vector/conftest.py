@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -13,9 +14,22 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+@pytest.fixture(params=["linux", "any system"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """This system, and one without the calls that only Linux has."""
+    if request.param == "any system":
+        for name in ("memfd_create", "eventfd", "eventfd_read", "eventfd_write", "pidfd_open"):
+            monkeypatch.delattr(os, name, raising=False)
+    elif sys.platform != "linux":
+        pytest.skip("needs Linux")
+    return str(request.param)
+
+
 def children() -> set[int]:
-    """Processes that this one started and that are not yet reaped."""
+    """Processes that this one started and that are not yet reaped; none are known where there is no /proc."""
     pids: set[int] = set()
+    if not Path("/proc/self/task").exists():
+        return pids
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError):  # a thread that ends just now
             pids.update(map(int, (task / "children").read_text().split()))

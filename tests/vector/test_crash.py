@@ -61,10 +61,10 @@ def wait_until_gone(pids: tuple[int, ...]) -> None:
         (FaultyWorld.HANG, "hung", "nothing was heard of it within the timeout", "in sleep_for_a_long_time"),
     ],
 )
-def test_a_crash_stops_the_run_and_is_told(fault: int, kind: str, message: str, in_traceback: str) -> None:
+def test_a_crash_stops_the_run_and_is_told(system: str, fault: int, kind: str, message: str, in_traceback: str) -> None:
     with make() as vector:
         pids = vector.pids
-        assert len(pids) == 3
+        assert len(pids) == (3 if system == "linux" else 2)  # the workers, and what they are forked from on Linux
         vector.reset(7)
         steps(vector, 4)
         vector.recv()
@@ -138,7 +138,7 @@ def test_a_thread_that_hangs_is_told(on_crash: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("fault", [FaultyWorld.KILL, FaultyWorld.HANG], ids=["killed", "hanging"])
-def test_a_lost_worker_is_replaced_and_its_envs_restart(fault: int) -> None:
+def test_a_lost_worker_is_replaced_and_its_envs_restart(system: str, fault: int) -> None:
     with make(on_crash="restart") as vector:
         pids = vector.pids
         vector.reset(7)
@@ -171,7 +171,7 @@ def test_a_lost_worker_is_replaced_and_its_envs_restart(fault: int) -> None:
         assert vector.restarts.tolist() == [int(env in OF_WORKER_1) for env in range(8)]
         assert vector.env_steps.tolist() == [4, 4, 1, 1, 3, 3, 0, 0]
         wait_until_gone((pids[1],))
-        assert len(vector.pids) == 3
+        assert len(vector.pids) == len(pids)
         assert vector.pids[0] == pids[0]
         assert vector.pids[1] != pids[1]
 
@@ -200,7 +200,7 @@ def test_a_world_that_raises_restarts_alone(options: dict[str, Any]) -> None:
         assert vector.pids == pids
 
 
-def test_others_do_not_notice_a_restart() -> None:
+def test_others_do_not_notice_a_restart(system: str) -> None:
     """Envs of the other worker show what they would have shown without the crash."""
     with make(on_crash="restart") as vector:
         vector.reset(7)
@@ -215,7 +215,7 @@ def test_others_do_not_notice_a_restart() -> None:
         assert [bool(step[-1]) for step in diary.steps[env]].count(True) == 1
 
 
-def test_a_worker_killed_while_its_batches_are_held() -> None:
+def test_a_worker_killed_while_its_batches_are_held(system: str) -> None:
     """Its envs have not seen what the actions answer to: the actions are not taken, and the batch says so."""
     with make(on_crash="restart") as vector:
         vector.reset(7)
@@ -234,7 +234,7 @@ def test_a_worker_killed_while_its_batches_are_held() -> None:
             assert batch.observation[:, 0, ENV_STEPS].tolist() == [4, 4, 1, 1]
 
 
-def test_a_group_is_held_while_the_other_finds_the_worker_dead() -> None:
+def test_a_group_is_held_while_the_other_finds_the_worker_dead(system: str) -> None:
     """The restart comes between the batch of group B and the answer to it, so the answer must not reach new envs."""
     with make(on_crash="restart") as vector:
         vector.reset(7)

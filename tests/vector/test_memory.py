@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import fields
 
 import numpy as np
@@ -13,6 +14,9 @@ from millpond.vector import VectorError
 from millpond.vector.layout import Layout
 from millpond.vector.memory import ALIGNMENT, Arena
 
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="worker processes as Linux has them; test_spawned.py is for other systems"
+)
 LAYOUT = Layout.of(6, 2, 3)
 
 

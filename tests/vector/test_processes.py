@@ -21,6 +21,9 @@ from vector_worlds import TORCH, counting, counting_spec, modules, telling
 
 from millpond.vector import Vector, VectorError, make_vector
 
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="worker processes as Linux has them; test_spawned.py is for other systems"
+)
 HERE = Path(__file__).parent
 
 

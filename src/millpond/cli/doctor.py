@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from millpond import __version__
 from millpond.cli.output import print_json, print_text
 from millpond.planner.host import Host
@@ -42,6 +44,26 @@ def _installed(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _unsupported() -> dict[str, str]:
+    """Installed distributions whose versions are outside the range that millpond states, with that range."""
+    try:
+        requirements = map(Requirement, importlib.metadata.requires("millpond") or ())
+    except importlib.metadata.PackageNotFoundError:  # run from its source, without an installation
+        return {}
+    extras = ("", *EXTRAS)
+    used = [
+        requirement
+        for requirement in requirements
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
+    ]
+    versions = {requirement.name: _installed(requirement.name) for requirement in used}
+    return {
+        requirement.name: str(requirement.specifier)
+        for requirement in used
+        if (version := versions[requirement.name]) and not requirement.specifier.contains(version, prereleases=True)
+    }
 
 
 def _devices() -> Devices:
@@ -86,6 +108,7 @@ def examine() -> dict[str, Any]:
         "platform": platform.platform(),
         "libraries": {name: _installed(name) for name in LIBRARIES},
         "extras": {name: _installed(distribution) for name, (distribution, _) in EXTRAS.items()},
+        "unsupported": _unsupported(),
         "cores": host.cores,
         "cores_in_all": os.cpu_count(),
         "memory_bytes": host.memory,
@@ -107,7 +130,7 @@ def print_doctor(as_json: bool) -> None:
         print_json(found)
     else:
         print_text("\n".join(_text(found, missing)))
-    if missing or found["error"]:
+    if missing or found["unsupported"] or found["error"]:
         sys.exit(1)
 
 
@@ -156,6 +179,10 @@ def _text(found: dict[str, Any], missing: list[str]) -> list[str]:
         ),
     ]
     problems = [f"{name} is missing; run `make test` again, or pip install millpond" for name in missing]
+    problems += [
+        f"{name} {_installed(name)} is not supported: millpond needs {name}{bounds}; pip install '{name}{bounds}'"
+        for name, bounds in found["unsupported"].items()
+    ]
     problems += [found["error"]] if found["error"] else []
     lines += ["", "Wrong" if problems else "All that millpond needs is here."]
     for problem in problems:

@@ -25,19 +25,32 @@ def watched(verb: str, *, lines_every: float | None = None) -> Iterator[Watcher]
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    next_line = time.monotonic() + (lines_every or 0.0)
+    if not console.is_terminal:  # not a disabled bar: with rich before 14.3 that would still write an empty line
+        yield _lines(verb, lines_every) if lines_every is not None else _nothing
+        return
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
-    ) as bars:
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
         task = bars.add_task(verb, total=None)
 
         def watch(what: str, done: int = 0, total: int | None = None) -> None:
-            nonlocal next_line
-            if lines_every is not None and not console.is_terminal and time.monotonic() >= next_line:
-                next_line = time.monotonic() + lines_every
-                count = f", {done:,} of {total:,}" if total is not None else ""
-                print(f"{verb} {what}{count}", file=sys.stderr, flush=True)
             bars.update(task, description=f"{verb} {what}".rstrip(), completed=done, total=total)
 
         yield watch
+
+
+def _nothing(what: str, done: int = 0, total: int | None = None) -> None:
+    """Show no progress."""
+
+
+def _lines(verb: str, every: float) -> Watcher:
+    """Print a line every so many seconds."""
+    next_line = time.monotonic() + every
+
+    def watch(what: str, done: int = 0, total: int | None = None) -> None:
+        nonlocal next_line
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + every
+            count = f", {done:,} of {total:,}" if total is not None else ""
+            print(f"{verb} {what}{count}", file=sys.stderr, flush=True)
+
+    return watch

@@ -19,6 +19,7 @@ import numpy as np
 
 from millpond.data.errors import DataError
 from millpond.data.source import Array, Field
+from millpond.durable import open_file, read_at
 
 MOST_COMPRESSED = 2000  # bytes that a stored byte can stand for; gzip reaches 1,032
 NUMBERS = "biuf"  # kinds of dtype that are read; strings and compounds are not
@@ -45,7 +46,7 @@ class Hdf5File:
         with self.guarded("/", "a whole HDF5 file"):
             self._file = h5py.File(path, "r")
             self._direct = self._file.userblock_size == 0
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = open_file(path, os.O_RDONLY)
         self._bytes = os.fstat(self._descriptor).st_size
 
     def __del__(self) -> None:
@@ -136,7 +137,7 @@ class Hdf5File:
         raw = np.empty(row_bytes * shape[0], np.uint8)
         left, position = raw.data, stored.offset + start * row_bytes
         while left:
-            count = os.preadv(self._descriptor, (left,), position)
+            count = read_at(self._descriptor, left, position)
             if count == 0:
                 raise DataError(f"{self.path}: {stored.path} ends early; the file was cut off while it was read")
             left, position = left[count:], position + count

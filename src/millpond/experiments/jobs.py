@@ -88,12 +88,12 @@ def _start(job: Job, folder: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-            preexec_fn=_die_with_parent,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
 
 
 def _die_with_parent() -> None:
-    """On Linux: be told to save and stop when the process that began this one is gone."""
+    """Have the kernel send SIGTERM, which saves and stops a run, when the process that started this one is gone."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 

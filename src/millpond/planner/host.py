@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-from millpond.cores import usable_cores
+from millpond.cores import memory_bytes, usable_cores
 
 
 @dataclass(frozen=True)
@@ -17,9 +16,4 @@ class Host:
 
     @staticmethod
     def here() -> Host:
-        cores = usable_cores()
-        try:
-            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (ValueError, OSError, AttributeError):
-            memory = 0
-        return Host(cores, memory)
+        return Host(usable_cores(), memory_bytes())

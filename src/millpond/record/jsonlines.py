@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from millpond.durable import open_file
 from millpond.record.errors import RecordError
 
 Record = dict[str, float]
@@ -60,7 +61,7 @@ class JsonLines:
     def open(self, kept: int) -> None:
         """Keep the first `kept` records, drop what follows, and write from there."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = open_file(self.path, os.O_RDWR | os.O_CREAT)
         end = lines = 0
         with self.path.open("rb") as file:
             while lines < kept and (line := file.readline()).endswith(b"\n"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from millpond.durable import read_at
 from millpond.replay.checksum import row_checksums
 from millpond.replay.faults import LakeDamaged
 from millpond.replay.lz4_frames import CHUNKED, WORDS_FOR, decode_rows
@@ -117,9 +118,11 @@ def _read_chunk(reader: SpanReader, path: Any, at: int) -> bytes:
     if at == NOWHERE:
         raise LakeDamaged(f"{path}: no chunk holds the row")
     file = reader.open(path)
-    header = os.pread(file.fd, CHUNK_HEADER.size, at)
-    if len(header) < CHUNK_HEADER.size:
+    header = bytearray(CHUNK_HEADER.size)
+    if read_at(file.fd, memoryview(header), at) < CHUNK_HEADER.size:
         raise LakeDamaged(f"{path} at {at}: the chunk is cut off")
     _, length, rows, _ = CHUNK_HEADER.unpack(header)
     rest = min(4 * rows + length, os.fstat(file.fd).st_size - at - CHUNK_HEADER.size)  # the numbers may be damaged
-    return header + os.pread(file.fd, rest, at + CHUNK_HEADER.size)
+    body = bytearray(max(rest, 0))
+    count = read_at(file.fd, memoryview(body), at + CHUNK_HEADER.size)
+    return bytes(header + body[:count])

@@ -5,6 +5,7 @@ They check nothing. Whoever calls them has compared the positions with the ends 
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import llvmlite.binding  # type: ignore[import-untyped]
@@ -65,16 +66,44 @@ crc32c_word = intrinsic(_crc32c_word)
 HAS_CRC32C = "sse4.2" in target_features()
 
 
-def _lz4(name: str) -> Any:
-    """A function of the liblz4 that the lz4 package brings: (source, target, source bytes, target bytes) -> bytes."""
+LZ4_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+
+
+def compress_block(source: int, target: int, nbytes: int, room: int) -> int:
+    """LZ4_compress_default through the Python module, with the GIL: from address to address; 0 where it has no room."""
+    block = lz4.block.compress(ctypes.string_at(source, nbytes), store_size=False)
+    if len(block) > room:
+        return 0
+    ctypes.memmove(target, block, len(block))
+    return len(block)
+
+
+def decompress_block(source: int, target: int, nbytes: int, room: int) -> int:
+    """LZ4_decompress_safe in the same way; -1 where the bytes are no block of at most `room` bytes."""
+    try:
+        data = lz4.block.decompress(ctypes.string_at(source, nbytes), uncompressed_size=room)
+    except lz4.block.LZ4BlockError:
+        return -1
+    ctypes.memmove(target, data, len(data))
+    return len(data)
+
+
+def _lz4(name: str, through_python: Any) -> Any:
+    """A function of the liblz4 that the lz4 package brings: (source, target, source bytes, target bytes) -> bytes.
+
+    Its builds for Windows do not export their functions; compiled code then calls back into Python.
+    """
     if llvmlite.binding.address_of_symbol(name) is None:
-        raise ImportError(f"{lz4.block._block.__file__} does not show {name}; install the lz4 package from PyPI")
+        callback = LZ4_FUNCTION(through_python)
+        _callbacks.append(callback)
+        llvmlite.binding.add_symbol(name, ctypes.cast(callback, ctypes.c_void_p).value)
     return types.ExternalFunction(name, types.int32(types.uintp, types.uintp, types.int32, types.int32))
 
 
+_callbacks: list[Any] = []  # compiled code has their addresses
 llvmlite.binding.load_library_permanently(lz4.block._block.__file__)
-lz4_compress = _lz4("LZ4_compress_default")
-lz4_decompress = _lz4("LZ4_decompress_safe")  # stays inside both buffers, whatever the bytes are
+lz4_compress = _lz4("LZ4_compress_default", compress_block)
+lz4_decompress = _lz4("LZ4_decompress_safe", decompress_block)  # stays inside both buffers, whatever the bytes are
 
 # memcpy: (target, source, bytes) -> target.
 copy_bytes: Any = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))

@@ -23,13 +23,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from millpond.compiled import compiled
+from millpond.durable import open_file, read_at
 from millpond.replay.memory import copy_bytes, preadv2
 from millpond.replay.position import Position
 from millpond.replay.spans import Spans
 
 Array = np.ndarray[Any, Any]
 NOWAIT = getattr(os, "RWF_NOWAIT", 0)  # 0 where the system cannot say what is cached
-HAS_PREADV = hasattr(os, "preadv")
 OPEN_FILES = 128  # each takes two descriptors, one of them held by its map
 THREADS = 32
 PROBES = 6
@@ -43,7 +43,7 @@ class OpenFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.fd = -1
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.fd = open_file(path, os.O_RDONLY)
         self.mapped_bytes = os.fstat(self.fd).st_size
         self.address = 0
         if self.mapped_bytes:
@@ -160,12 +160,7 @@ def _read_cached(table: Any, which: Any, offset: Any, nbytes: Any, place: Any, b
 def _read_whole(span: tuple[OpenFile, int, memoryview]) -> None:
     file, start, target = span
     while target:
-        if HAS_PREADV:
-            count = os.preadv(file.fd, (target,), start)
-        else:
-            data = os.pread(file.fd, len(target), start)
-            count = len(data)
-            target[:count] = data
+        count = read_at(file.fd, target, start)
         if count == 0:  # the file ends before what its commits say: zeros match no checksum, so this is found
             target[:] = bytes(len(target))
             return

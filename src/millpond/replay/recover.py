@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.durable import sync_folder
+from millpond.durable import open_file, sync_folder
 from millpond.replay.checksum import row_checksums
 from millpond.replay.durable import sync
 from millpond.replay.encode import Lanes
@@ -118,7 +118,7 @@ def cut_behind(stream: StreamFolder, schema: Schema, commits: int, *, acknowledg
 def _truncate(path: Any, size: int) -> int:
     """Cut a file to `size`; returns the bytes that went."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = open_file(path, os.O_RDWR)
     except FileNotFoundError:
         return 0
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.durable import sync_folder
+from millpond.durable import open_file, sync_folder
 from millpond.replay.capacity import drop_for_space
 from millpond.replay.checksum import row_checksums
 from millpond.replay.durable import NO_SPACE, Lock, no_space, sync, write_all
@@ -178,14 +178,13 @@ class Writer:
         """The segment's file of records or frames, opened when first needed."""
         if kind not in self._files:
             path = self.stream.segment(self._segment, kind)
-            self._files[kind] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._files[kind] = open_file(path, os.O_RDWR | os.O_CREAT)
             sync_folder(self.stream.path)
         return self._files[kind]
 
     def _open_log(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._files["commits"] = os.open(self.stream.commits, flags, 0o644)
-        self._files["head"] = os.open(self.stream.head, flags, 0o644)
+        self._files["commits"] = open_file(self.stream.commits, os.O_RDWR | os.O_CREAT)
+        self._files["head"] = open_file(self.stream.head, os.O_RDWR | os.O_CREAT)
         sync_folder(self.stream.path)
 
     def _publish(self) -> None:

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from millpond.cores import usable_cores
+from millpond.cores import memory_bytes, usable_cores
 from millpond.processor import cpu_name
 
 PACKAGES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "lz4", "safetensors", "tensorboard")
@@ -29,7 +29,7 @@ def host_facts() -> dict[str, Any]:
         "processor": cpu_name(),
         "cores": os.cpu_count(),
         "cores_allowed": usable_cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(),
         "python": platform.python_version(),
         "versions": _versions(),
         "git": git_commit(Path(__file__).parent),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,5 +46,30 @@ def start_of(pid: int) -> str | None:
             return None
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return None if fields[0] in "ZX" else f"{boot} {fields[19]}"
+    if sys.platform == "win32":
+        return _start_on_windows(pid)
     asked = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return asked.stdout.strip() or None
+
+
+if sys.platform == "win32":
+    import ctypes
+    from ctypes import wintypes
+
+    def _start_on_windows(pid: int) -> str | None:
+        query = 0x1000  # PROCESS_QUERY_LIMITED_INFORMATION
+        kernel = ctypes.WinDLL("kernel32")
+        kernel.OpenProcess.restype = wintypes.HANDLE
+        kernel.OpenProcess.argtypes = wintypes.DWORD, wintypes.BOOL, wintypes.DWORD
+        kernel.GetProcessTimes.argtypes = wintypes.HANDLE, *[ctypes.POINTER(wintypes.FILETIME)] * 4
+        kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
+        process = kernel.OpenProcess(query, False, pid)
+        if not process:
+            return None
+        try:
+            start, end, system, user = (wintypes.FILETIME() for _ in range(4))
+            known = kernel.GetProcessTimes(process, *map(ctypes.byref, (start, end, system, user)))
+        finally:
+            kernel.CloseHandle(process)
+        ended = end.dwHighDateTime or end.dwLowDateTime
+        return f"{start.dwHighDateTime} {start.dwLowDateTime}" if known and not ended else None

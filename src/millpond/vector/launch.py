@@ -141,13 +141,12 @@ class NurseryLink:
         self._end()
 
 
-def describe_end(status: int) -> str:
-    """A wait status in words."""
-    code = os.waitstatus_to_exitcode(status)
+def describe_exit(code: int) -> str:
+    """Describe how a process ended: `code` is its exit status, or minus the signal that killed it."""
     if code >= 0:
         return f"exited with status {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
-    hint = "; out of memory is a common reason (see `dmesg`)" if -code == signal.SIGKILL else ""
+    hint = "; out of memory is a common reason (see `dmesg`)" if name == "SIGKILL" else ""
     return f"killed by signal {-code} ({name}){hint}"
 
 

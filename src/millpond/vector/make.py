@@ -7,6 +7,7 @@ from typing import Literal
 from millpond.cores import usable_cores
 from millpond.envs.spec import EnvSpec
 from millpond.sizes import trainer_envs
+from millpond.vector import processes
 from millpond.vector.choose import choose
 from millpond.vector.crash import VectorError
 from millpond.vector.crew import Job, WorldFactory
@@ -15,7 +16,7 @@ from millpond.vector.inline import InlinePool
 from millpond.vector.layout import Layout
 from millpond.vector.memory import Arena
 from millpond.vector.pool import Pool
-from millpond.vector.processes import ProcessPool, pickle_job
+from millpond.vector.spawned import SpawnPool
 from millpond.vector.threads import ThreadPool
 from millpond.vector.trainer_share import TrainerSharePool
 from millpond.vector.vector import Vector
@@ -68,20 +69,15 @@ def make_vector(
     layout = Layout.of(num_envs, groups, choice.num_workers, own)
     job = Job(spec, layout, make_world)
     start_seconds = max(start_seconds, timeout)
-    arena = Arena.shared(spec, layout) if choice.backend == "processes" else Arena.local(spec, layout)
     pool: Pool
     if choice.backend == "processes":
-        try:
-            pool = ProcessPool(job, arena, timeout=timeout, start_seconds=start_seconds)
-        except BaseException:
-            arena.close()
-            raise
+        arena, pool = _processes(job, timeout, start_seconds)
         if own:
             pool = TrainerSharePool(pool, InlinePool(job, arena), layout.num_workers)
-    elif choice.backend == "threads" or (choice.backend == "native" and spec.releases_gil):
-        pool = ThreadPool(job, arena)
     else:
-        pool = InlinePool(job, arena)
+        arena = Arena.local(spec, layout)
+        in_threads = choice.backend == "threads" or (choice.backend == "native" and spec.releases_gil)
+        pool = ThreadPool(job, arena) if in_threads else InlinePool(job, arena)
     try:
         fleet = Fleet(spec, layout, arena, pool, timeout=timeout, start_seconds=start_seconds, on_crash=on_crash)
     except BaseException:
@@ -94,9 +90,22 @@ def make_vector(
     return Vector(fleet, choice.backend, choice.reason + beside)
 
 
+def _processes(job: Job, timeout: float, start_seconds: float) -> tuple[Arena, Pool]:
+    """Start worker processes, in the way that this system has."""
+    linux = processes.available()
+    arena = (Arena.shared if linux else Arena.in_named_file)(job.spec, job.layout)
+    try:
+        if linux:
+            return arena, processes.ProcessPool(job, arena, timeout=timeout, start_seconds=start_seconds)
+        return arena, SpawnPool(job, arena, start_seconds=start_seconds)
+    except BaseException:
+        arena.close()
+        raise
+
+
 def _why_not_processes(job: Job) -> str:
     try:
-        pickle_job(job)
+        processes.pickle_job(job)
     except VectorError as error:
         return str(error)
     return ""

@@ -21,7 +21,7 @@ from millpond.cores import Helpers, usable_cores
 from millpond.vector.bell import hush, make_bell, ring
 from millpond.vector.crash import Failure, VectorError
 from millpond.vector.crew import Command, Job, Op
-from millpond.vector.launch import NurseryLink, WorkerHandle, describe_end
+from millpond.vector.launch import NurseryLink, WorkerHandle, describe_exit
 from millpond.vector.memory import Arena
 from millpond.vector.nursery import ENDED, FAILED, QUIT, STARTED
 from millpond.vector.worker import COMMAND, REPLY, receive
@@ -31,6 +31,11 @@ KILL_SECONDS = 10.0  # for the kernel to end a killed process
 LAST_WORDS_SECONDS = 1.0
 REPLIES_AT_ONCE = 256
 AWAKE_SECONDS = 0.0005  # longer than one side usually goes on when the other is done with the other group
+
+
+def available() -> bool:
+    """True if this system has all the calls that `ProcessPool` is built on (Linux)."""
+    return all(hasattr(os, name) for name in ("memfd_create", "eventfd", "pidfd_open", "fork"))
 
 
 class ProcessPool:
@@ -216,7 +221,7 @@ class ProcessPool:
                 if self._spare_core:
                     self._helpers.join(value)
             elif kind == ENDED:
-                self._mark_ended(handle, describe_end(value))
+                self._mark_ended(handle, describe_exit(os.waitstatus_to_exitcode(value)))
 
     def _mark_ended(self, handle: WorkerHandle, how: str) -> None:
         if handle.ended:

@@ -11,7 +11,7 @@ from millpond.envs.mettagrid.world import MettaGridWorld
 from millpond.envs.sampling import play
 from millpond.envs.seeds import draw, spawn_seeds
 
-pytest.importorskip("mettagrid")
+pytest.importorskip("mettagrid", reason="MettaGrid has wheels for Python 3.11 and 3.12 only")
 
 
 def make_small(agents: int = 2):
