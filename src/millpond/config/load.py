@@ -9,9 +9,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from millpond.config import puffer
 from millpond.config.check import check, merge, overlay
-from millpond.config.recipe import Recipe
+from millpond.config.debug import DEBUG, debug_settings
+from millpond.config.recipe import KINDS, Recipe
 from millpond.config.violations import ConfigError
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
 from millpond.errors import MillpondError
@@ -56,7 +59,8 @@ def load(
 ) -> Loaded:
     """A recipe's name, a file or a mapping, overlaid first with a preset, then with overrides (`section.key=value`).
 
-    A PufferLib file may leave open how many agents an env has; then `agents_if_open` is taken.
+    The preset `debug` is worked out from the recipe and the overrides. A PufferLib file may leave open how many agents
+    an env has; then `agents_if_open` is taken.
     """
     name = "config" if isinstance(recipe, Mapping) else str(recipe)
     source = _extended(dict(recipe), name, ()) if isinstance(recipe, Mapping) else _read(name, ())
@@ -65,6 +69,8 @@ def load(
     dotted |= overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
     if source.agents_open and "env.num_agents" not in dotted and agents_if_open is not None:
         dotted["env.num_agents"] = agents_if_open
+    if preset == DEBUG:
+        dotted = _debug(overlay(values, dotted), dotted) | dotted
     values = overlay(values, dotted)
     agents_open = source.agents_open and "env.num_agents" not in dotted
     notes = (*source.notes, *([puffer.AGENTS_OPEN] if agents_open else []))
@@ -141,8 +147,20 @@ def _locate(name: str, relative_to: Path) -> Path:
 
 
 def _preset(values: Mapping[str, Any], preset: str, source: str) -> dict[str, Any]:
-    given = values.get("presets")
-    presets = {str(name): overlay for name, overlay in given.items()} if isinstance(given, Mapping) else {}
+    """Return the overrides of a preset. `debug` is there without being written down; what is written is added to it."""
+    written = values.get("presets")
+    presets = {str(name): overlay for name, overlay in written.items()} if isinstance(written, Mapping) else {}
+    presets.setdefault(DEBUG, {})
     if not isinstance(presets.get(preset), Mapping):
-        raise MillpondError(f"{source} has no preset {preset!r}; it has {', '.join(presets) or 'none'}")
+        raise MillpondError(f"{source} has no preset {preset!r}; it has {', '.join(presets)}")
     return {str(key): value for key, value in presets[preset].items()}
+
+
+def _debug(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes of `debug` for these values; none where they are not valid, which `check` then reports."""
+    kind = values.get("kind")
+    try:
+        recipe = KINDS[kind].model_validate(dict(values)) if isinstance(kind, str) and kind in KINDS else None
+    except ValidationError:
+        recipe = None
+    return {} if recipe is None else debug_settings(recipe, fixed)
