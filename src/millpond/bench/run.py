@@ -22,6 +22,7 @@ from millpond.config.load import parse_override
 from millpond.durable import replace_json
 from millpond.planner.measured import Measured, kept_path, read_kept, settings_of, this_machine, with_measured
 from millpond.store.host import host_facts
+from millpond.trainers.session import require_machine
 
 MEASURES = {"ppo": measure_ppo, "mixture": measure_mixture, "reward": measure_reward}
 SETTINGS = {"ppo": ppo_settings, "mixture": mixture_settings, "reward": reward_settings}
@@ -53,6 +54,7 @@ def run_bench(
     preset, effort = ("debug", Effort.quick()) if quick else (None, Effort())
     effort = effort if iterations is None else replace(effort, iterations=iterations)
     wanted = load(recipe, given, preset)
+    require_machine(wanted.recipe)
     kind = wanted.recipe.kind
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
         folder = Path(name)

@@ -7,8 +7,10 @@ import sys
 from millpond.cli.output import print_json, print_text
 from millpond.config.load import parse_override
 from millpond.envs.check import check_env
+from millpond.envs.errors import require_extra
 from millpond.envs.listing import list_envs
 from millpond.planner.lines import sentence
+from millpond.plurals import plural
 
 SIGNS = {"error": "wrong", "warning": "note", "ok": "right"}
 
@@ -39,12 +41,13 @@ def print_envs(games: bool, as_json: bool) -> None:
 
 def print_check(env_id: str, options: list[str], steps: int, as_json: bool) -> None:
     """What a conformance check finds; exit 1 where a world breaks a rule."""
+    require_extra(env_id)
     findings = check_env(env_id, dict(parse_override(option) for option in options), steps=steps)
     wrong = [finding for finding in findings if finding.status == "error"]
     if as_json:
         print_json([vars(finding) for finding in findings])
     else:
-        lines = [f"{env_id}: {len(findings)} rules, {len(wrong)} broken"]
+        lines = [f"{env_id}: {plural(len(findings), 'rule')}, {len(wrong)} broken"]
         for finding in findings:
             told = f"{finding.rule}: {finding.what}" if finding.what else finding.rule
             lines += sentence(told, 2, f"{SIGNS.get(finding.status, finding.status):<6} ")

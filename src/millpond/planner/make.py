@@ -11,12 +11,13 @@ from millpond.config import Loaded, MixtureRecipe, PPORecipe, Recipe, RewardReci
 from millpond.config.agents import AgentCount, agents_from
 from millpond.config.violations import as_override
 from millpond.config.worlds import world_spec
+from millpond.envs.families import install_command, missing_extra
 from millpond.planner.advice import Advice
 from millpond.planner.advice_mixture import advise_mixture
 from millpond.planner.advice_ppo import advise_ppo
 from millpond.planner.advice_reward import advise_reward
 from millpond.planner.estimate import Estimate, estimate_time
-from millpond.planner.host import Host
+from millpond.planner.host import Host, require_device
 from millpond.planner.measured import Measured
 from millpond.planner.mixture import MixturePlan, plan_mixture
 from millpond.planner.ppo import PPOPlan, plan_ppo
@@ -72,7 +73,7 @@ def plan(
 
     `agents_source` is a world or a file that is asked how many agents an env has; where the config says otherwise,
     the alert says so. Where the config leaves it open (a PufferLib file), the answer is taken. `measured` are speeds of
-    this machine, from which times are estimated.
+    this machine, from which times are estimated. Without `host` the plan is for any machine: no device is missing.
     """
     asked = agents_from(agents_source) if agents_source is not None else None
     return plan_loaded(load(recipe, overrides, preset, asked.agents if asked else None), asked, host, measured)
@@ -83,8 +84,10 @@ def plan_loaded(
 ) -> Planned:
     """The plan of a config that has been loaded."""
     recipe = loaded.recipe
+    if host is not None:
+        require_device(recipe.device)
     # Replay stores single frames and stacks them when they are sampled; rows hold what the policy sees.
-    spec = world_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if _needs_world(recipe) else None
+    spec = world_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if needs_world(recipe) else None
     plan: Plan
     if isinstance(recipe, PPORecipe):
         plan = plan_ppo(recipe, spec, host.cores if host is not None else 1)
@@ -95,8 +98,12 @@ def plan_loaded(
     else:
         plan = plan_reward(recipe)
         advice = advise_reward(recipe, plan)
-    if spec is None and _needs_world(recipe) and not recipe.env.id.startswith("pufferlib."):
+    if spec is None and needs_world(recipe) and not recipe.env.id.startswith("pufferlib."):
         note = f"{recipe.env.id} was not asked, since that would run its code; --agents-from {recipe.env.id} asks it"
+        loaded = replace(loaded, notes=(*loaded.notes, note))
+    extra = missing_extra(recipe.env.id) if host is not None and needs_world(recipe) else None
+    if extra is not None:
+        note = f"training needs the extra {extra}, which is not installed: {install_command(extra)}"
         loaded = replace(loaded, notes=(*loaded.notes, note))
     world = AgentCount(spec.num_agents, recipe.env.id) if spec is not None else None
     alerts = [
@@ -107,8 +114,8 @@ def plan_loaded(
     return Planned(loaded, plan, tuple(advice), tuple(alerts), estimate_time(recipe, plan, measured))
 
 
-def _needs_world(recipe: Recipe) -> bool:
-    """Learning a reward from recorded episodes alone needs no world."""
+def needs_world(recipe: Recipe) -> bool:
+    """True unless a reward is learned from recorded episodes alone."""
     return not (isinstance(recipe, RewardRecipe) and recipe.reward.reward_only)
 
 

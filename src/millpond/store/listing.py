@@ -82,7 +82,7 @@ def show_runs(rows: Sequence[RunRow], metrics_shown: int = 4) -> str:
                 "none" if row.checkpoint is None else show_number(row.checkpoint),
                 _best(row),
                 "  ".join(f"{name} {show_number(value)}" for name, value in shown)
-                + (f"  ({row.note})" if row.note else ""),
+                + (f"  ({row.note.splitlines()[0]})" if row.note else ""),
             )
         )
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]

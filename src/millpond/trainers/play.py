@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
+from millpond.envs.errors import require_extra
 from millpond.envs.render import render_rgb, write_gif
 from millpond.envs.world import World
+from millpond.planner.host import require_device
 from millpond.store import Checkpoints, RunError, load_weights
 from millpond.trainers.build import make_policy
 from millpond.trainers.evaluate import Evaluation, evaluate
@@ -22,6 +24,7 @@ class LoadedPolicy:
     """A run's policy. `act` takes one batch of observations and the state that the last call gave back."""
 
     def __init__(self, name: str, *, best: bool = False, run_dir: str = "runs", device: str = "cpu") -> None:
+        require_device(device)
         loaded, run = open_run(name, run_dir)
         self.recipe = loaded.recipe
         if isinstance(self.recipe, RewardRecipe) and self.recipe.reward.reward_only:
@@ -87,6 +90,7 @@ def evaluate_run(
 ) -> tuple[Evaluation, int]:
     """Episodes of a run's policy, and after how many updates it was saved. `render` draws the first env's episode."""
     loaded = LoadedPolicy(name, best=best)
+    require_extra(loaded.recipe.env.id)
     worlds: list[World] = []
     frames: list[Any] = []
     with evaluation_vector(loaded.recipe.env, loaded.recipe.vector, episodes, made=worlds) as vector:
