@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "planner": {"errors", "plurals", "cores", "sizes", "envs", "config", "replay"},
     "policies": {"errors", "cores", "compiled", "envs"},
     "replay": {"errors", "plurals", "durable", "compiled", "envs"},
-    "data": {"errors", "replay"},
+    "data": {"errors", "plurals", "replay"},
     "rewards": {"compiled", "envs", "policies", "data"},
     "rollout": {"errors", "compiled", "envs", "vector", "planner"},
     "learners": {"errors", "schedules", "kernels", "envs", "config", "vector", "policies"},

@@ -14,3 +14,10 @@ def many(word: str) -> str:
         return f"{word[:-1]}ies"
     hisses = word.endswith(("ch", "s", "x")) and not word.endswith("epoch")
     return f"{word}{'es' if hisses else 's'}"
+
+
+def verb(count: int, plain: str) -> str:
+    """Return a verb as it follows a count: `1 minibatch` gives, `2 minibatches` give; `are` becomes is."""
+    if plain == "are":
+        return "is" if count == 1 else plain
+    return plain if count != 1 else f"{plain}{'es' if plain.endswith('o') else 's'}"

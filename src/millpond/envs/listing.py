@@ -8,6 +8,7 @@ from millpond.envs import atari, minatar
 from millpond.envs.families import install_command, missing_extra
 from millpond.envs.registry import BUILT_IN, describe
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
+from millpond.plurals import plural
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def describe_observation(observation: ObservationSpec) -> str:
 
 def describe_action(action: ActionSpec) -> str:
     if action.kind == "continuous":
-        return f"{len(action.low)} numbers"
+        return plural(len(action.low), "number")
     return " x ".join(str(size) for size in action.sizes) + " choices"
 
 

@@ -17,11 +17,12 @@ from millpond.planner.advice_mixture import advise_mixture
 from millpond.planner.advice_ppo import advise_ppo
 from millpond.planner.advice_reward import advise_reward
 from millpond.planner.estimate import Estimate, estimate_time
-from millpond.planner.host import Host, require_device
+from millpond.planner.host import DeviceError, Host, require_device
 from millpond.planner.measured import Measured
 from millpond.planner.mixture import MixturePlan, plan_mixture
 from millpond.planner.ppo import PPOPlan, plan_ppo
 from millpond.planner.reward import RewardPlan, plan_reward
+from millpond.plurals import plural, verb
 
 Plan = PPOPlan | MixturePlan | RewardPlan
 
@@ -85,7 +86,7 @@ def plan_loaded(
     """The plan of a config that has been loaded."""
     recipe = loaded.recipe
     if host is not None:
-        require_device(recipe.device)
+        loaded = _with_device(loaded)
     # Replay stores single frames and stacks them when they are sampled; rows hold what the policy sees.
     spec = world_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if needs_world(recipe) else None
     plan: Plan
@@ -114,16 +115,28 @@ def plan_loaded(
     return Planned(loaded, plan, tuple(advice), tuple(alerts), estimate_time(recipe, plan, measured))
 
 
+def _with_device(loaded: Loaded) -> Loaded:
+    """Refuse a device that is not here. One that a PufferLib file left to PufferLib's default is only noted."""
+    try:
+        require_device(loaded.recipe.device)
+    except DeviceError as error:
+        if "train.device" not in loaded.defaulted or "device" in loaded.changes:
+            raise
+        return replace(loaded, notes=(*loaded.notes, f"{error}, to train here"))
+    return loaded
+
+
 def needs_world(recipe: Recipe) -> bool:
     """True unless a reward is learned from recorded episodes alone."""
     return not (isinstance(recipe, RewardRecipe) and recipe.reward.reward_only)
 
 
 def _mismatch(plan: Plan, configured: int, asked: AgentCount) -> str:
-    text = f"the config says {configured:,} agents an env, {asked.source} has {asked.agents:,}"
+    text = f"the config says {plural(configured, 'agent')} an env, {asked.source} has {asked.agents:,}"
     if isinstance(plan, PPOPlan):
         text += (
-            f". With {asked.agents:,}, {plan.num_envs:,} envs hold {plan.num_envs * asked.agents:,} agents, not "
+            f". With {asked.agents:,}, {plural(plan.num_envs, 'env')} {verb(plan.num_envs, 'hold')} "
+            f"{plural(plan.num_envs * asked.agents, 'agent')}, not "
             f"{plan.total_agents:,}: every count below is off. Settle which is right"
         )
     return f"{text}; env.num_agents={asked.agents} follows {asked.source}"

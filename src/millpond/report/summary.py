@@ -6,6 +6,7 @@ import shlex
 import time
 
 from millpond.planner.lines import size
+from millpond.plurals import plural
 from millpond.record import show_seconds
 from millpond.report.evaluation import HIGH, LOW, RETURN, evaluated, marks_of
 from millpond.report.facts import Facts
@@ -80,7 +81,7 @@ def _circumstances(facts: Facts) -> list[list[str]]:
     best = facts.best
     if best is not None:
         score = "" if best.score is None else f", return {figure(best.score)}"
-        rows.append(["best checkpoint", f"{best.path.name} after {best.updates:,} updates{score}"])
+        rows.append(["best checkpoint", f"{best.path.name} after {plural(best.updates, 'update')}{score}"])
     if host:
         rows.append(["began", str(host.get("started", "?"))])
         if host.get("resumes"):

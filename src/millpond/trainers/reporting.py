@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from millpond.errors import MillpondError
+from millpond.plurals import plural
 from millpond.report import Picture, write_report
 from millpond.store import Run, find_run
 from millpond.store.saved import saved_checkpoints
@@ -54,5 +55,5 @@ def draw_episode(folder: Path) -> Picture | None:
         length = evaluation.lengths[0]
         part = f"the first {LONGEST} of {length:,}" if length > LONGEST else f"{length:,}"
         which = "best checkpoint" if best else "newest checkpoint"
-        words = f"{part} env steps, return {evaluation.mean:.4g}; {which}, after {updates:,} updates"
+        words = f"{part} env steps, return {evaluation.mean:.4g}; {which}, after {plural(updates, 'update')}"
         return Picture(path.read_bytes(), words)

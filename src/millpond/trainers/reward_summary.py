@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millpond.plurals import plural
 from millpond.record import Counters
 from millpond.store import Run
 from millpond.trainers.evaluate import Evaluation
@@ -19,7 +20,7 @@ def summarise_reward(run: Run, counters: Counters, held_out: HeldOut | None, tes
     return [
         *lines,
         "",
-        f"{counters.updates:,} updates in {counters.seconds:.0f} seconds",
+        f"{plural(counters.updates, 'update')} in {counters.seconds:.0f} seconds",
         f"Run folder: {run.folder}",
         *next_steps,
         f"  millpond train --resume {run.name} reward.epochs=...   # longer",
