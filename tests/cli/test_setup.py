@@ -1,19 +1,25 @@
-"""A run that cannot be set up: one line or the user's own traceback, no folder, and the name is free again."""
+"""What cannot be set up: one line or the user's own traceback, no folder, and the name is free again."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from millpond.cli import main
+from millpond.envs.families import FAMILIES
+from millpond.envs.minatar import load_game
 
 WORLDS = '''
 import time
@@ -154,3 +160,101 @@ def test_a_signal_during_setup_does_not_block_the_name(millpond: Command, number
         assert "died while the run was being set up: nothing was trained" in millpond("runs").output
         assert "there is no env today" in millpond("train", "grid", "env.id=worlds:no_env", *TINY).errors
     assert millpond.runs == []
+
+
+@pytest.fixture
+def base(millpond: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command where no extra is installed."""
+    remove_extras(monkeypatch)
+    return millpond
+
+
+def remove_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = [family.module for family in FAMILIES.values() if family.extra]
+    for name in [name for name in sys.modules if name.partition(".")[0] in modules]:
+        monkeypatch.delitem(sys.modules, name)
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)  # what Python does for a module that must not be found
+    load_game.cache_clear()
+
+
+def assert_names_the_extra(ended: Ended, extra: str) -> None:
+    assert ended.code == 2
+    assert ended.errors.count("\n") == 1, ended.errors
+    assert f"needs the extra '{extra}', which is not installed; install it with: " in ended.errors
+    assert ended.errors.endswith(f"pip install 'millpond[{extra}]'\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["train", "mixture", "--debug", "--run", "one"], "minatar"),
+        (["train", "mettagrid", "--debug", "--run", "one"], "metta"),
+        (["train", "mixture-gravitar", "--debug", "--run", "one"], "atari"),
+        (["bench", "mixture", "--quick"], "minatar"),
+        (["bench", "mettagrid", "--quick"], "metta"),
+        (["experiment", "mixture-vs-single", "--seeds", "1"], "minatar"),
+        (["envs", "check", "pettingzoo:butterfly.pistonball_v6"], "pettingzoo"),
+        (["envs", "check", "mettagrid"], "metta"),
+    ],
+)
+def test_without_the_extra_every_verb_names_it_in_one_line(base: Command, arguments: list[str], extra: str) -> None:
+    assert_names_the_extra(base(*arguments), extra)
+    assert base.runs == []
+
+
+def test_a_run_is_neither_evaluated_nor_resumed_without_its_extra(
+    millpond: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = millpond("train", "mixture", "--debug", "--run", "one")
+    assert trained.code == 0, trained.errors
+    remove_extras(monkeypatch)
+    assert_names_the_extra(millpond("eval", "one"), "minatar")
+    assert_names_the_extra(millpond("train", "--resume", "one", "mixture.total_frames=256"), "minatar")
+    assert "finished" in millpond("runs").output
+    report = millpond("report", "one")
+    assert report.code == 0, report.errors
+
+
+def test_recipes_says_which_extra_a_recipe_needs_and_whether_it_is_there(base: Command) -> None:
+    text = base("recipes").output
+    assert re.search(
+        r"Needs the extra minatar, which is not installed:\n    .*pip install 'millpond\[minatar\]'\n", text
+    )
+    rows = {row["name"]: row for row in json.loads(base("recipes", "--json").output)}
+    assert {name: (row["extra"], row["extra_installed"]) for name, row in rows.items() if row["extra"]} == {
+        **dict.fromkeys(("mixture", "mixture-minatar"), ("minatar", False)),
+        **dict.fromkeys(("mixture-gravitar", "mixture-seed"), ("atari", False)),
+        "mettagrid": ("metta", False),
+    }
+    assert rows["grid"]["extra_installed"]
+    assert "training needs the extra minatar" in " ".join(base("plan", "mixture").output.split())
+
+
+@pytest.mark.parametrize("recipe", ["grid", "mixture", "reward"])
+@pytest.mark.parametrize("device", ["cuda:99", "mps"])
+def test_a_device_that_is_not_here_is_refused_when_it_is_planned(millpond: Command, recipe: str, device: str) -> None:
+    if device == "mps" and torch.backends.mps.is_available():
+        pytest.skip("this machine has it")
+    for verb in ("plan", "train", "bench"):
+        refused = millpond(verb, recipe, f"device={device}")
+        assert refused.code == 2
+        assert refused.errors.startswith(f"millpond: device={device}: ")
+        assert "try device=c" in refused.errors
+        assert refused.errors.count("\n") == 1
+        assert ("--other-machine" in refused.errors) == (verb == "plan")
+    assert millpond("plan", recipe, f"device={device}", "--other-machine").code == 0
+    assert millpond.runs == []
+
+
+def test_the_example_of_the_readme_runs_in_debug(millpond: Command) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    example = re.search(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    assert example is not None
+    (millpond.folder / "mine.yaml").write_text(textwrap.dedent(f"  {example[1].lstrip()}"))
+    run = millpond("train", "mine.yaml", "--debug", "--run", "first")
+    assert run.code == 0, run.errors
+    assert len((millpond.folder / "runs" / "first" / "metrics.jsonl").read_text().splitlines()) == 1
+    planned = json.loads(millpond("plan", "mine.yaml", "--json").output)
+    assert planned["total_agent_steps"] <= 10_000_000  # minutes on two cores
+    assert planned["memory_bytes"] < 1 << 30

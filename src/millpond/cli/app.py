@@ -102,8 +102,8 @@ def train(
       millpond train grid ppo.learning_rate=1e-3 --run faster
       millpond train metta --debug                  # one of every level
       millpond train --resume faster trainer.total_timesteps=8e6
-      torchrun --nproc-per-node=2 -m millpond train # sizes are totals that ranks share
-      torchrun --nproc-per-node=4 -m millpond train mixture # a rank for each agent
+      torchrun --nproc-per-node=2 -m -- millpond train --run two     # sizes are totals that ranks share
+      torchrun --nproc-per-node=4 -m -- millpond train mixture       # a rank for each agent; mind the --
     """
     from millpond.cli.training import train as run_training
 
