@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "planner": {"errors", "plurals", "cores", "processor", "sizes", "envs", "config", "replay", "data"},
     "policies": {"errors", "cores", "compiled", "envs"},
     "replay": {"errors", "plurals", "durable", "compiled", "envs"},
-    "data": {"errors", "durable", "replay"},
+    "data": {"errors", "plurals", "durable", "replay"},
     "rewards": {"compiled", "envs", "policies", "data"},
     "rollout": {"errors", "compiled", "envs", "vector", "planner"},
     "learners": {"errors", "schedules", "kernels", "envs", "config", "vector", "policies"},

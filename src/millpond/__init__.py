@@ -77,7 +77,7 @@ def train(
     from millpond.config import load as load_config
     from millpond.ranks import join
     from millpond.trainers.kinds import make_trainer, require_trainer
-    from millpond.trainers.session import run_of_all, start_run
+    from millpond.trainers.session import run_of_all, setting_up, start_run
     from millpond.trainers.worlds import world_agents
 
     together = _together(overrides, settings)
@@ -91,7 +91,8 @@ def train(
             return loaded, start_run(loaded, run, overwrite=overwrite, ranks=ranks.count, recorded=recorded)
 
         loaded, started = run_of_all(ranks, begin)
-        trainer = make_trainer(loaded, started, ranks=ranks, recorded=recorded)
+        with setting_up(started, ranks):
+            trainer = make_trainer(loaded, started, ranks=ranks, recorded=recorded)
         try:
             trainer.train()
         finally:

@@ -4,5 +4,20 @@ from __future__ import annotations
 
 
 def plural(count: int, word: str) -> str:
-    """`1 row`, `2 rows`, `32 minibatches`, `2 worker processes`."""
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}{'es' if word.endswith(('ch', 's')) else 's'}"
+    """Return `1 row`, `2 rows`, `32 minibatches`, `2 worker processes`, `2 epochs`, `2 entries`."""
+    return f"{count:,} {word if count == 1 else many(word)}"
+
+
+def many(word: str) -> str:
+    """Return the plural of a noun."""
+    if word.endswith("y") and word[-2:-1] not in "aeiou":
+        return f"{word[:-1]}ies"
+    hisses = word.endswith(("ch", "s", "x")) and not word.endswith("epoch")
+    return f"{word}{'es' if hisses else 's'}"
+
+
+def verb(count: int, plain: str) -> str:
+    """Return a verb as it follows a count: `1 minibatch` gives, `2 minibatches` give; `are` becomes is."""
+    if plain == "are":
+        return "is" if count == 1 else plain
+    return plain if count != 1 else f"{plain}{'es' if plain.endswith('o') else 's'}"

@@ -15,6 +15,7 @@ from millpond.bench.run import keep, run_bench
 from millpond.bench.show import show_bench, waterfall
 from millpond.bench.timing import Effort
 from millpond.config import load
+from millpond.config.debug import debug_settings
 from millpond.planner import MixturePlan, plan
 from millpond.planner.measured import read_measured
 
@@ -32,7 +33,7 @@ def quick(request: pytest.FixtureRequest) -> Bench:
 
 
 def debug(recipe: str) -> list[str]:
-    return [f"{key}={value}" for key, value in load(recipe).recipe.presets["debug"].items()]
+    return [f"{key}={value}" for key, value in debug_settings(load(recipe).recipe).items()]
 
 
 def test_every_stage_is_measured(quick: Bench) -> None:

@@ -12,6 +12,7 @@ from millpond.bench.result import Bench
 from millpond.bench.run import keep, run_bench
 from millpond.bench.show import show_bench, waterfall
 from millpond.config import load
+from millpond.config.debug import debug_settings
 from millpond.planner import plan
 from millpond.planner.measured import read_measured
 
@@ -68,7 +69,7 @@ def test_it_can_be_read_by_people_and_programs(quick: Bench, tmp_path: Path) -> 
 
 def test_kept_figures_give_the_plan_its_times(quick: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    debug = [f"{key}={value}" for key, value in load("grid").recipe.presets["debug"].items()]
+    debug = [f"{key}={value}" for key, value in debug_settings(load("grid").recipe).items()]
     assert keep(quick, debug) == tmp_path / "millpond" / "bench.json"
     planned = plan("grid", debug, measured=read_measured())
     phases = quick.iteration.phases

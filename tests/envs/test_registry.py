@@ -97,7 +97,7 @@ def test_a_missing_extra_is_named_with_its_command(env_id, module, extra, monkey
     monkeypatch.setitem(sys.modules, module, None)  # what Python does for a module that must not be found
     with pytest.raises(EnvError, match=rf"needs the extra '{extra}'.*pip install 'millpond\[{extra}\]'"):
         make_world(env_id, 1, {})
-    assert missing(env_id) == f"pip install 'millpond[{extra}]'"
+    assert missing(env_id).endswith(f"pip install 'millpond[{extra}]'")
 
 
 def test_rewards_are_scaled_and_clipped_only_when_asked_and_returns_stay_as_they_were():

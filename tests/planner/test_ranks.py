@@ -144,11 +144,11 @@ def test_a_mixture_keeps_its_plan(ranks: int) -> None:
     [
         (
             [],
-            "mixture.agents=4, and 3 ranks .*a rank for each agent, or 2 ranks: torchrun --nproc-per-node=4 -m millpond",
+            "mixture.agents=4, and 3 ranks .*a rank for each agent, or 2 ranks: torchrun --nproc-per-node=4 -m -- millpond",
         ),
         (
             ["mixture.agents=5"],
-            "and 3 ranks .*a rank for each agent: torchrun --nproc-per-node=5 -m millpond",
+            "and 3 ranks .*a rank for each agent: torchrun --nproc-per-node=5 -m -- millpond",
         ),
         (["mixture.agents=3"], f"dqn.batch_size=128 {NO_SHARE.replace('2', '3')}; try dqn.batch_size=129 or 126"),
         (["mixture.agents=3", "dqn.batch_size=3", "device=cuda:1"], "cuda:1 is one device for 3 ranks"),

@@ -171,7 +171,7 @@ def kill_and_resume(two: tuple[Path, list[dict[str, Any]]], root: Path, rank: in
     assert len(said) == 1, errors
     assert said[0].endswith(
         f"rank {rank} (process {killed}) died, and training cannot go on without it. The newest checkpoint is after "
-        f"{newest} updates; resume with: torchrun --nproc-per-node=2 -m millpond train --resume cut"
+        f"{newest} updates; resume with: torchrun --nproc-per-node=2 -m -- millpond train --resume cut"
     )
     assert len(records(root / "runs" / "cut")) < len(records(two[0] / "uncut"))
     resumed = run_torchrun(root, 2, "--resume", "cut")

@@ -103,7 +103,9 @@ def test_three_ranks(tmp_path: Path) -> None:
     # The checkpoint of three ranks is not one of a single rank.
     random = PerRank(ALONE, RandomState(sampler=np.random.default_rng()))
     parts = Parts(weights={"policy": nn.Linear(3, 2)}, state={"own": PerRank(ALONE, Counter()), "random": random})
-    with pytest.raises(ResumeError, match=r"of 3 ranks, and this is 1 rank.*torchrun --nproc-per-node=3 -m millpond"):
+    with pytest.raises(
+        ResumeError, match=r"of 3 ranks, and this is 1 rank.*torchrun --nproc-per-node=3 -m -- millpond"
+    ):
         restore_over_ranks(ALONE, Checkpoints(tmp_path), parts)
 
 
@@ -125,8 +127,8 @@ def test_the_place_is_what_torchrun_says() -> None:
     assert Place.here(said) == Place()  # a scheduler may set some of these, too
     place = Place.here({**said, "MASTER_ADDR": "a", "MASTER_PORT": "1"})
     assert place == Place(5, 8, 1, 4)
-    assert place.launcher == "torchrun --nnodes=2 --nproc-per-node=4 -m "
-    assert Place(1, 2, 1, 2).launcher == "torchrun --nproc-per-node=2 -m "
+    assert place.launcher == "torchrun --nnodes=2 --nproc-per-node=4 -m -- "
+    assert Place(1, 2, 1, 2).launcher == "torchrun --nproc-per-node=2 -m -- "
     assert Place().launcher == ""
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 from pathlib import Path
 
@@ -10,7 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.ranks.processes import run_torchrun, start_and_signal
+from torch.distributed.run import get_args_parser
+from typer.testing import CliRunner
 
+from millpond.cli.app import app
 from millpond.store import Checkpoints, ResumeError, read_status
 from millpond.trainers.session import resume_run
 
@@ -52,6 +57,18 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoints.path(checkpoints.updates()[-1]) / "weights.safetensors")
 
 
+def test_every_command_that_is_shown_is_one_that_torchrun_takes() -> None:
+    root = Path(__file__).parents[2]
+    texts = [path.read_text() for path in (root / "README.md", *sorted((root / "docs").glob("*.md")))]
+    texts.append(CliRunner().invoke(app, ["train", "--help"]).output)
+    shown = [line for text in texts for line in re.findall(r"torchrun (-.*millpond train[^`#\\\n]*)", text)]
+    assert any("--run" in command for command in shown)
+    for command in shown:
+        arguments = get_args_parser().parse_args(shlex.split(command.partition(". ")[0]))
+        assert (arguments.module, arguments.training_script) == (True, "millpond"), command
+        assert arguments.training_script_args[0] == "train", command
+
+
 @pytest.fixture(scope="module")
 def uncut(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("ranks")
@@ -59,7 +76,7 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("run runs/uncut\n") == 1
     assert run.stdout.count(f"\niteration {ITERATIONS - 1}/") <= 1
-    assert "torchrun --nproc-per-node=2 -m millpond train --resume uncut" in run.stdout
+    assert "torchrun --nproc-per-node=2 -m -- millpond train --resume uncut" in run.stdout
     return root / "runs" / "uncut"
 
 
@@ -82,7 +99,7 @@ def test_two_ranks_do_what_the_plan_says(uncut: Path) -> None:
 def test_another_number_of_ranks_is_refused(uncut: Path) -> None:
     with pytest.raises(ResumeError, match="run 'uncut' is of 2 ranks, and this is 1 rank") as refused:
         resume_run("uncut", [], str(uncut.parent))
-    assert "Resume with: torchrun --nproc-per-node=2 -m millpond train --resume uncut" in str(refused.value)
+    assert "Resume with: torchrun --nproc-per-node=2 -m -- millpond train --resume uncut" in str(refused.value)
     assert "--from uncut" in str(refused.value)
     assert read_status(uncut).state == "finished"
 
@@ -104,7 +121,7 @@ def test_a_killed_rank_ends_the_run_and_it_resumes_bit_for_bit(uncut: Path, tmp_
     newest = Checkpoints(tmp_path / "runs" / "cut" / "checkpoints").updates()[-1]
     assert said[0] == (
         f"millpond: rank 1 (process {killed}) died, and training cannot go on without it. The newest checkpoint is "
-        f"after {newest} updates; resume with: torchrun --nproc-per-node=2 -m millpond train --resume cut"
+        f"after {newest} updates; resume with: torchrun --nproc-per-node=2 -m -- millpond train --resume cut"
     )
     status = read_status(tmp_path / "runs" / "cut")
     assert status.state == "failed"
@@ -129,7 +146,7 @@ def test_a_signal_stops_all_ranks_after_the_same_iteration(
     _, output, errors, _ = start_and_signal(tmp_path, "cut", arguments("cut"), rank, number)
     heard = "SIGINT" if number == signal.SIGINT else "SIGTERM"
     assert f"stopped ({heard}) before iteration" in output, errors
-    assert "resume with: torchrun --nproc-per-node=2 -m millpond train --resume cut" in output
+    assert "resume with: torchrun --nproc-per-node=2 -m -- millpond train --resume cut" in output
     assert read_status(tmp_path / "runs" / "cut").state == "stopped"
     resume_and_compare(tmp_path, "cut", uncut)
 

@@ -114,8 +114,41 @@ Run.start(pathlib.Path(sys.argv[1]), "pond", config_yaml="", plan={})
     assert json.loads((tmp_path / "pond" / "state.json").read_text())["state"] == "running"
     status = read_status(tmp_path / "pond")
     assert status.state == "failed"
-    assert f"its process {status.process.pid} died without a word" in status.note
+    assert f"its process {status.process.pid} died while the run was being set up" in status.note
     Run.resume(tmp_path, "pond")
+
+
+def test_a_run_that_died_while_it_was_set_up_does_not_block_its_name(tmp_path):
+    run = start(tmp_path)
+    first = run.run_id
+    dead = {"pid": 1 << 22, "started": "before", "host": Process.this().host}
+    state = json.loads((run.folder / "state.json").read_text())
+    (run.folder / "state.json").write_text(json.dumps({**state, "process": dead}))
+    again = start(tmp_path)
+    assert read_status(again.folder).state == "running"
+    assert again.run_id != first
+
+
+def test_a_run_that_trained_and_died_keeps_its_name(tmp_path):
+    run = start(tmp_path)
+    with pytest.raises(ZeroDivisionError), training(run, Loop(epoch=1), Recorder(run.metrics_path, Counters())):
+        raise ZeroDivisionError
+    with pytest.raises(RunError, match="exists already"):
+        start(tmp_path)
+
+
+def test_an_abandoned_run_is_removed_and_a_resumed_one_says_why(tmp_path):
+    run = start(tmp_path)
+    run.abandon(ValueError("no"))
+    assert list(tmp_path.iterdir()) == []
+    write_status(start(tmp_path).folder, "stopped")
+    for error, state, note in (
+        (RunError("no\nlines"), "failed", "could not be resumed: RunError: no"),
+        (KeyboardInterrupt(), "stopped", "interrupted before it went on"),
+    ):
+        Run.resume(tmp_path, "pond").abandon(error)
+        assert read_status(tmp_path / "pond").state == state
+        assert f"({note})" in show_runs(list_runs(tmp_path))
 
 
 def run_loop(root, name, body, until=None):

@@ -23,6 +23,7 @@ from millpond.durable import replace_json
 from millpond.planner.measured import Measured, kept_path, read_kept, settings_of, this_machine, with_measured
 from millpond.processor import can_use_bfloat16
 from millpond.store.host import host_facts
+from millpond.trainers.session import require_machine
 from millpond.trainers.worlds import world_agents
 
 MEASURES = {"ppo": measure_ppo, "mixture": measure_mixture, "reward": measure_reward}
@@ -56,6 +57,7 @@ def run_bench(
     effort = effort if iterations is None else replace(effort, iterations=iterations)
     can_use_bfloat16()  # before torch computes anything
     wanted = load(recipe, given, preset, ask_world=world_agents)
+    require_machine(wanted.recipe)
     kind = wanted.recipe.kind
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
         folder = Path(name)

@@ -88,7 +88,7 @@ def train(
         typer.Option("--run", metavar="NAME", help="Name of the run; without one, the recipe's with a number."),
     ] = None,
     preset: PresetOption = None,
-    debug: Annotated[bool, typer.Option("--debug", help="The preset `debug`: one of every level, in seconds.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Tiny sizes: one of every level, in seconds.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Throw away a run of this name and start again.")
     ] = False,
@@ -109,8 +109,8 @@ def train(
       millpond train grid ppo.learning_rate=1e-3 --run faster
       millpond train metta --debug                  # one of every level
       millpond train --resume faster trainer.total_timesteps=8e6
-      torchrun --nproc-per-node=2 -m millpond train # sizes are totals that ranks share
-      torchrun --nproc-per-node=4 -m millpond train mixture # a rank for each agent
+      torchrun --nproc-per-node=2 -m -- millpond train --run two     # sizes are totals that ranks share
+      torchrun --nproc-per-node=4 -m -- millpond train mixture       # a rank for each agent; mind the --
     """
     from millpond.cli.training import train as run_training
 
@@ -207,8 +207,14 @@ def plan(
         str | None,
         typer.Option("--agents-from", metavar="ENV", help="Ask a world, or a YAML file, how many agents an env has."),
     ] = None,
+    other_machine: Annotated[
+        bool,
+        typer.Option(
+            "--other-machine", help="Plan for another machine: do not ask this one for its GPU, cores, memory."
+        ),
+    ] = False,
     preset: PresetOption = None,
-    debug: Annotated[bool, typer.Option("--debug", help="The preset `debug`: one of every level.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Tiny sizes: one of every level, in seconds.")] = False,
 ) -> None:
     """Say exactly what a config will do, before it runs.
 
@@ -220,6 +226,7 @@ def plan(
       millpond plan metta trainer.minibatch_size=8192
       millpond plan metta --scale env.num_agents=3,4,8,24
       millpond plan metta --explain trainer.batch_unit
+      millpond plan metta device=cuda --other-machine   # of a run on a machine with a GPU
       millpond plan path/to/puffer.ini --agents-from metta.yaml
     """
     from millpond.cli.planning import print_explanation, print_plan, print_scale
@@ -232,9 +239,9 @@ def plan(
     if explain is not None:
         print_explanation(recipe, overrides or [], preset, explain)
     elif scale is not None:
-        print_scale(recipe, overrides or [], preset, scale, json)
+        print_scale(recipe, overrides or [], preset, scale, other_machine, json)
     else:
-        print_plan(recipe, overrides or [], preset, agents_from, json)
+        print_plan(recipe, overrides or [], preset, agents_from, other_machine, json)
 
 
 @app.command()

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from millpond import __version__
 from millpond.cli.output import print_json, print_text
+from millpond.envs.families import install_command
 from millpond.planner.host import Host
 from millpond.planner.lines import figures, sentence, size
 from millpond.processor import check_bfloat16, cpu_name
@@ -172,7 +173,7 @@ def _text(found: dict[str, Any], missing: list[str]) -> list[str]:
                 (
                     name,
                     version or "-",
-                    EXTRAS[name][1] if version else f"{EXTRAS[name][1]}: pip install 'millpond[{name}]'",
+                    EXTRAS[name][1] if version else f"{EXTRAS[name][1]}: {install_command(name)}",
                 )
                 for name, version in found["extras"].items()
             ]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from millpond.cli.output import print_json, print_text
-from millpond.config import load, recipe_names
+from millpond.config import Recipe, load, recipe_names
 from millpond.config.check import flatten
+from millpond.config.debug import DEBUG
 from millpond.config.keys import keys, kinds_of, nearest_key, sections
 from millpond.config.load import leaves_agents_open
 from millpond.config.violations import show as show_value
+from millpond.envs.families import family_of, install_command, missing_extra
 from millpond.errors import MillpondError
 from millpond.planner import Host, plan
 from millpond.planner.compare import compare
+from millpond.planner.host import DeviceError
 from millpond.planner.lines import figures, sentence
 from millpond.planner.make import preset_batches
 from millpond.planner.measured import read_measured
@@ -20,24 +26,37 @@ from millpond.planner.show_compare import show_compare
 from millpond.plurals import plural
 
 
-def print_plan(recipe: str, overrides: list[str], preset: str | None, agents_from: str | None, as_json: bool) -> None:
-    """The plan, as text or JSON."""
-    planned = plan(
-        recipe, overrides, preset=preset, agents_source=agents_from, host=Host.here(), measured=read_measured()
-    )
+def print_plan(
+    recipe: str, overrides: list[str], preset: str | None, agents_from: str | None, other_machine: bool, as_json: bool
+) -> None:
+    """Print the plan, as text or JSON: on this machine, or on any other."""
+    host, measured = (None, ()) if other_machine else (Host.here(), read_measured())
+    with _saying_how_to_plan_elsewhere():
+        planned = plan(recipe, overrides, preset=preset, agents_source=agents_from, host=host, measured=measured)
     if as_json:
         print_json(planned.to_json())
     else:
         print_text(show(planned))
 
 
-def print_scale(recipe: str, overrides: list[str], preset: str | None, text: str, as_json: bool) -> None:
-    """The table of several values of one key."""
-    scaled = scale(recipe, overrides, text, preset, Host.here())
+def print_scale(
+    recipe: str, overrides: list[str], preset: str | None, text: str, other_machine: bool, as_json: bool
+) -> None:
+    """Print the table of several values of one key."""
+    with _saying_how_to_plan_elsewhere():
+        scaled = scale(recipe, overrides, text, preset, None if other_machine else Host.here())
     if as_json:
         print_json(scaled.to_json())
     else:
         print_text(show_scale(scaled))
+
+
+@contextmanager
+def _saying_how_to_plan_elsewhere() -> Iterator[None]:
+    try:
+        yield
+    except DeviceError as error:
+        raise DeviceError(f"{error}, or add --other-machine to plan for a machine that has it") from None
 
 
 def print_comparison(
@@ -61,21 +80,42 @@ def print_comparison(
 
 
 def print_recipes(as_json: bool) -> None:
-    """Every packaged recipe."""
+    """Print every packaged recipe: kind, presets, the extra it needs and whether that is installed."""
     loaded = [(name, load(name).recipe) for name in recipe_names()]
     if as_json:
         print_json(
             [
-                {"name": name, "kind": recipe.kind, "description": recipe.description, "presets": list(recipe.presets)}
+                {
+                    "name": name,
+                    "kind": recipe.kind,
+                    "description": recipe.description,
+                    "presets": _presets(recipe),
+                    "extra": _extra(recipe),
+                    "extra_installed": missing_extra(recipe.env.id) is None,
+                }
                 for name, recipe in loaded
             ]
         )
         return
     lines = []
     for name, recipe in loaded:
-        lines += [f"{name} ({recipe.kind}; presets: {', '.join(recipe.presets)})", *sentence(recipe.description)]
+        lines += [f"{name} ({recipe.kind}; presets: {', '.join(_presets(recipe))})", *sentence(recipe.description)]
+        extra = _extra(recipe)
+        if extra is not None:
+            missing = missing_extra(recipe.env.id) is not None
+            lines += sentence(f"Needs the extra {extra}, which is {'not installed:' if missing else 'installed.'}")
+            lines += [f"    {install_command(extra)}"] if missing else []  # unbroken, to be copied
         lines += _lengths(name)
     print_text("\n".join([*lines, "", *sentence("`millpond plan NAME` says what one of them will do.", 0)]))
+
+
+def _presets(recipe: Recipe) -> list[str]:
+    return [DEBUG, *(name for name in recipe.presets if name != DEBUG)]
+
+
+def _extra(recipe: Recipe) -> str | None:
+    family = family_of(recipe.env.id)
+    return family.extra if family else None
 
 
 def _lengths(name: str) -> list[str]:

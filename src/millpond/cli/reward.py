@@ -45,7 +45,7 @@ def score(
         for episode in chosen
     ]
     lines = [
-        f"{plural(len(scores.rewards), 'episode')} scored by {run} ({scores.objective}, {scores.updates:,} updates)",
+        f"{plural(len(scores.rewards), 'episode')} scored by {run} ({scores.objective}, {plural(scores.updates, 'update')})",
         "Sum of the learned rewards",
         *figures(rows),
         f"rewards: {target}",

@@ -27,7 +27,7 @@ def train(
     """Train a recipe, or go on with a run."""
     from millpond.ranks import join
     from millpond.trainers.kinds import make_trainer, require_trainer
-    from millpond.trainers.session import open_run, resume_run, run_of_all, start_run
+    from millpond.trainers.session import open_run, resume_run, run_of_all, setting_up, start_run
     from millpond.trainers.worlds import world_agents
 
     recorded = None
@@ -44,13 +44,14 @@ def train(
             return loaded, start_run(loaded, run_name, overwrite=overwrite, ranks=ranks.count, recorded=recorded)
 
         loaded, run = run_of_all(ranks, begin)
-        source = Run.open(Path(loaded.recipe.run_dir), weights_from) if weights_from and ranks.first else None
         say = print_text if ranks.first else _say_nothing
-        dataset = recorded.dataset if recorded is not None else None
-        notes = [line for note in loaded.notes for line in sentence(f"{note}.", 2, "- ")]
-        alerts = show_alerts(plan_loaded(loaded, dataset=dataset).alerts)
-        say("\n".join([*alerts, *notes, f"run {run.folder}"]))
-        trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)
+        with setting_up(run, ranks):
+            source = Run.open(Path(loaded.recipe.run_dir), weights_from) if weights_from and ranks.first else None
+            dataset = recorded.dataset if recorded is not None else None
+            notes = [line for note in loaded.notes for line in sentence(f"{note}.", 2, "- ")]
+            alerts = show_alerts(plan_loaded(loaded, dataset=dataset).alerts)
+            say("\n".join([*alerts, *notes, f"run {run.folder}"]))
+            trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)
         try:
             say("\n".join(trainer.opening()))
             trainer.train()

@@ -9,8 +9,10 @@ from millpond.cli.progress import watched
 from millpond.config.check import overlay
 from millpond.config.load import parse_override
 from millpond.envs.check import check_env, in_order
+from millpond.envs.errors import require_extra
 from millpond.envs.listing import list_envs
 from millpond.planner.lines import sentence
+from millpond.plurals import plural
 
 SECONDS_BETWEEN_LINES = 10.0
 SIGNS = {"error": "wrong", "warning": "note", "ok": "right"}
@@ -42,6 +44,7 @@ def print_envs(games: bool, as_json: bool) -> None:
 
 def print_check(env_id: str, options: list[str], steps: int | None, as_json: bool) -> None:
     """What a conformance check finds; exit 1 where a world breaks a rule."""
+    require_extra(env_id)
     settings = overlay({}, dict(parse_override(option) for option in options))
     with watched(f"checking {env_id}:", lines_every=SECONDS_BETWEEN_LINES) as watch:
         findings = check_env(env_id, settings, steps=steps, watch=watch)
@@ -54,7 +57,7 @@ def print_check(env_id: str, options: list[str], steps: int | None, as_json: boo
     if as_json:
         print_json([vars(finding) for finding in findings])
     else:
-        lines = [f"{env_id}: {len(findings)} rules, {len(wrong)} broken"]
+        lines = [f"{env_id}: {plural(len(findings), 'rule')}, {len(wrong)} broken"]
         for finding in findings:
             told = f"{finding.rule}: {finding.what}" if finding.what else finding.rule
             lines += sentence(told, 2, f"{SIGNS.get(finding.status, finding.status):<6} ")

@@ -196,10 +196,14 @@ def _violation(key: str, kind: str, entry: dict[str, Any]) -> Violation | None:
         if others:
             return Violation((key,), f"{key} is a key of kind {others[0]}; this recipe is of kind {kind}")
         nearest = nearest_key(key, kind)
-        hint = (
-            f"; did you mean {nearest}?" if nearest else f"; `millpond plan --explain {key.split('.')[0]}` lists keys"
-        )
-        return Violation((key,), f"{key} is not a known key{hint}")
+        section = key.split(".")[0]
+        if nearest:
+            hint = f"did you mean {nearest}?"
+        elif section in _top_sections(kind):
+            hint = f"`millpond plan --explain {section}` lists keys"
+        else:
+            hint = f"sections are {', '.join(_top_sections(kind))}"
+        return Violation((key,), f"{key} is not a known key; {hint}")
     if entry["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return Violation((key,), f"{key}={show(value)} must be a section with keys of its own")
     for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):

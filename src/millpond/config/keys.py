@@ -15,6 +15,8 @@ from pydantic_core import PydanticUndefined
 
 from millpond.config.recipe import KINDS
 
+NEAR = 0.7  # of difflib: below this, a name is another name and not a slip of the fingers
+
 
 @dataclass(frozen=True)
 class Key:
@@ -114,22 +116,80 @@ def sections(kind: str) -> dict[str, str]:
     return dict(walk(KINDS[kind], ""))
 
 
+# Names of the same setting in Stable-Baselines3, CleanRL and PufferLib -> the keys here; of these a kind has at most one.
+ALIASES: dict[str, tuple[str, ...]] = {
+    "lr": ("ppo.learning_rate", "pqn.learning_rate", "reward.learning_rate"),
+    "learning_rate": ("ppo.learning_rate", "pqn.learning_rate", "reward.learning_rate"),
+    "anneal_lr": ("ppo.lr_schedule", "pqn.lr_schedule"),
+    "n_steps": ("trainer.bptt_horizon", "pqn.num_steps"),
+    "num_steps": ("trainer.bptt_horizon", "pqn.num_steps"),
+    "horizon": ("trainer.bptt_horizon", "pqn.num_steps"),
+    "rollout_length": ("trainer.bptt_horizon", "pqn.num_steps"),
+    "n_envs": ("trainer.num_envs", "pqn.num_envs", "agent.num_envs"),
+    "num_envs": ("trainer.num_envs", "pqn.num_envs", "agent.num_envs"),
+    "n_epochs": ("trainer.update_epochs", "pqn.update_epochs", "reward.epochs"),
+    "num_epochs": ("trainer.update_epochs", "pqn.update_epochs", "reward.epochs"),
+    "epochs": ("trainer.update_epochs", "pqn.update_epochs", "reward.epochs"),
+    "update_epochs": ("trainer.update_epochs", "pqn.update_epochs"),
+    "batch_size": ("trainer.batch_size", "dqn.batch_size", "agent.batch_size"),
+    "minibatch": ("trainer.minibatch_size", "pqn.num_minibatches"),
+    "minibatch_size": ("trainer.minibatch_size", "pqn.num_minibatches"),
+    "mini_batch_size": ("trainer.minibatch_size", "pqn.num_minibatches"),
+    "num_minibatches": ("trainer.minibatch_size", "pqn.num_minibatches"),
+    "total_timesteps": ("trainer.total_timesteps", "mixture.total_frames"),
+    "total_steps": ("trainer.total_timesteps", "mixture.total_frames"),
+    "timesteps": ("trainer.total_timesteps", "mixture.total_frames"),
+    "max_steps": ("env.max_steps",),
+    "max_episode_steps": ("env.max_steps",),
+    "discount": ("ppo.gamma", "pqn.gamma", "agent.gamma"),
+    "gamma": ("ppo.gamma", "pqn.gamma", "agent.gamma"),
+    "lambda": ("ppo.gae_lambda", "pqn.q_lambda"),
+    "gae_lambda": ("ppo.gae_lambda", "pqn.q_lambda"),
+    "ent_coef": ("ppo.ent_coef",),
+    "entropy_coef": ("ppo.ent_coef",),
+    "vf_coef": ("ppo.vf_coef",),
+    "value_coef": ("ppo.vf_coef",),
+    "clip_coef": ("ppo.clip_coef",),
+    "clip_range": ("ppo.clip_coef",),
+    "clip_eps": ("ppo.clip_coef",),
+    "clip_range_vf": ("ppo.vf_clip_coef",),
+    "clip_vloss": ("ppo.vf_clip_coef",),
+    "max_grad_norm": ("ppo.max_grad_norm", "pqn.max_grad_norm"),
+    "norm_adv": ("ppo.normalize_advantage",),
+    "normalize_advantage": ("ppo.normalize_advantage",),
+    "hidden_dim": ("policy.hidden_size",),
+    "buffer_size": ("mixture.big_pond_transitions", "agent.replay_transitions"),
+    "exploration_fraction": ("pqn.epsilon_share",),
+    "tau": ("dqn.target_tau", "agent.target_tau"),
+    "env": ("env.id",),
+    "env_id": ("env.id",),
+    "env_name": ("env.id",),
+}
+
+
 def nearest_key(name: str, kind: str) -> str | None:
-    """The known key that a mistyped one probably means: one of its own section first, then any."""
+    """The known key that a mistyped one probably means: a well-known name of other libraries, or nearly the same text."""
     known = list(keys(kind)) + list(sections(kind))
     section, _, last = name.rpartition(".")
     by_last: dict[str, list[str]] = {}
     for other in known:
         by_last.setdefault(other.rpartition(".")[2], []).append(other)
+    aliases = ALIASES.get(last.lower().replace("-", "_"), ())
+    own = [f"{section}.{alias.rpartition('.')[2]}" for alias in aliases]  # dqn.lr is the dqn's, not the pqn's
+    for key in (*own, *aliases):
+        if key in known:
+            return key
     if last in by_last:  # right name, wrong section
         return difflib.get_close_matches(name, by_last[last], n=1, cutoff=0.0)[0]
-    siblings = [other for other in known if other.rpartition(".")[0] == section]
-    for choices, cutoff in ((siblings, 0.6), (known, 0.6)):
-        found = difflib.get_close_matches(name, choices, n=1, cutoff=cutoff)
-        if found:
-            return found[0]
-    found = difflib.get_close_matches(last, list(by_last), n=1, cutoff=0.6)
-    return by_last[found[0]][0] if found else None
+    siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section]
+    found = difflib.get_close_matches(last, siblings, n=1, cutoff=NEAR)
+    if found:
+        return f"{section}.{found[0]}" if section else found[0]
+    found = difflib.get_close_matches(last, list(by_last), n=1, cutoff=NEAR)
+    if found:
+        return difflib.get_close_matches(name, by_last[found[0]], n=1, cutoff=0.0)[0]
+    found = difflib.get_close_matches(section, list(sections(kind)), n=1, cutoff=NEAR) if section else []
+    return f"{found[0]}.{last}" if found and f"{found[0]}.{last}" in known else None
 
 
 def kinds_of(name: str) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from millpond.config import puffer
 from millpond.config.check import check, merge, overlay
+from millpond.config.debug import DEBUG, debug_settings
 from millpond.config.env import EnvConfig
-from millpond.config.recipe import Recipe
+from millpond.config.recipe import KINDS, Recipe
 from millpond.config.violations import ConfigError, as_overrides
 from millpond.config.worlds import decides_its_agents, refuse_many_agents, refuse_wrong_agents
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
@@ -64,6 +65,7 @@ def load(
 ) -> Loaded:
     """A recipe's name, a file or a mapping, overlaid first with a preset, then with overrides (`section.key=value`).
 
+    The preset `debug` is worked out from the recipe and the overrides.
     Where nobody says how many agents an env has (a PufferLib file, a world that decides it), `agents_if_open` is taken.
     `ask_world` returns the number that the world has, and may run its code to find out: with it, an open number is
     filled in and a wrong one is refused. Without it, nothing that the config names is imported.
@@ -77,6 +79,9 @@ def load(
     if agents_open and agents is not None:
         dotted, agents_open = {**dotted, "env.num_agents": agents}, False
         values = overlay(values, {"env.num_agents": agents})
+    if preset == DEBUG:
+        sizes = _debug(values, dotted)
+        dotted, values = sizes | dotted, overlay(values, sizes)
     try:
         typed = check(values, layers.name)
     except ConfigError as error:
@@ -235,8 +240,20 @@ def _locate(name: str, relative_to: Path) -> Path:
 
 
 def _preset(values: Mapping[str, Any], preset: str, source: str) -> dict[str, Any]:
-    given = values.get("presets")
-    presets = {str(name): overlay for name, overlay in given.items()} if isinstance(given, Mapping) else {}
+    """Return the overrides of a preset. `debug` is there without being written down; what is written is added to it."""
+    written = values.get("presets")
+    presets = {str(name): overlay for name, overlay in written.items()} if isinstance(written, Mapping) else {}
+    presets.setdefault(DEBUG, {})
     if not isinstance(presets.get(preset), Mapping):
-        raise MillpondError(f"{source} has no preset {preset!r}; it has {', '.join(presets) or 'none'}")
+        raise MillpondError(f"{source} has no preset {preset!r}; it has {', '.join(presets)}")
     return {str(key): value for key, value in presets[preset].items()}
+
+
+def _debug(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes of `debug` for these values; none where they are not valid, which `check` then reports."""
+    kind = values.get("kind")
+    try:
+        recipe = KINDS[kind].model_validate(dict(values)) if isinstance(kind, str) and kind in KINDS else None
+    except ValidationError:
+        recipe = None
+    return {} if recipe is None else debug_settings(recipe, fixed)

@@ -62,7 +62,7 @@ def _agents_and_batch(values: Values, ranks: int) -> Iterator[Violation]:
         yield Violation(
             ("mixture.agents",),
             f"mixture.agents={agents}, and {ranks} ranks have no equal share of them; start a rank for each agent{fewer}: "
-            f"torchrun --nproc-per-node={agents} -m millpond train ...",
+            f"torchrun --nproc-per-node={agents} -m -- millpond train ...",
         )
     elif batch % ranks:  # of as many ranks as there should be
         yield _share(BIG_BATCH, batch, ranks, tuple({BIG_BATCH: size} for size in nearest_multiples(batch, ranks)))

@@ -34,7 +34,7 @@ class RecipeBase(Section):
     log: LogConfig = Field(default_factory=LogConfig, description="Where records go.")
     presets: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
-        description="Named overlays: `--preset NAME` sets these keys; `debug` is one of every level.",
+        description="Named overlays: `--preset NAME` sets these keys. `debug` is always there: one of every level, in seconds.",
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from millpond.data.episodes import Episodes
 from millpond.data.fitting import are_constant, unfit
 from millpond.data.survey import Survey, survey
+from millpond.plurals import plural, verb
 
 Severity = Literal["error", "warning", "note"]
 SHOWN = 5  # names in a finding; `where` has them all
@@ -88,7 +89,7 @@ def _flags(found: Survey) -> Iterator[Finding]:
         yield Finding(
             "terminal-flags",
             "warning",
-            f"all {len(data):,} episodes are flagged as terminated, after {data.lengths[0]:,} steps each",
+            f"all {len(data):,} episodes are flagged as terminated, after {plural(int(data.lengths[0]), 'step')} each",
             "that is a time limit, not an end of their own: they were truncated, and have a future",
             "record them as truncated; return decomposition and progress do not look at the flag",
         )
@@ -231,7 +232,9 @@ def _duplicates(found: Survey) -> Iterator[Finding]:
         yield Finding(
             "duplicate-episodes",
             "warning",
-            f"{extra:,} episodes are copies of others, such as {first}",
+            f"1 episode is a copy of another, such as {first}"
+            if extra == 1
+            else f"{extra:,} episodes are copies of others, such as {first}",
             "a copy can fall among the held-out episodes, which are then not held out",
             "leave the copies out",
             tuple(found.data.names[episode] for group in groups for episode in group[1:]),
@@ -268,7 +271,7 @@ def _frames(found: Survey) -> Iterator[Finding]:
         yield Finding(
             "short-episodes",
             "warning",
-            f"{len(short):,} episodes have a single step",
+            f"{plural(len(short), 'episode')} {'has' if len(short) == 1 else 'have'} a single step",
             "they have no order in time",
             "leave them out",
             tuple(data.names[episode] for episode in short.tolist()),
@@ -277,7 +280,7 @@ def _frames(found: Survey) -> Iterator[Finding]:
         yield Finding(
             "few-episodes",
             "note",
-            f"there are only {len(data)} episodes",
+            f"there {verb(len(data), 'are')} only {plural(len(data), 'episode')}",
             "a share of them held out is one or none, and its scores are chance",
             "judge by leaving out each in turn",
         )

@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from millpond.envs.families import install_command, missing_extra
 from millpond.errors import MillpondError
 
 
@@ -29,6 +30,19 @@ def unsavable(env_id: str, verb: str) -> EnvError:
     return EnvError(f"the state of env {env_id!r} cannot be {verb}; see spec.savable")
 
 
+def require_extra(env_id: str) -> None:
+    """Refuse envs whose extra is not installed, with the command that installs it."""
+    extra = missing_extra(env_id)
+    if extra is not None:
+        raise _missing(env_id, extra)
+
+
+def _missing(env_id: str, extra: str) -> EnvError:
+    return EnvError(
+        f"env {env_id!r} needs the extra {extra!r}, which is not installed; install it with: {install_command(extra)}"
+    )
+
+
 def import_extra(module: str, *, extra: str, env_id: str) -> ModuleType:
     """Import a module of an optional extra, or say which extra is missing and how to get it.
 
@@ -41,7 +55,4 @@ def import_extra(module: str, *, extra: str, env_id: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise EnvError(
-            f"env {env_id!r} needs the extra {extra!r}, which is not installed (no module named {error.name!r}); "
-            f"install it with: pip install 'millpond[{extra}]'"
-        ) from error
+        raise _missing(env_id, extra) from error

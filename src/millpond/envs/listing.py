@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 
 from millpond.envs import atari, minatar
+from millpond.envs.families import install_command, missing_extra
 from millpond.envs.registry import BUILT_IN, describe
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
-
-EXTRAS = {"mettagrid": ("metta", "mettagrid"), "atari": ("atari", "ale_py"), "minatar": ("minatar", "minatar")}
-EXTRAS["pettingzoo"] = ("pettingzoo", "pettingzoo")
+from millpond.plurals import plural
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,8 @@ ABOUT = {
 
 def missing(env_id: str) -> str:
     """The pip command for an id's extra, or nothing when it is installed."""
-    extra, module = EXTRAS.get(env_id.partition(":")[0], ("", ""))
-    return f"pip install 'millpond[{extra}]'" if extra and importlib.util.find_spec(module) is None else ""
+    extra = missing_extra(env_id)
+    return install_command(extra) if extra else ""
 
 
 def describe_observation(observation: ObservationSpec) -> str:
@@ -47,7 +45,7 @@ def describe_observation(observation: ObservationSpec) -> str:
 
 def describe_action(action: ActionSpec) -> str:
     if action.kind == "continuous":
-        return f"{len(action.low)} numbers"
+        return plural(len(action.low), "number")
     return " x ".join(str(size) for size in action.sizes) + " choices"
 
 

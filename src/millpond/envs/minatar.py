@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.episodes import EpisodeBook
-from millpond.envs.errors import EnvError
+from millpond.envs.errors import EnvError, require_extra
 from millpond.envs.options import parse_options, require
 from millpond.envs.saving import buffer_arrays, load_arrays, save_arrays
 from millpond.envs.seeds import check_seeds
@@ -76,12 +76,10 @@ def describe(game: str, mapping: Mapping[str, Any]) -> EnvSpec:
 @functools.cache
 def load_game(game: str) -> ModuleType:
     """The game's own module, which needs numpy only."""
+    require_extra(f"minatar:{game}")
     package = importlib.util.find_spec("minatar")
-    if package is None or not package.submodule_search_locations:
-        raise EnvError(
-            f"env 'minatar:{game}' needs the extra 'minatar', which is not installed; "
-            "install it with: pip install 'millpond[minatar]'"
-        )
+    assert package is not None
+    assert package.submodule_search_locations
     path = Path(package.submodule_search_locations[0]) / "environments" / f"{game}.py"
     spec = importlib.util.spec_from_file_location(f"minatar_game_{game}", path)
     assert spec is not None

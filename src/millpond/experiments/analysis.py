@@ -142,7 +142,7 @@ def _sentence(scores: Mapping[str, Scores], settings: Settings, rng: np.random.G
         return "Not enough runs are finished to compare the mixture with the single agent."
     chance, p = estimate_improvement(scores[B], scores[A], rng), permutation_test(scores[B], scores[A], rng)
     seeds = min(len(runs) for method in (A, B) for runs in scores[method].values())
-    over = f"{plural(seeds, 'seed')} of {plural(len(settings.games), 'game')} at {settings.frames:,} frames"
+    over = f"{plural(seeds, 'seed')} of {plural(len(settings.games), 'game')} at {plural(settings.frames, 'frame')}"
     measured = f"probability of improvement {chance.value:.2f}, permutation test p = {p:.2g}"
     if p < LEVEL and chance.value > 0.5:
         text = f"The mixture beat the single agent over {over} ({measured})"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from millpond.config import load
 from millpond.durable import replace_file, replace_json
 from millpond.errors import MillpondError
 from millpond.experiments.analysis import Answer, analyse, show
@@ -14,6 +15,7 @@ from millpond.experiments.curves import all_curves, draw_curves
 from millpond.experiments.jobs import run_jobs
 from millpond.experiments.mixture_vs_single import Settings, all_jobs, check
 from millpond.experiments.results import collect_results, random_scores
+from millpond.trainers.session import require_machine
 
 MAY_GROW = {"seeds", "games", "methods", "episodes"}
 
@@ -23,6 +25,8 @@ def run_experiment(
 ) -> Answer:
     """Run what is missing, then write `results.json`, `table.txt`, `curves.json`, `curves.png` and `curves.svg`."""
     check(settings)
+    for game in settings.games:
+        require_machine(load(settings.recipe, (*settings.overrides, f"env.id={game}")).recipe)
     _keep_settings(folder, settings)
     run_jobs(all_jobs(settings), folder, at_once=at_once, say=say)
     return report(folder, settings)

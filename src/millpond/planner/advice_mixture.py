@@ -11,7 +11,7 @@ from millpond.planner.advice import Advice, Adviser
 from millpond.planner.host import Host
 from millpond.planner.lines import number, size
 from millpond.planner.mixture import MixturePlan, plan_mixture
-from millpond.plurals import plural
+from millpond.plurals import plural, verb
 
 SINGLE_AGENT_COLLECTION = 128 * 32  # what PQN's authors give one agent on Atari and MinAtar
 LEAST_REPLAY, MOST_REPLAY = 0.05, 64.0
@@ -63,10 +63,11 @@ def _replay(s: _Subject) -> Iterator[Advice]:
     updates = max(1, round(SANE_REPLAY * plan.env_steps_per_round / plan.big_batch_size))
     yield from s.advise(
         "replay ratio",
-        f"{plural(plan.big_updates, 'gradient step')} of {plan.big_batch_size:,} replay a round's transition "
+        f"{plural(plan.big_updates, 'gradient step')} of {plan.big_batch_size:,} "
+        f"{verb(plan.big_updates, 'replay')} a round's transition "
         f"{plan.big_replay_ratio:.1g} times: the BigAgent "
         + ("sees next to nothing of what the agents collected, and the clones start from it" if few else "will overfit")
-        + f"; as many samples as a round has transitions are {updates:,} steps",
+        + f"; as many samples as a round has transitions are {plural(updates, 'step')}",
         {"mixture.big_updates": updates},
     )
 
@@ -77,7 +78,7 @@ def _agent_batch(s: _Subject) -> Iterator[Advice]:
         return
     yield from s.advise(
         "agents' batch",
-        f"each agent learns from {plan.transitions_per_collection:,} transitions at a time, a single agent from "
+        f"each agent learns from {plural(plan.transitions_per_collection, 'transition')} at a time, a single agent from "
         f"{SINGLE_AGENT_COLLECTION:,}; smaller batches hurt, so each agent should keep the single one's",
         {"pqn.num_envs": -(-SINGLE_AGENT_COLLECTION // s.recipe.pqn.num_steps)},
     )
@@ -105,7 +106,8 @@ def _rounds(s: _Subject) -> Iterator[Advice]:
     if plan.resets and plan.rounds < FEWEST_ROUNDS and wanted < plan.collections_per_round:
         yield from s.advise(
             "rounds",
-            f"only {plural(plan.rounds, 'round')} fit into {plan.total_frames:,} frames, too few to see agents recover from "
+            f"only {plural(plan.rounds, 'round')} {verb(plan.rounds, 'fit')} into "
+            f"{plural(plan.total_frames, 'frame')}, too few to see agents recover from "
             f"a reset; ten would",
             {"mixture.collections_per_round": wanted},
         )

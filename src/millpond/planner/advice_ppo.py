@@ -14,7 +14,7 @@ from millpond.planner.host import Host
 from millpond.planner.lines import number, size
 from millpond.planner.measured import Measured
 from millpond.planner.ppo import PPOPlan, plan_ppo
-from millpond.plurals import plural
+from millpond.plurals import plural, verb
 from millpond.sizes import nearest_divisors, nearest_multiples
 
 MANY_AGENTS = 24
@@ -101,8 +101,9 @@ def _idle_envs(s: _Subject) -> Iterator[Advice]:
         return
     yield from s.advise(
         "idle envs",
-        f"an iteration of {s.plan.segments:,} rows is less than one round of {s.plan.rows_per_round:,}: most envs wait while "
-        f"{plural(s.plan.top_up_envs, 'env')} step; one round for all",
+        f"an iteration of {plural(s.plan.segments, 'row')} is less than one round of {s.plan.rows_per_round:,}: "
+        f"most envs wait while "
+        f"{plural(s.plan.top_up_envs, 'env')} {verb(s.plan.top_up_envs, 'step')}; one round for all",
         {"trainer.batch_size": s.plan.rows_per_round * s.plan.bptt_horizon},
     )
 

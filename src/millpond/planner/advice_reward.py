@@ -8,6 +8,7 @@ from millpond.config.recipe import RewardRecipe
 from millpond.planner.advice import Advice, Adviser
 from millpond.planner.lines import number
 from millpond.planner.reward import RewardPlan, plan_reward
+from millpond.plurals import plural
 
 MOST_PASSES = 1_000
 
@@ -55,7 +56,7 @@ def _silent(recipe: RewardRecipe, plan: RewardPlan, advise: Adviser[RewardRecipe
     if "log" in _troubles(plan):
         yield from advise(
             "log",
-            f"a cycle has {plan.batches_per_cycle:,} batches, fewer than reward.log_batches="
+            f"a cycle has {plural(plan.batches_per_cycle, 'batch')}, fewer than reward.log_batches="
             f"{recipe.reward.log_batches:,}: no R_loss line within a cycle",
             {"reward.log_batches": max(1, plan.batches_per_cycle // 2)},
         )

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millpond.cores import memory_bytes, usable_cores
+from millpond.errors import MillpondError
+
+
+class DeviceError(MillpondError):
+    """A device that this machine does not have."""
 
 
 @dataclass(frozen=True)
@@ -17,3 +22,24 @@ class Host:
     @staticmethod
     def here() -> Host:
         return Host(usable_cores(), memory_bytes())
+
+
+def require_device(device: str) -> None:
+    """Refuse a device that torch cannot use on this machine. torch is imported only where the device is not the CPU."""
+    if device == "cpu":
+        return
+    import torch
+
+    if device == "mps":
+        if not torch.backends.mps.is_available():
+            raise DeviceError("device=mps: torch finds no GPU of Apple's (MPS) on this machine; try device=cpu")
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        built = torch.version.cuda is not None or torch.version.hip is not None
+        why = "torch finds no GPU on this machine" if built else f"torch {torch.__version__} is built without CUDA"
+        raise DeviceError(f"device={device}: {why}; try device=cpu")
+    number = int(device.partition(":")[2] or 0)
+    if number >= count:
+        gpus = "one GPU, cuda:0" if count == 1 else f"{count} GPUs, cuda:0 to cuda:{count - 1}"
+        raise DeviceError(f"device={device}: this machine has {gpus}; try device=cuda:{count - 1}")

@@ -12,18 +12,19 @@ from millpond.config.agents import AgentCount, agents_from
 from millpond.config.load import world_of
 from millpond.config.violations import as_override
 from millpond.config.worlds import world_spec
+from millpond.envs.families import install_command, missing_extra
 from millpond.planner.advice import Advice
 from millpond.planner.advice_mixture import advise_mixture
 from millpond.planner.advice_ppo import advise_ppo
 from millpond.planner.advice_reward import advise_reward
 from millpond.planner.dataset import Dataset, read_dataset
 from millpond.planner.estimate import Estimate, estimate_time
-from millpond.planner.host import Host
+from millpond.planner.host import DeviceError, Host, require_device
 from millpond.planner.measured import Measured
 from millpond.planner.mixture import MixturePlan, plan_mixture
 from millpond.planner.ppo import PPOPlan, plan_ppo
 from millpond.planner.reward import RewardPlan, plan_reward
-from millpond.plurals import plural
+from millpond.plurals import plural, verb
 
 Plan = PPOPlan | MixturePlan | RewardPlan
 Overrides = Iterable[str] | Mapping[str, Any]
@@ -79,7 +80,7 @@ def plan(
 
     `agents_source` is a world or a file that is asked how many agents an env has; where the config says otherwise,
     the alert says so. Where the config leaves it open (a PufferLib file), the answer is taken. `measured` are speeds of
-    this machine, from which times are estimated.
+    this machine, from which times are estimated. Without `host` the plan is for any machine: no device is missing.
     """
     overrides = overrides if isinstance(overrides, Mapping) else tuple(overrides)
     asked = None
@@ -122,8 +123,10 @@ def plan_loaded(
     """The plan of a config that has been loaded. `dataset` describes its recorded episodes; without it they are opened."""
     recipe, measured = loaded.recipe, tuple(measured)
     alerts: list[str] = []
+    if host is not None:
+        loaded = _with_device(loaded)
     # Replay stores single frames and stacks them when they are sampled; rows hold what the policy sees.
-    spec = world_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if _needs_world(recipe) else None
+    spec = world_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if needs_world(recipe) else None
     plan: Plan
     if isinstance(recipe, PPORecipe):
         plan = plan_ppo(recipe, spec, host.cores if host is not None else 1)
@@ -139,7 +142,7 @@ def plan_loaded(
         advice = advise_reward(recipe, plan)
         if dataset is not None and dataset.refusal is not None:
             alerts.append(f"training will refuse {dataset.refusal}")
-    if spec is None and _needs_world(recipe) and not recipe.env.id.startswith("pufferlib."):
+    if spec is None and needs_world(recipe) and not recipe.env.id.startswith("pufferlib."):
         loaded = replace(loaded, notes=(*loaded.notes, _unknown(loaded, asked)))
     if isinstance(recipe, PPORecipe) and recipe.policy.target is not None:
         policy = recipe.policy
@@ -148,6 +151,10 @@ def plan_loaded(
             f"as that of policy.core={policy.core} with policy.hidden_size={policy.hidden_size}, and the memory of a "
             "training step is not known"
         )
+        loaded = replace(loaded, notes=(*loaded.notes, note))
+    extra = missing_extra(recipe.env.id) if host is not None and needs_world(recipe) else None
+    if extra is not None:
+        note = f"training needs the extra {extra}, which is not installed: {install_command(extra)}"
         loaded = replace(loaded, notes=(*loaded.notes, note))
     world = AgentCount(spec.num_agents, recipe.env.id) if spec is not None else None
     alerts += [
@@ -158,8 +165,19 @@ def plan_loaded(
     return Planned(loaded, plan, tuple(advice), tuple(alerts), estimate_time(recipe, plan, measured))
 
 
-def _needs_world(recipe: Recipe) -> bool:
-    """Learning a reward from recorded episodes alone needs no world."""
+def _with_device(loaded: Loaded) -> Loaded:
+    """Refuse a device that is not here. One that a PufferLib file left to PufferLib's default is only noted."""
+    try:
+        require_device(loaded.recipe.device)
+    except DeviceError as error:
+        if "train.device" not in loaded.defaulted or "device" in loaded.changes:
+            raise
+        return replace(loaded, notes=(*loaded.notes, f"{error}, to train here"))
+    return loaded
+
+
+def needs_world(recipe: Recipe) -> bool:
+    """True unless a reward is learned from recorded episodes alone."""
     return not (isinstance(recipe, RewardRecipe) and recipe.reward.reward_only)
 
 
@@ -179,10 +197,11 @@ def _unknown(loaded: Loaded, asked: AgentCount | None) -> str:
 
 
 def _mismatch(plan: Plan, configured: int, asked: AgentCount) -> str:
-    text = f"the config says {configured:,} agents an env, {asked.source} has {asked.agents:,}"
+    text = f"the config says {plural(configured, 'agent')} an env, {asked.source} has {asked.agents:,}"
     if isinstance(plan, PPOPlan):
         text += (
-            f". With {asked.agents:,}, {plan.num_envs:,} envs hold {plan.num_envs * asked.agents:,} agents, not "
+            f". With {asked.agents:,}, {plural(plan.num_envs, 'env')} {verb(plan.num_envs, 'hold')} "
+            f"{plural(plan.num_envs * asked.agents, 'agent')}, not "
             f"{plan.total_agents:,}: every count below is off. Settle which is right"
         )
     return f"{text}; env.num_agents={asked.agents} follows {asked.source}"

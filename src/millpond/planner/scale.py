@@ -17,6 +17,7 @@ from millpond.planner.make import Planned, plan
 from millpond.planner.mixture import MixturePlan
 from millpond.planner.ppo import PPOPlan
 from millpond.planner.reward import RewardPlan
+from millpond.plurals import plural
 
 MOST_VALUES = 32
 LONGEST_NAME = 16  # that leaves room for the columns
@@ -125,7 +126,7 @@ def _remark(value: str, plan: PPOPlan | MixturePlan | RewardPlan, scaled: Scaled
         kind = "steadier" if ratio > 1 else "noisier"
         parts.append(f"{kind} gradients ({ratio:.3g} times the agent steps)")
     if plan.gradient_updates != own.gradient_updates:
-        parts.append(f"{plan.gradient_updates:,} updates instead of {own.gradient_updates:,}")
+        parts.append(f"{plural(plan.gradient_updates, 'update')} instead of {own.gradient_updates:,}")
     if plan.training and own.training and plan.training.total != own.training.total:
         parts.append(f"{plan.training.total / own.training.total:.2g} times the memory of a training step")
     if plan.num_envs != own.num_envs:

@@ -31,7 +31,7 @@ def _round(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     agents = plural(plan.agents, "PQN agent")
     collect = [
         f"{agents}, each {plural(plan.envs_per_agent, 'env')} x {plural(recipe.pqn.num_steps, 'step')} = "
-        f"{plan.transitions_per_collection:,} transitions",
+        f"{plural(plan.transitions_per_collection, 'transition')}",
         f"x {plural(plan.collections_per_round, 'collection')}, each {plural(plan.pqn_updates_per_collection, 'update')} "
         f"of {plan.minibatch_transitions:,}",
     ]
@@ -40,17 +40,17 @@ def _round(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     lines = [
         "",
         "One round",
-        *box(collect, f"{plan.env_steps_per_round:,} env steps = {plan.frames_per_round:,} frames"),
+        *box(collect, f"{plural(plan.env_steps_per_round, 'env step')} = {plural(plan.frames_per_round, 'frame')}"),
     ]
     if plan.mode == "single":
         return lines
-    pond = f"each pond, of {plan.pond_transitions:,} transitions, is poured out {plural(plan.pours_per_round, 'time')}"
-    lines += [f"    ↓ {pond}", *box([f"+ {plan.env_steps_per_round:,} transitions"], "the lake, on disk")]
+    pond = f"each pond, of {plural(plan.pond_transitions, 'transition')}, is poured out {plural(plan.pours_per_round, 'time')}"
+    lines += [f"    ↓ {pond}", *box([f"+ {plural(plan.env_steps_per_round, 'transition')}"], "the lake, on disk")]
     lines += [
         "    ↓ as they come, beside the lake" if plan.mode == "live" else "    ↓ uniformly",
         *box(
             [
-                f"BigPond of {plan.big_pond_transitions:,} transitions",
+                f"BigPond of {plural(plan.big_pond_transitions, 'transition')}",
                 f"{plural(plan.big_updates, 'gradient step')} of {plan.big_batch_size:,} with DQN, "
                 f"epsilon from {recipe.mixture.big_epsilon_reset_to:g}",
             ],
@@ -78,7 +78,7 @@ def _run(plan: MixturePlan) -> list[str]:
         (
             "collections of each agent",
             number(plan.collections),
-            f"{plan.frames_per_collection:,} frames of all",
+            f"{plural(plan.frames_per_collection, 'frame')} of all",
         ),
         ("resets", number(plan.resets), "one at the end of each round" if plan.resets else ""),
         ("BigAgent's gradient steps", number(plan.big_updates_in_all), ""),
@@ -133,7 +133,11 @@ def _memory(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
         elif recipe.lake.expected_frame_bytes is not None:
             known = "as lake.expected_frame_bytes says"
         stores.append(
-            ("the lake at the end", size(plan.lake_bytes), f"{plan.lake_transitions:,} transitions; {frame}, {known}")
+            (
+                "the lake at the end",
+                size(plan.lake_bytes),
+                f"{plural(plan.lake_transitions, 'transition')}; {frame}, {known}",
+            )
         )
     if stores:
         lines += ["", "Stores", *figures(stores)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from millpond.config.recipe import PPORecipe
 from millpond.planner.lines import bar, box, exact_size, figures, number, sentence, size
 from millpond.planner.ppo import PPOPlan
-from millpond.plurals import plural
+from millpond.plurals import plural, verb
 
 FLOAT32 = 4
 
@@ -25,11 +25,12 @@ def show_ppo(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
 
 def _summary(plan: PPOPlan) -> list[str]:
     return sentence(
-        f"{plural(plan.num_envs, 'env')} of {plural(plan.num_agents, 'agent')} fill "
+        f"{plural(plan.num_envs, 'env')} of {plural(plan.num_agents, 'agent')} {verb(plan.num_envs, 'fill')} "
         f"{plural(plan.segments, 'row')} of {plural(plan.bptt_horizon, 'step')}; "
-        f"{plural(plan.num_minibatches, 'minibatch')} give {plural(plan.gradient_updates, 'gradient update')} "
+        f"{plural(plan.num_minibatches, 'minibatch')} {verb(plan.num_minibatches, 'give')} "
+        f"{plural(plan.gradient_updates, 'gradient update')} "
         f"an iteration, each on "
-        f"{plan.agent_steps_per_gradient:,} agent steps; {plural(plan.iterations, 'iteration')} in the run."
+        f"{plural(plan.agent_steps_per_gradient, 'agent step')}; {plural(plan.iterations, 'iteration')} in the run."
     )
 
 
@@ -80,18 +81,18 @@ def _collection(plan: PPOPlan) -> list[str]:
             f"  group {_letter(group)} {bar(first, last, plan.num_envs, width)} envs {first:,} to {last - 1:,}"
         )
     if plan.groups > 4:
-        lines.append(f"  ... {plan.groups - 4:,} more groups")
+        lines.append(f"  ... {plural(plan.groups - 4, 'more group')}")
     if plan.whole_rounds:
         rounds = plural(plan.whole_rounds, "whole round")
-        lines.append(f"  {rounds}: every env steps {plan.bptt_horizon} times and fills {_rows_an_env(plan)}")
+        lines.append(f"  {rounds}: every env steps {plural(plan.bptt_horizon, 'time')} and fills {_rows_an_env(plan)}")
     if plan.top_up_rows:
         whose = "so every row is of the current policy"
         if plan.surplus_rows:
-            surplus = plural(plan.surplus_rows, "surplus row")
-            whose = f"whole envs at a time; {surplus} (at most {plan.num_agents - 1}) go into the next iteration"
+            surplus = f"{plural(plan.surplus_rows, 'surplus row')} (at most {plan.num_agents - 1})"
+            whose = f"whole envs at a time; {surplus} {verb(plan.surplus_rows, 'go')} into the next iteration"
         lines += sentence(
             f"1 top-up round: {plural(plan.top_up_envs, 'env')} (in rotation) "
-            f"fill the last {plural(plan.top_up_rows, 'row')}, {whose}"
+            f"{verb(plan.top_up_envs, 'fill')} the last {plural(plan.top_up_rows, 'row')}, {whose}"
         )
     return lines
 
@@ -111,7 +112,11 @@ def _letter(group: int) -> str:
 def _training(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     agents = f" x {plan.num_agents} agents" if plan.batch_unit == "env_steps" and plan.num_agents > 1 else ""
     last = plan.segments - 1
-    steps = f"[t0 t1 t2 ... t{plan.bptt_horizon - 1}]" if plan.bptt_horizon > 3 else f"[{plan.bptt_horizon} steps]"
+    steps = (
+        f"[t0 t1 t2 ... t{plan.bptt_horizon - 1}]"
+        if plan.bptt_horizon > 3
+        else f"[{plural(plan.bptt_horizon, 'step')}]"
+    )
     shown = [0, 1, last] if plan.segments > 2 else list(range(plan.segments))
     label_width = len(f"row {last:,}")
     buffer = [f"{f'row {row:,}':<{label_width}}  {steps}{agents}" for row in shown]
@@ -122,8 +127,8 @@ def _training(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         "sequential": "in order: every row exactly once",
         "prioritized": "drawn by priority for each minibatch, with importance weights",
     }[recipe.ppo.sampling]
-    unit = plan.batch_unit.replace("_", " ")
-    title = f"{plural(plan.segments, 'row')} x {plural(plan.bptt_horizon, 'step')} = {plan.batch_size:,} {unit}"
+    unit = plan.batch_unit.removesuffix("s").replace("_", " ")
+    title = f"{plural(plan.segments, 'row')} x {plural(plan.bptt_horizon, 'step')} = {plural(plan.batch_size, unit)}"
     return [
         "",
         "Training",
@@ -140,7 +145,7 @@ def _training(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
 def _one_minibatch(recipe: PPORecipe, plan: PPOPlan, agents: str) -> list[str]:
     lines = [
         f"{plural(plan.minibatch_segments, 'row')} x {plural(plan.bptt_horizon, 'step')}{agents} "
-        f"= {plan.agent_steps_per_gradient:,} agent steps"
+        f"= {plural(plan.agent_steps_per_gradient, 'agent step')}"
     ]
     if plan.accumulated_parts > 1:
         part = plan.minibatch_segments // plan.accumulated_parts
@@ -151,8 +156,9 @@ def _one_minibatch(recipe: PPORecipe, plan: PPOPlan, agents: str) -> list[str]:
 def _unrolled(recipe: PPORecipe, plan: PPOPlan) -> str:
     sequences = plan.minibatch_segments * (plan.num_agents if plan.batch_unit == "env_steps" else 1)
     if recipe.policy.core == "none":
-        return f"{sequences:,} sequences, no memory"
-    return f"{recipe.policy.core.upper()} unrolled over {plan.bptt_horizon} steps of {sequences:,} sequences, in order"
+        return f"{plural(sequences, 'sequence')}, no memory"
+    steps = plural(plan.bptt_horizon, "step")
+    return f"{recipe.policy.core.upper()} unrolled over {steps} of {plural(sequences, 'sequence')}, in order"
 
 
 def _minibatch_bars(plan: PPOPlan) -> list[str]:
@@ -171,12 +177,12 @@ def _minibatch_bars(plan: PPOPlan) -> list[str]:
 
 def _run(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     trainer = recipe.trainer
-    unit = plan.batch_unit.replace("_", " ")
+    unit = plan.batch_unit.removesuffix("s").replace("_", " ")
     capped = trainer.total_iterations is not None and plan.iterations == trainer.total_iterations
     why = (
         "capped by trainer.total_iterations"
         if capped
-        else f"{trainer.total_timesteps:,} // {plan.batch_size:,} {unit}, floored"
+        else f"{trainer.total_timesteps:,} // {plural(plan.batch_size, unit)}, floored"
     )
     at_most = "at most; ppo.target_kl may end an iteration early" if recipe.ppo.target_kl else ""
     passes = "on average" if recipe.ppo.sampling == "prioritized" else "update_epochs"

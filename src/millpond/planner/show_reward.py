@@ -39,7 +39,7 @@ def _tree(plan: RewardPlan) -> list[str]:
     lines = []
     for depth, (name, count, batches, does) in enumerate(levels):
         branch = "  " * depth + ("└ " if depth else "")
-        each = f"{batches:,} batches each" if batches > 1 else "1 batch each" if name != "batch" else ""
+        each = f"{plural(batches, 'batch')} each" if batches > 1 or name != "batch" else ""
         lines.append(f"  {f'{branch}{name} 0..{count - 1:,}':<22}{each:<23}{does}".rstrip())
     return lines
 

@@ -11,7 +11,7 @@ from millpond.planner.make import Planned
 from millpond.planner.mixture import MixturePlan
 from millpond.planner.ppo import PPOPlan
 from millpond.planner.reward import RewardPlan
-from millpond.plurals import plural
+from millpond.plurals import plural, verb
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _ppo_differences(a: Planned, b: Planned, p: PPOPlan, q: PPOPlan) -> Iterator
         yield f"Overlap: {_overlap(x, p)}; {_overlap(y, q)}."
     if p.num_envs != q.num_envs or p.steps_per_env != q.steps_per_env:
         yield (
-            f"Diversity: an iteration sees {p.num_envs:,} worlds for {number(p.steps_per_env)} steps each against "
+            f"Diversity: an iteration sees {plural(p.num_envs, 'world')} for {_steps(p.steps_per_env)} each against "
             f"{q.num_envs:,} for {number(q.steps_per_env)}. More worlds are less alike; longer stretches reach later "
             f"parts of an episode."
         )
@@ -92,7 +92,7 @@ def _ppo_differences(a: Planned, b: Planned, p: PPOPlan, q: PPOPlan) -> Iterator
             f"{plural(plan.gradient_updates - 1, 'update')} old"
             + (f", and every row is used {plan.update_epochs} times" if plan.update_epochs > 1 else "")
             + (
-                f"; up to {plan.num_agents - 1} rows are of the iteration before."
+                f"; up to {plural(plan.num_agents - 1, 'row')} {verb(plan.num_agents - 1, 'are')} of the iteration before."
                 if plan.surplus_rows
                 else "; none are older."
             )
@@ -101,15 +101,20 @@ def _ppo_differences(a: Planned, b: Planned, p: PPOPlan, q: PPOPlan) -> Iterator
         yield f"Memory: rows of {size(p.buffer_bytes)} against {size(q.buffer_bytes)}{_training(p, q)}."
 
 
+def _steps(count: float) -> str:
+    return f"{number(count)} {'step' if count == 1 else 'steps'}"
+
+
 def _per_million(plan: PPOPlan) -> float:
     return round(plan.gradient_updates / plan.agent_steps * 1e6, 1)
 
 
 def _overlap(name: str, plan: PPOPlan) -> str:
     if plan.groups == 1:
-        return f"in {name} all {plan.num_envs:,} envs step together, and the policy waits for them"
+        everyone = "the one env steps" if plan.num_envs == 1 else f"all {plan.num_envs:,} envs step together"
+        return f"in {name} {everyone}, and the policy waits for {'it' if plan.num_envs == 1 else 'them'}"
     return (
-        f"in {name} {plan.groups} groups of {plan.envs_per_group:,} envs take turns, so worlds step while the policy "
+        f"in {name} {plan.groups} groups of {plural(plan.envs_per_group, 'env')} take turns, so worlds step while the policy "
         f"computes"
     )
 
@@ -129,16 +134,16 @@ def _ppo_better(a: Planned, b: Planned, p: PPOPlan, q: PPOPlan) -> Iterator[str]
         )
     if p.agent_steps_per_gradient > q.agent_steps_per_gradient:
         yield (
-            f"steady gradients: {p.agent_steps_per_gradient:,} agent steps in each against "
+            f"steady gradients: {plural(p.agent_steps_per_gradient, 'agent step')} in each against "
             f"{q.agent_steps_per_gradient:,}"
         )
     if p.num_envs > q.num_envs:
-        yield f"varied experience: {p.num_envs:,} worlds against {q.num_envs:,}"
+        yield f"varied experience: {plural(p.num_envs, 'world')} against {q.num_envs:,}"
     if p.num_envs < q.num_envs:
-        yield f"small machines and debugging: {p.num_envs:,} worlds to make and hold against {q.num_envs:,}"
+        yield f"small machines and debugging: {plural(p.num_envs, 'world')} to make and hold against {q.num_envs:,}"
     if p.steps_per_env > q.steps_per_env:
         yield (
-            f"seeing events far apart in one iteration: {number(p.steps_per_env)} steps an env against "
+            f"seeing events far apart in one iteration: {_steps(p.steps_per_env)} an env against "
             f"{number(q.steps_per_env)}"
         )
     if p.groups > 1 and q.groups == 1:
@@ -146,7 +151,7 @@ def _ppo_better(a: Planned, b: Planned, p: PPOPlan, q: PPOPlan) -> Iterator[str]
     if p.groups == 1 and q.groups > 1:
         yield "simplicity: one group, one order of events"
     if p.agent_steps < q.agent_steps:
-        yield f"fresh policies: a new one every {p.agent_steps:,} agent steps against {q.agent_steps:,}"
+        yield f"fresh policies: a new one every {plural(p.agent_steps, 'agent step')} against {q.agent_steps:,}"
     if p.num_agents > q.num_agents:
         yield f"questions about many agents: {p.num_agents} share a world against {q.num_agents}"
     if p.buffer_bytes < q.buffer_bytes * 0.9:
@@ -160,24 +165,25 @@ def _mixture_differences(a: Planned, b: Planned, p: MixturePlan, q: MixturePlan)
         yield f"Mode: {a.loaded.name} is {p.mode}, {b.loaded.name} is {q.mode}."
     if p.rounds != q.rounds:
         yield (
-            f"Rounds: {p.rounds:,} against {q.rounds:,}, every {p.frames_per_round:,} against {q.frames_per_round:,} frames."
+            f"Rounds: {p.rounds:,} against {q.rounds:,}, every {p.frames_per_round:,} "
+            f"against {plural(q.frames_per_round, 'frame')}."
         )
     if p.big_replay_ratio != q.big_replay_ratio:
         yield (
             f"Replay: the BigAgent trains on a round's transition {p.big_replay_ratio:.2g} against "
-            f"{q.big_replay_ratio:.2g} times."
+            f"{q.big_replay_ratio:.2g} {'time' if q.big_replay_ratio == 1 else 'times'}."
         )
     if p.frames_per_agent != q.frames_per_agent:
-        yield f"Experience: an agent sees {p.frames_per_agent:,} against {q.frames_per_agent:,} frames of its own."
+        yield f"Experience: an agent sees {p.frames_per_agent:,} against {plural(q.frames_per_agent, 'frame')} of its own."
     if p.lake_bytes and q.lake_bytes and p.lake_bytes != q.lake_bytes:
         yield f"Disk: a lake of {size(p.lake_bytes)} against {size(q.lake_bytes)}."
 
 
 def _mixture_better(p: MixturePlan, q: MixturePlan) -> Iterator[str]:
     if p.frames < q.frames:
-        yield f"a quick answer: {p.frames:,} frames against {q.frames:,}"
+        yield f"a quick answer: {plural(p.frames, 'frame')} against {q.frames:,}"
     if p.frames > q.frames:
-        yield f"a firm answer: {p.frames:,} frames against {q.frames:,}"
+        yield f"a firm answer: {plural(p.frames, 'frame')} against {q.frames:,}"
     if p.big_replay_ratio > q.big_replay_ratio and p.big_updates:
         yield f"a BigAgent that has learned from the lake: replay of {p.big_replay_ratio:.2g} against {q.big_replay_ratio:.2g}"
     if p.rounds > q.rounds and p.resets:
@@ -191,9 +197,9 @@ def _reward_differences(a: Planned, b: Planned, p: RewardPlan, q: RewardPlan) ->
             f"and need returns that differ; progress learns from order in time."
         )
     if p.batches != q.batches:
-        yield f"Length: {p.batches:,} against {q.batches:,} gradient updates."
+        yield f"Length: {p.batches:,} against {plural(q.batches, 'gradient update')}."
     if p.batches_per_cycle != q.batches_per_cycle:
-        yield f"Feedback: a TensorBoard point every {p.batches_per_cycle:,} against {q.batches_per_cycle:,} batches."
+        yield f"Feedback: a TensorBoard point every {p.batches_per_cycle:,} against {plural(q.batches_per_cycle, 'batch')}."
     if p.reward_only != q.reward_only:
         online = a if q.reward_only else b
         yield f"Data: {online.loaded.name} also acts and learns from its own episodes; the other only reads recorded ones."
@@ -203,9 +209,9 @@ def _reward_differences(a: Planned, b: Planned, p: RewardPlan, q: RewardPlan) ->
 
 def _reward_better(p: RewardPlan, q: RewardPlan) -> Iterator[str]:
     if p.batches < q.batches:
-        yield f"a quick answer: {p.batches:,} updates against {q.batches:,}"
+        yield f"a quick answer: {plural(p.batches, 'update')} against {q.batches:,}"
     if p.batches > q.batches:
-        yield f"a converged network: {p.batches:,} updates against {q.batches:,}"
+        yield f"a converged network: {plural(p.batches, 'update')} against {q.batches:,}"
     if p.objective in ("lrd", "rrd") and q.objective not in ("lrd", "rrd"):
         yield f"data whose returns differ: {p.objective} explains them step by step"
     if p.objective == "progress" and q.objective in ("lrd", "rrd"):

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from millpond.loop import Loop
+from millpond.plurals import plural
 from millpond.ranks.errors import RankLostError
 from millpond.ranks.ranks import Ranks
 from millpond.record import Recorder
@@ -61,7 +62,7 @@ def training_over_ranks(ranks: Ranks, run: Run, loop: Loop, recorder: Recorder |
 
 def _how_to_go_on(run: Run) -> str:
     saved = Checkpoints(run.checkpoints_path).updates()
-    newest = f"The newest checkpoint is after {saved[-1]:,} updates" if saved else "There is no checkpoint yet"
+    newest = f"The newest checkpoint is after {plural(saved[-1], 'update')}" if saved else "There is no checkpoint yet"
     return f"{newest}; resume with: {run.resume_command}"
 
 

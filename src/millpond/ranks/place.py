@@ -45,4 +45,5 @@ def launcher(count: int, local_count: int | None = None) -> str:
     if count == 1:
         return ""
     nodes = f"--nnodes={count // each} " if count > each else ""
-    return f"torchrun {nodes}--nproc-per-node={each} -m "
+    # `--` ends torchrun's own options: it would take millpond's --run for an abbreviation of its --run-path.
+    return f"torchrun {nodes}--nproc-per-node={each} -m -- "

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from millpond.plurals import plural
 from millpond.replay.draw import Picked, draw_transitions
 from millpond.replay.encode import Lanes, number_episodes
 from millpond.replay.faults import LakeError, PondFull
@@ -89,7 +90,7 @@ class Pond:
         """
         if rows < lanes or rows % lanes:
             raise LakeError(f"rows={rows:,} is not a multiple of lanes={lanes}; try {max(rows // lanes, 1) * lanes:,}")
-        text = f"pond: {rows:,} rows of {row_bytes(schema):,} bytes on {device}: {rows * row_bytes(schema):,} bytes"
+        text = f"pond: {plural(rows, 'row')} of {row_bytes(schema):,} bytes on {device}: {rows * row_bytes(schema):,} bytes"
         announce(text) if announce else log.info(text)
         return Pond(schema, rows, lanes, torch.device(device), guarded)
 

@@ -202,7 +202,7 @@ def _repeat(facts: Facts, plan: Any, setting: Any) -> Stage:
             ("iterations", f"{_show(done)} recorded of {_show(plan['iterations'])}"),
             ("checkpoint", _interval(setting("checkpoint.interval"))),
             ("evaluation", _interval(setting("eval.interval"))),
-            *([("best checkpoint", f"after {best.updates:,} updates")] if best else []),
+            *([("best checkpoint", f"after {plural(best.updates, 'update')}")] if best else []),
             *_metrics(facts, "agent_steps_per_second"),
         ],
     )

@@ -16,7 +16,7 @@ from millpond.loop import Address
 from millpond.store.checkpoints import Checkpoints
 from millpond.store.errors import RunError
 from millpond.store.host import host_facts
-from millpond.store.status import read_status, write_status
+from millpond.store.status import SETTING_UP, died_in_setup, read_status, write_status
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,10 @@ class Run:
 
     @staticmethod
     def start(root: Path, name: str, *, config_yaml: str, plan: Mapping[str, Any], overwrite: bool = False) -> Run:
-        """Make a new run's folder, whole or not at all. One that exists is refused unless it may be overwritten."""
+        """Make a new run's folder, whole or not at all. One that exists is refused unless it may be overwritten.
+
+        The run is being set up until its training begins; see `abandon`.
+        """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise RunError(
                 f"{name!r} is no name for a run: use letters, digits, '.', '_' and '-', a letter or digit first"
@@ -52,7 +55,7 @@ class Run:
         root.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(root, name)
         if folder.exists():
-            if not overwrite:
+            if not overwrite and not died_in_setup(folder):
                 raise RunError(
                     f"{folder} exists already. Go on with it: --resume {name}. Keep it and start another: --run NAME. "
                     f"Throw it away and start again: --overwrite"
@@ -65,7 +68,7 @@ class Run:
         host = {"run_id": uuid.uuid4().hex[:12], **host_facts(), "resumes": []}
         write_file(temporary / HOST, json.dumps(host, indent=2).encode() + b"\n")
         (temporary / "checkpoints").mkdir()
-        write_status(temporary, "running")
+        write_status(temporary, "running", SETTING_UP)
         os.rename(temporary, folder)
         sync_folder(root)
         return Run(folder, resumed=False)
@@ -85,6 +88,18 @@ class Run:
         replace_json(folder / HOST, host)
         write_status(folder, "running")
         return Run(folder, resumed=True)
+
+    def abandon(self, error: BaseException) -> None:
+        """Give up a run that failed before it trained: the folder of a new one is removed, so that its name is free.
+
+        A resumed run keeps everything, and its state says why it could not go on.
+        """
+        if not self.resumed:
+            _remove_tree(self.folder)
+        elif isinstance(error, KeyboardInterrupt):
+            write_status(self.folder, "stopped", "interrupted before it went on")
+        else:
+            write_status(self.folder, "failed", f"could not be resumed: {type(error).__name__}: {error}")
 
     @property
     def run_id(self) -> str:
@@ -151,6 +166,11 @@ def _remove(folder: Path) -> None:
     if not is_run(folder):
         raise RunError(f"{folder} is not a run's folder ({CONFIG} or {HOST} is missing): it is not overwritten")
     _refuse_running(folder, "overwritten")
+    _remove_tree(folder)
+
+
+def _remove_tree(folder: Path) -> None:
+    """Remove a folder whose name is free at once, whatever happens while its files are deleted."""
     doomed = folder.with_name(f"{REMOVING}{folder.name}")
     os.rename(folder, doomed)
     shutil.rmtree(doomed)

@@ -13,6 +13,7 @@ from millpond.store.process import Process
 
 State = Literal["running", "finished", "stopped", "failed"]
 FILE = "state.json"
+SETTING_UP = "being set up"  # the note of a new run until it trains
 
 
 @dataclass(frozen=True)
@@ -40,5 +41,16 @@ def read_status(folder: Path) -> Status:
         return Status("failed", f"{FILE} cannot be read: {error}", folder.stat().st_mtime, Process(0, "", ""))
     if status.state == "running" and not status.process.is_alive():
         note = f"its process {status.process.pid} died without a word"
+        if status.note == SETTING_UP:
+            note = f"its process {status.process.pid} died while the run was being set up: nothing was trained"
         return Status("failed", note, status.since, status.process)
     return status
+
+
+def died_in_setup(folder: Path) -> bool:
+    """True for the folder of a new run whose process died before it trained anything."""
+    try:
+        note = json.loads((folder / FILE).read_text())["note"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(note == SETTING_UP) and read_status(folder).state == "failed"

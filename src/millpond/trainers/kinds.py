@@ -8,6 +8,7 @@ from millpond.config import Loaded, MixtureRecipe, PPORecipe, RewardRecipe
 from millpond.errors import MillpondError
 from millpond.ranks import ALONE, Ranks
 from millpond.store import Run
+from millpond.trainers.session import require_machine
 
 if TYPE_CHECKING:
     from millpond.trainers.reward_data import Recorded
@@ -31,6 +32,7 @@ class Trainer(Protocol):
 
 def require_trainer(loaded: Loaded) -> Recorded | None:
     """Refuse what cannot be trained, before a folder is made for it. Data that was read for that is given back."""
+    require_machine(loaded.recipe)
     if not isinstance(loaded.recipe, RewardRecipe) or not loaded.recipe.reward.reward_only:
         return None
     from millpond.trainers.reward_data import audit_recorded, open_recorded

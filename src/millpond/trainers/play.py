@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
+from millpond.envs.errors import require_extra
 from millpond.envs.render import render_rgb, write_gif
 from millpond.envs.world import World
+from millpond.planner.host import require_device
 from millpond.plurals import plural
 from millpond.policies.parts import join_parts, torch_dtype
 from millpond.store import Checkpoints, NothingToPlayError, RunError, load_weights
@@ -25,6 +27,7 @@ class LoadedPolicy:
     """A run's policy. `act` takes one batch of observations and the state that the last call gave back."""
 
     def __init__(self, name: str, *, best: bool = False, run_dir: str = "runs", device: str = "cpu") -> None:
+        require_device(device)
         loaded, run = open_run(name, run_dir)
         self.recipe = loaded.recipe
         if isinstance(self.recipe, RewardRecipe) and self.recipe.reward.reward_only:
@@ -118,6 +121,7 @@ def evaluate_run(
     if render is not None and not render.parent.is_dir():
         raise RunError(f"there is no folder {str(render.parent)!r} for the picture {render.name}; make it first")
     loaded = LoadedPolicy(name, best=best)
+    require_extra(loaded.recipe.env.id)
     worlds: list[World] | None = None if render is None else []
     frames: list[Any] = []
 

@@ -20,6 +20,7 @@ from millpond.errors import MillpondError
 from millpond.loop import Ended, Loop, Redraw
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.planner.lines import sentence
+from millpond.plurals import plural
 from millpond.record import Console, Counters, Recorder, Timer, cycle_rows
 from millpond.report import Picture
 from millpond.rewards.batches import RewardBatches
@@ -273,9 +274,8 @@ class RewardTrainer:
 
     def _end_epoch(self, ended: Ended) -> None:
         loss = ended.moments["R_loss"]
-        text = (
-            f"Epoch {ended.address['epoch']}/{self.plan.epochs}: {loss.count:,} batches, average R_loss {loss.mean:.6f}"
-        )
+        number, batches = ended.address["epoch"], plural(loss.count, "batch")
+        text = f"Epoch {number}/{self.plan.epochs}: {batches}, average R_loss {loss.mean:.6f}"
         shown = [] if self.held_out is None or ended.last else self.held_out.lines()  # the last: in the summary
         self.console.say("\n".join([text, *shown]))
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from millpond.config import Loaded, load
+from millpond.config import Loaded, Recipe, load
 from millpond.config.check import check, flatten
 from millpond.durable import replace_file
+from millpond.envs.errors import require_extra
 from millpond.envs.families import FAMILIES, family_of
+from millpond.planner.host import require_device
+from millpond.planner.make import needs_world
 from millpond.planner.ranks import plan_over_ranks
 from millpond.ranks import Ranks
 from millpond.ranks.parts import require_ranks
@@ -33,6 +37,24 @@ MAY_CHANGE_IN = ("checkpoint.", "eval.", "log.")
 def may_change(key: str) -> bool:
     """Whether a run can be resumed with another value of this key."""
     return key in MAY_CHANGE or key.startswith(MAY_CHANGE_IN)
+
+
+def require_machine(recipe: Recipe) -> None:
+    """Refuse a recipe that needs an extra or a device that is not here, before anything is made for it."""
+    if needs_world(recipe):
+        require_extra(recipe.env.id)
+    require_device(recipe.device)
+
+
+@contextmanager
+def setting_up(run: Run, ranks: Ranks) -> Iterator[None]:
+    """Within this context a run is built. Where that fails it is abandoned: the name of a new run is free again."""
+    try:
+        yield
+    except BaseException as error:  # Ctrl-C, too
+        if ranks.first:
+            run.abandon(error)
+        raise
 
 
 def config_text(loaded: Loaded) -> str:
@@ -72,6 +94,7 @@ def resume_run(name: str, overrides: Iterable[str], run_dir: str = "runs", *, ra
     require_ranks(saved, ranks, f"run {folder.name!r}", name)
     before = load(folder / "config.yaml")
     after = load(folder / "config.yaml", overrides, ask_world=world_agents)
+    require_machine(after.recipe)
     changes = check_changes(flatten(before.recipe), flatten(after.recipe), may_change)
     run = Run.resume(folder.parent, folder.name)
     if changes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from millpond.errors import MillpondError
+from millpond.plurals import plural
 
 CrashKind = Literal["raised", "died", "hung"]
 
@@ -25,11 +26,13 @@ class Failure:
     traceback: str = ""  # of the worker
     pid: int | None = None
     cause: BaseException | None = field(default=None, compare=False)  # where the worker shares our memory
+    refusal: str = ""  # the message of a MillpondError, which says all that the user needs
 
     @staticmethod
     def of(error: BaseException, doing: str) -> Failure:
         what = "".join(traceback.format_exception_only(error)).strip()
-        return Failure("raised", doing, what, "".join(traceback.format_exception(error)))
+        refusal = str(error) if isinstance(error, MillpondError) else ""
+        return Failure("raised", doing, what, "".join(traceback.format_exception(error)), refusal=refusal)
 
 
 class WorkerError(MillpondError):
@@ -37,7 +40,8 @@ class WorkerError(MillpondError):
 
     `env` is the index of the env, or None where the world does not tell (see `Watched`); it is then one of
     first_env..last_env-1. `seed` and `env_steps` are those of `env`, or of `first_env`: the seed from which the env
-    was started, and the steps which it had taken since.
+    was started, and the steps which it had taken since. Where the worker refused its input with a `MillpondError`, that
+    error's message is this one's, without a traceback, and the exit code is 2.
     """
 
     exit_code = 1  # the input was right: a worker failed
@@ -68,9 +72,15 @@ class WorkerError(MillpondError):
         process = f" (pid {failure.pid})" if failure.pid else ""
         who = "the trainer, with its share of the envs," if is_trainer else f"worker {worker}{process}"
         where = f"env {env}" if env is not None else f"one of the envs {first_env} to {last_env - 1}; env {first_env}"
+        steps = plural(env_steps, "env step")
+        if failure.refusal:
+            self.exit_code = MillpondError.exit_code
+            at = "" if failure.doing == "build" else f" ({failure.doing} of {where}: seed {seed}, after {steps})"
+            super().__init__(f"{failure.refusal}{at}")
+            return
         lines = [
             f"{who} {failure.kind} during {failure.doing}: {failure.what}",
-            f"  {where}: seed {seed}, after {env_steps:,} env steps",
+            f"  {where}: seed {seed}, after {steps}",
             f"  {advice}",
         ]
         if failure.traceback:

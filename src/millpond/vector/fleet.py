@@ -199,7 +199,7 @@ class Fleet:
 
     def _advice(self, failure: Failure) -> str:
         if failure.doing not in ("step", "reset"):
-            return f"nothing can go on without it: mend the world's {failure.doing}"
+            return f"nothing can go on without it: fix the world's {failure.doing}"
         advice = "vector.on_crash=restart would start these envs anew and go on"
         if failure.kind == "hung":
             limit = self.timeout if failure.doing == "step" else self.start_seconds
