@@ -154,5 +154,10 @@ def test_every_verb_explains_itself(verb: str) -> None:
     assert len(run.stdout.splitlines()) > 5
 
 
+def test_the_recipe_may_be_left_out_before_overrides() -> None:
+    found = json.loads(millpond("plan", "trainer.update_epochs=3", "--json").stdout)
+    assert (found["recipe"], found["update_epochs"]) == ("grid", 3)
+
+
 def test_version() -> None:
     assert millpond("--version").stdout.startswith("millpond 0.")

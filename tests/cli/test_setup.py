@@ -81,7 +81,7 @@ class Command:
         monkeypatch.setattr(sys, "path", [*sys.path])
 
     def __call__(self, *arguments: str) -> Ended:
-        sys.modules.pop("worlds", None)
+        sys.modules.pop("faulty_corridors", None)
         importlib.invalidate_caches()
         self.monkeypatch.setattr(sys, "argv", ["millpond", *arguments])
         self.capsys.readouterr()
@@ -102,7 +102,7 @@ class Command:
 
 @pytest.fixture
 def millpond(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    (tmp_path / "worlds.py").write_text(WORLDS)
+    (tmp_path / "faulty_corridors.py").write_text(WORLDS)
     (tmp_path / "runs").mkdir()
     return Command(tmp_path, capsys, monkeypatch)
 
@@ -110,15 +110,15 @@ def millpond(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
 @pytest.mark.parametrize(
     ("settings", "code", "words"),
     [
-        (["env.id=worlds:no_env"], 2, "there is no env today"),
-        (["env.id=worlds:Refusing", "vector.backend=inline"], 2, "give it a map (reset of env 0: seed"),
-        (["env.id=worlds:Refusing", "vector.backend=processes"], 2, "give it a map (reset of env 0: seed"),
-        (["env.id=worlds:Nothing"], 2, "Nothing"),
-        (["env.id=worlds:Corridor", "policy.target=worlds:Nobody"], 2, "Nobody"),
-        (["env.id=worlds:Corridor", "policy.target=nowhere:Policy"], 2, "nowhere"),
+        (["env.id=faulty_corridors:no_env"], 2, "there is no env today"),
+        (["env.id=faulty_corridors:Refusing", "vector.backend=inline"], 2, "give it a map (reset of env 0: seed"),
+        (["env.id=faulty_corridors:Refusing", "vector.backend=processes"], 2, "give it a map (reset of env 0: seed"),
+        (["env.id=faulty_corridors:Nothing"], 2, "Nothing"),
+        (["env.id=faulty_corridors:Corridor", "policy.target=faulty_corridors:Nobody"], 2, "Nobody"),
+        (["env.id=faulty_corridors:Corridor", "policy.target=nowhere:Policy"], 2, "nowhere"),
         (["env.id=gymnasium:Nowhere-v0"], 2, "Nowhere"),
-        (["env.id=worlds:Corridor", "device=cuda:99"], 2, "device=cuda:99"),
-        (["env.id=worlds:BrokenReset"], 1, "the map file is missing"),
+        (["env.id=faulty_corridors:Corridor", "device=cuda:99"], 2, "device=cuda:99"),
+        (["env.id=faulty_corridors:BrokenReset"], 1, "the map file is missing"),
     ],
 )
 def test_what_cannot_be_set_up_leaves_no_folder(millpond: Command, settings: list[str], code: int, words: str) -> None:
@@ -132,7 +132,10 @@ def test_what_cannot_be_set_up_leaves_no_folder(millpond: Command, settings: lis
 
 
 def test_after_a_failure_the_name_is_free_and_a_resumed_run_says_why_it_could_not_go_on(millpond: Command) -> None:
-    shown, file = ["env.id=worlds:Shown", "vector.backend=inline", *TINY], millpond.folder / "worlds.py"
+    shown, file = (
+        ["env.id=faulty_corridors:Shown", "vector.backend=inline", *TINY],
+        millpond.folder / "faulty_corridors.py",
+    )
     assert millpond("train", "grid", *shown).code == 2
     file.write_text(f"{WORLDS}\n\nShown = Corridor\n")
     run = millpond("train", "grid", *shown)
@@ -146,7 +149,16 @@ def test_after_a_failure_the_name_is_free_and_a_resumed_run_says_why_it_could_no
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_during_setup_does_not_block_the_name(millpond: Command, number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "millpond", "train", "grid", "env.id=worlds:Slow", "vector.backend=inline", *TINY]
+    command = [
+        sys.executable,
+        "-m",
+        "millpond",
+        "train",
+        "grid",
+        "env.id=faulty_corridors:Slow",
+        "vector.backend=inline",
+        *TINY,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (millpond.folder / "resetting").exists():
         assert process.poll() is None
@@ -158,7 +170,7 @@ def test_a_signal_during_setup_does_not_block_the_name(millpond: Command, number
         assert process.returncode == 130
     else:
         assert "died while the run was being set up: nothing was trained" in millpond("runs").output
-        assert "there is no env today" in millpond("train", "grid", "env.id=worlds:no_env", *TINY).errors
+        assert "there is no env today" in millpond("train", "grid", "env.id=faulty_corridors:no_env", *TINY).errors
     assert millpond.runs == []
 
 

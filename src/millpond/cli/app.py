@@ -23,17 +23,20 @@ app = typer.Typer(
     \b
       millpond recipes                  what there is to run
       millpond plan metta               what its numbers will do
+      millpond train grid --debug       one of every level, in seconds
       millpond train grid               train; Ctrl-C saves, --resume goes on
       millpond runs                     what has been trained
+      millpond eval RUN                 how well it plays
       millpond report RUN               a page with curves, times and a picture
+      millpond compare puffer-metta metta   two configs side by side
       millpond lake info PATH           what a lake of transitions holds
-      millpond compare puffer-metta metta
       millpond data audit pendulum      what recorded episodes are good for
       millpond bench                    how fast this machine is
       millpond doctor                   what this machine has
 
     A RECIPE is a name from `millpond recipes`, a path to a YAML file, or a PufferLib .ini file. Settings are overridden
-    behind it as section.key=value, such as trainer.batch_size=262_144.""",
+    after it as section.key=value, such as trainer.batch_size=262_144; `millpond plan --explain KEY` says what a key means,
+    and docs/configuration.md lists them all.""",
 )
 
 
@@ -46,6 +49,7 @@ class Objective(StrEnum):
     success = "success"
 
 
+DEFAULT_RECIPE = "grid"
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe's name, a YAML file, or a PufferLib .ini.")
 ]
@@ -81,16 +85,18 @@ def _top(
 
 @app.command()
 def train(
-    recipe: RecipeArgument = "grid",
+    recipe: RecipeArgument = DEFAULT_RECIPE,
     overrides: OverridesArgument = None,
     run: Annotated[
         str | None,
-        typer.Option("--run", metavar="NAME", help="Name of the run; without one, the recipe's with a number."),
+        typer.Option(
+            "--run", metavar="NAME", help="Name of the run and its folder; without one, the recipe's name and a number."
+        ),
     ] = None,
     preset: PresetOption = None,
     debug: Annotated[bool, typer.Option("--debug", help="Tiny sizes: one of every level, in seconds.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Throw away a run of this name and start again.")
+        bool, typer.Option("--overwrite", help="Delete the run that has this name, and start again.")
     ] = False,
     weights_from: Annotated[
         str | None, typer.Option("--from", metavar="RUN", help="Begin with the weights of another run.")
@@ -101,8 +107,8 @@ def train(
 ) -> None:
     """Train a recipe, or go on with a run.
 
-    Ctrl-C finishes the step, saves, and says how to resume; a second one stops at once. Everything is in the run folder:
-    config, plan, host, metrics, TensorBoard files, checkpoints.
+    Ctrl-C finishes the step, saves, and says how to resume; a second one stops at once. Everything is in the run folder,
+    runs/NAME: config, plan, host, metrics, TensorBoard files, checkpoints, report.
 
     \b
       millpond train                                # the built-in world, minutes on two cores
@@ -114,13 +120,11 @@ def train(
     """
     from millpond.cli.training import train as run_training
 
-    arguments = list(overrides or [])
+    recipe, arguments = _recipe_first(recipe, overrides)
     if resume is not None:
         if run is not None or overwrite or weights_from is not None or preset is not None or debug:
             raise typer.BadParameter("--resume goes with overrides only: a run keeps its name, recipe and preset")
-        if "=" in recipe:  # with --resume the first word is an override already
-            arguments.insert(0, recipe)
-        elif recipe != "grid":
+        if recipe != DEFAULT_RECIPE:
             raise typer.BadParameter(f"--resume {resume} has its own recipe; leave {recipe!r} out")
     run_training(
         recipe,
@@ -133,7 +137,7 @@ def train(
     )
 
 
-@app.command("eval")
+@app.command("eval", short_help="Play episodes with a run's policy.")
 def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder.")],
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes to play.")] = 20,
@@ -152,7 +156,7 @@ def evaluate(
     run_evaluation(run, episodes, render, seed, best, json)
 
 
-@app.command()
+@app.command(short_help="Write a run's page: results and curves.")
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder.")],
     pictures: Annotated[
@@ -163,8 +167,8 @@ def report(
 ) -> None:
     """Write report.html into a run's folder: one page with its results, curves, times, an episode, plan and config.
 
-    Training writes it at its end; this writes it anew, also for a run that goes on or has crashed. The page needs no
-    network. Any folder with a metrics.jsonl will do.
+    Training writes it at its end; this writes it again, also for a run that is still going or has crashed. The page needs
+    no network. Any folder with a metrics.jsonl will do.
 
     \b
       millpond report grid-1
@@ -193,7 +197,7 @@ def runs(
 
 @app.command()
 def plan(
-    recipe: RecipeArgument = "grid",
+    recipe: RecipeArgument = DEFAULT_RECIPE,
     overrides: OverridesArgument = None,
     json: JsonOption = False,
     scale: Annotated[
@@ -231,20 +235,21 @@ def plan(
     """
     from millpond.cli.planning import print_explanation, print_plan, print_scale
 
+    recipe, arguments = _recipe_first(recipe, overrides)
     preset = _one_preset(preset, debug)
     if explain is not None and (scale or json or agents_from):
         raise typer.BadParameter("--explain stands alone: it explains a key")
     if scale is not None and agents_from:
         raise typer.BadParameter("--scale and --agents-from cannot be joined; set env.num_agents=N instead")
     if explain is not None:
-        print_explanation(recipe, overrides or [], preset, explain)
+        print_explanation(recipe, arguments, preset, explain)
     elif scale is not None:
-        print_scale(recipe, overrides or [], preset, scale, other_machine, json)
+        print_scale(recipe, arguments, preset, scale, other_machine, json)
     else:
-        print_plan(recipe, overrides or [], preset, agents_from, other_machine, json)
+        print_plan(recipe, arguments, preset, agents_from, other_machine, json)
 
 
-@app.command()
+@app.command(short_help="Put two configs side by side.")
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A recipe or file.")] = "puffer-metta",
     second: Annotated[str, typer.Argument(metavar="B", help="Another one.")] = "metta",
@@ -277,14 +282,14 @@ def compare(
 
 @app.command()
 def recipes(json: JsonOption = False) -> None:
-    """List the recipes, with their kinds and presets."""
+    """List the recipes: kinds, presets, extras that they need."""
     from millpond.cli.planning import print_recipes
 
     print_recipes(json)
 
 
-envs = typer.Typer(rich_markup_mode=None, help="List the worlds, or check one.", invoke_without_command=True)
-app.add_typer(envs, name="envs")
+envs = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+app.add_typer(envs, name="envs", short_help="List the worlds, or check one.")
 
 
 @envs.callback()
@@ -306,7 +311,7 @@ def list_worlds(
         print_envs(games, json)
 
 
-@envs.command("check")
+@envs.command("check", short_help="Check that a world keeps the rules.")
 def check_world(
     env_id: Annotated[str, typer.Argument(metavar="ID", help="A world's id, or your own as package.module:make_env.")],
     options: Annotated[
@@ -334,7 +339,7 @@ def check_world(
     print_check(env_id, options or [], steps, json)
 
 
-app.add_typer(lake, name="lake")
+app.add_typer(lake, name="lake", short_help="Look into replay on disk, check it, export it.")
 data = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at recorded episodes, or audit them.")
 app.add_typer(data, name="data")
 
@@ -454,7 +459,7 @@ def mixture_vs_single(
         "experiments/mixture-vs-single"
     ),
     at_once: Annotated[
-        int | None, typer.Option("--at-once", min=1, help="Runs side by side; without it, one a core.")
+        int | None, typer.Option("--at-once", min=1, help="Runs side by side; without it, one per core.")
     ] = None,
     report: Annotated[bool, typer.Option("--report", help="Run nothing; read what is finished.")] = False,
     json: JsonOption = False,
@@ -482,9 +487,9 @@ def mixture_vs_single(
     )
 
 
-@app.command()
+@app.command(short_help="Measure this machine and a recipe on it.")
 def bench(
-    recipe: RecipeArgument = "grid",
+    recipe: RecipeArgument = DEFAULT_RECIPE,
     overrides: OverridesArgument = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny sizes, in seconds, to try the command out; nothing is kept.")
@@ -520,9 +525,10 @@ def bench(
     """
     from millpond.cli.bench import bench as run_bench
 
+    recipe, arguments = _recipe_first(recipe, overrides)
     run_bench(
         recipe,
-        list(overrides or []),
+        arguments,
         quick=quick,
         only_iteration=iteration,
         iterations=iterations,
@@ -531,12 +537,19 @@ def bench(
     )
 
 
-@app.command()
+@app.command(short_help="Say what this machine has and lacks.")
 def doctor(json: JsonOption = False) -> None:
     """Say what this machine has: versions, cores, devices, memory, disk, extras, and what to install for the rest."""
     from millpond.cli.doctor import print_doctor
 
     print_doctor(json)
+
+
+def _recipe_first(recipe: str, overrides: list[str] | None) -> tuple[str, list[str]]:
+    """Return recipe and overrides; where the first word is an override already, the recipe is the default one."""
+    if "=" in recipe:
+        return DEFAULT_RECIPE, [recipe, *(overrides or [])]
+    return recipe, list(overrides or [])
 
 
 def _one_preset(preset: str | None, debug: bool) -> str | None:
