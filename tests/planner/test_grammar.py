@@ -50,7 +50,7 @@ MIXTURE: dict[str, Any] = {
     "dqn": {"batch_size": 1, "n_step": 1},
 }
 REWARD: dict[str, Any] = {
-    "extends": "reward",
+    "extends": "reward-libero",
     "data": {"expected_episodes": 1, "expected_steps": 1},
     "reward": {
         "epochs": 1,

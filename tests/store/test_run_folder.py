@@ -148,7 +148,7 @@ def test_an_abandoned_run_is_removed_and_a_resumed_one_says_why(tmp_path):
     ):
         Run.resume(tmp_path, "pond").abandon(error)
         assert read_status(tmp_path / "pond").state == state
-        assert f"({note})" in show_runs(list_runs(tmp_path))
+        assert f"\n  {note}" in show_runs(list_runs(tmp_path))
 
 
 def run_loop(root, name, body, until=None):
