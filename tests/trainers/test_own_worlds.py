@@ -5,20 +5,25 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
 import millpond
 from envs import own_envs
-from millpond.config import ConfigError
+from millpond.config import ConfigError, load
 from millpond.envs.errors import EnvError
+from millpond.policies import build_policy
 from millpond.store import RunError
 from millpond.trainers.build import check_policy_on
+from millpond.trainers.evaluate import EndlessEpisodeError, evaluate
 from millpond.trainers.play import evaluate_run
+from millpond.trainers.worlds import evaluation_vector
 
 DOCS = Path(__file__).parents[2] / "docs"
 OWN = own_envs.__name__
@@ -139,3 +144,30 @@ def test_observations_that_a_loaded_policy_cannot_take_are_refused_with_what_it_
     policy = millpond.load(run)
     with pytest.raises(RunError, match=r"a mapping of the parts.*: kind uint8 \(3,\), speed float32 \(1,\)"):
         policy.act(np.zeros((1, 4), np.float32))
+
+
+class Endless(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+def test_an_evaluation_of_episodes_that_never_end_is_given_up_with_the_setting_that_ends_them() -> None:
+    recipe = load("grid", {**TINY, "env.id": f"{__name__}:Endless", "env.num_agents": 1}).recipe
+    for settings, ends in (({}, False), ({"max_steps": 5}, True)):
+        env = recipe.env.model_copy(update=settings)
+        with evaluation_vector(env, recipe.vector, 2) as vector:
+            policy = build_policy(vector.spec.observation, vector.spec.action, hidden_size=4)
+            play = partial(evaluate, policy, vector, episodes=2, seed=0, device=torch.device("cpu"), longest=50)
+            if ends:
+                assert play().lengths == (5, 5)
+            else:
+                with pytest.raises(
+                    EndlessEpisodeError, match=r"after 50 steps.* set env.max_steps, such as env.max_steps="
+                ):
+                    play()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from millpond.errors import MillpondError
 from millpond.rollout.actions import put_actions
 from millpond.rollout.collect import Actor
 from millpond.vector import Vector
 
 RESAMPLES = 1_000
+LONG, LONGEST = 10_000, 200_000  # steps of an episode after which a warning says so, and after which it is given up
+
+
+class EndlessEpisodeError(MillpondError):
+    """Episodes of a world do not end."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +84,13 @@ def evaluate(
     device: torch.device,
     deterministic: bool = False,
     before_step: Callable[[], None] | None = None,
+    longest: int = LONGEST,
 ) -> Evaluation:
     """The first episode of each env of a vector with at least `episodes` envs, from fresh seeds.
 
     Only first episodes count: to take whichever episodes end first would favour short ones. `before_step()` is
     called before every step, to draw: after the last one of an episode, its env shows the next episode already.
+    Raises `EndlessEpisodeError` if an episode goes on after `longest` steps.
     """
     agents = vector.spec.num_agents
     vector.reset(seed)
@@ -90,7 +100,18 @@ def evaluate(
     found: dict[int, tuple[tuple[float, ...], int, dict[str, float]]] = {}
     wanted = set(range(episodes))
     with torch.inference_mode():
-        while wanted - found.keys():
+        for steps in itertools.count():
+            if not wanted - found.keys():
+                break
+            if steps == LONG:
+                warnings.warn(
+                    f"evaluation: episodes go on after {steps:,} steps; env.max_steps=N ends them", stacklevel=2
+                )
+            if steps == longest:
+                raise EndlessEpisodeError(
+                    f"evaluation: an episode goes on after {steps:,} steps, so it may never end; set env.max_steps, "
+                    "such as env.max_steps=1000"
+                )
             if before_step is not None:
                 before_step()
             for _ in range(len(vector)):
