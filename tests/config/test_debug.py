@@ -46,7 +46,7 @@ USERS: dict[str, dict[str, Any]] = {
     "a mixture of eight": {"extends": "mixture", "mixture": {"agents": 8, "epsilon_ladder": [0.1] * 8}},
     "a live mixture": {"extends": "mixture", "mixture": {"mode": "live", "own_fraction": 0.2}},
     "a single agent": {"extends": "mixture", "mixture": {"mode": "single", "agents": 1}},
-    "long returns and stacks": {"extends": "mixture", "env": {"frame_stack": 12}, "dqn": {"n_step": 50}},
+    "long returns and stacks": {"extends": "mixture-gravitar", "env": {"frame_stack": 12}, "dqn": {"n_step": 50}},
     "frames that are skipped": {"extends": "mixture-gravitar", "env": {"atari": {"frame_skip": 7}}},
     "an agent in many envs": {"extends": "reward-online", "agent": {"num_envs": 16, "replay_transitions": 300}},
 }

@@ -33,6 +33,7 @@ def test_the_minibatch_of_the_documents_gone_wrong() -> None:
 @pytest.mark.parametrize(
     ("recipe", "overrides", "says"),
     [
+        ("mixture", ["env.frame_stack=2"], "has no frames to stack; atari:GAME has; try env.frame_stack=1"),
         ("metta", ["trainer.num_envs=64"], "both say how many envs"),
         ("metta", ["trainer.forward_pass_minibatch_target_size=null"], "neither trainer.num_envs nor"),
         ("metta", ["trainer.forward_pass_minibatch_target_size=20"], "less than one env each; try"),

@@ -56,19 +56,12 @@ def _world(values: Values) -> Iterator[Violation]:
                 f"env.id={env_id}: there is no such game; `millpond envs` lists them",
                 tuple({"env.id": f"{family.name}:{game}"} for game in near or ["breakout"]),
             )
-    if values["env.frame_stack"] > 1 and not _can_stack(values):
+    if values["env.frame_stack"] > 1 and (family is None or family.name != "atari"):
         yield Violation(
             ("env.frame_stack", "env.id"),
-            f"env.frame_stack={values['env.frame_stack']}: env.id={env_id} has no frames to stack in kind {values['kind']}",
+            f"env.frame_stack={values['env.frame_stack']}: env.id={env_id} has no frames to stack; atari:GAME has",
             ({"env.frame_stack": 1},),
         )
-
-
-def _can_stack(values: Values) -> bool:
-    """The emulator stacks frames itself; replay stacks those of any game when it samples."""
-    family = family_of(values["env.id"])
-    games = ("atari", "minatar") if values["kind"] == "mixture" else ("atari",)
-    return family is not None and family.name in games
 
 
 def _agents(values: Values) -> Iterator[Violation]:
