@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -12,10 +13,20 @@ from millpond.envs.registry import describe, known_ids, make_world, prepare
 from millpond.envs.seeds import spawn_seeds
 from millpond.envs.world import Buffers
 
+NEEDS_METTAGRID = pytest.mark.skipif(
+    find_spec("mettagrid") is None, reason="MettaGrid has wheels for Python 3.11 and 3.12 only"
+)
 LIGHT = ["grid", "recall", "truncation", "mettagrid", "atari:gravitar", "minatar:breakout"]
 
 
-@pytest.mark.parametrize("env_id", [*LIGHT, "gymnasium:CartPole-v1"])
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        *(env_id for env_id in LIGHT if env_id != "mettagrid"),
+        pytest.param("mettagrid", marks=NEEDS_METTAGRID),
+        "gymnasium:CartPole-v1",
+    ],
+)
 def test_a_world_is_what_describe_says_and_writes_into_the_buffers_it_is_given(env_id):
     spec = describe(env_id, {})
     buffers = Buffers.allocate(spec, 2)
@@ -52,10 +63,17 @@ def test_describing_imports_nothing_heavy():
     assert result.stdout.strip() == "[]"
 
 
-def test_making_worlds_never_imports_torch():
+@pytest.mark.parametrize(
+    "env_ids",
+    [
+        [*(env_id for env_id in LIGHT if env_id != "mettagrid"), "gymnasium:CartPole-v1"],
+        pytest.param(["mettagrid"], marks=NEEDS_METTAGRID),
+    ],
+)
+def test_making_worlds_never_imports_torch(env_ids):
     code = (
         "import sys; from millpond.envs.registry import make_world\n"
-        f"for env_id in {[*LIGHT, 'gymnasium:CartPole-v1']}: make_world(env_id, 1, {{}}).close()\n"
+        f"for env_id in {env_ids}: make_world(env_id, 1, {{}}).close()\n"
         "print([name for name in ('torch', 'pandas', 'seaborn') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
