@@ -53,7 +53,7 @@ def _unsupported() -> dict[str, str]:
         requirements = map(Requirement, importlib.metadata.requires("millpond") or ())
     except importlib.metadata.PackageNotFoundError:  # run from its source, without an installation
         return {}
-    extras = ("", *EXTRAS)
+    extras = {"", *EXTRAS} - {"dev"}  # any environment has some of its packages, such as setuptools, for other reasons
     used = [
         requirement
         for requirement in requirements
