@@ -246,10 +246,7 @@ def _end(processes: list[subprocess.Popen[bytes]], owner: int) -> None:
 
 def main() -> None:
     """Run a worker: read the job, then obey commands until stdin ends."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # sent to a whole group of processes, they are the trainer's to answer
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group, they are the trainer's to answer
         signal.signal(number, signal.SIG_IGN)
     commands = sys.stdin.buffer
     replies = os.fdopen(os.dup(1), "wb")
@@ -266,23 +263,34 @@ def main() -> None:
         return
     numpy.random.seed(worker)  # noqa: NPY002  for an env that uses the global generator
     orders: SimpleQueue[Order] = SimpleQueue()
-    threading.Thread(target=_listen, args=(commands, orders, (memory, last_words)), daemon=True).start()
+    files = (memory, last_words)
+    threading.Thread(target=_listen, args=(commands, orders, files), daemon=True).start()
     crew = Crew(job, Arena.attach(NamedFile.open(memory), job.spec, job.layout))
-    _reply(replies, STARTED, None)
-    while True:
-        ticket, command, payload = orders.get()
-        try:
-            reply = crew.run(command, payload)
-        except BaseException as error:  # SystemExit of an env, too: whatever it is, the trainer is waiting to hear it
-            reply = replace(Failure.of(error, command.op.name.lower()), pid=os.getpid())
-        _reply(replies, ticket, reply)
+    try:
+        _reply(replies, STARTED, None)
+        while True:
+            ticket, command, payload = orders.get()
+            try:
+                reply = crew.run(command, payload)
+            except (
+                BaseException
+            ) as error:  # SystemExit of an env, too: whatever it is, the trainer is waiting to hear it
+                reply = replace(Failure.of(error, command.op.name.lower()), pid=os.getpid())
+            _reply(replies, ticket, reply)
+    except BrokenPipeError:  # nobody reads replies any more
+        _leave(files)
 
 
 def _listen(commands: BinaryIO, orders: SimpleQueue[Order], files: tuple[Path, ...]) -> NoReturn:
-    """Queue commands; when the trainer is gone, remove its files and exit, even while a world is stepping."""
+    """Queue commands until the trainer is gone."""
     with suppress(EOFError, OSError, pickle.UnpicklingError):
         while True:
             orders.put(pickle.load(commands))
+    _leave(files)
+
+
+def _leave(files: tuple[Path, ...]) -> NoReturn:
+    """Remove the files of a trainer that is gone and exit at once, even while a world is stepping."""
     for path in files:
         with suppress(OSError):
             path.unlink()
