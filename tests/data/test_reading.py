@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,13 +227,6 @@ def test_small_tables_stay_in_memory_and_large_ones_in_the_file(tmp_path: Path) 
     write_libero(tmp_path / "a.hdf5", (6, 4), side=16)
     data = open_episodes(tmp_path / "a.hdf5", images=True, memory_bytes=10 * 7 * 4 + 12 * 21 * 4 + 12 * 768)
     assert data.kept_in_memory == ("action", "vector", "agentview_rgb")
-
-
-def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parent.parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    for example in re.findall(r"```python\n(.*?)```", page, re.S):
-        exec(compile(example, "data.md", "exec"), {})
 
 
 def test_old_robosuite_files_have_states_alone(tmp_path: Path) -> None:

@@ -15,6 +15,20 @@ CrashKind = Literal["raised", "died", "hung"]
 class VectorError(MillpondError):
     """A vector was asked for something that it cannot do."""
 
+    @staticmethod
+    def cannot_load(reason: str) -> VectorError:
+        return VectorError(
+            f"a worker process cannot load make_world; it must be importable from a fresh interpreter:\n{reason}"
+        )
+
+    @staticmethod
+    def starts_too_slowly(seconds: float) -> VectorError:
+        return VectorError(f"workers did not start within {seconds:g} s: importing what make_world needs hangs")
+
+    @staticmethod
+    def did_not_start(worker: int, how_it_ended: str) -> VectorError:
+        return VectorError(f"worker {worker} did not start: it {how_it_ended}")
+
 
 @dataclass(frozen=True)
 class Failure:

@@ -169,12 +169,10 @@ class ProcessPool:
             if all(handle.pid or handle.ended for handle in handles):
                 break
             if time.monotonic() >= deadline:
-                raise VectorError(
-                    f"workers did not start within {self._start_seconds:g} s: importing what make_world needs hangs"
-                )
+                raise VectorError.starts_too_slowly(self._start_seconds)
         for handle in handles:
             if not handle.pid:
-                raise VectorError(f"worker {handle.worker} did not start: it {handle.ended}")
+                raise VectorError.did_not_start(handle.worker, handle.ended)
 
     def _pump(self, seconds: float) -> None:
         """Sleep until something comes, at most so long, and take it in."""
@@ -205,9 +203,7 @@ class ProcessPool:
     def _take_messages(self) -> None:
         for kind, worker, generation, value, text in self._nursery.messages():
             if kind == FAILED:
-                raise VectorError(
-                    f"a worker process cannot load make_world; it must be importable from a fresh interpreter:\n{text}"
-                )
+                raise VectorError.cannot_load(text)
             if kind == QUIT:
                 self._poll.unregister(self._nursery.control)
                 for handle in self._workers:

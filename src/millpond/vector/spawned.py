@@ -158,12 +158,10 @@ class SpawnPool:
         deadline = time.monotonic() + self._start_seconds
         while not all(handle.started or handle.ended for handle in handles):
             if not self._take_event(deadline):
-                raise VectorError(
-                    f"workers did not start within {self._start_seconds:g} s: importing what make_world needs hangs"
-                )
+                raise VectorError.starts_too_slowly(self._start_seconds)
         for handle in handles:
             if not handle.started:
-                raise VectorError(f"worker {handle.worker} did not start: it {handle.ended}")
+                raise VectorError.did_not_start(handle.worker, handle.ended)
 
     def _take_event(self, deadline: float) -> bool:
         """Wait for the next reply, start or end of a worker; False if there is none before `deadline`."""
@@ -174,9 +172,7 @@ class SpawnPool:
         if handle not in self._workers:  # replaced by a new process
             return True
         if ticket == FAILED:
-            raise VectorError(
-                f"a worker process cannot load make_world; it must be importable from a fresh interpreter:\n{reply}"
-            )
+            raise VectorError.cannot_load(reply)
         if ticket == STARTED:
             handle.started = True
         elif isinstance(reply, Ended):
