@@ -1,6 +1,6 @@
 """Time per frame with four agents side by side against one, pouring to the lake included, in turn in one process.
 
-    python benchmarks/mixture_cost.py [--world minatar:breakout] [--collections 6] [--repeats 3]
+    python benchmarks/mixture_cost.py [--environment minatar:breakout] [--collections 6] [--repeats 3]
 
 Counts what the agents' phase takes: collecting, waiting for the ponds, learning. The pouring thread works beside it.
 """
@@ -24,10 +24,10 @@ from millpond.trainers.session import start_run
 PHASES = ("time/collect", "time/pour", "time/learn")
 
 
-def seconds_per_frame(root: Path, name: str, world: str, agents: int, collections: int) -> tuple[float, float]:
+def seconds_per_frame(root: Path, name: str, env_batch: str, agents: int, collections: int) -> tuple[float, float]:
     """Of the agents' phase, without its first collection (compilation); and of the pouring thread."""
     settings: dict[str, Any] = {
-        "env.id": world,
+        "env.id": env_batch,
         "mixture.mode": "rounds" if agents > 1 else "single-resets",
         "mixture.agents": agents,
         "mixture.total_frames": 10**9,
@@ -38,7 +38,7 @@ def seconds_per_frame(root: Path, name: str, world: str, agents: int, collection
         "log.tensorboard": False,
         "run_dir": str(root),
     }
-    loaded = load("mixture-gravitar" if world.startswith("atari:") else "mixture", settings)
+    loaded = load("mixture-gravitar" if env_batch.startswith("atari:") else "mixture", settings)
     with redirect_stdout(StringIO()):
         trainer = MixtureTrainer(loaded, start_run(loaded, name))
         try:
@@ -54,7 +54,7 @@ def seconds_per_frame(root: Path, name: str, world: str, agents: int, collection
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--world", default="minatar:breakout")
+    parser.add_argument("--environment", default="minatar:breakout")
     parser.add_argument("--collections", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
     asked = parser.parse_args()
@@ -64,12 +64,12 @@ def main() -> None:
         for repeat in range(asked.repeats):
             for agents in found:
                 time, poured = seconds_per_frame(
-                    Path(folder), f"{agents}-{repeat}", asked.world, agents, asked.collections
+                    Path(folder), f"{agents}-{repeat}", asked.env_batch, agents, asked.collections
                 )
                 found[agents].append(time)
                 pouring[agents].append(poured)
     one, four = median(found[1]), median(found[4])
-    print(f"{asked.world} on {platform.machine()}, median of {asked.repeats}, microseconds a frame")
+    print(f"{asked.env_batch} on {platform.machine()}, median of {asked.repeats}, microseconds a frame")
     print(f"  one agent    {one * 1e6:8.1f}   (pouring thread {median(pouring[1]) * 1e6:.1f})")
     print(f"  four agents  {four * 1e6:8.1f}   (pouring thread {median(pouring[4]) * 1e6:.1f})")
     print(f"  four / one   {four / one:8.3f}")

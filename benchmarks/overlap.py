@@ -14,7 +14,7 @@ import numpy as np
 
 from hardware import processor
 from millpond.vector import Vector, group_name, make_vector
-from timed_worlds import SPEC, STEP_SECONDS, timed
+from timed_envs import SPEC, STEP_SECONDS, timed
 
 POLICY_SECONDS = 0.005
 TURNS = 100

@@ -3,7 +3,7 @@
     python benchmarks/policies.py [--threads 1 2] [--seconds 2] [--core lstm]
 
 The plain one reads the flat bytes with a linear layer and remembers with nn.LSTM, which cannot reset inside a row. Ours
-looks cells up by kind and resets where episodes begin. Observations are those of the grid world (121 cells, 3 counts),
+looks cells up by kind and resets where episodes begin. Observations are those of the grid environment (121 cells, 3 counts),
 a quarter of whose cells are not empty. Both are run in turn, and the best of each counts, so that a busy machine
 disturbs both alike. A ratio above 1 means that ours is faster.
 """

@@ -3,7 +3,7 @@
     python benchmarks/scaling.py                         a few minutes
     python benchmarks/scaling.py --envs 64 8192 --rounds 5 --json scaling.json
 
-For each number of envs of `grid`, with the recipe's network: nanoseconds an agent step of a whole collection (worlds,
+For each number of envs of `grid`, with the recipe's network: nanoseconds an agent step of a whole collection (environments,
 acting, storing) and of training on it, in minibatches of the same size everywhere. MettaGrid collects without workers (envs
 in the training process) and with two. All sizes take turns, round by round, so that what else the machine does falls on
 all; the ratios are taken within a round, and their median counts, with the lowest and the highest beside it.

@@ -1,4 +1,4 @@
-"""What the vector itself costs: a turn over worlds that do nothing, and the start of 2,720 envs in 16 workers.
+"""What the vector itself costs: a turn over environments that do nothing, and the start of 2,720 envs in 16 workers.
 
 python benchmarks/vector_cost.py
 """
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from hardware import processor
-from millpond.envs.world import Buffers
-from millpond.vector import WorldFactory, make_vector
-from timed_worlds import SPEC, empty, generators
+from millpond.envs.env_batch import Buffers
+from millpond.vector import EnvBatchFactory, make_vector
+from timed_envs import SPEC, empty, generators
 
 RUNS, TURNS = 7, 500
 
@@ -31,14 +31,14 @@ def best_of_runs(turn: Callable[[], None]) -> float:
 
 
 def bare_seconds(num_envs: int) -> float:
-    """A turn without a vector: one world, called directly, with the same copy of actions."""
-    world = empty(num_envs, Buffers.allocate(SPEC, num_envs), 0)
+    """A turn without a vector: one environment, called directly, with the same copy of actions."""
+    env_batch = empty(num_envs, Buffers.allocate(SPEC, num_envs), 0)
     actions = np.zeros((num_envs, 1), np.int64)
 
     def turn() -> None:
-        np.copyto(world.buffers.action, actions, casting="same_kind")
-        world.step(0, num_envs)
-        world.episodes()
+        np.copyto(env_batch.buffers.action, actions, casting="same_kind")
+        env_batch.step(0, num_envs)
+        env_batch.episodes()
 
     return best_of_runs(turn)
 
@@ -56,10 +56,12 @@ def turn_seconds(num_envs: int, **options: Any) -> float:
         return best_of_runs(turn)
 
 
-def start_seconds(make_world: WorldFactory, num_envs: int, num_workers: int) -> tuple[float, float, float]:
+def start_seconds(make_env_batch: EnvBatchFactory, num_envs: int, num_workers: int) -> tuple[float, float, float]:
     """Until the vector is made, until the first batch is there, and to close."""
     start = time.perf_counter()
-    vector = make_vector(SPEC, make_world, num_envs=num_envs, groups=2, num_workers=num_workers, backend="processes")
+    vector = make_vector(
+        SPEC, make_env_batch, num_envs=num_envs, groups=2, num_workers=num_workers, backend="processes"
+    )
     made = time.perf_counter()
     vector.reset(0)
     vector.recv()
@@ -70,10 +72,10 @@ def start_seconds(make_world: WorldFactory, num_envs: int, num_workers: int) -> 
 
 if __name__ == "__main__":
     print(processor())
-    print(f"\n{'a turn (recv + send) of a world that does nothing':<52} {'µs':>7}  times the bare world")
+    print(f"\n{'a turn (recv + send) of a env_batch that does nothing':<52} {'µs':>7}  times the bare environment")
     for num_envs in (32, 2720):
         bare = bare_seconds(num_envs // 2)
-        print(f"{num_envs:>5,} envs  {'bare world, half of the envs':<39} {bare * 1e6:7.1f}")
+        print(f"{num_envs:>5,} envs  {'bare env_batch, half of the envs':<39} {bare * 1e6:7.1f}")
         for options in (
             {"backend": "inline"},
             {"backend": "threads", "threads": 1},

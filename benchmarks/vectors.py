@@ -1,8 +1,8 @@
-"""Real worlds behind the vector: agent steps a second by backend, each beside one core's bare world.
+"""Real environments behind the vector: agent steps a second by backend, each beside one core's bare environment.
 
     python benchmarks/vectors.py      about a minute; run it with nothing else running
 
-All backends of a world are measured in turn, several times, and the best of each is shown.
+All backends of an environment are measured in turn, several times, and the best of each is shown.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from env_batches import rates, stepper
 
 from hardware import processor
-from millpond.envs.registry import describe, make_world, prepare
-from millpond.trainers.worlds import WorldFactory
+from millpond.envs.registry import describe, make_env_batch, prepare
+from millpond.trainers.envs import EnvBatchFactory
 from millpond.vector import Vector, make_vector
-from worlds import rates, stepper
 
 SECONDS, ROUNDS = 0.6, 3
 
@@ -50,7 +50,7 @@ def open_vector(case: Case) -> Vector:
     prepare(case.env_id, options)
     return make_vector(
         describe(case.env_id, options),
-        WorldFactory(case.env_id, options),
+        EnvBatchFactory(case.env_id, options),
         num_envs=case.num_envs,
         groups=2,
         num_workers=case.workers,
@@ -78,9 +78,9 @@ def main() -> None:
     bare: dict[str, float] = {}
     for env_id, num_envs in dict.fromkeys((case.env_id, case.num_envs) for case in CASES):
         options = {"num_threads": 1} if env_id.startswith("atari:") else {}
-        world = make_world(env_id, num_envs, options)
-        bare[env_id] = rates({env_id: stepper(world)})[env_id]
-        world.close()
+        env_batch = make_env_batch(env_id, num_envs, options)
+        bare[env_id] = rates({env_id: stepper(env_batch)})[env_id]
+        env_batch.close()
     vectors = {case: open_vector(case) for case in CASES}
     best = dict.fromkeys(CASES, 0.0)
     try:
@@ -92,7 +92,7 @@ def main() -> None:
     finally:
         for vector in vectors.values():
             vector.close()
-    print(f"{'':<44}{'agent steps/s':>15}{'of its bare world on one core':>32}")
+    print(f"{'':<44}{'agent steps/s':>15}{'of its bare env_batch on one core':>32}")
     for case in CASES:
         print(f"{case.name:<44}{best[case]:>15,.0f}{best[case] / bare[case.env_id]:>32.2f}")
 

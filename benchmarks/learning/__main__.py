@@ -1,4 +1,4 @@
-"""What Millpond learns: small worlds whose answers are known, with three seeds each.
+"""What Millpond learns: small environments whose answers are known, with three seeds each.
 
     python -m benchmarks.learning                     all of them, an hour or so
     python -m benchmarks.learning cartpole recall-gru --seeds 1 2 3 --jobs 2

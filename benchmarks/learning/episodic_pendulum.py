@@ -2,7 +2,7 @@
 
     python benchmarks/learning/episodic_pendulum.py [--seeds 5] [--env-steps 20000] [--episodes 10] [--at-once 2]
 
-Same world, learner, updates and env steps; `agent.learn_from` is the only difference. Each seed's score is the mean of its
+Same env, learner, updates and env steps; `agent.learn_from` is the only difference. Each seed's score is the mean of its
 last three test rollouts. Bootstrap intervals over seeds must not overlap. Pendulum's returns go from about -1,600 (hanging)
 over -1,208 (random, 100 episodes) to -150 (solved).
 """
@@ -87,7 +87,7 @@ def main() -> None:
     for name, label in (("predicted", "SAC with lrd"), ("world", "SAC on the return")):
         low, high = intervals[name]
         print(f"{label:<18} {np.mean(scores[name]):8.1f}  95% interval over seeds {low:.1f} to {high:.1f}")
-    print(f"apart: {'yes' if intervals['predicted'][0] > intervals['world'][1] else 'NO'}")
+    print(f"apart: {'yes' if intervals['predicted'][0] > intervals['env_batch'][1] else 'NO'}")
 
 
 if __name__ == "__main__":

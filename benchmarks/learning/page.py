@@ -12,7 +12,7 @@ from benchmarks.learning.tasks import TASKS, Task
 RESULTS = Path(__file__).parent / "results"
 HEAD = """# What it learns
 
-Small worlds whose answers are known, trained with three seeds each, one core a run. This page is written by
+Small environments whose answers are known, trained with three seeds each, one core a run. This page is written by
 `python -m benchmarks.learning`, which trains all of it and takes an hour or so; the recipes are in
 [benchmarks/learning](../benchmarks/learning/README.md), except `grid`, which is the package's own.
 

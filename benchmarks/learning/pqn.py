@@ -19,8 +19,8 @@ from curves import Curves
 from millpond.config.env import EnvConfig, VectorConfig
 from millpond.config.mixture import PQNConfig
 from millpond.learners import AgentGroup, build_q_network
+from millpond.trainers.envs import build_vector, evaluation_vector
 from millpond.trainers.evaluate import evaluate
-from millpond.trainers.worlds import build_vector, evaluation_vector
 
 VECTOR = VectorConfig(backend="inline")
 CARTPOLE = PQNConfig(
@@ -38,7 +38,7 @@ MINATAR = PQNConfig(learning_rate=5e-4, lr_schedule="linear", epsilon_end=0.05)
 
 
 def setting(name: str) -> tuple[EnvConfig, PQNConfig, int]:
-    """The world, the settings and the width of the network as published; CartPole's rewards are scaled by 0.1."""
+    """The environment, the settings and the width of the network as published; CartPole's rewards are scaled by 0.1."""
     if name == "cartpole":
         return EnvConfig(id="gymnasium:CartPole-v1", reward_scale=0.1), CARTPOLE, 256
     return EnvConfig(id=f"minatar:{name}"), MINATAR, 128

@@ -3,7 +3,7 @@
     recurrent_ppo_cartpole.py ITERATIONS SEED
 
 One LSTM of 64 for actor and critic, and linear heads without hidden layers of their own: the least work that it can be
-given. Envs are stepped in its own process, which is its default and its fastest for a world as quick as this.
+given. Envs are stepped in its own process, which is its default and its fastest for an environment as quick as this.
 """
 
 from __future__ import annotations

@@ -76,9 +76,9 @@ def train(
     from millpond.config import Loaded
     from millpond.config import load as load_config
     from millpond.ranks import join
+    from millpond.trainers.envs import env_agents
     from millpond.trainers.kinds import make_trainer, require_trainer
     from millpond.trainers.session import run_of_all, setting_up, start_run
-    from millpond.trainers.worlds import world_agents
 
     together = _together(overrides, settings)
     recorded = None
@@ -86,7 +86,7 @@ def train(
 
         def begin() -> tuple[Loaded, Run]:
             nonlocal recorded
-            loaded = load_config(recipe, together, preset, ask_world=world_agents)
+            loaded = load_config(recipe, together, preset, ask_env=env_agents)
             recorded = require_trainer(loaded)
             return loaded, start_run(loaded, run, overwrite=overwrite, ranks=ranks.count, recorded=recorded)
 

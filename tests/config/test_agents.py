@@ -1,4 +1,4 @@
-"""How many agents a world or a file says there are."""
+"""How many agents an environment or a file says there are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_sources(source: str, agents: int) -> None:
     ],
 )
 def test_files_that_do_not_say(tmp_path: Path, content: str, says: str) -> None:
-    path = tmp_path / "world.yaml"
+    path = tmp_path / "environment.yaml"
     path.write_text(content)
     with pytest.raises(MillpondError, match=says):
         agents_from(str(path))
@@ -43,7 +43,7 @@ def test_what_cannot_be_asked(source: str) -> None:
         agents_from(source)
 
 
-def test_the_world_of_a_config_is_asked_with_the_options_that_it_has_there() -> None:
+def test_the_env_of_a_config_is_asked_with_the_options_that_it_has_there() -> None:
     env = EnvConfig.model_validate({"id": "gymnasium:CartPole-v1", "options": {"no_such": 1}})
     assert agents_from(env.id).agents == 1
     with pytest.raises(MillpondError, match="no_such"):

@@ -31,12 +31,12 @@ USERS: dict[str, dict[str, Any]] = {
     "a compiled policy": {"extends": "metta", "trainer": {"compile": True}},
     "a share of the trainer": {"extends": "grid", "vector": {"backend": "processes", "trainer_share": 0.75}},
     "a short run": {"extends": "grid", "trainer": {"total_timesteps": 16_384}},
-    "a world that cuts its own episodes": {
+    "an environment that cuts its own episodes": {
         "extends": "grid",
         "env": {"id": "pettingzoo:butterfly.pistonball_v6", "max_steps": None, "num_agents": 20},
     },
-    "a world with one agent": {"extends": "grid", "env": {"id": "recall", "max_steps": None, "num_agents": 1}},
-    "a world whose envs step together": {
+    "an environment with one agent": {"extends": "grid", "env": {"id": "recall", "max_steps": None, "num_agents": 1}},
+    "an environment whose envs step together": {
         "extends": "grid",
         "env": {"id": "atari:pong", "num_agents": 1, "frame_stack": 4},
         "trainer": {"num_envs": 8, "batch_size": 8 * 64 * 4},

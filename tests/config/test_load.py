@@ -125,10 +125,10 @@ def test_names_that_are_nearly_right() -> None:
         load("metta", ["mixture.agents=4"])
 
 
-OWN = "nowhere:make_env"  # never imported: only `ask_world` may
+OWN = "nowhere:make_env"  # never imported: only `ask_env` may
 
 
-def test_agents_and_step_limit_of_a_recipe_are_those_of_its_own_world() -> None:
+def test_agents_and_step_limit_of_a_recipe_are_those_of_its_own_env() -> None:
     loaded = load("grid", [f"env.id={OWN}"])
     assert loaded.agents_open
     assert "num_agents" not in loaded.recipe.env.model_fields_set
@@ -137,16 +137,16 @@ def test_agents_and_step_limit_of_a_recipe_are_those_of_its_own_world() -> None:
     assert load("grid", ["env.id=gymnasium:CartPole-v1"]).recipe.env.num_agents == 1
 
 
-def test_agents_and_step_limit_that_come_with_the_world_are_taken() -> None:
+def test_agents_and_step_limit_that_come_with_the_env_are_taken() -> None:
     loaded = load("grid", [f"env.id={OWN}", "env.num_agents=4", "env.max_steps=9"])
     assert (loaded.recipe.env.num_agents, loaded.recipe.env.max_steps) == (4, 9)
     assert not loaded.agents_open
     assert loaded.notes == ()
-    sized = load("grid", ["env.id=mettagrid"])  # both worlds are made with as many agents as the config says
+    sized = load("grid", ["env.id=mettagrid"])  # both environments are made with as many agents as the config says
     assert (sized.recipe.env.num_agents, sized.recipe.env.max_steps) == (3, 256)
 
 
-def test_a_file_that_extends_a_recipe_with_another_world_leaves_out_its_agents(tmp_path: Path) -> None:
+def test_a_file_that_extends_a_recipe_with_another_env_leaves_out_its_agents(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(f"extends: grid\nenv: {{id: '{OWN}', max_steps: 5}}\n")
     loaded = load(tmp_path / "mine.yaml")
     assert loaded.agents_open
@@ -154,39 +154,39 @@ def test_a_file_that_extends_a_recipe_with_another_world_leaves_out_its_agents(t
     assert loaded.notes == ("left out, since it was set for env.id=grid: env.num_agents=3",)
 
 
-def test_a_limit_is_shared_by_the_worlds_of_a_family_and_agents_are_not(tmp_path: Path) -> None:
+def test_a_limit_is_shared_by_the_envs_of_a_family_and_agents_are_not(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("extends: grid\nenv: {id: 'a:make', num_agents: 2, max_steps: 5}\n")
     env = load(tmp_path / "mine.yaml", ["env.id=b:make"]).recipe.env
     assert env.max_steps == 5
     assert "num_agents" not in env.model_fields_set
 
 
-def test_the_world_fills_in_how_many_agents_it_has() -> None:
+def test_the_env_fills_in_how_many_agents_it_has() -> None:
     asked = []
-    loaded = load("grid", [f"env.id={OWN}"], ask_world=lambda env: asked.append(env.id) or 5)
+    loaded = load("grid", [f"env.id={OWN}"], ask_env=lambda env: asked.append(env.id) or 5)
     assert asked == [OWN]
     assert loaded.recipe.env.num_agents == 5
     assert not loaded.agents_open
-    load("grid", ask_world=lambda env: pytest.fail("the config says how many agents grid has"))
+    load("grid", ask_env=lambda env: pytest.fail("the config says how many agents grid has"))
 
 
-def test_another_number_of_agents_than_the_world_has_is_refused_with_the_fix() -> None:
+def test_another_number_of_agents_than_the_env_has_is_refused_with_the_fix() -> None:
     rule = rf"env.num_agents=3, but an env of env.id={OWN} has 1 agent; try env.num_agents=1$"
     with pytest.raises(ConfigError, match=rule):
-        load("grid", [f"env.id={OWN}", "env.num_agents=3"], ask_world=lambda env: 1)
-    load("grid", [f"env.id={OWN}", "env.num_agents=1"], ask_world=lambda env: 1)
+        load("grid", [f"env.id={OWN}", "env.num_agents=3"], ask_env=lambda env: 1)
+    load("grid", [f"env.id={OWN}", "env.num_agents=1"], ask_env=lambda env: 1)
 
 
-def test_a_world_of_several_agents_is_refused_where_one_is_trained() -> None:
+def test_an_env_of_several_agents_is_refused_where_one_is_trained() -> None:
     with pytest.raises(MillpondError, match=r"has 2 agents, and recipes of kind mixture train one per env"):
-        load("mixture", [f"env.id={OWN}"], ask_world=lambda env: 2)
+        load("mixture", [f"env.id={OWN}"], ask_env=lambda env: 2)
 
 
-def test_sizes_that_fit_the_worlds_agents_are_not_refused_before_it_is_asked() -> None:
+def test_sizes_that_fit_the_envs_agents_are_not_refused_before_it_is_asked() -> None:
     sizes = ["trainer.batch_unit=agent_steps", "trainer.batch_size=auto", "trainer.minibatch_size=49152"]
     with pytest.raises(MillpondError, match=f"Perhaps only because only {OWN} itself knows"):
         load("grid", [f"env.id={OWN}", *sizes])
-    assert load("grid", [f"env.id={OWN}", *sizes], ask_world=lambda env: 3).recipe.env.num_agents == 3
+    assert load("grid", [f"env.id={OWN}", *sizes], ask_env=lambda env: 3).recipe.env.num_agents == 3
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_envs_inside_a_vec_env(tmp_path: Path) -> None:
     p = plan(path).plan
     assert isinstance(p, PPOPlan)
     assert p.num_envs == 2_048
-    assert p.observation_bytes is None  # a world that Millpond does not have
+    assert p.observation_bytes is None  # an environment that Millpond does not have
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_a_rule_refuses_and_its_fix_is_valid(recipe: str, overrides: list[str], 
         load(recipe, {**dict(parse_override(o) for o in overrides), **fix})
 
 
-def test_worlds_that_step_all_envs_together_need_whole_rounds() -> None:
+def test_envs_that_step_all_envs_together_need_whole_rounds() -> None:
     overrides = {"env.id": "atari:pong", "env.num_agents": 1, "trainer.batch_size": 524_288 + 16_384}
     with pytest.raises(ConfigError, match=r"cannot be stepped in part; try trainer.batch_size=524288") as caught:
         load("metta", overrides)

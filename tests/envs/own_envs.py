@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
+from millpond.envs.env_batch import Buffers, Episode
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
-from millpond.envs.world import Buffers, Episode
 
 
 class Counter(gymnasium.Env[Any, Any]):
@@ -202,7 +202,7 @@ class Leaving(ParallelEnv[str, Any, int]):
 
 
 class Constant:
-    """A world of one's own: it shows the env's seed."""
+    """An environment of one's own: it shows the env's seed."""
 
     def __init__(self, num_envs: int, buffers: Buffers | None, length: int) -> None:
         observation = ObservationSpec.single((1,), "float32", "vector")
@@ -235,7 +235,7 @@ class Constant:
         pass
 
 
-def make_constant_world(num_envs: int, buffers: Buffers | None = None, length: int = 4) -> Constant:
+def make_constant_env(num_envs: int, buffers: Buffers | None = None, length: int = 4) -> Constant:
     return Constant(num_envs, buffers, length)
 
 
@@ -250,7 +250,7 @@ class Forgetful(Constant):
         self.ended += [Episode(int(env), (float(self.length),), self.length) for env in first + np.flatnonzero(over)]
 
 
-def make_forgetful_world(num_envs: int, buffers: Buffers | None = None) -> Forgetful:
+def make_forgetful_env(num_envs: int, buffers: Buffers | None = None) -> Forgetful:
     return Forgetful(num_envs, buffers, 4)
 
 

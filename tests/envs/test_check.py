@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from millpond.envs.check import Finding, check_env
-from millpond.envs.registry import make_world
+from millpond.envs.registry import make_env_batch
 from millpond.envs.sampling import play
 from millpond.envs.seeds import spawn_seeds
 
@@ -37,7 +37,7 @@ def wrong(findings: list[Finding]) -> dict[str, Finding]:
         (f"{OWN}:Counter", {}),
         (f"{OWN}:Masked", {}),
         (f"{OWN}:Leaving", {}),
-        (f"{OWN}:make_constant_world", {"kwargs": {"length": 3}}),
+        (f"{OWN}:make_constant_env", {"kwargs": {"length": 3}}),
     ],
 )
 def test_good_envs_keep_every_rule(env_id, options):
@@ -60,7 +60,7 @@ def test_an_env_with_a_generator_that_nobody_seeds_is_found_out():
 
 
 def test_a_lost_final_observation_and_a_limit_that_terminates_are_found_out():
-    found = wrong(check_env(f"{OWN}:make_forgetful_world", {}, steps=40))
+    found = wrong(check_env(f"{OWN}:make_forgetful_env", {}, steps=40))
     assert found["an ended episode shows its final observation"].status == "error"
     assert "bootstrap" in found["the step limit truncates"].fix
 
@@ -104,12 +104,12 @@ def test_a_slow_env_is_played_for_fewer_steps_unless_told_how_many(monkeypatch):
 
 def test_a_check_keeps_few_whole_observations_and_compares_all(monkeypatch):
     monkeypatch.setattr("millpond.envs.sampling.KEPT_BYTES", 1)
-    world = make_world("recall", 2, {})
-    one, again = (play(world, spawn_seeds(0, 2), 50) for _ in range(2))
+    env_batch = make_env_batch("recall", 2, {})
+    one, again = (play(env_batch, spawn_seeds(0, 2), 50) for _ in range(2))
     assert len(one.observation) == 2
     assert one.checksum.shape == (51, 2, 1)
     assert one.differs_from(again) is None
-    other = play(world, spawn_seeds(1, 2), 50)
+    other = play(env_batch, spawn_seeds(1, 2), 50)
     assert "observation of env" in (one.differs_from(other) or "")
 
 

@@ -3,35 +3,35 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from millpond.envs.env_batch import Buffers
 from millpond.envs.errors import EnvError
-from millpond.envs.registry import describe, make_world
-from millpond.envs.world import Buffers
+from millpond.envs.registry import describe, make_env_batch
 
 from . import own_envs
 
 OWN = own_envs.__name__
 
 
-def test_a_function_that_takes_num_envs_makes_a_whole_world_in_the_given_buffers():
-    path = f"{OWN}:make_constant_world"
+def test_a_function_that_takes_num_envs_makes_a_whole_env_in_the_given_buffers():
+    path = f"{OWN}:make_constant_env"
     spec = describe(path, {"kwargs": {"length": 3}})
     assert spec.max_steps == 3
     buffers = Buffers.allocate(spec, 4)
-    world = make_world(path, 4, {"kwargs": {"length": 3}}, buffers)
-    world.reset(np.array([1, 2, 3, 100], np.uint64))
+    env_batch = make_env_batch(path, 4, {"kwargs": {"length": 3}}, buffers)
+    env_batch.reset(np.array([1, 2, 3, 100], np.uint64))
     assert buffers.observation[:, 0, 0].tolist() == [1.0, 2.0, 3.0, 3.0]
-    assert world.buffers is buffers
+    assert env_batch.buffers is buffers
 
 
 def test_a_limit_can_be_put_on_an_env_of_ones_own():
-    world = make_world(f"{OWN}:Counter", 2, {"kwargs": {"length": 50}, "max_steps": 6})
-    assert world.spec.max_steps == 6
-    world.reset(np.array([1, 2], np.uint64))
+    env_batch = make_env_batch(f"{OWN}:Counter", 2, {"kwargs": {"length": 50}, "max_steps": 6})
+    assert env_batch.spec.max_steps == 6
+    env_batch.reset(np.array([1, 2], np.uint64))
     for _ in range(6):
-        world.step(0, 2)
-    assert world.buffers.truncated.all()
-    assert not world.buffers.terminated.any()
-    world.close()
+        env_batch.step(0, 2)
+    assert env_batch.buffers.truncated.all()
+    assert not env_batch.buffers.terminated.any()
+    env_batch.close()
 
 
 def test_an_env_that_goes_agent_by_agent_is_refused_with_the_way_out(monkeypatch):
@@ -41,18 +41,18 @@ def test_an_env_that_goes_agent_by_agent_is_refused_with_the_way_out(monkeypatch
 
     monkeypatch.setattr(own_envs, "by_turns", ByTurns, raising=False)
     with pytest.raises(EnvError, match="aec_to_parallel"):
-        make_world(f"{OWN}:by_turns", 1, {})
+        make_env_batch(f"{OWN}:by_turns", 1, {})
 
 
-def test_a_world_that_is_not_one_is_refused(monkeypatch):
+def test_an_env_that_is_not_one_is_refused(monkeypatch):
     monkeypatch.setattr(own_envs, "half", lambda num_envs, buffers: object(), raising=False)
-    with pytest.raises(EnvError, match="must make a World, but what it made has no 'spec'"):
-        make_world(f"{OWN}:half", 1, {})
+    with pytest.raises(EnvError, match="must make a Environment, but what it made has no 'spec'"):
+        make_env_batch(f"{OWN}:half", 1, {})
     stubborn = lambda num_envs, buffers: own_envs.Constant(num_envs, None, 3)  # noqa: E731
     monkeypatch.setattr(own_envs, "stubborn", stubborn, raising=False)
     buffers = Buffers.allocate(describe(f"{OWN}:stubborn", {}), 1)
     with pytest.raises(EnvError, match="must write into the buffers it is given"):
-        make_world(f"{OWN}:stubborn", 1, {}, buffers)
+        make_env_batch(f"{OWN}:stubborn", 1, {}, buffers)
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_a_world_that_is_not_one_is_refused(monkeypatch):
 )
 def test_arguments_that_a_function_does_not_take_or_lacks_are_named(kwargs, says):
     with pytest.raises(EnvError, match=rf"takes \(shown: .*{says}; its arguments are env.options.NAME=VALUE"):
-        make_world(f"{OWN}:make_strange", 1, {"kwargs": kwargs})
+        make_env_batch(f"{OWN}:make_strange", 1, {"kwargs": kwargs})

@@ -10,7 +10,7 @@ from millpond.envs.grid.spec import GridOptions
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 
 
-def test_the_page_gives_the_grid_worlds_defaults():
+def test_the_page_gives_the_grid_envs_defaults():
     for option in fields(GridOptions):
         assert f"`{option.name}`" in PAGE, option.name
         if isinstance(option.default, bool) or option.name in ("width", "height", "mines", "generators", "altars"):

@@ -5,7 +5,7 @@ import pytest
 
 from millpond.envs.episodes import EpisodeBook
 from millpond.envs.registry import describe
-from millpond.trainers.worlds import WorldFactory
+from millpond.trainers.envs import EnvBatchFactory
 from millpond.vector import make_vector
 
 
@@ -84,7 +84,7 @@ def test_the_last_value_of_each_agent_counts_wherever_it_leaves():
 @pytest.mark.parametrize("backend", ["inline", "threads", "processes"])
 def test_a_win_in_every_episode_is_a_rate_of_one_in_every_backend(backend):
     env_id = "envs.own_envs:Outcomes"
-    factory, workers = WorldFactory(env_id, {}), 2 if backend == "processes" else 1
+    factory, workers = EnvBatchFactory(env_id, {}), 2 if backend == "processes" else 1
     episodes = []
     with make_vector(
         describe(env_id, {}), factory, num_envs=2, groups=1, num_workers=workers, backend=backend

@@ -10,22 +10,22 @@ import pytest
 from millpond.config.env import EnvConfig, VectorConfig
 from millpond.envs.check import check_env
 from millpond.envs.errors import EnvError
-from millpond.envs.registry import describe, make_world
+from millpond.envs.registry import describe, make_env_batch
 from millpond.envs.seeds import spawn_seeds
-from millpond.trainers.worlds import build_vector
+from millpond.trainers.envs import build_vector
 
 GRID = {"num_agents": 3, "max_steps": 12, "width": 6, "height": 6, "walls": 0, "mines": 8, "generators": 2, "altars": 2}
 
 
-def play(world: Any, steps: int, seed: int = 0) -> tuple[Any, Any]:
+def play(env_batch: Any, steps: int, seed: int = 0) -> tuple[Any, Any]:
     """Rewards and ends [T, N, A] of a random player."""
     rng, rewards, ends = np.random.default_rng(seed), [], []
-    sizes = world.spec.action.sizes
+    sizes = env_batch.spec.action.sizes
     for _ in range(steps):
-        world.buffers.action[...] = rng.integers(0, sizes[0], world.buffers.action.shape)
-        world.step(0, world.num_envs)
-        rewards.append(world.buffers.reward.copy())
-        ends.append(world.buffers.terminated | world.buffers.truncated)
+        env_batch.buffers.action[...] = rng.integers(0, sizes[0], env_batch.buffers.action.shape)
+        env_batch.step(0, env_batch.num_envs)
+        rewards.append(env_batch.buffers.reward.copy())
+        ends.append(env_batch.buffers.terminated | env_batch.buffers.truncated)
     return np.array(rewards), np.array(ends)
 
 
@@ -44,9 +44,9 @@ def summed(reward: Any, ended: Any) -> Any:
 
 @pytest.mark.parametrize("more", [{}, {"reward_scale": 2.0, "reward_clip": 0.15}])
 def test_the_sum_comes_with_the_end(more: dict[str, float]) -> None:
-    plain, held = (make_world("grid", 4, {**GRID, **more, **options}) for options in ({}, {"episodic": True}))
-    for world in (plain, held):
-        world.reset(spawn_seeds(3, 4))
+    plain, held = (make_env_batch("grid", 4, {**GRID, **more, **options}) for options in ({}, {"episodic": True}))
+    for env_batch in (plain, held):
+        env_batch.reset(spawn_seeds(3, 4))
     reward, ended = play(plain, 40)
     given, ended_too = play(held, 40)
     assert np.array_equal(ended, ended_too)
@@ -57,58 +57,58 @@ def test_the_sum_comes_with_the_end(more: dict[str, float]) -> None:
 
 
 def test_a_reset_forgets_what_was_held() -> None:
-    world = make_world("truncation", 1, {"episodic": True, "max_steps": 4})
+    env_batch = make_env_batch("truncation", 1, {"episodic": True, "max_steps": 4})
     for _ in range(2):
-        world.reset(np.zeros(1, np.uint64))
+        env_batch.reset(np.zeros(1, np.uint64))
         for _ in range(3):
-            world.step(0, 1)
-    world.step(0, 1)
-    assert world.buffers.reward.tolist() == [[4.0]]
+            env_batch.step(0, 1)
+    env_batch.step(0, 1)
+    assert env_batch.buffers.reward.tolist() == [[4.0]]
 
 
 def test_only_the_envs_that_step_are_added_up() -> None:
-    world = make_world("truncation", 2, {"episodic": True, "max_steps": 4})
-    world.reset(np.zeros(2, np.uint64))
+    env_batch = make_env_batch("truncation", 2, {"episodic": True, "max_steps": 4})
+    env_batch.reset(np.zeros(2, np.uint64))
     for _ in range(4):
-        world.step(1, 2)
-    assert world.buffers.reward[:, 0].tolist() == [0.0, 4.0]
+        env_batch.step(1, 2)
+    assert env_batch.buffers.reward[:, 0].tolist() == [0.0, 4.0]
 
 
 def test_what_is_held_is_saved() -> None:
-    world = make_world("grid", 4, {**GRID, "episodic": True})
-    world.reset(spawn_seeds(3, 4))
-    play(world, 7)
-    saved = world.save_state()
-    uncut, _ = play(world, 20, seed=5)
-    other = make_world("grid", 4, {**GRID, "episodic": True})
+    env_batch = make_env_batch("grid", 4, {**GRID, "episodic": True})
+    env_batch.reset(spawn_seeds(3, 4))
+    play(env_batch, 7)
+    saved = env_batch.save_state()
+    uncut, _ = play(env_batch, 20, seed=5)
+    other = make_env_batch("grid", 4, {**GRID, "episodic": True})
     other.load_state(saved)
     again, _ = play(other, 20, seed=5)
     assert np.array_equal(uncut, again)
     assert uncut.any()
-    plain = make_world("grid", 4, GRID)
+    plain = make_env_batch("grid", 4, GRID)
     plain.reset(spawn_seeds(3, 4))
     with pytest.raises(EnvError, match=r"no 'episodic.held'"):
         other.load_state(plain.save_state())
 
 
-def test_a_world_that_cannot_save_says_so_as_before() -> None:
-    world = make_world("gymnasium:CartPole-v1", 1, {"episodic": True})
-    assert not world.spec.savable
+def test_an_env_that_cannot_save_says_so_as_before() -> None:
+    env_batch = make_env_batch("gymnasium:CartPole-v1", 1, {"episodic": True})
+    assert not env_batch.spec.savable
     with pytest.raises(EnvError, match="cannot be saved"):
-        world.save_state()
+        env_batch.save_state()
 
 
-def test_it_is_the_world_in_all_else() -> None:
+def test_it_is_the_env_in_all_else() -> None:
     assert describe("grid", {"episodic": True}) == describe("grid", {})
-    world = make_world("grid", 2, {"episodic": True})
-    world.reset(spawn_seeds(0, 2))
-    assert world.render_rgb(0).ndim == 3  # type: ignore[attr-defined]
-    world.close()
+    env_batch = make_env_batch("grid", 2, {"episodic": True})
+    env_batch.reset(spawn_seeds(0, 2))
+    assert env_batch.render_rgb(0).ndim == 3  # type: ignore[attr-defined]
+    env_batch.close()
     with pytest.raises(EnvError, match="option episodic='yes' must be bool"):
-        make_world("grid", 1, {"episodic": "yes"})
+        make_env_batch("grid", 1, {"episodic": "yes"})
 
 
-def test_the_checks_of_worlds_pass() -> None:
+def test_the_checks_of_envs_pass() -> None:
     findings = check_env("gymnasium:CartPole-v1", {"episodic": True})
     assert {finding.status for finding in findings} == {"ok"}
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from millpond.envs.errors import EnvError
-from millpond.envs.minatar import GAMES, MinAtarWorld, describe, load_game
+from millpond.envs.minatar import GAMES, MinAtarEnvs, describe, load_game
 from millpond.envs.sampling import play, play_on
 from millpond.envs.seeds import spawn_seeds
 
@@ -16,13 +16,13 @@ def test_the_light_spec_is_that_of_the_game_and_it_steps_saves_and_goes_on_bit_f
     assert tuple(env.state_shape()) == (10, 10, channels)
     assert tuple(env.minimal_action_set()) == actions
 
-    world = MinAtarWorld(game, 3, {"max_steps": 120})
-    one = play(world, spawn_seeds(0, 3), 150)
+    env_batch = MinAtarEnvs(game, 3, {"max_steps": 120})
+    one = play(env_batch, spawn_seeds(0, 3), 150)
     assert one.observation.max() == 1
-    saved = world.save_state()
-    other = MinAtarWorld(game, 3, {"max_steps": 120})
+    saved = env_batch.save_state()
+    other = MinAtarEnvs(game, 3, {"max_steps": 120})
     other.load_state(saved)
-    onward = [play_on(w, [np.random.default_rng(i) for i in range(3)], 300) for w in (world, other)]
+    onward = [play_on(w, [np.random.default_rng(i) for i in range(3)], 300) for w in (env_batch, other)]
     assert onward[1].differs_from(onward[0]) is None
     assert onward[1].episodes == onward[0].episodes
     assert one.ended.any() or onward[0].ended.any()
@@ -30,22 +30,22 @@ def test_the_light_spec_is_that_of_the_game_and_it_steps_saves_and_goes_on_bit_f
 
 def test_breakout_is_minatars_own_breakout():
     minatar = pytest.importorskip("minatar")
-    world = MinAtarWorld("breakout", 2, {})
+    env_batch = MinAtarEnvs("breakout", 2, {})
     assert describe("breakout", {}).action.sizes == (3,)
-    world.reset(np.array([7, 8], np.uint64))
+    env_batch.reset(np.array([7, 8], np.uint64))
     plain = minatar.Environment("breakout")
     plain.seed(8)
     plain.reset()
     random, ended = np.random.default_rng(1), 0
     for _ in range(400):
-        np.testing.assert_array_equal(world.buffers.observation[1, 0], plain.state().transpose(2, 0, 1))
-        world.buffers.action[:, 0] = random.integers(0, 3, 2)
-        world.step(0, 2)
-        reward, over = plain.act((0, 1, 3)[world.buffers.action[1, 0]])
-        assert world.buffers.reward[1, 0] == reward
-        assert bool(world.buffers.terminated[1, 0]) == over
+        np.testing.assert_array_equal(env_batch.buffers.observation[1, 0], plain.state().transpose(2, 0, 1))
+        env_batch.buffers.action[:, 0] = random.integers(0, 3, 2)
+        env_batch.step(0, 2)
+        reward, over = plain.act((0, 1, 3)[env_batch.buffers.action[1, 0]])
+        assert env_batch.buffers.reward[1, 0] == reward
+        assert bool(env_batch.buffers.terminated[1, 0]) == over
         if over:
-            np.testing.assert_array_equal(world.buffers.final_observation[1, 0], plain.state().transpose(2, 0, 1))
+            np.testing.assert_array_equal(env_batch.buffers.final_observation[1, 0], plain.state().transpose(2, 0, 1))
             plain.reset()
             ended += 1
     assert ended >= 5
@@ -54,17 +54,17 @@ def test_breakout_is_minatars_own_breakout():
 def test_a_reset_forgets_the_last_action():
     """Actions stick most of the time here, so that one left over from before would be played."""
     options = {"sticky_action_probability": 0.95}
-    used, fresh = MinAtarWorld("breakout", 4, options), MinAtarWorld("breakout", 4, options)
+    used, fresh = MinAtarEnvs("breakout", 4, options), MinAtarEnvs("breakout", 4, options)
     used.reset(spawn_seeds(1, 4))
     for _ in range(60):
         used.buffers.action[:] = 1
         used.step(0, 4)
-    again, first = (play(world, spawn_seeds(2, 4), 40) for world in (used, fresh))
+    again, first = (play(env_batch, spawn_seeds(2, 4), 40) for env_batch in (used, fresh))
     assert again.differs_from(first) is None
 
 
 def test_seeds_of_64_bits_stay_apart():
-    low, high = (play(MinAtarWorld("asterix", 1, {}), np.array([s], np.uint64), 60) for s in (5, 5 + 2**32))
+    low, high = (play(MinAtarEnvs("asterix", 1, {}), np.array([s], np.uint64), 60) for s in (5, 5 + 2**32))
     assert low.differs_from(high) is not None
 
 

@@ -4,34 +4,34 @@ import numpy as np
 import pytest
 
 from millpond.envs.errors import EnvError
-from millpond.envs.recall import RecallWorld
+from millpond.envs.recall import RecallEnvs
 from millpond.envs.sampling import play, play_on
 from millpond.envs.seeds import spawn_seeds
 
 
 def test_who_remembers_is_always_right_and_who_does_not_is_right_by_chance():
-    world = RecallWorld(64, {})
+    env_batch = RecallEnvs(64, {})
     shares = {}
     for remembers in (True, False):
-        world.reset(spawn_seeds(0, 64))
+        env_batch.reset(spawn_seeds(0, 64))
         memory, right, asked = np.zeros(64, np.int64), 0.0, 0
         random = np.random.default_rng(0)
         for _ in range(300):
-            cue = world.buffers.observation[:, 0, :4]
+            cue = env_batch.buffers.observation[:, 0, :4]
             memory = np.where(cue.any(1), cue.argmax(1), memory)
-            world.buffers.action[:, 0] = memory if remembers else random.integers(0, 4, 64)
-            world.step(0, 64)
-            right += world.buffers.reward.sum()
-            asked += int(world.buffers.terminated.sum())
+            env_batch.buffers.action[:, 0] = memory if remembers else random.integers(0, 4, 64)
+            env_batch.step(0, 64)
+            right += env_batch.buffers.reward.sum()
+            asked += int(env_batch.buffers.terminated.sum())
         shares[remembers] = right / asked
-        assert not world.buffers.truncated.any()
-        assert np.mean([episode.info["correct"] for episode in world.episodes()]) == pytest.approx(right / asked)
+        assert not env_batch.buffers.truncated.any()
+        assert np.mean([episode.info["correct"] for episode in env_batch.episodes()]) == pytest.approx(right / asked)
     assert shares[True] == 1.0
     assert 0.15 < shares[False] < 0.35
 
 
 def test_the_cue_is_shown_once_and_the_question_comes_after_8_to_32_steps():
-    one = play(RecallWorld(32, {}), spawn_seeds(1, 32), 400)
+    one = play(RecallEnvs(32, {}), spawn_seeds(1, 32), 400)
     lengths = {episode.length for episode in one.episodes}
     assert lengths == set(range(9, 34))  # one step more than the delay: the answer
     begins = np.concatenate([np.ones((1, 32), bool), one.ended[:-1, :, 0]])
@@ -43,15 +43,15 @@ def test_the_cue_is_shown_once_and_the_question_comes_after_8_to_32_steps():
 
 def test_it_steps_in_parts_and_a_saved_state_goes_on():
     seeds = spawn_seeds(2, 5)
-    assert play(RecallWorld(5, {}), seeds, 60, cut=2).differs_from(play(RecallWorld(5, {}), seeds, 60)) is None
-    world, other = RecallWorld(5, {}), RecallWorld(5, {})
-    play(world, seeds, 17)
-    other.load_state(world.save_state())
-    onward = [play_on(w, [np.random.default_rng(3) for _ in range(5)], 60) for w in (world, other)]
+    assert play(RecallEnvs(5, {}), seeds, 60, cut=2).differs_from(play(RecallEnvs(5, {}), seeds, 60)) is None
+    env_batch, other = RecallEnvs(5, {}), RecallEnvs(5, {})
+    play(env_batch, seeds, 17)
+    other.load_state(env_batch.save_state())
+    onward = [play_on(w, [np.random.default_rng(3) for _ in range(5)], 60) for w in (env_batch, other)]
     assert onward[1].differs_from(onward[0]) is None
     assert onward[1].episodes == onward[0].episodes
 
 
 def test_wrong_delays_are_refused():
     with pytest.raises(EnvError, match="max_delay=3 must be at least min_delay=8"):
-        RecallWorld(1, {"max_delay": 3})
+        RecallEnvs(1, {"max_delay": 3})

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from millpond.envs.env_batch import Buffers
 from millpond.envs.errors import EnvError
-from millpond.envs.registry import describe, known_ids, make_world, prepare
+from millpond.envs.registry import describe, known_ids, make_env_batch, prepare
 from millpond.envs.seeds import spawn_seeds
-from millpond.envs.world import Buffers
 
 NEEDS_METTAGRID = pytest.mark.skipif(
     find_spec("mettagrid") is None, reason="MettaGrid has wheels for Python 3.11 and 3.12 only"
@@ -27,26 +27,26 @@ LIGHT = ["grid", "recall", "truncation", "mettagrid", "atari:gravitar", "minatar
         "gymnasium:CartPole-v1",
     ],
 )
-def test_a_world_is_what_describe_says_and_writes_into_the_buffers_it_is_given(env_id):
+def test_an_env_is_what_describe_says_and_writes_into_the_buffers_it_is_given(env_id):
     spec = describe(env_id, {})
     buffers = Buffers.allocate(spec, 2)
-    world = make_world(env_id, 2, {}, buffers)
-    assert world.spec == spec
-    assert world.spec.id == env_id
-    assert world.buffers is buffers
-    world.reset(spawn_seeds(0, 2))
+    env_batch = make_env_batch(env_id, 2, {}, buffers)
+    assert env_batch.spec == spec
+    assert env_batch.spec.id == env_id
+    assert env_batch.buffers is buffers
+    env_batch.reset(spawn_seeds(0, 2))
     assert buffers.alive.all()
     assert buffers.observation.any()
-    world.step(0, 2)
-    world.close()
+    env_batch.step(0, 2)
+    env_batch.close()
 
 
 def test_slices_of_larger_buffers_can_be_given():
     spec = describe("grid", {})
     large = Buffers.allocate(spec, 6)
-    world = make_world("grid", 2, {}, large.envs(2, 4))
-    world.reset(spawn_seeds(0, 2))
-    world.step(0, 2)
+    env_batch = make_env_batch("grid", 2, {}, large.envs(2, 4))
+    env_batch.reset(spawn_seeds(0, 2))
+    env_batch.step(0, 2)
     assert large.observation[2:4].any()
     assert not large.observation[:2].any()
     assert not large.observation[4:].any()
@@ -70,10 +70,10 @@ def test_describing_imports_nothing_heavy():
         pytest.param(["mettagrid"], marks=NEEDS_METTAGRID),
     ],
 )
-def test_making_worlds_never_imports_torch(env_ids):
+def test_making_envs_never_imports_torch(env_ids):
     code = (
-        "import sys; from millpond.envs.registry import make_world\n"
-        f"for env_id in {env_ids}: make_world(env_id, 1, {{}}).close()\n"
+        "import sys; from millpond.envs.registry import make_env_batch\n"
+        f"for env_id in {env_ids}: make_env_batch(env_id, 1, {{}}).close()\n"
         "print([name for name in ('torch', 'pandas', 'seaborn') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -93,7 +93,7 @@ def test_making_worlds_never_imports_torch(env_ids):
 )
 def test_an_unknown_id_gets_a_hint(env_id, message):
     with pytest.raises(EnvError, match=message):
-        make_world(env_id, 1, {})
+        make_env_batch(env_id, 1, {})
 
 
 @pytest.mark.parametrize(
@@ -114,35 +114,35 @@ def test_a_missing_extra_is_named_with_its_command(env_id, module, extra, monkey
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)  # what Python does for a module that must not be found
     with pytest.raises(EnvError, match=rf"needs the extra '{extra}'.*pip install 'millpond\[{extra}\]'"):
-        make_world(env_id, 1, {})
+        make_env_batch(env_id, 1, {})
     assert missing(env_id).endswith(f"pip install 'millpond[{extra}]'")
 
 
 def test_rewards_are_scaled_and_clipped_only_when_asked_and_returns_stay_as_they_were():
     def played(options):
-        world = make_world("truncation", 2, options)
-        world.reset(np.zeros(2, np.uint64))
+        env_batch = make_env_batch("truncation", 2, options)
+        env_batch.reset(np.zeros(2, np.uint64))
         for _ in range(8):
-            world.step(0, 1)
-        return world.buffers.reward[:, 0].tolist(), world.episodes()[0].returns
+            env_batch.step(0, 1)
+        return env_batch.buffers.reward[:, 0].tolist(), env_batch.episodes()[0].returns
 
     assert played({}) == ([1.0, 0.0], (8.0,))
     assert played({"reward_scale": 0.5}) == ([0.5, 0.0], (8.0,))
     assert played({"reward_clip": 0.25, "reward_scale": 2.0}) == ([0.5, 0.0], (8.0,))
     with pytest.raises(EnvError, match=r"reward_clip=0\.0 must be above 0"):
-        make_world("truncation", 1, {"reward_clip": 0.0})
+        make_env_batch("truncation", 1, {"reward_clip": 0.0})
     with pytest.raises(EnvError, match=r"reward_scale=0\.0 must be finite and not 0"):
         describe("truncation", {"reward_scale": 0})
 
 
-def test_the_scaled_world_is_the_world_in_all_else():
-    world = make_world("grid", 2, {"reward_scale": 3.0})
-    world.reset(spawn_seeds(0, 2))
-    saved = world.save_state()
-    world.step(0, 2)
-    world.load_state(saved)
-    assert world.render_rgb(0).ndim == 3
-    assert make_world("grid", 2, {}).spec == world.spec
+def test_the_scaled_env_is_the_env_in_all_else():
+    env_batch = make_env_batch("grid", 2, {"reward_scale": 3.0})
+    env_batch.reset(spawn_seeds(0, 2))
+    saved = env_batch.save_state()
+    env_batch.step(0, 2)
+    env_batch.load_state(saved)
+    assert env_batch.render_rgb(0).ndim == 3
+    assert make_env_batch("grid", 2, {}).spec == env_batch.spec
 
 
 def test_specs_can_be_sent_to_a_worker_and_ids_are_known():
@@ -152,12 +152,12 @@ def test_specs_can_be_sent_to_a_worker_and_ids_are_known():
         assert env_id in known_ids()
     prepare("grid", {})
     with pytest.raises(EnvError, match="num_envs=0 must be at least 1"):
-        make_world("grid", 0, {})
+        make_env_batch("grid", 0, {})
 
 
 def test_seeds_must_be_one_an_env():
-    world = make_world("recall", 3, {})
+    env_batch = make_env_batch("recall", 3, {})
     with pytest.raises(ValueError, match="3 non-negative integers"):
-        world.reset(np.zeros(2, np.uint64))
+        env_batch.reset(np.zeros(2, np.uint64))
     with pytest.raises(ValueError, match="non-negative"):
-        world.reset(np.array([-1, 0, 1]))
+        env_batch.reset(np.array([-1, 0, 1]))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from millpond.envs.errors import EnvError
-from millpond.envs.registry import make_world
+from millpond.envs.registry import make_env_batch
 from millpond.envs.render import options_for_drawing, render_rgb
 
 OWN = "envs.own_envs"
@@ -17,12 +17,12 @@ OWN = "envs.own_envs"
 
 def drawn(env_id: str, options: dict[str, Any] | None = None) -> np.ndarray:
     """Draw an env before its first step."""
-    world = make_world(env_id, 1, options_for_drawing(env_id, options or {}))
-    world.reset(np.zeros(1, np.uint64))
+    env_batch = make_env_batch(env_id, 1, options_for_drawing(env_id, options or {}))
+    env_batch.reset(np.zeros(1, np.uint64))
     try:
-        return render_rgb(world, 0)
+        return render_rgb(env_batch, 0)
     finally:
-        world.close()
+        env_batch.close()
 
 
 @pytest.mark.parametrize("name", ["make_bar", "make_bar_of_any", "Bar"])
@@ -39,7 +39,7 @@ def test_an_env_that_takes_a_render_mode_is_made_to_draw_images(name: str) -> No
         ("make_bar_in_one_mode", "render() returned None, not a uint8 array [height, width, 3]. Let its constructor"),
         ("make_text", "render() returned an array [4, 4] of float32, not a uint8 array"),
         ("make_counter_of_any", "does not take render_mode='rgb_array'"),
-        ("make_constant_world", "its world has no render_rgb(env)"),
+        ("make_constant_env", "its environment has no render_rgb(env)"),
     ],
 )
 def test_an_env_that_cannot_draw_says_why_on_one_line(name: str, words: str) -> None:
@@ -51,8 +51,8 @@ def test_an_env_that_cannot_draw_says_why_on_one_line(name: str, words: str) -> 
 
 def test_gymnasium_envs_are_made_with_rgb_array() -> None:
     for env_id in ("gymnasium:CartPole-v1", "gymnasium:Pendulum-v1"):
-        world = make_world(env_id, 1, options_for_drawing(env_id, {}))
-        assert world.envs[0].render_mode == "rgb_array"  # type: ignore[attr-defined]
+        env_batch = make_env_batch(env_id, 1, options_for_drawing(env_id, {}))
+        assert env_batch.envs[0].render_mode == "rgb_array"  # type: ignore[attr-defined]
 
 
 def test_a_registered_env_without_the_parameter_is_made_without_it() -> None:
@@ -64,6 +64,6 @@ def test_a_registered_env_without_the_parameter_is_made_without_it() -> None:
         del gymnasium.registry["MillpondNoMode-v0"]
 
 
-def test_other_worlds_keep_their_options() -> None:
+def test_other_envs_keep_their_options() -> None:
     assert options_for_drawing("grid", {"num_agents": 2}) == {"num_agents": 2}
     assert options_for_drawing("gymnasium:NoSuchEnv-v9", {}) == {}

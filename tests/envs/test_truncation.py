@@ -4,11 +4,11 @@ import numpy as np
 
 from millpond.envs.sampling import play, play_on
 from millpond.envs.seeds import spawn_seeds
-from millpond.envs.truncation import TruncationWorld
+from millpond.envs.truncation import TruncationEnvs
 
 
 def test_its_value_is_that_of_an_endless_reward_only_when_truncation_bootstraps():
-    one = play(TruncationWorld(4, {}), spawn_seeds(0, 4), 200)
+    one = play(TruncationEnvs(4, {}), spawn_seeds(0, 4), 200)
     assert (one.reward == 1.0).all()
     assert not one.terminated.any()
     gamma, endless = 0.9, 10.0
@@ -22,10 +22,10 @@ def test_its_value_is_that_of_an_endless_reward_only_when_truncation_bootstraps(
 
 
 def test_episodes_are_of_the_length_asked_for_and_a_saved_state_goes_on():
-    world, other = TruncationWorld(3, {"max_steps": 5}), TruncationWorld(3, {"max_steps": 5})
-    one = play(world, np.array([0, 1, 7], np.uint64), 12)
+    env_batch, other = TruncationEnvs(3, {"max_steps": 5}), TruncationEnvs(3, {"max_steps": 5})
+    one = play(env_batch, np.array([0, 1, 7], np.uint64), 12)
     assert one.truncated[:, 0, 0].nonzero()[0].tolist() == [4, 9]
     assert one.truncated[:, 1, 0].nonzero()[0].tolist() == [3, 8]
-    other.load_state(world.save_state())
-    onward = [play_on(w, [np.random.default_rng(3) for _ in range(3)], 20) for w in (world, other)]
+    other.load_state(env_batch.save_state())
+    onward = [play_on(w, [np.random.default_rng(3) for _ in range(3)], 20) for w in (env_batch, other)]
     assert onward[1].differs_from(onward[0]) is None

@@ -77,7 +77,7 @@ def test_gradients_are_clipped() -> None:
     assert float(dqn.online.grad.norm()) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_rewards_of_another_model_take_the_place_of_the_worlds() -> None:
+def test_rewards_of_another_model_take_the_place_of_the_envs() -> None:
     one, other = cartpole_dqn(), cartpole_dqn()
     batch, better = transitions(16), torch.rand(16)
     one.update(batch, reward=better)

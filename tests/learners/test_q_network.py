@@ -92,12 +92,12 @@ def test_epsilon_starts_again_where_it_is_told_to() -> None:
     assert epsilon.value == pytest.approx(0.3)
 
 
-def test_worlds_with_masks_are_refused() -> None:
+def test_envs_with_masks_are_refused() -> None:
     from dataclasses import replace
 
-    from millpond.learners.q_network import check_world
+    from millpond.learners.q_network import check_env_batch
 
     spec = make(EnvConfig(id="recall"), 1).spec
-    check_world(spec)
+    check_env_batch(spec)
     with pytest.raises(LearnerError, match="masks"):
-        check_world(replace(spec, action_masks=True))
+        check_env_batch(replace(spec, action_masks=True))

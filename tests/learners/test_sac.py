@@ -1,4 +1,4 @@
-"""SAC: its distribution and losses against plain ones, its state, and a world that it learns in seconds."""
+"""SAC: its distribution and losses against plain ones, its state, and an environment that it learns in seconds."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_targets_follow_slowly() -> None:
     torch.testing.assert_close(agent.behind.data, before + 0.1 * (agent.critics.data - before))
 
 
-def test_predicted_rewards_take_the_place_of_the_worlds() -> None:
+def test_predicted_rewards_take_the_place_of_the_envs() -> None:
     one, other, batch, better = small(), small(), transitions(16), torch.rand(16)
     one.update(batch, reward=better)
     batch.reward = better

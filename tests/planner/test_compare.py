@@ -69,7 +69,7 @@ def test_swapping_the_sides_swaps_the_words() -> None:
 def test_an_ini_against_a_recipe() -> None:
     ini = Path(__file__).parent.parent / "data" / "puffer_metta.ini"
     comparison = compare(plan(ini, ["env.num_agents=64"]), plan("metta"))
-    assert any("the worlds differ: mettagrid against grid" in alert for alert in comparison.alerts)
+    assert any("the environments differ: mettagrid against grid" in alert for alert in comparison.alerts)
 
 
 @pytest.mark.parametrize(("first", "second"), [pair for pair in product(recipe_names(), repeat=2) if pair[0] < pair[1]])

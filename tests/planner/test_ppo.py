@@ -112,16 +112,16 @@ def test_a_core_costs_what_its_state_takes() -> None:
     assert gru - none == lstm - gru == 8_192 * 3 * 128 * 4
 
 
-def test_a_gymnasium_world_is_asked() -> None:
+def test_a_gymnasium_env_is_asked() -> None:
     found = ppo("metta", {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1})
     assert found.observation_bytes == 8_192 * 64 * 4 * 4  # four float32
 
 
-def test_a_world_that_only_itself_knows() -> None:
+def test_an_env_that_only_itself_knows() -> None:
     found = plan("metta", {"env.id": "pufferlib.ocean:puffer_breakout"})
     assert isinstance(found.plan, PPOPlan)
     assert found.plan.observation_bytes is None
-    assert "only the world itself knows" in " ".join(show(found).split())
+    assert "only the environment itself knows" in " ".join(show(found).split())
 
 
 @st.composite
@@ -195,7 +195,7 @@ def test_the_trainers_share_is_told() -> None:
     assert "29 in each of 2 workers, 6 in the trainer itself" in show(planned)
 
 
-def test_a_plan_says_what_a_world_that_was_not_made_leaves_unknown() -> None:
+def test_a_plan_says_what_an_env_that_was_not_made_leaves_unknown() -> None:
     found = plan("grid", {"env.id": "nowhere:make_env"})
     assert (found.plan.num_agents, found.plan.observation_bytes) == (1, None)  # type: ignore[union-attr]
     assert "1 agent per env is assumed; a run asks nowhere:make_env when it is built" in found.to_json()["notes"][-1]

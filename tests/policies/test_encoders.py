@@ -199,7 +199,7 @@ def test_parts_that_cannot_be_joined_are_named(parts: dict[str, Any], says: str)
 
 
 def bounded(name: str, kind: PartKind, shape: tuple[int, ...], dtype: str) -> Part:
-    """A part whose world says its largest value."""
+    """A part whose environment says its largest value."""
     return Part(name, kind, shape, dtype, high=6.0)
 
 
@@ -233,7 +233,7 @@ def test_pixels_are_scaled_by_their_largest_value() -> None:
     assert nature.linear.in_features == 64 * 7 * 7
 
 
-def test_the_number_of_kinds_is_what_the_world_says() -> None:
+def test_the_number_of_kinds_is_what_the_env_says() -> None:
     assert GridEncoder(bounded("cells", "grid", (3, 3), "uint8"), H, 16).table.shape == (9, 6, H)
     assert GridEncoder(Part("cells", "grid", (3, 3), "uint8"), H, 16).table.shape == (9, 15, H)
 

@@ -20,10 +20,10 @@ from millpond.store import Checkpoints, Run, read_status
 from millpond.store.tree import tree_from_bytes, tree_to_bytes
 from millpond.trainers import mixture as module
 from millpond.trainers import mixture_measures
+from millpond.trainers.envs import make_spec
 from millpond.trainers.mixture import MixtureTrainer
 from millpond.trainers.mixture_ranks import refresh_together
 from millpond.trainers.session import resume_run, run_of_all, start_run
-from millpond.trainers.worlds import make_spec
 
 # Name -> what differs from `SMALL`, whose two agents have a rank each.
 MIXTURES: dict[str, dict[str, Any]] = {

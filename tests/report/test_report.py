@@ -199,7 +199,7 @@ def test_a_report_that_fails_does_not_lose_the_run(copy: Path, capsys: Any) -> N
     assert not list(copy.glob(".report*"))
 
 
-def test_a_world_that_cannot_be_drawn_says_so(copy: Path) -> None:
+def test_an_env_that_cannot_be_drawn_says_so(copy: Path) -> None:
     (copy / "config.yaml").write_text("kind: ppo\nenv: {id: nothing}\n")
     picture = reporting.draw_episode(copy)
     assert picture is not None
@@ -211,16 +211,16 @@ ALONE = {"env.num_agents": 1, "env.stagger": False, "env.max_steps": None, "trai
 
 
 @pytest.mark.parametrize(
-    ("world", "reason"),
+    ("env_batch", "reason"),
     [
         ("make_no_render", "it has no render()"),
         ("make_raising_render", "render() raised RuntimeError: the window is gone"),
     ],
 )
-def test_a_world_that_cannot_draw_has_a_report_that_says_why(tmp_path: Path, world: str, reason: str) -> None:
-    trainer = run_to_the_end(tmp_path, "blind", **{**ALONE, "env.id": f"envs.own_envs:{world}"})
+def test_an_env_that_cannot_draw_has_a_report_that_says_why(tmp_path: Path, env_batch: str, reason: str) -> None:
+    trainer = run_to_the_end(tmp_path, "blind", **{**ALONE, "env.id": f"envs.own_envs:{env_batch}"})
     found = Page(trainer.run.report_path.read_text())
-    words = f"env 'envs.own_envs:{world}' cannot be drawn: {reason}"
+    words = f"env 'envs.own_envs:{env_batch}' cannot be drawn: {reason}"
     assert f"No picture: {words}" in found.text
     assert found.count("img") == 0
     assert "Curves" in found.headings

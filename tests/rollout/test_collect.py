@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.vector.vector_worlds import AGENT, ENV_STEPS, IDENTITY, CountingWorld, counting_spec
+from tests.vector.vector_envs import AGENT, ENV_STEPS, IDENTITY, CountingEnvs, counting_spec
 
 from millpond.config import load
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
@@ -18,7 +18,7 @@ from millpond.planner.memory import STATES, row_fields, state_shape
 from millpond.policies import Policy, build_policy
 from millpond.rollout import Collector, Rows
 from millpond.rollout.rows import resets
-from millpond.trainers.worlds import WorldFactory
+from millpond.trainers.envs import EnvBatchFactory
 from millpond.vector import Vector, make_vector
 
 HIDDEN = 16  # in whole panels: weights are packed for a collection
@@ -85,7 +85,7 @@ def test_every_step_is_in_exactly_one_row(agents: int, unit: str, target: int, g
         }
     )
     spec = counting(agents)
-    make = partial(CountingWorld, spec=spec)
+    make = partial(CountingEnvs, spec=spec)
     with make_vector(spec, make, num_envs=plan.num_envs, groups=groups, backend="inline") as vector:
         collector, policy = open_collector(plan, vector, core="none")
         vector.reset(3)
@@ -132,7 +132,7 @@ def test_top_up_rounds_rotate() -> None:
         }
     )
     spec = counting(1)
-    make = partial(CountingWorld, spec=spec)
+    make = partial(CountingEnvs, spec=spec)
     with make_vector(spec, make, num_envs=5, groups=1, backend="inline") as vector:
         collector, policy = open_collector(plan, vector, core="none")
         vector.reset(3)
@@ -160,8 +160,8 @@ def test_a_row_replays(core: str, unit: str, env_id: str) -> None:
         "generators": 2,
         "altars": 2,
     }
-    factory = WorldFactory(env_id, options if env_id == "grid" else {"min_delay": 2, "max_delay": 5})
-    world = factory(1, None, 0)  # type: ignore[arg-type]
+    factory = EnvBatchFactory(env_id, options if env_id == "grid" else {"min_delay": 2, "max_delay": 5})
+    env_batch = factory(1, None, 0)  # type: ignore[arg-type]
     plan = planned(
         **{
             "env.num_agents": agents,
@@ -172,7 +172,7 @@ def test_a_row_replays(core: str, unit: str, env_id: str) -> None:
             "trainer.minibatch_size": 16 * 20,
         }
     )
-    with make_vector(world.spec, factory, num_envs=plan.num_envs, groups=2, backend="inline") as vector:
+    with make_vector(env_batch.spec, factory, num_envs=plan.num_envs, groups=2, backend="inline") as vector:
         collector, policy = open_collector(plan, vector, core)
         vector.reset(5)
         for _ in range(2):  # the second begins in the middle of episodes
@@ -200,16 +200,16 @@ def test_a_row_replays(core: str, unit: str, env_id: str) -> None:
 
 def test_rows_take_the_bytes_that_the_plan_says() -> None:
     plan = planned(**{"trainer.batch_size": 64 * 256, "trainer.minibatch_size": 64 * 256, "policy.hidden_size": HIDDEN})
-    factory = WorldFactory("grid", {"num_agents": 3})
-    world = factory(1, None, 0)  # type: ignore[arg-type]
-    rows = Rows(row_fields(world.spec, state_shape("lstm", HIDDEN)), plan.buffer_rows, 64, 3, 3, "cpu")
+    factory = EnvBatchFactory("grid", {"num_agents": 3})
+    env_batch = factory(1, None, 0)  # type: ignore[arg-type]
+    rows = Rows(row_fields(env_batch.spec, state_shape("lstm", HIDDEN)), plan.buffer_rows, 64, 3, 3, "cpu")
     assert rows.nbytes == plan.buffer_bytes
 
 
 def test_truncated_steps_are_valued_at_the_true_final_observation() -> None:
-    """In the truncation world every step is alike but for the clock, so the bootstrap must be the value before the reset."""
-    factory = WorldFactory("truncation", {"max_steps": 3})
-    world = factory(1, None, 0)  # type: ignore[arg-type]
+    """In `truncation` every step is alike but for the clock, so the bootstrap must be the value before the reset."""
+    factory = EnvBatchFactory("truncation", {"max_steps": 3})
+    env_batch = factory(1, None, 0)  # type: ignore[arg-type]
     plan = planned(
         **{
             "env.num_agents": 1,
@@ -220,7 +220,7 @@ def test_truncated_steps_are_valued_at_the_true_final_observation() -> None:
             "trainer.minibatch_size": 16,
         }
     )
-    with make_vector(world.spec, factory, num_envs=2, groups=1, backend="inline") as vector:
+    with make_vector(env_batch.spec, factory, num_envs=2, groups=1, backend="inline") as vector:
         collector, policy = open_collector(plan, vector, "lstm")
         vector.reset(1)
         collector.collect(policy)
@@ -234,7 +234,9 @@ def test_truncated_steps_are_valued_at_the_true_final_observation() -> None:
                 earlier = truncated[row, : int(t)].nonzero().flatten().tolist()
                 for k in range(earlier[-1] + 1 if earlier else 0, int(t) + 1):
                     state = policy.act(rows["observation"][row, k], state, deterministic=True).state
-                value = policy.value(rows["observation"][row, int(t)], state)  # the world shows the same number always
+                value = policy.value(
+                    rows["observation"][row, int(t)], state
+                )  # the environment shows the same number always
             torch.testing.assert_close(rows["final_value"][row, t, 0], value[0], rtol=0, atol=1e-5)
 
 

@@ -12,7 +12,7 @@ from tests.rollout.test_collect import open_collector, planned
 
 from millpond.rollout import Collector
 from millpond.rollout.rows import resets
-from millpond.trainers.worlds import WorldFactory
+from millpond.trainers.envs import EnvBatchFactory
 from millpond.vector import make_vector
 
 HORIZON, ENVS = 16, 8
@@ -49,7 +49,7 @@ def replay(collector: Collector, policy: Any, num_rows: int) -> tuple[torch.Tens
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 def test_rows_replay_from_behind_the_restart(core: str) -> None:
     plan = planned(**settings(), **{"policy.core": core})
-    factory = WorldFactory("recall", {"min_delay": 30, "max_delay": 40})  # no end of an episode hides the restart
+    factory = EnvBatchFactory("recall", {"min_delay": 30, "max_delay": 40})  # no end of an episode hides the restart
     spec = factory(1, None, 0).spec  # type: ignore[arg-type]
     with make_vector(
         spec, factory, num_envs=ENVS, groups=2, num_workers=2, backend="processes", on_crash="restart"
@@ -87,7 +87,7 @@ def test_rows_replay_from_behind_the_restart(core: str) -> None:
 def test_memory_is_lost_with_an_env_that_restarted_between_its_rows() -> None:
     """A worker is killed at rest, and a top-up round that has some of its envs finds out: the others are told later."""
     plan = planned(**settings(**{"trainer.batch_size": HORIZON * 12, "trainer.minibatch_size": HORIZON * 12}))
-    factory = WorldFactory("recall", {"min_delay": 200, "max_delay": 400})
+    factory = EnvBatchFactory("recall", {"min_delay": 200, "max_delay": 400})
     spec = factory(1, None, 0).spec  # type: ignore[arg-type]
     with make_vector(
         spec, factory, num_envs=ENVS, groups=2, num_workers=2, backend="processes", on_crash="restart"

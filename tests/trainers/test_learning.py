@@ -1,4 +1,4 @@
-"""What is learned is right: worlds whose answers are known, at the size of a test.
+"""What is learned is right: environments whose answers are known, at the size of a test.
 
 The same recipes at full size, with three seeds each, are in benchmarks/learning.
 """

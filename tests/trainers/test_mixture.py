@@ -317,7 +317,7 @@ def test_kill_in_each_phase_then_resume(tmp_path: Path, changes: dict[str, Any])
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_the_grid_is_a_world_for_it(tmp_path: Path) -> None:
+def test_the_grid_is_an_env_for_it(tmp_path: Path) -> None:
     """Tokens or cells instead of pixels, truncation at every end, and final observations in the lake."""
     changes = {"env.id": "grid", "env.max_steps": 10, "mixture.total_frames": 3 * 64}
     finish(start(tmp_path, "whole", changes))

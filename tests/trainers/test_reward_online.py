@@ -1,4 +1,4 @@
-"""Full mode: agent and reward network learn together in a world that gives its return only at the end."""
+"""Full mode: agent and reward network learn together in an environment that gives its return only at the end."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def records(folder: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in json.loads(line).items() if k != "seconds" and "time/" not in k} for line in lines]
 
 
-@pytest.mark.parametrize(("world", "learner"), [("Pendulum-v1", "SAC"), ("CartPole-v1", "DQN")])
-def test_a_run_does_what_the_plan_says(tmp_path: Path, world: str, learner: str) -> None:
-    changes = {"env.id": f"gymnasium:{world}", "agent.algorithm": "auto"}
+@pytest.mark.parametrize(("env_batch", "learner"), [("Pendulum-v1", "SAC"), ("CartPole-v1", "DQN")])
+def test_a_run_does_what_the_plan_says(tmp_path: Path, env_batch: str, learner: str) -> None:
+    changes = {"env.id": f"gymnasium:{env_batch}", "agent.algorithm": "auto"}
     trainer = run(tmp_path, "counted", **changes)
     plan = plan_loaded(load("reward-online", {**TINY, **changes})).plan
     assert isinstance(plan, RewardPlan)
@@ -84,10 +84,10 @@ def test_a_run_does_what_the_plan_says(tmp_path: Path, world: str, learner: str)
     assert trainer.network.normalizer.count == plan.env_steps
 
 
-@pytest.mark.parametrize("world", ["Pendulum-v1", "CartPole-v1"])
-def test_the_agent_is_loaded_and_evaluated_again(tmp_path: Path, world: str) -> None:
+@pytest.mark.parametrize("env_batch", ["Pendulum-v1", "CartPole-v1"])
+def test_the_agent_is_loaded_and_evaluated_again(tmp_path: Path, env_batch: str) -> None:
     """Its test rollouts, episode by episode, and the same actions: the middle of SAC's, the best of DQN's."""
-    trainer = run(tmp_path, "played", **{"env.id": f"gymnasium:{world}", "agent.algorithm": "auto"})
+    trainer = run(tmp_path, "played", **{"env.id": f"gymnasium:{env_batch}", "agent.algorithm": "auto"})
     assert trainer.agent is not None
     assert trainer.tested is not None
     evaluation, policy = evaluate_run(str(trainer.run.folder), episodes=2)
@@ -102,7 +102,7 @@ def test_the_agent_is_loaded_and_evaluated_again(tmp_path: Path, world: str) -> 
 
 
 def test_the_agent_learns_from_predicted_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewards that the learner is given are the target network's; with `world` they are the stored ones."""
+    """Rewards that the learner is given are the target network's; with `env_batch` they are the stored ones."""
     for learn_from in ("predicted", "world"):
         loaded = load("reward-online", {**TINY, "run_dir": str(tmp_path), "agent.learn_from": learn_from})
         trainer = RewardTrainer(loaded, start_run(loaded, learn_from))
@@ -176,10 +176,10 @@ def test_what_cannot_be_played_is_refused(tmp_path: Path) -> None:
         run(tmp_path, "wrong", **{"agent.algorithm": "dqn"})
 
 
-def test_a_world_that_can_save_its_state_resumes_bit_for_bit(tmp_path: Path) -> None:
-    world = {"env.id": "truncation", "agent.algorithm": "auto"}
-    whole = run(tmp_path, "whole", **world)
-    loaded = load("reward-online", {**TINY, "run_dir": str(tmp_path), **world})
+def test_an_env_that_can_save_its_state_resumes_bit_for_bit(tmp_path: Path) -> None:
+    env_batch = {"env.id": "truncation", "agent.algorithm": "auto"}
+    whole = run(tmp_path, "whole", **env_batch)
+    loaded = load("reward-online", {**TINY, "run_dir": str(tmp_path), **env_batch})
     cut = RewardTrainer(loaded, start_run(loaded, "cut"))
     update = cut._update
 

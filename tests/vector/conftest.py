@@ -1,4 +1,4 @@
-"""Puts the worlds of these tests where worker processes can import them, and watches that no test leaves a process."""
+"""Puts the environments of these tests where worker processes can import them, and watches that no test leaves a process."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from vector_worlds import ENV_STEPS
+from vector_envs import ENV_STEPS
 
 from millpond.vector import Batch, Turns, Vector
 

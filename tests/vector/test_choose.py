@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from vector_worlds import CountingWorld, counting, counting_spec
+from vector_envs import CountingEnvs, counting, counting_spec
 
-from millpond.envs.world import Buffers
+from millpond.envs.env_batch import Buffers
 from millpond.vector import Choice, VectorError, WorkerError, choose, make_vector
 
 
@@ -36,7 +36,7 @@ def chosen(*, backend: str = "auto", workers: int = 16, threads: int | None = No
         ({"backend": "threads"}, "threads", 4, "holds Python's lock"),
         ({"backend": "threads", "releases_gil": True, "threads": 9}, "threads", 9, "as configured: 9 threads"),
         ({"backend": "processes"}, "processes", 16, "as configured: 16 worker processes"),
-        ({"backend": "native", "native_vector": True}, "native", 1, "as configured: one world a group"),
+        ({"backend": "native", "native_vector": True}, "native", 1, "as configured: one environment a group"),
     ],
 )
 def test_what_is_chosen_and_why(changes: dict[str, Any], backend: str, count: int, reason: str) -> None:
@@ -73,12 +73,12 @@ def test_options_that_do_not_work(options: dict[str, Any], message: str) -> None
         make_vector(counting_spec(), counting, **({"num_envs": 4} | options))
 
 
-def test_native_has_one_world_a_group() -> None:
+def test_native_has_one_env_a_group() -> None:
     made = []
 
-    def make(num_envs: int, buffers: Buffers, first_env: int) -> CountingWorld:
+    def make(num_envs: int, buffers: Buffers, first_env: int) -> CountingEnvs:
         made.append((first_env, num_envs))
-        return CountingWorld(num_envs, buffers, first_env)
+        return CountingEnvs(num_envs, buffers, first_env)
 
     spec = counting_spec(native_vector=True, releases_gil=True)
     with make_vector(spec, make, num_envs=12, groups=3, num_workers=4, threads=4, backend="native") as vector:
@@ -86,17 +86,17 @@ def test_native_has_one_world_a_group() -> None:
         assert (vector.backend, vector.num_workers) == ("native", 1)
 
 
-def test_a_world_that_writes_elsewhere_is_refused() -> None:
-    def make(num_envs: int, buffers: Buffers, first_env: int) -> CountingWorld:
-        return CountingWorld(num_envs, Buffers.allocate(counting_spec(), num_envs), first_env)
+def test_an_env_that_writes_elsewhere_is_refused() -> None:
+    def make(num_envs: int, buffers: Buffers, first_env: int) -> CountingEnvs:
+        return CountingEnvs(num_envs, Buffers.allocate(counting_spec(), num_envs), first_env)
 
-    with pytest.raises(WorkerError, match="a world must write into the buffers it gets"):
+    with pytest.raises(WorkerError, match="an environment must write into the buffers it gets"):
         make_vector(counting_spec(), make, num_envs=4, backend="inline")
 
 
-def test_a_world_of_another_size_is_refused() -> None:
-    def make(num_envs: int, buffers: Buffers, first_env: int) -> CountingWorld:
-        return CountingWorld(num_envs + 1, buffers, first_env)
+def test_an_env_of_another_size_is_refused() -> None:
+    def make(num_envs: int, buffers: Buffers, first_env: int) -> CountingEnvs:
+        return CountingEnvs(num_envs + 1, buffers, first_env)
 
-    with pytest.raises(WorkerError, match="asked for 2 envs and made a world of 3"):
+    with pytest.raises(WorkerError, match="asked for 2 envs and made an environment of 3"):
         make_vector(counting_spec(), make, num_envs=4, backend="inline")

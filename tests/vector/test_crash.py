@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from playing import play
-from vector_worlds import ENV_STEPS, IDENTITY, SEED, FaultyWorld, counting_spec, faulty, unbuildable, unwatched
+from vector_envs import ENV_STEPS, IDENTITY, SEED, FaultyEnvs, counting_spec, faulty, unbuildable, unwatched
 
 from millpond.vector import Vector, VectorError, WorkerError, env_seed, make_vector
 
@@ -19,17 +19,17 @@ PROCESSES: dict[str, Any] = {"backend": "processes", "num_workers": 2}
 OF_WORKER_1 = [2, 3, 6, 7]
 
 
-def make(world: Any = faulty, **options: Any) -> Vector:
-    return make_vector(counting_spec(), world, num_envs=8, timeout=2.0, **(PROCESSES | options))
+def make(env_batch: Any = faulty, **options: Any) -> Vector:
+    return make_vector(counting_spec(), env_batch, num_envs=8, timeout=2.0, **(PROCESSES | options))
 
 
-def actions(fault: int = FaultyWorld.FINE, row: int = 0) -> np.ndarray:
+def actions(fault: int = FaultyEnvs.FINE, row: int = 0) -> np.ndarray:
     told = np.zeros((4, 2), np.int64)
     told[row] = fault
     return told
 
 
-def steps(vector: Vector, count: int, fault: int = FaultyWorld.FINE) -> None:
+def steps(vector: Vector, count: int, fault: int = FaultyEnvs.FINE) -> None:
     """So many turns."""
     for _ in range(count):
         vector.recv()
@@ -54,11 +54,11 @@ def wait_until_gone(pids: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("fault", "kind", "message", "in_traceback"),
     [
-        (FaultyWorld.RAISE, "raised", "ValueError: env 3 does not like this", "in step_env"),
-        (FaultyWorld.KILL, "died", r"killed by signal 9 \(SIGKILL\)", ""),
-        (FaultyWorld.EXIT, "died", "exited with status 3", ""),
-        (FaultyWorld.SEGFAULT, "died", r"killed by signal 11 \(SIGSEGV\)", "in step_env"),
-        (FaultyWorld.HANG, "hung", "nothing was heard of it within the timeout", "in sleep_for_a_long_time"),
+        (FaultyEnvs.RAISE, "raised", "ValueError: env 3 does not like this", "in step_env"),
+        (FaultyEnvs.KILL, "died", r"killed by signal 9 \(SIGKILL\)", ""),
+        (FaultyEnvs.EXIT, "died", "exited with status 3", ""),
+        (FaultyEnvs.SEGFAULT, "died", r"killed by signal 11 \(SIGSEGV\)", "in step_env"),
+        (FaultyEnvs.HANG, "hung", "nothing was heard of it within the timeout", "in sleep_for_a_long_time"),
     ],
 )
 def test_a_crash_stops_the_run_and_is_told(system: str, fault: int, kind: str, message: str, in_traceback: str) -> None:
@@ -84,8 +84,8 @@ def test_a_crash_stops_the_run_and_is_told(system: str, fault: int, kind: str, m
                 call()
 
 
-@pytest.mark.parametrize("fault", [FaultyWorld.RAISE, FaultyWorld.KILL])
-def test_a_world_that_does_not_tell_which_env_it_is_busy_with(fault: int) -> None:
+@pytest.mark.parametrize("fault", [FaultyEnvs.RAISE, FaultyEnvs.KILL])
+def test_an_env_that_does_not_tell_which_env_it_is_busy_with(fault: int) -> None:
     with make(unwatched) as vector:
         vector.reset(7)
         vector.recv()
@@ -104,12 +104,12 @@ OWN_PROCESS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OWN_PROCESS, ids=str)
-def test_a_world_that_raises_in_our_own_process(options: dict[str, Any]) -> None:
+def test_an_env_that_raises_in_our_own_process(options: dict[str, Any]) -> None:
     with make(**options) as vector:
         vector.reset(7)
         steps(vector, 4)
         vector.recv()
-        vector.send(actions(FaultyWorld.RAISE, row=2))
+        vector.send(actions(FaultyEnvs.RAISE, row=2))
         with pytest.raises(WorkerError, match="ValueError: env 2 does not like this") as caught:
             steps(vector, 2)
         assert isinstance(caught.value.__cause__, ValueError)
@@ -121,14 +121,14 @@ def test_a_thread_that_hangs_is_told(on_crash: str, monkeypatch: pytest.MonkeyPa
     """It cannot be ended, so it cannot be restarted either."""
     import threading
 
-    import vector_worlds
+    import vector_envs
 
     wake = threading.Event()
-    monkeypatch.setattr(vector_worlds, "sleep_for_a_long_time", lambda: wake.wait(60))
+    monkeypatch.setattr(vector_envs, "sleep_for_a_long_time", lambda: wake.wait(60))
     with make(backend="threads", threads=2, on_crash=on_crash) as vector:
         vector.reset(7)
         vector.recv()
-        vector.send(actions(FaultyWorld.HANG, row=1))
+        vector.send(actions(FaultyEnvs.HANG, row=1))
         vector.recv()
         with pytest.raises(WorkerError, match="hung during step") as caught:
             vector.recv()
@@ -137,7 +137,7 @@ def test_a_thread_that_hangs_is_told(on_crash: str, monkeypatch: pytest.MonkeyPa
         wake.set()
 
 
-@pytest.mark.parametrize("fault", [FaultyWorld.KILL, FaultyWorld.HANG], ids=["killed", "hanging"])
+@pytest.mark.parametrize("fault", [FaultyEnvs.KILL, FaultyEnvs.HANG], ids=["killed", "hanging"])
 def test_a_lost_worker_is_replaced_and_its_envs_restart(system: str, fault: int) -> None:
     with make(on_crash="restart") as vector:
         pids = vector.pids
@@ -177,14 +177,14 @@ def test_a_lost_worker_is_replaced_and_its_envs_restart(system: str, fault: int)
 
 
 @pytest.mark.parametrize("options", [{"backend": "inline"}, {"backend": "threads", "threads": 2}, PROCESSES], ids=str)
-def test_a_world_that_raises_restarts_alone(options: dict[str, Any]) -> None:
+def test_an_env_that_raises_restarts_alone(options: dict[str, Any]) -> None:
     """The worker is sound: its envs of the other group go on."""
     with make(on_crash="restart", **options) as vector:
         vector.reset(7)
         pids = vector.pids
         steps(vector, 4)
         vector.recv()
-        vector.send(actions(FaultyWorld.RAISE, row=3))
+        vector.send(actions(FaultyEnvs.RAISE, row=3))
         steps(vector, 1)
         a = vector.recv()
         lost = [2, 3] if vector.num_workers == 2 else [0, 1, 2, 3]
@@ -240,7 +240,7 @@ def test_a_group_is_held_while_the_other_finds_the_worker_dead(system: str) -> N
         vector.reset(7)
         steps(vector, 4)
         vector.recv(), vector.recv()
-        vector.send(actions(FaultyWorld.KILL, row=2))
+        vector.send(actions(FaultyEnvs.KILL, row=2))
         assert vector.recv().restarted.tolist() == [False, False, True, True]
         vector.send(actions())
         batch = vector.recv()
@@ -250,7 +250,7 @@ def test_a_group_is_held_while_the_other_finds_the_worker_dead(system: str) -> N
 
 
 @pytest.mark.parametrize("options", [{"backend": "inline"}, {"backend": "threads", "threads": 1}, PROCESSES], ids=str)
-def test_a_world_raises_while_another_piece_of_it_is_in_the_air(options: dict[str, Any]) -> None:
+def test_an_env_raises_while_another_piece_of_it_is_in_the_air(options: dict[str, Any]) -> None:
     """What is in the air is void, and what it still says is not taken for the answer to something else."""
     options = PROCESSES | options | {"groups": 1, "num_workers": 1}
     with make(on_crash="restart", **options) as vector:
@@ -259,7 +259,7 @@ def test_a_world_raises_while_another_piece_of_it_is_in_the_air(options: dict[st
             play(vector, 1)
             part = vector.part(6, 4)  # the envs 6, 7 and 0, 1
             part.recv(), part.recv()
-            part.send(np.full((2, 2), FaultyWorld.RAISE))
+            part.send(np.full((2, 2), FaultyEnvs.RAISE))
             part.send(np.zeros((2, 2), int))
             for envs in ([6, 7], [0, 1]):
                 batch = part.recv()
@@ -323,23 +323,23 @@ def test_envs_that_crash_again_and_again_stop_the_run() -> None:
     with make(on_crash="restart") as vector:
         vector.reset(7)
         with pytest.raises(WorkerError, match="restarted 3 times and never took a step"):
-            steps(vector, 20, FaultyWorld.RAISE)
+            steps(vector, 20, FaultyEnvs.RAISE)
         assert (vector.restarts[:2] == 3).all()
 
 
 @pytest.mark.parametrize("options", [*OWN_PROCESS, PROCESSES], ids=str)
-def test_a_world_that_cannot_be_made(options: dict[str, Any]) -> None:
+def test_an_env_that_cannot_be_made(options: dict[str, Any]) -> None:
     with pytest.raises(WorkerError, match=r"raised during build: RuntimeError: no map for env 0") as caught:
         make(unbuildable, **options)
     assert "in unbuildable" in caught.value.traceback
 
 
 @pytest.mark.parametrize("options", [*OWN_PROCESS, PROCESSES], ids=str)
-def test_a_world_that_gives_up_does_not_end_the_trainer(options: dict[str, Any]) -> None:
+def test_an_env_that_gives_up_does_not_end_the_trainer(options: dict[str, Any]) -> None:
     with make(**options) as vector:
         vector.reset(7)
         vector.recv()
-        vector.send(actions(FaultyWorld.GIVE_UP, row=3))
+        vector.send(actions(FaultyEnvs.GIVE_UP, row=3))
         with pytest.raises(WorkerError, match="raised during step: SystemExit: no more") as caught:
             steps(vector, 2)
         assert caught.value.env == 3
@@ -353,7 +353,7 @@ def test_own_envs_restart_alone_and_workers_beside_them_do_too() -> None:
     with make(num_workers=1, trainer_share=0.5, on_crash="restart") as vector:
         vector.reset(7)
         steps(vector, 4)
-        for fault, row, lost in ((FaultyWorld.RAISE, 3, [2, 3]), (FaultyWorld.KILL, 0, [0, 1, 4, 5])):
+        for fault, row, lost in ((FaultyEnvs.RAISE, 3, [2, 3]), (FaultyEnvs.KILL, 0, [0, 1, 4, 5])):
             vector.recv()
             vector.send(actions(fault, row=row))
             told = set[int]()

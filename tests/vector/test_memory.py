@@ -6,10 +6,10 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from vector_worlds import counting_spec
+from vector_envs import counting_spec
 
+from millpond.envs.env_batch import Buffers
 from millpond.envs.spec import ActionSpec, ObservationSpec
-from millpond.envs.world import Buffers
 from millpond.vector import VectorError
 from millpond.vector.layout import Layout
 from millpond.vector.memory import ALIGNMENT, Arena

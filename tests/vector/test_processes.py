@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from playing import act, play
-from vector_worlds import TORCH, counting, counting_spec, modules, telling
+from vector_envs import TORCH, counting, counting_spec, modules, telling
 
 from millpond.vector import Vector, VectorError, make_vector
 
@@ -146,7 +146,7 @@ TRAINER = """
     import sys, time
     sys.path.insert(0, {here!r})
     import numpy as np
-    from vector_worlds import counting_spec, faulty, FaultyWorld
+    from vector_envs import counting_spec, faulty, FaultyEnvs
     from millpond.vector import make_vector
 
     vector = make_vector(counting_spec(), faulty, num_envs=12, backend="processes", num_workers=3)
@@ -155,7 +155,7 @@ TRAINER = """
     vector.recv(), vector.send(actions)
     vector.recv()
     if {hang}:
-        actions[0] = FaultyWorld.HANG
+        actions[0] = FaultyEnvs.HANG
     vector.send(actions)
     print(*vector.pids, flush=True)
     {then}
@@ -232,7 +232,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_trainer_alone() -> None:
         wait_until_gone(pids)
 
 
-def test_a_world_that_cannot_be_pickled() -> None:
+def test_an_env_that_cannot_be_pickled() -> None:
     with pytest.raises(VectorError, match=r"cannot be pickled.*functools\.partial"):
         make_vector(counting_spec(), lambda *_: None, num_envs=2, backend="processes")
     with make_vector(counting_spec(), lambda *sizes: counting(*sizes), num_envs=8, num_workers=2) as vector:
@@ -240,10 +240,10 @@ def test_a_world_that_cannot_be_pickled() -> None:
         assert "cannot be pickled" in vector.reason
 
 
-def test_a_world_of_the_script_itself() -> None:
+def test_an_env_of_the_script_itself() -> None:
     code = f"""if True:
         import sys; sys.path.insert(0, {str(HERE)!r})
-        from vector_worlds import *
+        from vector_envs import *
         from millpond.vector import make_vector, VectorError
         def mine(*sizes): return counting(*sizes)
         try: make_vector(counting_spec(), mine, num_envs=4, backend="processes")
@@ -253,19 +253,19 @@ def test_a_world_of_the_script_itself() -> None:
     assert "move it into a module" in done.stdout
 
 
-def test_a_world_whose_module_workers_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = tmp_path / "vanishing_world.py"
+def test_an_env_whose_module_workers_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "vanishing_env.py"
     module.write_text("def make(*sizes): raise AssertionError\n")
     monkeypatch.syspath_prepend(tmp_path)
-    import vanishing_world
+    import vanishing_env
 
     module.write_text("raise RuntimeError('not here')\n")
-    with pytest.raises(VectorError, match=r"cannot load make_world(.|\n)*RuntimeError: not here"):
-        make_vector(counting_spec(), vanishing_world.make, num_envs=4, backend="processes", num_workers=2)
+    with pytest.raises(VectorError, match=r"cannot load make_env_batch(.|\n)*RuntimeError: not here"):
+        make_vector(counting_spec(), vanishing_env.make, num_envs=4, backend="processes", num_workers=2)
 
 
 def test_the_nursery_ends_with_the_trainer_even_while_it_imports(tmp_path: Path) -> None:
-    (tmp_path / "slow_world.py").write_text(
+    (tmp_path / "slow_env.py").write_text(
         "import os, sys, time\n"
         "if sys.argv[0] == '-c' and len(sys.argv) > 3:\n"  # in the nursery
         "    print(os.getpid(), flush=True)\n"
@@ -274,8 +274,8 @@ def test_the_nursery_ends_with_the_trainer_even_while_it_imports(tmp_path: Path)
     )
     code = f"""if True:
         import sys; sys.path[:0] = [{str(HERE)!r}, {str(tmp_path)!r}]
-        from vector_worlds import counting_spec
-        from slow_world import make
+        from vector_envs import counting_spec
+        from slow_env import make
         from millpond.vector import make_vector
         make_vector(counting_spec(), make, num_envs=4, backend="processes")
     """
@@ -310,7 +310,7 @@ def test_large_payloads_pass() -> None:
         np.testing.assert_array_equal(vector.recv().observation, first)
 
 
-def test_options_of_a_world_travel_by_partial() -> None:
+def test_options_of_an_env_travel_by_partial() -> None:
     spec = counting_spec(id="renamed")
     with make_vector(
         spec, functools.partial(counting_named, spec=spec), num_envs=4, backend="processes", num_workers=2
@@ -320,14 +320,14 @@ def test_options_of_a_world_travel_by_partial() -> None:
 
 
 def counting_named(num_envs, buffers, first_env, spec):
-    from vector_worlds import CountingWorld
+    from vector_envs import CountingEnvs
 
     assert spec.id == "renamed"
-    return CountingWorld(num_envs, buffers, first_env, spec)
+    return CountingEnvs(num_envs, buffers, first_env, spec)
 
 
 def test_the_trainer_steps_its_own_share() -> None:
-    """Where an env steps can be seen by the process id that its world tells."""
+    """Where an env steps can be seen by the process id that its environment tells."""
     with make_vector(counting_spec(), telling, num_envs=20, backend="processes", trainer_share=0.25) as vector:
         vector.reset(0)
         play(vector, 2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millpond.envs.registry import describe
-from millpond.trainers.worlds import WorldFactory
+from millpond.trainers.envs import EnvBatchFactory
 from millpond.vector import Vector, WorkerError, make_vector
 
 
@@ -23,7 +23,7 @@ def test_the_env_that_raised_is_named(options: dict[str, Any]) -> None:
     env_id = "tests.vector.raising_env:make_env"
     vector = make_vector(
         describe(env_id, options),
-        WorldFactory(env_id, options),
+        EnvBatchFactory(env_id, options),
         num_envs=8,
         groups=2,
         num_workers=2,

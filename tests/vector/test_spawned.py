@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from playing import play
-from vector_worlds import counting, counting_spec
+from vector_envs import counting, counting_spec
 
 from millpond.vector import VectorError, make_vector
 from millpond.vector.layout import Layout
@@ -91,13 +91,13 @@ def test_workers_end_and_remove_the_files_when_the_trainer_is_killed(hang: bool,
             delattr(os, name)
         sys.path.insert(0, {str(HERE)!r})
         import numpy as np
-        from vector_worlds import counting_spec, faulty, FaultyWorld
+        from vector_envs import counting_spec, faulty, FaultyEnvs
         from millpond.vector import make_vector
 
         vector = make_vector(counting_spec(), faulty, num_envs=4, groups=1, backend="processes", num_workers=2)
         vector.reset(0)
         vector.recv()
-        vector.send(np.full((4, 2), FaultyWorld.HANG if {hang} else 0))
+        vector.send(np.full((4, 2), FaultyEnvs.HANG if {hang} else 0))
         print(*vector.pids, flush=True)
         time.sleep(60)
     """
@@ -112,17 +112,17 @@ def test_workers_end_and_remove_the_files_when_the_trainer_is_killed(hang: bool,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_world_whose_module_workers_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_whose_module_workers_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "modules"
     folder.mkdir()
-    module = folder / "another_vanishing_world.py"
+    module = folder / "another_vanishing_env.py"
     module.write_text("def make(*sizes): raise AssertionError\n")
     monkeypatch.syspath_prepend(folder)
-    import another_vanishing_world
+    import another_vanishing_env
 
     module.write_text("raise RuntimeError('not here')\n")
-    with pytest.raises(VectorError, match=r"cannot load make_world(.|\n)*RuntimeError: not here"):
-        make_vector(counting_spec(), another_vanishing_world.make, num_envs=4, backend="processes", num_workers=2)
+    with pytest.raises(VectorError, match=r"cannot load make_env_batch(.|\n)*RuntimeError: not here"):
+        make_vector(counting_spec(), another_vanishing_env.make, num_envs=4, backend="processes", num_workers=2)
     assert list(tmp_path.iterdir()) == [folder]
 
 

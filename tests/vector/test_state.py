@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from playing import Diary, act, play
-from vector_worlds import counting, counting_spec, cut_off
+from vector_envs import counting, counting_spec, cut_off
 
 from millpond.vector import Vector, VectorError, make_vector
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from playing import Diary, play
-from vector_worlds import EPISODE, SEED, counting, counting_spec, whole
+from vector_envs import EPISODE, SEED, counting, counting_spec, whole
 
 from millpond.vector import VectorError, env_seed, env_seeds, make_vector
 
@@ -53,7 +53,7 @@ def test_every_backend_shows_the_same(maker: dict[str, Any]) -> None:
     assert sum(map(len, diary.episodes.values())) > NUM_ENVS
 
 
-def test_a_world_of_its_own_shows_the_same() -> None:
+def test_an_env_of_its_own_shows_the_same() -> None:
     """An env's trajectory does not depend on its neighbours: the first 6 envs of 12 are the 6 envs of 6."""
     with make_vector(counting_spec(), counting, num_envs=6, groups=1, backend="inline") as vector:
         vector.reset(11)
@@ -101,7 +101,7 @@ def test_bad_seeds_are_refused(seed: int) -> None:
         vector.reset(seed)
 
 
-def test_worlds_that_step_only_as_a_whole() -> None:
+def test_envs_that_step_only_as_a_whole() -> None:
     spec = counting_spec(partial_step=False)
     with make_vector(spec, whole, num_envs=12, groups=2, num_workers=2, backend="processes") as vector:
         vector.reset(11)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from playing import act, play
-from vector_worlds import AGENT, ENV_STEPS, IDENTITY, LAST_ACTION, counting, counting_spec, sleeping
+from vector_envs import AGENT, ENV_STEPS, IDENTITY, LAST_ACTION, counting, counting_spec, sleeping
 
 from millpond.vector import Batch, Turns, Vector, VectorError, make_vector
 
@@ -82,7 +82,7 @@ def test_groups_and_parts_step_exactly_what_they_should(data: st.DataObject) -> 
 
 
 def test_parts_over_processes() -> None:
-    """The same over workers, whose worlds a part cuts across: 3 workers, 2 groups, a part over the seam and the end."""
+    """The same over workers, whose environments a part cuts across: 3 workers, 2 groups, a part over the seam and the end."""
     env_steps = np.zeros(20, np.int64)
     groups = [(0, 10), (10, 20)]
     with make_vector(counting_spec(), counting, num_envs=20, num_workers=3, backend="processes") as vector:

@@ -1,6 +1,6 @@
 """The bare arithmetic of an iteration: the same policy acts on as many steps and is trained as often, and nothing else.
 
-No worlds, no storing, no drawing, no gathering, no advantages, no records: data lies ready. Observations are those of a
+No environments, no storing, no drawing, no gathering, no advantages, no records: data lies ready. Observations are those of a
 real iteration and not noise, since encoders that skip what is empty would have more to do on noise than a run has.
 """
 

@@ -13,7 +13,7 @@ from millpond.vector import Vector
 
 
 class Chooser:
-    """Actions at random, drawn beforehand; in worlds with masks, the first that is allowed of each choice."""
+    """Actions at random, drawn beforehand; in environments with masks, the first that is allowed of each choice."""
 
     def __init__(self, spec: ActionSpec) -> None:
         self.spec, self.rng = spec, np.random.default_rng(0)

@@ -37,7 +37,7 @@ KINDS = {
             "training": "training",
             "loop and records": "loop",
         },
-        "Alone: one iteration's work, or one call for the lake. Share: of the iteration; of the world, its time alone. "
+        "Alone: one iteration's work, or one call for the lake. Share: of the iteration; of the environment, its time alone. "
         "A second: env steps of the first two, updates of the loop, transitions of the lake, else agent steps. In a run "
         "envs step while the policy looks at others, so they may be waited for less, and the policy may take longer, "
         "than alone. Limits of products count matrix products only, not tables, gates and losses.",

@@ -23,8 +23,8 @@ from millpond.durable import replace_json
 from millpond.planner.measured import Measured, kept_path, read_kept, settings_of, this_machine, with_measured
 from millpond.processor import can_use_bfloat16
 from millpond.store.host import host_facts
+from millpond.trainers.envs import env_agents
 from millpond.trainers.session import require_machine
-from millpond.trainers.worlds import world_agents
 
 MEASURES = {"ppo": measure_ppo, "mixture": measure_mixture, "reward": measure_reward}
 SETTINGS = {"ppo": ppo_settings, "mixture": mixture_settings, "reward": reward_settings}
@@ -56,7 +56,7 @@ def run_bench(
     preset, effort = ("debug", Effort.quick()) if quick else (None, Effort())
     effort = effort if iterations is None else replace(effort, iterations=iterations)
     can_use_bfloat16()  # before torch computes anything
-    wanted = load(recipe, given, preset, ask_world=world_agents)
+    wanted = load(recipe, given, preset, ask_env=env_agents)
     require_machine(wanted.recipe)
     kind = wanted.recipe.kind
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
@@ -89,7 +89,7 @@ def keep(bench: Bench, overrides: Iterable[str]) -> Path:
         machine=this_machine(),
         date=bench.date,
         recipe=bench.recipe,
-        settings=settings_of(load(bench.recipe, list(overrides), ask_world=world_agents).recipe),
+        settings=settings_of(load(bench.recipe, list(overrides), ask_env=env_agents).recipe),
         sizes=sizes,
         seconds=seconds,
     )

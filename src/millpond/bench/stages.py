@@ -18,18 +18,18 @@ from millpond.bench.limits import Limits
 from millpond.bench.operations import BACKWARD_TOO, operations
 from millpond.bench.result import Stage
 from millpond.bench.timing import Effort, median_seconds
-from millpond.config.worlds import world_options
-from millpond.envs.world import Buffers
+from millpond.config.env_facts import env_options
+from millpond.envs.env_batch import Buffers
 from millpond.loop import Loop
 from millpond.record import Timer
 from millpond.rollout import Draw
+from millpond.trainers.envs import EnvBatchFactory
 from millpond.trainers.ppo import PPOTrainer
 from millpond.trainers.ppo_part import Estimate
 from millpond.trainers.ppo_rows import RowsCall
 from millpond.trainers.ppo_update import INPUTS, estimate_advantages, train_minibatch
-from millpond.trainers.worlds import WorldFactory
 
-LARGEST_WORLD = 512  # envs of the world that is stepped alone: maps of thousands take their time to make
+MAX_ENVS_ALONE = 512  # envs of the environment that is stepped alone: maps of thousands take their time to make
 STORED_BEFORE = ("observation", "action", "action_mask", "alive", "log_prob", "value")
 STORED_AFTER = ("reward", "terminated", "truncated")
 Stages = dict[str, Stage]  # measured so far, by name
@@ -54,7 +54,7 @@ class Subject:
 def measure_stages(subject: Subject, watch: Callable[[str], object]) -> tuple[Stage, ...]:
     """In the order of an iteration. Storing is last to run, since it writes over the rows that others need."""
     stages: dict[str, Stage] = {}
-    for measure in (_world, _vector, _inference, _advantage, _training, _loop, _storing):
+    for measure in (_env, _vector, _inference, _advantage, _training, _loop, _storing):
         watch(measure.__name__.strip("_"))
         stage = measure(subject, stages)
         stages[stage.name] = stage
@@ -62,31 +62,31 @@ def measure_stages(subject: Subject, watch: Callable[[str], object]) -> tuple[St
     return tuple(stages[name] for name in order)
 
 
-def _world(subject: Subject, before: Stages) -> Stage:
-    """One world in this thread, with actions at random."""
+def _env(subject: Subject, before: Stages) -> Stage:
+    """One environment in this thread, with actions at random."""
     trainer, plan = subject.trainer, subject.trainer.share
-    env_id, options = world_options(trainer.recipe.env, stacked=True)
-    spec, envs = trainer.vector.spec, min(plan.num_envs, LARGEST_WORLD)
-    world = WorldFactory(env_id, options)(envs, Buffers.allocate(spec, envs), 0)
+    env_id, options = env_options(trainer.recipe.env, stacked=True)
+    spec, envs = trainer.vector.spec, min(plan.num_envs, MAX_ENVS_ALONE)
+    env_batch = EnvBatchFactory(env_id, options)(envs, Buffers.allocate(spec, envs), 0)
     try:
-        world.reset(np.arange(envs, dtype=np.uint64))
+        env_batch.reset(np.arange(envs, dtype=np.uint64))
         choose = Chooser(spec.action)
 
         def steps() -> None:
             for _ in range(8):
-                choose(world.buffers.action, world.buffers.action_mask)
-                world.step(0, envs)
-            world.episodes()
+                choose(env_batch.buffers.action, env_batch.buffers.action_mask)
+                env_batch.step(0, envs)
+            env_batch.episodes()
 
         seconds = median_seconds(steps, subject.effort.repeats) * plan.env_steps / (8 * envs)
     finally:
-        world.close()
-    written = plan.env_steps * _outcome_bytes(world.buffers, envs)
+        env_batch.close()
+    written = plan.env_steps * _outcome_bytes(env_batch.buffers, envs)
     return Stage("world", seconds, plan.env_steps, "env steps", "memory", written / subject.limits.memory)
 
 
 def _vector(subject: Subject, before: Stages) -> Stage:
-    """All envs behind recv and send, with actions at random; at best as fast as the world on all its workers."""
+    """All envs behind recv and send, with actions at random; at best as fast as the environment on all its workers."""
     vector, plan, effort = subject.trainer.vector, subject.trainer.share, subject.effort
     times = max(1, effort.calls // vector.groups // 4)
     step = RandomSteps([vector])
@@ -98,7 +98,7 @@ def _vector(subject: Subject, before: Stages) -> Stage:
         seconds / (times * plan.num_envs) * plan.env_steps,
         plan.env_steps,
         "env steps",
-        f"world x {workers}",
+        f"environment x {workers}",
         before["world"].alone / workers,
         subject.together("collect/step"),
     )

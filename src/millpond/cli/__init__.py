@@ -12,7 +12,9 @@ def main() -> None:
     """The entry point of the command line."""
     from millpond.cli.app import app
 
-    sys.path.append(os.getcwd())  # worlds and policies of one's own, as module:name; last, so that it hides nothing
+    sys.path.append(
+        os.getcwd()
+    )  # environments and policies of one's own, as module:name; last, so that it hides nothing
     try:
         try:
             app(prog_name="millpond")

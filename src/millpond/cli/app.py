@@ -111,7 +111,7 @@ def train(
     runs/NAME: config, plan, host, metrics, TensorBoard files, checkpoints, report.
 
     \b
-      millpond train                                # the built-in world, minutes on two cores
+      millpond train                                # the built-in environment, minutes on two cores
       millpond train grid ppo.learning_rate=1e-3 --run faster
       millpond train metta --debug                  # one of every level
       millpond train --resume faster trainer.total_timesteps=8e6
@@ -209,7 +209,9 @@ def plan(
     ] = None,
     agents_from: Annotated[
         str | None,
-        typer.Option("--agents-from", metavar="ENV", help="Ask a world, or a YAML file, how many agents an env has."),
+        typer.Option(
+            "--agents-from", metavar="ENV", help="Ask an environment, or a YAML file, how many agents an env has."
+        ),
     ] = None,
     other_machine: Annotated[
         bool,
@@ -289,16 +291,16 @@ def recipes(json: JsonOption = False) -> None:
 
 
 envs = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
-app.add_typer(envs, name="envs", short_help="List the worlds, or check one.")
+app.add_typer(envs, name="envs", short_help="List the environments, or check one.")
 
 
 @envs.callback()
-def list_worlds(
+def list_envs(
     context: typer.Context,
     games: Annotated[bool, typer.Option("--games", help="Name every Atari game too.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the worlds: ids, what they show and take, agents, and what to install for the missing ones.
+    """List the environments: ids, what they show and take, agents, and what to install for the missing ones.
 
     \b
       millpond envs
@@ -306,19 +308,21 @@ def list_worlds(
       millpond envs check mypackage.mymodule:make_env
     """
     if context.invoked_subcommand is None:
-        from millpond.cli.worlds import print_envs
+        from millpond.cli.envs import print_envs
 
         print_envs(games, json)
 
 
-@envs.command("check", short_help="Check that a world keeps the rules.")
-def check_world(
-    env_id: Annotated[str, typer.Argument(metavar="ID", help="A world's id, or your own as package.module:make_env.")],
+@envs.command("check", short_help="Check that an environment keeps the rules.")
+def check_env_batch(
+    env_id: Annotated[
+        str, typer.Argument(metavar="ID", help="An environment's id, or your own as package.module:make_env.")
+    ],
     options: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[OPTION=VALUE]...",
-            help="Options of the world, such as num_agents=4; arguments of your own function as kwargs.NAME=VALUE.",
+            help="Options of the environment, such as num_agents=4; arguments of your own function as kwargs.NAME=VALUE.",
         ),
     ] = None,
     steps: Annotated[
@@ -329,12 +333,12 @@ def check_world(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Check a world: spaces, dtypes, seeding, termination against truncation, final observations, determinism, and that
+    """Check an environment: spaces, dtypes, seeding, termination against truncation, final observations, determinism, and that
     a policy can act on its observations and learn from them.
 
     Says what is wrong and how to fix it; exits with 1 where a rule is broken.
     """
-    from millpond.cli.worlds import print_check
+    from millpond.cli.envs import print_check
 
     print_check(env_id, options or [], steps, json)
 
@@ -447,7 +451,7 @@ def mixture_vs_single(
     frames: Annotated[int, typer.Option("--frames", min=1, help="Frames of every run, of all its agents.")] = 1_048_576,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each method in each game.")] = 3,
     games: Annotated[
-        str, typer.Option("--games", help="Worlds, with commas between.")
+        str, typer.Option("--games", help="Environments, with commas between.")
     ] = "minatar:breakout,minatar:asterix",
     methods: Annotated[
         str, typer.Option("--methods", help="Of mixture, single, single-resets, no-resets, live.")

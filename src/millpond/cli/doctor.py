@@ -25,7 +25,7 @@ EXTRAS = {  # extra: the distribution that it brings, and what it is for
     "atari": ("ale-py", "the Atari emulator, Gravitar among its games (GPL-2.0)"),
     "metta": ("mettagrid", "the real MettaGrid"),
     "minatar": ("MinAtar", "MinAtar's five games"),
-    "pettingzoo": ("pettingzoo", "parallel worlds of several agents"),
+    "pettingzoo": ("pettingzoo", "parallel environments of several agents"),
     "wandb": ("wandb", "records at Weights & Biases"),
     "dev": ("pytest", "tests and checks"),
 }

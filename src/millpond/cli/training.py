@@ -26,9 +26,9 @@ def train(
 ) -> None:
     """Train a recipe, or go on with a run."""
     from millpond.ranks import join
+    from millpond.trainers.envs import env_agents
     from millpond.trainers.kinds import make_trainer, require_trainer
     from millpond.trainers.session import open_run, resume_run, run_of_all, setting_up, start_run
-    from millpond.trainers.worlds import world_agents
 
     recorded = None
     with join() as ranks:
@@ -37,7 +37,7 @@ def train(
             nonlocal recorded
             if resume is not None:
                 return resume_run(resume, overrides, ranks=ranks.count)
-            loaded = load(recipe, overrides, preset, ask_world=world_agents)
+            loaded = load(recipe, overrides, preset, ask_env=env_agents)
             recorded = require_trainer(loaded)
             if weights_from is not None:
                 open_run(weights_from, loaded.recipe.run_dir)  # refused, if it is, before there is a folder

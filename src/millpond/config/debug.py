@@ -1,7 +1,7 @@
 """The preset `debug`, which every recipe has: one of every level at tiny sizes, in seconds.
 
 The sizes are worked out from the recipe, so that they also fit what a user's own file sets: its agents, horizon, groups,
-world. Keys that the user set for this run are `fixed`: they stay, and the other sizes follow them.
+environment. Keys that the user set for this run are `fixed`: they stay, and the other sizes follow them.
 """
 
 from __future__ import annotations

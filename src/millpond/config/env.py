@@ -1,4 +1,4 @@
-"""The `env` section: which world, how many agents, and each world's own settings. Nothing is changed in silence."""
+"""The `env` section: which environment, how many agents, and each environment's own settings. Nothing is changed in silence."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from millpond.config.base import Count, Few, Fraction, Natural, Positive, Real, 
 from millpond.envs.episodes import Aggregate
 
 
-class GridWorld(Section):
-    """The built-in foraging world: mines give ore, generators turn ore into batteries, altars batteries into hearts."""
+class GridConfig(Section):
+    """The built-in foraging environment: mines give ore, generators turn ore into batteries, altars batteries into hearts."""
 
     width: Count = Field(24, ge=3, le=1_000, description="Width of the map in cells, without the border.")
     height: Count = Field(24, ge=3, le=1_000, description="Height of the map in cells, without the border.")
@@ -26,7 +26,7 @@ class GridWorld(Section):
     reward_heart: Real = Field(1.0, description="Reward for making one heart.")
 
 
-class RecallWorld(Section):
+class RecallConfig(Section):
     """A cue is shown once and asked for later: only memory solves it."""
 
     cues: Count = Field(4, ge=2, le=255, description="Cues there are; who guesses is right one time in as many.")
@@ -34,7 +34,7 @@ class RecallWorld(Section):
     max_delay: Count = Field(32, le=10**6, description="Steps between the cue and the question, at most.")
 
 
-class AtariWorld(Section):
+class AtariConfig(Section):
     """Preprocessing of the Atari emulator; every choice is explicit and none is on by surprise."""
 
     screen_size: Few = Field(84, description="Side of the square image, in pixels.")
@@ -49,7 +49,7 @@ class AtariWorld(Section):
     num_threads: Natural = Field(0, le=4_096, description="Threads of the emulator; 0 is one a core.")
 
 
-class MettaWorld(Section):
+class MettaConfig(Section):
     """The real MettaGrid (extra `metta`), driven through its C++ core."""
 
     config: str | None = Field(
@@ -60,7 +60,7 @@ class MettaWorld(Section):
     size: Count = Field(15, ge=5, description="Side of the forage map in cells.")
 
 
-class MinAtarWorld(Section):
+class MinAtarConfig(Section):
     """MinAtar: ten by ten cells, one channel for each kind of object."""
 
     sticky_action_probability: Fraction = Field(0.1, lt=1, description="The action before is repeated.")
@@ -69,7 +69,7 @@ class MinAtarWorld(Section):
 
 
 class EnvConfig(Section):
-    """The world that experience comes from."""
+    """The environment that experience comes from."""
 
     id: str = Field(
         "grid",
@@ -80,11 +80,11 @@ class EnvConfig(Section):
     num_agents: Few = Field(
         1,
         description="Agents in one env. They act together, each with its own observation. Where it is not set, PettingZoo "
-        "worlds and your own are asked when a run is built.",
+        "environments and your own are asked when a run is built.",
     )
     obs_size: Count = Field(11, le=255, description="Side of the square that an agent sees around itself; odd.")
     max_steps: Count | None = Field(
-        None, description="Env steps after which an episode is truncated; null leaves it to the world."
+        None, description="Env steps after which an episode is truncated; null leaves it to the environment."
     )
     stagger: Switch = Field(
         False, description="Spread the starting points of the first episodes, so that not all envs end at once."
@@ -99,20 +99,20 @@ class EnvConfig(Section):
         None, description="Rewards are clipped to this size on both sides; null: never."
     )
     clip_actions: Switch = Field(
-        False, description="The env clips numbers to its action space; gymnasium, pettingzoo and your own worlds."
+        False, description="The env clips numbers to its action space; gymnasium, pettingzoo and your own environments."
     )
     info: Aggregate = Field(
         "auto",
         description="How a number that an env reports in its infos at several steps becomes one per episode: auto is last "
-        "for booleans and outcomes such as is_success, else mean; gymnasium, pettingzoo and your own worlds.",
+        "for booleans and outcomes such as is_success, else mean; gymnasium, pettingzoo and your own environments.",
     )
-    grid: GridWorld = Field(default_factory=GridWorld, description="Settings of the world `grid`.")
-    recall: RecallWorld = Field(default_factory=RecallWorld, description="Settings of the world `recall`.")
-    atari: AtariWorld = Field(default_factory=AtariWorld, description="Settings of `atari:GAME`.")
-    mettagrid: MettaWorld = Field(default_factory=MettaWorld, description="Settings of `mettagrid`.")
-    minatar: MinAtarWorld = Field(default_factory=MinAtarWorld, description="Settings of `minatar:GAME`.")
+    grid: GridConfig = Field(default_factory=GridConfig, description="Settings of the environment `grid`.")
+    recall: RecallConfig = Field(default_factory=RecallConfig, description="Settings of the environment `recall`.")
+    atari: AtariConfig = Field(default_factory=AtariConfig, description="Settings of `atari:GAME`.")
+    mettagrid: MettaConfig = Field(default_factory=MettaConfig, description="Settings of `mettagrid`.")
+    minatar: MinAtarConfig = Field(default_factory=MinAtarConfig, description="Settings of `minatar:GAME`.")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments for gymnasium, pettingzoo and your own worlds."
+        default_factory=dict, description="Keyword arguments for gymnasium, pettingzoo and your own environments."
     )
 
 
@@ -120,7 +120,7 @@ class VectorConfig(Section):
     """How envs are stepped side by side."""
 
     backend: Literal["auto", "inline", "threads", "processes", "native"] = Field(
-        "auto", description="auto picks by world and machine and says why; the others are taken as they are."
+        "auto", description="auto picks by environment and machine and says why; the others are taken as they are."
     )
     threads: Count | None = Field(None, description="Threads of the backend `threads`; null is one a core.")
     trainer_share: Fraction = Field(

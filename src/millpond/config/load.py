@@ -15,16 +15,16 @@ from millpond.config import puffer
 from millpond.config.check import check, merge, overlay
 from millpond.config.debug import DEBUG, debug_settings
 from millpond.config.env import EnvConfig
+from millpond.config.env_facts import decides_its_agents, refuse_many_agents, refuse_wrong_agents
 from millpond.config.recipe import KINDS, Recipe
 from millpond.config.violations import ConfigError, as_overrides
-from millpond.config.worlds import decides_its_agents, refuse_many_agents, refuse_wrong_agents
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
 from millpond.envs.families import family_of
 from millpond.errors import MillpondError
 
 SUFFIXES = (".yaml", ".yml", ".ini")
 SIZES_OF_DATA = ("expected_episodes", "expected_steps")
-SIZED = ("grid", "mettagrid")  # worlds that are made with as many agents, and as long, as the config says
+SIZED = ("grid", "mettagrid")  # environments that are made with as many agents, and as long, as the config says
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,18 @@ def load(
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
     agents_if_open: int | None = None,
-    ask_world: Callable[[EnvConfig], int] | None = None,
+    ask_env: Callable[[EnvConfig], int] | None = None,
 ) -> Loaded:
     """A recipe's name, a file or a mapping, overlaid first with a preset, then with overrides (`section.key=value`).
 
     The preset `debug` is worked out from the recipe and the overrides.
-    Where nobody says how many agents an env has (a PufferLib file, a world that decides it), `agents_if_open` is taken.
-    `ask_world` returns the number that the world has, and may run its code to find out: with it, an open number is
+    Where nobody says how many agents an env has (a PufferLib file, an environment that decides it), `agents_if_open` is taken.
+    `ask_env` returns the number that the environment has, and may run its code to find out: with it, an open number is
     filled in and a wrong one is refused. Without it, nothing that the config names is imported.
     """
     layers = _layered(recipe, overrides, preset)
     source, values, dotted, agents_open = layers.source, layers.values, layers.dotted, layers.agents_open
-    found = ask_world(layers.env) if ask_world is not None and layers.env and decides_its_agents(layers.env) else None
+    found = ask_env(layers.env) if ask_env is not None and layers.env and decides_its_agents(layers.env) else None
     if found is not None and layers.env is not None:
         refuse_many_agents(layers.env, str(values.get("kind")), found)
     agents = agents_if_open if found is None else found
@@ -100,7 +100,7 @@ def leaves_agents_open(recipe: str | Path, overrides: Iterable[str], preset: str
     return _layered(recipe, overrides, preset).agents_open
 
 
-def world_of(
+def env_of(
     recipe: str | Path | Mapping[str, Any],
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
@@ -130,7 +130,7 @@ def _layered(
     dotted = _preset(source.values, preset, name) if preset is not None else {}
     given = dict(overrides if isinstance(overrides, Mapping) else (parse_override(text) for text in overrides))
     nested = overlay({}, given)
-    below, notes = _for_world(source.values, nested)
+    below, notes = _for_env(source.values, nested)
     values = _over(_over(below, overlay({}, dotted)), nested)
     dotted |= given
     try:
@@ -153,10 +153,10 @@ def _unknown_agents(source: _Source, values: Mapping[str, Any]) -> str:
     )
 
 
-def _for_world(below: Mapping[str, Any], above: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The values below without those that belong to their own world, where `above` names another; and a note of them.
+def _for_env(below: Mapping[str, Any], above: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The values below without those that belong to their own environment, where `above` names another; and a note of them.
 
-    A number of agents belongs to one world, a step limit to the worlds of one family; `grid` and `mettagrid` share both.
+    A number of agents belongs to one environment, a step limit to a family of them; `grid` and `mettagrid` share both.
     """
     old, new = below.get("env"), above.get("env")
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
@@ -205,7 +205,7 @@ def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...]) -> _Sou
     below = _read(parent, chain)
     env = values.get("env")
     agents_open = below.agents_open and not (isinstance(env, Mapping) and "num_agents" in env)
-    inherited, notes = _for_world(below.values, values)
+    inherited, notes = _for_env(below.values, values)
     notes = below.notes if below.agents_open else (*below.notes, *notes)
     return _Source(_over(inherited, values), below.defaulted, below.ignored, notes, agents_open)
 

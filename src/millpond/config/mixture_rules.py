@@ -139,7 +139,7 @@ def _budget(values: Values) -> Iterator[Violation]:
         )
 
 
-def _one_agent_worlds(values: Values) -> Iterator[Violation]:
+def _one_agent_envs(values: Values) -> Iterator[Violation]:
     if values["env.num_agents"] != 1:
         yield Violation(
             ("env.num_agents",),
@@ -173,4 +173,4 @@ def _crashes(values: Values) -> Iterator[Violation]:
         )
 
 
-RULES = [_modes, _ladder, _minibatches, _ponds, _replay_ratio, _budget, _one_agent_worlds, _networks, _crashes]
+RULES = [_modes, _ladder, _minibatches, _ponds, _replay_ratio, _budget, _one_agent_envs, _networks, _crashes]

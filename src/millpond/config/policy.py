@@ -13,7 +13,7 @@ class PolicyConfig(Section):
     """The network that acts: encoder -> core -> heads."""
 
     encoder: Literal["auto", "grid", "tokens", "pixels", "vector"] = Field(
-        "auto", description="How observations are read; auto takes what the world's observations are."
+        "auto", description="How observations are read; auto takes what the environment's observations are."
     )
     core: Literal["lstm", "gru", "none"] = Field(
         "lstm", description="Memory: an LSTM or GRU unrolled over each row, or none."

@@ -47,7 +47,7 @@ def batch_size(values: Values) -> int | None:
 
 
 def batch_step(values: Values) -> int | None:
-    """What a batch must be a multiple of: a row, or a whole round in worlds whose envs all step together."""
+    """What a batch must be a multiple of: a row, or a whole round in environments whose envs all step together."""
     family = family_of(values["env.id"])
     if family is None or family.partial_step:
         horizon: int = values[HORIZON]

@@ -124,7 +124,7 @@ def read(text: str, source: str) -> Read:
     vec, notes = _vector(settings, source)
     flat.update(vec)
     flat.update(_sizes(settings, flat, source))
-    flat["env.id"] = _world(settings)
+    flat["env.id"] = _env(settings)
     flat["policy.core"] = "none" if settings["base.rnn_name"] is None else "lstm"
     flat["ppo.lr_schedule"] = "cosine" if settings["train.anneal_lr"] else "constant"
     flat["ppo.advantage"] = "vtrace"  # PufferLib's own advantage: GAE with V-trace's clipped importance weights
@@ -222,8 +222,8 @@ def _sizes(settings: Mapping[str, Any], flat: Mapping[str, Any], source: str) ->
     return {"trainer.batch_unit": "agent_steps", "trainer.batch_size": batch, "trainer.bptt_horizon": horizon}
 
 
-def _world(settings: Mapping[str, Any]) -> str:
-    """The world's id here, where there is one; else its PufferLib name in the form of a world of one's own."""
+def _env(settings: Mapping[str, Any]) -> str:
+    """The environment's id here, where there is one; else its PufferLib name in the form of an environment of one's own."""
     package = str(settings.get("base.package") or "").strip()
     name = str(settings.get("base.env_name") or "").split()
     first = name[0] if name else "env"

@@ -26,7 +26,7 @@ class RecipeBase(Section):
         description="cpu, cuda, cuda:N or mps; taken as it is, never guessed.",
     )
     run_dir: str = Field("runs", min_length=1, description="Folder that run folders are made in.")
-    env: EnvConfig = Field(default_factory=EnvConfig, description="The world.")
+    env: EnvConfig = Field(default_factory=EnvConfig, description="The environment.")
     vector: VectorConfig = Field(default_factory=VectorConfig, description="How envs are stepped side by side.")
     policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The network.")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="What is saved and kept.")

@@ -78,7 +78,8 @@ class AgentConfig(Section):
 
     algorithm: Literal["auto", "sac", "dqn"] = Field("auto", description="auto: sac for continuous actions, else dqn.")
     learn_from: Literal["predicted", "world"] = Field(
-        "predicted", description="predicted: rewards of the reward network. world: as the world gives them, to compare."
+        "predicted",
+        description="predicted: rewards of the reward network. world: the env's own rewards, to compare.",
     )
     num_envs: Count = Field(1, description="Envs the agent acts in.")
     batch_size: Size = Field(256, description="Transitions of one gradient step.")

@@ -31,13 +31,13 @@ KIND_RULES: dict[str, list[Rule]] = {
 
 def violations(values: Values, written: set[str]) -> list[Violation]:
     """Every rule that these values break."""
-    found = [*_world_settings(values, written), *_presets(values)]
-    for rule in (_world, _agents, _grid, _recall, _steps, _looped, *vector_rules.RULES, *KIND_RULES[values["kind"]]):
+    found = [*_env_settings(values, written), *_presets(values)]
+    for rule in (_env, _agents, _grid, _recall, _steps, _looped, *vector_rules.RULES, *KIND_RULES[values["kind"]]):
         found.extend(rule(values))
     return found
 
 
-def _world(values: Values) -> Iterator[Violation]:
+def _env(values: Values) -> Iterator[Violation]:
     env_id = values["env.id"]
     family = family_of(env_id)
     if family is None:
@@ -123,7 +123,7 @@ def _steps(values: Values) -> Iterator[Violation]:
 
 
 def _looped(values: Values) -> Iterator[Violation]:
-    """Settings of worlds that loop over Python objects would do nothing in others."""
+    """Settings of environments that loop over Python objects would do nothing in others."""
     family = family_of(values["env.id"])
     if family is None or family.name in LOOPED:
         return
@@ -137,8 +137,8 @@ def _looped(values: Values) -> Iterator[Violation]:
             yield Violation((key, "env.id"), f"{key} has no effect in env.id={values['env.id']}", ({key: usual[0]},))
 
 
-def _world_settings(values: Values, written: set[str]) -> Iterator[Violation]:
-    """Settings of a world that is not the one in use would do nothing, so they are refused."""
+def _env_settings(values: Values, written: set[str]) -> Iterator[Violation]:
+    """Settings of an environment that is not the one in use would do nothing, so they are refused."""
     family = family_of(values["env.id"])
     for key in sorted(written):
         parts = key.split(".")

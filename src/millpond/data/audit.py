@@ -127,7 +127,7 @@ def _actions(found: Survey) -> Iterator[Finding]:
             "warning",
             f"{found.outside:,} of {found.action_values:,} values of actions lie outside {bottom:g} to {top:g}, as far as "
             f"{low:g} and {high:g}",
-            f"that is their range, as {reason}: the world clipped these, and the record is not what was done",
+            f"that is their range, as {reason}: the environment clipped these, and the record is not what was done",
             f"clip the actions to {bottom:g} and {top:g} where you write the file",
             tuple(f"action:{column}" for column in columns.tolist()),
         )

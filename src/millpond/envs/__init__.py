@@ -1,1 +1,1 @@
-"""Worlds: what an environment is, which there are, and how to make one."""
+"""Environments: what an environment is, which there are, and how to make one."""

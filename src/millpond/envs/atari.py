@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers, Episode
 from millpond.envs.episodes import EpisodeBook
 from millpond.envs.errors import EnvError, import_extra, unsavable
 from millpond.envs.options import parse_options, require
 from millpond.envs.seeds import check_seeds, draw
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
-from millpond.envs.world import Buffers, Episode
 
 # Sizes of the games' minimal action sets, so that a plan needs no emulator. ROMs for two players only are left out.
 MINIMAL_ACTIONS = {
@@ -63,7 +63,7 @@ class AtariOptions:
     noop_max: int = 30  # up to as many no-ops at the start of an episode
     repeat_action_probability: float = 0.25  # sticky actions
     episodic_life: bool = False  # a lost life terminates
-    reward_clipping: bool = False  # rewards to -1..1; also see reward_clip, which works with every world
+    reward_clipping: bool = False  # rewards to -1..1; also see reward_clip, which works with every environment
     fire_reset: bool = False  # press fire at the start of an episode
     full_action_space: bool = False
     max_steps: int = 27_000  # env steps until truncation: 108,000 frames at a skip of 4
@@ -105,7 +105,7 @@ def describe(game: str, mapping: Mapping[str, Any]) -> EnvSpec:
     )
 
 
-class AtariWorld:
+class AtariEnvs:
     def __init__(self, game: str, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> None:
         self.options = options = game_options(game, mapping)
         self.spec = describe(game, mapping)

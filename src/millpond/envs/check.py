@@ -9,17 +9,17 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.episodic import EpisodicWorld
+from millpond.envs.env_batch import Buffers, EnvBatch
+from millpond.envs.episodic import EpisodicEnvs
 from millpond.envs.errors import describe_error
-from millpond.envs.gymnasium_world import GymnasiumWorld
-from millpond.envs.pettingzoo_world import PettingZooWorld
-from millpond.envs.registry import describe, make_world
-from millpond.envs.reward import RewardWorld
+from millpond.envs.gymnasium_envs import GymnasiumEnvs
+from millpond.envs.pettingzoo_envs import PettingZooEnvs
+from millpond.envs.registry import describe, make_env_batch
+from millpond.envs.reward import RewardEnvs
 from millpond.envs.sampling import Trajectory, play, play_on
 from millpond.envs.seeds import spawn_seeds
 from millpond.envs.spaces import read_part
 from millpond.envs.spec import TOKEN_PADDING, EnvSpec
-from millpond.envs.world import Buffers, World
 from millpond.plurals import plural
 
 STEPS = 300  # of each play, where nobody says how many
@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Play:
-    """How a check plays a world: from which seed, how long, and who watches."""
+    """How a check plays an environment: from which seed, how long, and who watches."""
 
     seed: int
     steps: int
@@ -73,17 +73,17 @@ def check_env(
     try:
         spec = describe(env_id, options)
         buffers = Buffers.allocate(spec, num_envs)
-        world = make_world(env_id, num_envs, options, buffers)
+        env_batch = make_env_batch(env_id, num_envs, options, buffers)
     except Exception as error:
         return [Finding("can be made", "error", describe_error(error), "fix what the message names, then check again")]
     findings = [Finding("can be made", "ok", f"{num_envs} envs of {plural(spec.num_agents, 'agent')}")]
     try:
-        findings += _check_made(world, spec, buffers, env_id, options, steps, _Play(seed, steps or STEPS, watch))
+        findings += _check_made(env_batch, spec, buffers, env_id, options, steps, _Play(seed, steps or STEPS, watch))
     except Exception as error:
         fix = "run the env alone with random actions until it raises; the message says where"
         findings.append(Finding("steps without raising", "error", describe_error(error), fix))
     finally:
-        world.close()
+        env_batch.close()
     return in_order(findings)
 
 
@@ -93,7 +93,7 @@ def in_order(findings: list[Finding]) -> list[Finding]:
 
 
 def _check_made(
-    world: World,
+    env_batch: EnvBatch,
     spec: EnvSpec,
     buffers: Buffers,
     env_id: str,
@@ -101,64 +101,66 @@ def _check_made(
     steps: int | None,
     how: _Play,
 ) -> Iterator[Finding]:
-    seeds = spawn_seeds(how.seed, world.num_envs)
-    yield _buffers(world, spec, buffers)
+    seeds = spawn_seeds(how.seed, env_batch.num_envs)
+    yield _buffers(env_batch, spec, buffers)
     limit = SECONDS if steps is None else None
-    one = play(world, seeds, how.steps, seconds=limit, watch=how.watching("steps"))
+    one = play(env_batch, seeds, how.steps, seconds=limit, watch=how.watching("steps"))
     if len(one.reward) < how.steps:
         what = f"each play stopped after {len(one.reward)} steps, since {SECONDS:g} s had passed"
         yield Finding("steps fast enough for a whole check", "warning", what, "check with --steps N to play longer")
         how = replace(how, steps=len(one.reward))
-    yield from _raw_spaces(world)
+    yield from _raw_spaces(env_batch)
     yield _values("observations", one, spec)
     yield _rewards(one)
-    yield _seeds_matter(world, how)
+    yield _seeds_matter(env_batch, how)
     yield from _endings(one, spec, how.steps)
     yield _books(one)
     rule = "repeats from the same seed"
     yield _compare(
         rule,
-        play(world, seeds, how.steps, watch=how.watching(rule)).differs_from(one),
+        play(env_batch, seeds, how.steps, watch=how.watching(rule)).differs_from(one),
         "draw every random number from the generator that reset(seed=...) seeds (self.np_random), and keep no state "
         "from one episode to the next",
     )
     yield from _alone(one, env_id, options, seeds, how)
-    if spec.partial_step and world.num_envs > 1:
+    if spec.partial_step and env_batch.num_envs > 1:
         rule = "a part can be stepped alone"
         yield _compare(
             rule,
-            play(world, seeds, how.steps, cut=1, watch=how.watching(rule)).differs_from(one),
+            play(env_batch, seeds, how.steps, cut=1, watch=how.watching(rule)).differs_from(one),
             "step(first, last) must touch the envs first..last-1 only; or set spec.partial_step to False",
         )
     if spec.savable:
-        yield _saving(world, seeds, how)
+        yield _saving(env_batch, seeds, how)
 
 
 def _compare(rule: str, difference: str | None, fix: str) -> Finding:
     return Finding(rule, "ok", "") if difference is None else Finding(rule, "error", difference, fix)
 
 
-def _buffers(world: World, spec: EnvSpec, buffers: Buffers) -> Finding:
+def _buffers(env_batch: EnvBatch, spec: EnvSpec, buffers: Buffers) -> Finding:
     rule = "spec and buffers agree"
-    if world.spec != spec:
-        return Finding(rule, "error", f"describe gives {spec}, the world has {world.spec}", "make both from one place")
-    if world.buffers is not buffers:
-        return Finding(rule, "error", "the world has buffers of its own", "write into the buffers that are given")
-    for name, (shape, dtype) in Buffers.layout(spec, world.num_envs).items():
-        array = getattr(world.buffers, name)
+    if env_batch.spec != spec:
+        return Finding(
+            rule, "error", f"describe gives {spec}, its own spec is {env_batch.spec}", "make both from one place"
+        )
+    if env_batch.buffers is not buffers:
+        return Finding(rule, "error", "the environment has buffers of its own", "write into the buffers that are given")
+    for name, (shape, dtype) in Buffers.layout(spec, env_batch.num_envs).items():
+        array = getattr(env_batch.buffers, name)
         if array.shape != shape or array.dtype != dtype:
             what = f"{name} is {array.dtype} {array.shape}, the spec says {dtype} {shape}"
             return Finding(rule, "error", what, "allocate with Buffers.allocate(spec, num_envs)")
     return Finding(rule, "ok", f"an observation is {spec.observation.dtype} {spec.observation.shape}")
 
 
-def _raw_spaces(world: World) -> Iterator[Finding]:
+def _raw_spaces(env_batch: EnvBatch) -> Iterator[Finding]:
     """What a Gymnasium or PettingZoo env shows, against the space that it declares."""
-    inner = world
-    while isinstance(inner, RewardWorld | EpisodicWorld):
-        inner = inner.world
+    inner = env_batch
+    while isinstance(inner, RewardEnvs | EpisodicEnvs):
+        inner = inner.env_batch
     rule, fix = "observations lie in the declared space", "fix the observation_space, or cast and clip what is shown"
-    if isinstance(inner, GymnasiumWorld):
+    if isinstance(inner, GymnasiumEnvs):
         env = inner.envs[0]
         env.action_space.seed(0)
         observation, _ = env.reset(seed=1)
@@ -168,7 +170,7 @@ def _raw_spaces(world: World) -> Iterator[Finding]:
             shown.append(observation)
             if terminated or truncated:
                 break
-    elif isinstance(inner, PettingZooWorld):
+    elif isinstance(inner, PettingZooEnvs):
         env = inner.envs[0]
         observations, _ = env.reset(seed=1)
         agent = env.agents[0]
@@ -213,14 +215,14 @@ def _rewards(one: Trajectory) -> Finding:
     return Finding("rewards are finite", "ok", f"from {one.reward.min():g} to {one.reward.max():g} under random play")
 
 
-def _seeds_matter(world: World, how: _Play) -> Finding:
+def _seeds_matter(env_batch: EnvBatch, how: _Play) -> Finding:
     """The same actions under two sets of seeds."""
     rule = "other seeds give other episodes"
     played = []
     for offset in (0, 1):
-        world.reset(spawn_seeds(how.seed + offset, world.num_envs))
-        randoms = [np.random.default_rng(7) for _ in range(world.num_envs)]
-        played.append(play_on(world, randoms, how.steps, watch=how.watching(rule)))
+        env_batch.reset(spawn_seeds(how.seed + offset, env_batch.num_envs))
+        randoms = [np.random.default_rng(7) for _ in range(env_batch.num_envs)]
+        played.append(play_on(env_batch, randoms, how.steps, watch=how.watching(rule)))
     if played[0].differs_from(played[1]) is not None:
         return Finding(rule, "ok", "")
     what = "the same actions lead to the same whatever the seed"
@@ -269,9 +271,9 @@ def _books(one: Trajectory) -> Finding:
 def _alone(
     one: Trajectory, env_id: str, options: Mapping[str, Any], seeds: npt.NDArray[np.uint64], how: _Play
 ) -> Iterator[Finding]:
-    """The last env of the batch, alone in a world of its own."""
+    """The last env of the batch, alone in an environment of its own."""
     rule = "an env depends on its own seed and actions alone"
-    alone = make_world(env_id, 1, options)
+    alone = make_env_batch(env_id, 1, options)
     try:
         played = play(alone, seeds[-1:], how.steps, watch=how.watching(rule))
         difference = played.differs_from(one.env(len(seeds) - 1))
@@ -281,12 +283,12 @@ def _alone(
     yield _compare(rule, difference, fix)
 
 
-def _saving(world: World, seeds: npt.NDArray[np.uint64], how: _Play) -> Finding:
+def _saving(env_batch: EnvBatch, seeds: npt.NDArray[np.uint64], how: _Play) -> Finding:
     rule = "a saved state goes on as before"
-    play(world, seeds, min(how.steps, 50))
-    saved = world.save_state()
-    first = play_on(world, [np.random.default_rng(7) for _ in seeds], how.steps, watch=how.watching(rule))
-    world.load_state(saved)
-    again = play_on(world, [np.random.default_rng(7) for _ in seeds], how.steps, watch=how.watching(rule))
+    play(env_batch, seeds, min(how.steps, 50))
+    saved = env_batch.save_state()
+    first = play_on(env_batch, [np.random.default_rng(7) for _ in seeds], how.steps, watch=how.watching(rule))
+    env_batch.load_state(saved)
+    again = play_on(env_batch, [np.random.default_rng(7) for _ in seeds], how.steps, watch=how.watching(rule))
     fix = "save_state must hold everything that a step reads, generators and current observations included"
     return _compare(rule, again.differs_from(first), fix)

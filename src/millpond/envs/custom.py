@@ -1,7 +1,7 @@
 """Envs of the user's own, by dotted path: `package.module:make_env`.
 
 What the path names is called with the option `kwargs` and makes one env, Gymnasium's or a PettingZoo parallel one. If
-it has a parameter `num_envs`, it makes a whole `World` instead: it is called as `make(num_envs, buffers, **kwargs)`.
+it has a parameter `num_envs`, it makes a whole `EnvBatch` instead: it is called as `make(num_envs, buffers, **kwargs)`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from millpond.envs.dotted import load_dotted
+from millpond.envs.env_batch import Buffers, EnvBatch
 from millpond.envs.errors import EnvError
-from millpond.envs.gymnasium_world import GymnasiumWorld, LoopOptions, MakeEnv
+from millpond.envs.gymnasium_envs import GymnasiumEnvs, LoopOptions, MakeEnv
 from millpond.envs.options import parse_options
-from millpond.envs.pettingzoo_world import PettingZooWorld
+from millpond.envs.pettingzoo_envs import PettingZooEnvs
 from millpond.envs.spec import EnvSpec
-from millpond.envs.world import Buffers, World
 
 
-def makes_world(made_by: Any) -> bool:
+def makes_env_batch(made_by: Any) -> bool:
     try:
         return "num_envs" in inspect.signature(made_by).parameters
     except (TypeError, ValueError):
@@ -42,22 +42,26 @@ def require_arguments(made_by: Any, arguments: Mapping[str, Any], path: str) -> 
         ) from None
 
 
-def custom_world(path: str, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> World:
-    """A world of the user's own envs."""
+def custom_env(path: str, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> EnvBatch:
+    """An environment of the user's own envs."""
     made_by = load_dotted(path)
     options = parse_options(LoopOptions, mapping, env_id=path)
-    if makes_world(made_by):
+    if makes_env_batch(made_by):
         arguments = {"num_envs": num_envs, "buffers": buffers, **options.kwargs}
         require_arguments(made_by, arguments, path)
-        world: World = made_by(**arguments)
+        env_batch: EnvBatch = made_by(**arguments)
         for name in ("spec", "num_envs", "buffers", "reset", "step", "episodes"):
-            if not hasattr(world, name):
-                raise EnvError(f"{path!r} takes num_envs, so it must make a World, but what it made has no {name!r}")
-        if not isinstance(world.spec, EnvSpec):
-            raise EnvError(f"{path!r}: spec of its world must be a millpond.envs.spec.EnvSpec")
-        if buffers is not None and world.buffers is not buffers:
-            raise EnvError(f"{path!r}: its world must write into the buffers it is given, but has buffers of its own")
-        return world
+            if not hasattr(env_batch, name):
+                raise EnvError(
+                    f"{path!r} takes num_envs, so it must make a Environment, but what it made has no {name!r}"
+                )
+        if not isinstance(env_batch.spec, EnvSpec):
+            raise EnvError(f"{path!r}: spec of its environment must be a millpond.envs.spec.EnvSpec")
+        if buffers is not None and env_batch.buffers is not buffers:
+            raise EnvError(
+                f"{path!r}: its environment must write into the buffers it is given, but has buffers of its own"
+            )
+        return env_batch
 
     require_arguments(made_by, options.kwargs, path)
 
@@ -76,11 +80,11 @@ def custom_world(path: str, num_envs: int, mapping: Mapping[str, Any], buffers: 
         return env
 
     probe = make()
-    kind = GymnasiumWorld if is_gymnasium(probe, path) else PettingZooWorld
-    world = kind(path, _with_first(probe, make), num_envs, mapping, buffers)
+    kind = GymnasiumEnvs if is_gymnasium(probe, path) else PettingZooEnvs
+    env_batch = kind(path, _with_first(probe, make), num_envs, mapping, buffers)
     if options.max_steps is not None:
-        world.spec = replace(world.spec, max_steps=options.max_steps)
-    return world
+        env_batch.spec = replace(env_batch.spec, max_steps=options.max_steps)
+    return env_batch
 
 
 def _with_first(probe: Any, make: MakeEnv) -> MakeEnv:

@@ -1,4 +1,4 @@
-"""The books of episodes under way: returns, lengths and the numbers that a world reports."""
+"""The books of episodes under way: returns, lengths and the numbers that an environment reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.world import Episode
+from millpond.envs.env_batch import Episode
 
 Aggregate = Literal["auto", "mean", "sum", "last", "max"]
 OUTCOMES = frozenset({"won", "win", "success", "is_success", "solved"})  # outcomes, also where they are 0.0 and 1.0
@@ -47,7 +47,7 @@ class Reported:
 class EpisodeBook:
     """Adds up rewards and reported numbers per env, and hands over whole episodes.
 
-    A number that a world reports in its infos is aggregated over the steps and agents that reported it, so one that is
+    A number that an environment reports in its infos is aggregated over the steps and agents that reported it, so one that is
     reported only at the end stays as it is. Of several agents, `last` is the mean of each one's last value.
     """
 
@@ -91,7 +91,7 @@ class EpisodeBook:
         self._reported[env] = {}
 
     def append(self, env: int, returns: npt.NDArray[np.float64], length: int, info: dict[str, float]) -> None:
-        """An episode whose books the world kept itself."""
+        """An episode whose books the environment kept itself."""
         self._ended.append(Episode(env, tuple(float(value) for value in returns), length, info))
 
     def drain(self) -> list[Episode]:

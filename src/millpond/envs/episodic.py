@@ -14,29 +14,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers, EnvBatch, Episode
 from millpond.envs.saving import load_arrays, save_arrays
 from millpond.envs.spec import EnvSpec
-from millpond.envs.world import Buffers, Episode, World
 
 
-class EpisodicWorld:
-    """A world that gives the sum of an episode's rewards with its last step."""
+class EpisodicEnvs:
+    """An environment that gives the sum of an episode's rewards with its last step."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.spec: EnvSpec = world.spec
-        self.num_envs = world.num_envs
-        self.buffers: Buffers = world.buffers
-        self._held = np.zeros((world.num_envs, world.spec.num_agents), np.float64)
-        if hasattr(world, "watch"):  # only then can a crash name its env
-            self.watch = world.watch
+    def __init__(self, env_batch: EnvBatch) -> None:
+        self.env_batch = env_batch
+        self.spec: EnvSpec = env_batch.spec
+        self.num_envs = env_batch.num_envs
+        self.buffers: Buffers = env_batch.buffers
+        self._held = np.zeros((env_batch.num_envs, env_batch.spec.num_agents), np.float64)
+        if hasattr(env_batch, "watch"):  # only then can a crash name its env
+            self.watch = env_batch.watch
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
-        self.world.reset(seeds)
+        self.env_batch.reset(seeds)
         self._held[:] = 0.0
 
     def step(self, first: int, last: int) -> None:
-        self.world.step(first, last)
+        self.env_batch.step(first, last)
         part = self.buffers.envs(first, last)
         held, ended = self._held[first:last], part.terminated | part.truncated
         held += part.reward
@@ -44,19 +44,19 @@ class EpisodicWorld:
         held[ended] = 0.0
 
     def episodes(self) -> list[Episode]:
-        return self.world.episodes()
+        return self.env_batch.episodes()
 
     def save_state(self) -> dict[str, npt.NDArray[Any]]:
-        return self.world.save_state() | save_arrays("episodic", {"held": self._held})
+        return self.env_batch.save_state() | save_arrays("episodic", {"held": self._held})
 
     def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
         load_arrays("episodic", {"held": self._held}, state, env_id=self.spec.id)
-        self.world.load_state(state)
+        self.env_batch.load_state(state)
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
         from millpond.envs.render import render_rgb
 
-        return render_rgb(self.world, env)
+        return render_rgb(self.env_batch, env)
 
     def close(self) -> None:
-        self.world.close()
+        self.env_batch.close()

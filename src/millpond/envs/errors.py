@@ -1,4 +1,4 @@
-"""What can go wrong with a world that the user can mend."""
+"""What can go wrong with an environment that the user can mend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millpond.errors import MillpondError
 
 
 class EnvError(MillpondError):
-    """A world that cannot be made or used as asked; the message says why and what to do."""
+    """An environment that cannot be made or used as asked; the message says why and what to do."""
 
 
 def describe_error(error: Exception) -> str:
@@ -26,7 +26,7 @@ def describe_error(error: Exception) -> str:
 
 
 def unsavable(env_id: str, verb: str) -> EnvError:
-    """The refusal of a world whose state cannot be `saved` or `restored`."""
+    """The refusal of an environment whose state cannot be `saved` or `restored`."""
     return EnvError(f"the state of env {env_id!r} cannot be {verb}; see spec.savable")
 
 

@@ -1,4 +1,4 @@
-"""Families of worlds and what is known of each from its id alone, before anything is imported."""
+"""Families of environments and what is known of each from its id alone, before anything is imported."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def row(spec: EnvSpec, about: str) -> Row:
 
 
 def list_envs(*, games: bool = False) -> list[Row]:
-    """All worlds with their default options. Atari's and MinAtar's games one by one only if asked."""
+    """All environments with their default options. Atari's and MinAtar's games one by one only if asked."""
     rows = [row(describe(env_id, {}), ABOUT[env_id]) for env_id in BUILT_IN]
     minatar_games = list(minatar.GAMES) if games else ["breakout"]
     atari_games = sorted(atari.MINIMAL_ACTIONS) if games else ["gravitar"]
@@ -71,7 +71,7 @@ def list_envs(*, games: bool = False) -> list[Row]:
     for env_id, about in (
         ("gymnasium:ID", "any env of Gymnasium's registry, as gymnasium:CartPole-v1"),
         ("pettingzoo:MODULE", "any parallel env of PettingZoo, as pettingzoo:butterfly.pistonball_v6"),
-        ("package.module:make_env", "your own env or world, see docs/environments.md"),
+        ("package.module:make_env", "your own env, see docs/environments.md"),
     ):
         rows.append(Row(env_id, "its own", "its own", "its own", "no", missing(env_id), about))
     return rows

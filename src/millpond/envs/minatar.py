@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers, Episode
 from millpond.envs.episodes import EpisodeBook
 from millpond.envs.errors import EnvError, require_extra
 from millpond.envs.options import parse_options, require
 from millpond.envs.saving import buffer_arrays, load_arrays, save_arrays
 from millpond.envs.seeds import check_seeds
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
-from millpond.envs.world import Buffers, Episode
 
 # game: (channels, actions that do something in it)
 GAMES = {
@@ -89,7 +89,7 @@ def load_game(game: str) -> ModuleType:
     return module
 
 
-class MinAtarWorld:
+class MinAtarEnvs:
     def __init__(self, game: str, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> None:
         self.options = game_options(game, mapping)
         self.spec = describe(game, mapping)

@@ -1,4 +1,4 @@
-"""Options of a world: a mapping from a config file, turned into a frozen dataclass or refused with a reason."""
+"""Options of an environment: a mapping from a config file, turned into a frozen dataclass or refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A world that only memory solves: a cue is shown once, and asked for 8 to 32 steps later.
+"""An environment that only memory solves: a cue is shown once, and asked for 8 to 32 steps later.
 
     step     0      1 .. delay-1     delay
     shown    cue    nothing          the question
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers, Episode
 from millpond.envs.episodes import EpisodeBook
 from millpond.envs.options import parse_options, require
 from millpond.envs.saving import buffer_arrays, load_arrays, save_arrays
 from millpond.envs.seeds import check_seeds, draw_below
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
-from millpond.envs.world import Buffers, Episode
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def describe(mapping: Mapping[str, Any]) -> EnvSpec:
     )
 
 
-class RecallWorld:
+class RecallEnvs:
     def __init__(self, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> None:
         self.spec = describe(mapping)
         self.options = parse_options(RecallOptions, mapping, env_id="recall")

@@ -1,9 +1,9 @@
-"""Worlds by id: what there is, what it shows, and how to make it.
+"""Environments by id: what there is, what it shows, and how to make it.
 
     grid   recall   truncation   mettagrid   gymnasium:ID   pettingzoo:MODULE   atari:GAME   minatar:GAME
-    package.module:make_env   an env or a world of one's own
+    package.module:make_env   an env or an environment of one's own
 
-`describe` is cheap: a plan can count bytes with it. `make_world` may be called in a worker process; its arguments are
+`describe` is cheap: a plan can count bytes with it. `make_env_batch` may be called in a worker process; its arguments are
 plain values, and nothing here imports torch.
 """
 
@@ -14,12 +14,12 @@ from dataclasses import fields
 from typing import Any
 
 from millpond.envs import families
-from millpond.envs.episodic import EpisodicWorld
+from millpond.envs.env_batch import Buffers, EnvBatch
+from millpond.envs.episodic import EpisodicEnvs
 from millpond.envs.errors import EnvError, describe_error
 from millpond.envs.options import parse_options
-from millpond.envs.reward import RewardOptions, RewardWorld
+from millpond.envs.reward import RewardEnvs, RewardOptions
 from millpond.envs.spec import EnvSpec
-from millpond.envs.world import Buffers, World
 from millpond.errors import MillpondError
 
 BUILT_IN = tuple(family.name for family in families.FAMILIES.values() if ":" not in family.form)
@@ -36,12 +36,12 @@ def known_ids() -> list[str]:
 
 
 def reward_options(env_id: str, options: Mapping[str, Any]) -> RewardOptions:
-    """The options that every world has."""
+    """The options that every environment has."""
     return parse_options(RewardOptions, {k: v for k, v in options.items() if k in REWARD_NAMES}, env_id=env_id)
 
 
 def describe(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
-    """What a world of this id and these options shows and takes. Where only the env itself can tell (gymnasium,
+    """What an environment of this id and these options shows and takes. Where only the env itself can tell (gymnasium,
     pettingzoo, own envs, own MettaGrid configs), one is made and closed; an error that its code raises says where."""
     reward_options(env_id, options)
     own = {name: value for name, value in options.items() if name not in REWARD_NAMES}
@@ -71,68 +71,68 @@ def describe(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
 
         return describe_minatar(name, own)
     try:
-        world = make_world(env_id, 1, options)
-        world.close()
+        env_batch = make_env_batch(env_id, 1, options)
+        env_batch.close()
     except MillpondError:
         raise
     except Exception as error:
         raise EnvError(f"env {env_id!r} cannot be made: {describe_error(error)}") from error
-    return world.spec
+    return env_batch.spec
 
 
-def make_world(env_id: str, num_envs: int, options: Mapping[str, Any], buffers: Buffers | None = None) -> World:
-    """A world of `num_envs` envs that writes into `buffers`, or into buffers of its own where none are given."""
+def make_env_batch(env_id: str, num_envs: int, options: Mapping[str, Any], buffers: Buffers | None = None) -> EnvBatch:
+    """An environment of `num_envs` envs that writes into `buffers`, or into buffers of its own where none are given."""
     if num_envs < 1:
         raise EnvError(f"env {env_id!r}: num_envs={num_envs} must be at least 1")
     rewards = reward_options(env_id, options)
     own = {name: value for name, value in options.items() if name not in REWARD_NAMES}
-    world = _make(env_id, num_envs, own, buffers)
+    env_batch = _make(env_id, num_envs, own, buffers)
     if rewards.changes:
-        world = RewardWorld(world, rewards)
-    return EpisodicWorld(world) if rewards.episodic else world
+        env_batch = RewardEnvs(env_batch, rewards)
+    return EpisodicEnvs(env_batch) if rewards.episodic else env_batch
 
 
-def _make(env_id: str, num_envs: int, own: Mapping[str, Any], buffers: Buffers | None) -> World:
+def _make(env_id: str, num_envs: int, own: Mapping[str, Any], buffers: Buffers | None) -> EnvBatch:
     family, _, name = env_id.partition(":")
     if env_id == "grid":
-        from millpond.envs.grid.world import GridWorld
+        from millpond.envs.grid.envs import GridEnvs
 
-        return GridWorld(num_envs, own, buffers)
+        return GridEnvs(num_envs, own, buffers)
     if env_id == "recall":
-        from millpond.envs.recall import RecallWorld
+        from millpond.envs.recall import RecallEnvs
 
-        return RecallWorld(num_envs, own, buffers)
+        return RecallEnvs(num_envs, own, buffers)
     if env_id == "truncation":
-        from millpond.envs.truncation import TruncationWorld
+        from millpond.envs.truncation import TruncationEnvs
 
-        return TruncationWorld(num_envs, own, buffers)
+        return TruncationEnvs(num_envs, own, buffers)
     if env_id == "mettagrid":
-        from millpond.envs.mettagrid.world import MettaGridWorld
+        from millpond.envs.mettagrid.envs import MettaGridEnvs
 
-        return MettaGridWorld(num_envs, own, buffers)
+        return MettaGridEnvs(num_envs, own, buffers)
     if family == "atari":
-        from millpond.envs.atari import AtariWorld
+        from millpond.envs.atari import AtariEnvs
 
-        return AtariWorld(name, num_envs, own, buffers)
+        return AtariEnvs(name, num_envs, own, buffers)
     if family == "minatar":
-        from millpond.envs.minatar import MinAtarWorld
+        from millpond.envs.minatar import MinAtarEnvs
 
-        return MinAtarWorld(name, num_envs, own, buffers)
+        return MinAtarEnvs(name, num_envs, own, buffers)
     if family == "gymnasium" and name:
-        from millpond.envs.gymnasium_world import GymnasiumWorld, LoopOptions, gymnasium_maker
+        from millpond.envs.gymnasium_envs import GymnasiumEnvs, LoopOptions, gymnasium_maker
 
         loop = parse_options(LoopOptions, own, env_id=env_id)
-        return GymnasiumWorld(env_id, gymnasium_maker(name, loop), num_envs, own, buffers)
+        return GymnasiumEnvs(env_id, gymnasium_maker(name, loop), num_envs, own, buffers)
     if family == "pettingzoo" and name:
-        from millpond.envs.gymnasium_world import LoopOptions
-        from millpond.envs.pettingzoo_world import PettingZooWorld, pettingzoo_maker
+        from millpond.envs.gymnasium_envs import LoopOptions
+        from millpond.envs.pettingzoo_envs import PettingZooEnvs, pettingzoo_maker
 
         loop = parse_options(LoopOptions, own, env_id=env_id)
-        return PettingZooWorld(env_id, pettingzoo_maker(name, loop), num_envs, own, buffers)
+        return PettingZooEnvs(env_id, pettingzoo_maker(name, loop), num_envs, own, buffers)
     if name:
-        from millpond.envs.custom import custom_world
+        from millpond.envs.custom import custom_env
 
-        return custom_world(env_id, num_envs, own, buffers)
+        return custom_env(env_id, num_envs, own, buffers)
     raise unknown(env_id)
 
 
@@ -149,11 +149,11 @@ def unknown(env_id: str) -> EnvError:
 
 
 def prepare(env_id: str, options: Mapping[str, Any]) -> None:
-    """Do once what would otherwise be done in every worker: compile the grid world into numba's cache on disk."""
+    """Do once what would otherwise be done in every worker: compile the grid environment into numba's cache on disk."""
     if env_id == "grid":
         import numpy as np
 
-        world = make_world(env_id, 1, options)
-        world.reset(np.zeros(1, np.uint64))
-        world.step(0, 1)
-        world.close()
+        env_batch = make_env_batch(env_id, 1, options)
+        env_batch.reset(np.zeros(1, np.uint64))
+        env_batch.step(0, 1)
+        env_batch.close()

@@ -1,4 +1,4 @@
-"""Pictures of any world that can draw itself, and a GIF of what it does."""
+"""Pictures of any environment that can draw itself, and a GIF of what it does."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.dotted import load_dotted
+from millpond.envs.env_batch import EnvBatch
 from millpond.envs.errors import EnvError
 from millpond.envs.families import family_of
-from millpond.envs.world import World
 
 Frame = npt.NDArray[np.uint8]  # [height, width, 3]
 
@@ -24,18 +24,18 @@ class Renderable(Protocol):
         """An image of one env as it is now."""
 
 
-def render_rgb(world: World, env: int) -> Frame:
-    """Draw one env, or raise an error where the world cannot draw."""
-    if not isinstance(world, Renderable):
+def render_rgb(env_batch: EnvBatch, env: int) -> Frame:
+    """Draw one env, or raise an error where the environment cannot draw."""
+    if not isinstance(env_batch, Renderable):
         raise EnvError(
-            f"env {world.spec.id!r} cannot be drawn: its world has no render_rgb(env), which returns a uint8 array "
+            f"env {env_batch.spec.id!r} cannot be drawn: its environment has no render_rgb(env), which returns a uint8 array "
             "[height, width, 3]"
         )
-    return world.render_rgb(env)
+    return env_batch.render_rgb(env)
 
 
 def options_for_drawing(env_id: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a world's options with render_mode='rgb_array' for its envs, where their constructor takes it."""
+    """Return an environment's options with render_mode='rgb_array' for its envs, where their constructor takes it."""
     if not _takes_render_mode(env_id):
         return dict(options)
     return {**options, "kwargs": {**options.get("kwargs", {}), "render_mode": "rgb_array"}}
@@ -97,7 +97,7 @@ def write_gif(frames: Sequence[Frame], path: Path, *, frames_per_second: float =
     from PIL import Image
 
     if not frames:
-        raise EnvError(f"there is no frame to write to {path}; step the world at least once")
+        raise EnvError(f"there is no frame to write to {path}; step the environment at least once")
     images = [Image.fromarray(np.asarray(frame, np.uint8)) for frame in frames]
     images[0].save(
         path,

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers, EnvBatch, Episode
 from millpond.envs.options import require
 from millpond.envs.spec import EnvSpec
-from millpond.envs.world import Buffers, Episode, World
 
 
 @dataclass(frozen=True)
@@ -36,41 +36,41 @@ class RewardOptions:
         return self.reward_scale != 1.0 or self.reward_clip is not None
 
 
-class RewardWorld:
-    """A world whose rewards are clipped and scaled after each step."""
+class RewardEnvs:
+    """An environment whose rewards are clipped and scaled after each step."""
 
-    def __init__(self, world: World, options: RewardOptions) -> None:
-        self.world = world
+    def __init__(self, env_batch: EnvBatch, options: RewardOptions) -> None:
+        self.env_batch = env_batch
         self.options = options
-        self.spec: EnvSpec = world.spec
-        self.num_envs = world.num_envs
-        self.buffers: Buffers = world.buffers
-        if hasattr(world, "watch"):  # only then can a crash name its env
-            self.watch = world.watch
+        self.spec: EnvSpec = env_batch.spec
+        self.num_envs = env_batch.num_envs
+        self.buffers: Buffers = env_batch.buffers
+        if hasattr(env_batch, "watch"):  # only then can a crash name its env
+            self.watch = env_batch.watch
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
-        self.world.reset(seeds)
+        self.env_batch.reset(seeds)
 
     def step(self, first: int, last: int) -> None:
-        self.world.step(first, last)
+        self.env_batch.step(first, last)
         reward = self.buffers.reward[first:last]
         if self.options.reward_clip is not None:
             np.clip(reward, -self.options.reward_clip, self.options.reward_clip, out=reward)
         reward *= np.float32(self.options.reward_scale)
 
     def episodes(self) -> list[Episode]:
-        return self.world.episodes()
+        return self.env_batch.episodes()
 
     def save_state(self) -> dict[str, npt.NDArray[Any]]:
-        return self.world.save_state()
+        return self.env_batch.save_state()
 
     def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
-        self.world.load_state(state)
+        self.env_batch.load_state(state)
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
         from millpond.envs.render import render_rgb
 
-        return render_rgb(self.world, env)
+        return render_rgb(self.env_batch, env)
 
     def close(self) -> None:
-        self.world.close()
+        self.env_batch.close()

@@ -1,4 +1,4 @@
-"""Random play of any world, each env from a generator of its own, and a record of what happened."""
+"""Random play of any environment, each env from a generator of its own, and a record of what happened."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers, EnvBatch, Episode
 from millpond.envs.spec import ActionSpec
-from millpond.envs.world import Buffers, Episode, World
 
 UNLIKELY = 0xA5  # a byte that no env is likely to show throughout: who still has it was not written to
 KEPT_BYTES = 64 * 1024**2  # of whole observations: those of 20 agents that see images are megabytes a step
@@ -51,7 +51,7 @@ def sample_actions(spec: ActionSpec, buffers: Buffers, randoms: list[np.random.G
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What a world showed: T steps, first axis time; observations have one more, the first.
+    """What an environment showed: T steps, first axis time; observations have one more, the first.
 
     Whole observations are kept of the first steps only, as many as fit in `KEPT_BYTES`; checksums are there of all.
     """
@@ -99,7 +99,7 @@ class Trajectory:
 
 
 def play(
-    world: World,
+    env_batch: EnvBatch,
     seeds: npt.NDArray[np.uint64],
     steps: int,
     cut: int | None = None,
@@ -107,14 +107,14 @@ def play(
     seconds: float | None = None,
     watch: Watch | None = None,
 ) -> Trajectory:
-    """Reset a world and play it at random. With `cut`, each step goes in two parts, 0..cut-1 and cut..N-1."""
-    world.reset(seeds)
+    """Reset an environment and play it at random. With `cut`, each step goes in two parts, 0..cut-1 and cut..N-1."""
+    env_batch.reset(seeds)
     randoms = [np.random.default_rng(int(seed)) for seed in seeds]
-    return play_on(world, randoms, steps, cut, seconds=seconds, watch=watch)
+    return play_on(env_batch, randoms, steps, cut, seconds=seconds, watch=watch)
 
 
 def play_on(
-    world: World,
+    env_batch: EnvBatch,
     randoms: list[np.random.Generator],
     steps: int,
     cut: int | None = None,
@@ -122,8 +122,8 @@ def play_on(
     seconds: float | None = None,
     watch: Watch | None = None,
 ) -> Trajectory:
-    """Play on from where a world is: `steps` steps, or as many as are begun in `seconds`. `watch(done)` follows it."""
-    buffers, shape = world.buffers, world.buffers.alive.shape
+    """Play on from where an environment is: `steps` steps, or as many as are begun in `seconds`. `watch(done)` follows it."""
+    buffers, shape = env_batch.buffers, env_batch.buffers.alive.shape
     final_bytes = buffers.final_observation.reshape(*shape, -1).view(np.uint8)
     kept_steps = max(2, KEPT_BYTES // max(1, buffers.observation.nbytes))
     seen, checksums, alive = [buffers.observation.copy()], [_checksums(buffers.observation)], [buffers.alive.copy()]
@@ -138,10 +138,10 @@ def play_on(
     for step in range(steps):
         if step and seconds is not None and time.monotonic() - begun > seconds:
             break
-        sample_actions(world.spec.action, buffers, randoms)
+        sample_actions(env_batch.spec.action, buffers, randoms)
         final_bytes[...] = UNLIKELY
-        for first, last in ((0, world.num_envs),) if cut is None else ((0, cut), (cut, world.num_envs)):
-            world.step(first, last)
+        for first, last in ((0, env_batch.num_envs),) if cut is None else ((0, cut), (cut, env_batch.num_envs)):
+            env_batch.step(first, last)
         ended = buffers.terminated | buffers.truncated
         written.append(~ended)
         written[-1][ended] = (final_bytes[ended] != UNLIKELY).any(1)
@@ -155,7 +155,7 @@ def play_on(
         terminated.append(buffers.terminated.copy())
         truncated.append(buffers.truncated.copy())
         alive.append(buffers.alive.copy())
-        episodes += world.episodes()
+        episodes += env_batch.episodes()
         if watch is not None:
             watch(step + 1)
     return Trajectory(

@@ -1,4 +1,4 @@
-"""Saving a world's arrays: what every savable world does in the same way."""
+"""Saving an environment's arrays: what every savable environment does in the same way."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers
 from millpond.envs.errors import EnvError
-from millpond.envs.world import Buffers
 
 # Actions are the caller's; everything else belongs to the step that was last taken and must be there on resume.
 SAVED_BUFFERS = ("observation", "final_observation", "reward", "terminated", "truncated", "alive", "action_mask")
@@ -22,7 +22,7 @@ def save_arrays(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str
 def load_arrays(
     prefix: str, arrays: Mapping[str, npt.NDArray[Any]], state: Mapping[str, npt.NDArray[Any]], *, env_id: str
 ) -> None:
-    """Copy saved arrays into those of a world; a state of another size or kind is refused."""
+    """Copy saved arrays into those of an environment; a state of another size or kind is refused."""
     for name, array in arrays.items():
         key = f"{prefix}.{name}"
         if key not in state:
@@ -30,7 +30,7 @@ def load_arrays(
         saved = np.asarray(state[key])
         if saved.shape != array.shape or saved.dtype != array.dtype:
             raise EnvError(
-                f"the saved state of env {env_id!r} has {key} of {saved.dtype} {saved.shape}, but the world as "
+                f"the saved state of env {env_id!r} has {key} of {saved.dtype} {saved.shape}, but the environment as "
                 f"configured needs {array.dtype} {array.shape}; resume with the run's own env options and env count"
             )
         array[...] = saved

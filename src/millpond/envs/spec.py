@@ -1,4 +1,4 @@
-"""What a world shows and takes: plain facts, known before anything heavy is imported.
+"""What an environment shows and takes: plain facts, known before anything heavy is imported.
 
 The plan counts bytes from these, buffers are allocated from them, and the policy is built from them.
 """
@@ -25,7 +25,7 @@ class Part:
     pixels   an image, channels first: shape (channels, height, width)
     vector   numbers, any shape
 
-    `high` is the largest value where the world knows it: the number of codes of a grid less one, the largest feature of
+    `high` is the largest value where the environment knows it: the number of codes of a grid less one, the largest feature of
     tokens, 1 for planes of zeros and ones. An encoder scales or counts codes by it; without it, bytes go to 255 and
     floats are as they are.
     """
@@ -127,12 +127,12 @@ class ActionSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Everything that the rest of Millpond needs to know of a world.
+    """Everything that the rest of Millpond needs to know of an environment.
 
     `savable`        its whole state can be saved and restored, so that a run resumes bit for bit
     `partial_step`   a part of its envs can be stepped alone (the top-up round needs it)
     `releases_gil`   steps without holding Python's lock, so that threads help
-    `native_vector`  many envs are stepped by the world's own code in one call
+    `native_vector`  many envs are stepped by the environment's own code in one call
     `action_masks`   says which actions are allowed at each step
     `info_names`     numbers that it reports at the end of each episode, where they are known beforehand
     """

@@ -1,4 +1,4 @@
-"""A world whose value is right only when truncation bootstraps.
+"""An environment whose value is right only when truncation bootstraps.
 
 One state, reward 1 at every step, truncated every `max_steps` steps, never terminated: with a discount gamma
 
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers, Episode
 from millpond.envs.episodes import EpisodeBook
 from millpond.envs.options import parse_options, require
 from millpond.envs.saving import buffer_arrays, load_arrays, save_arrays
 from millpond.envs.seeds import check_seeds
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
-from millpond.envs.world import Buffers, Episode
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def describe(mapping: Mapping[str, Any]) -> EnvSpec:
     )
 
 
-class TruncationWorld:
+class TruncationEnvs:
     def __init__(self, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> None:
         self.spec = describe(mapping)
         self.options = parse_options(TruncationOptions, mapping, env_id="truncation")

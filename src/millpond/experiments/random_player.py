@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from millpond.config.recipe import MixtureRecipe
+from millpond.trainers.envs import evaluation_vector
 from millpond.trainers.evaluate import Evaluation, evaluate
-from millpond.trainers.worlds import evaluation_vector
 
 
 class RandomPlayer:
@@ -39,7 +39,7 @@ class RandomPlayer:
 
 
 def play_at_random(recipe: MixtureRecipe, *, episodes: int, seed: int) -> Evaluation:
-    """Episodes of the recipe's world, played at random."""
+    """Episodes of the recipe's environment, played at random."""
     with evaluation_vector(recipe.env, recipe.vector, episodes) as vector:
         player = RandomPlayer(vector.spec.action.sizes[0])
         return evaluate(player, vector, episodes=episodes, seed=seed, device=torch.device("cpu"))

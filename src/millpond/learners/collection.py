@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from millpond.envs.env_batch import Episode
 from millpond.envs.spec import EnvSpec
-from millpond.envs.world import Episode
 
 Final = tuple[int, int, np.ndarray[Any, Any]]  # t, env, observation
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from millpond.envs.world import Episode
+from millpond.envs.env_batch import Episode
 from millpond.learners.collection import Collection, Final, Storage
 from millpond.learners.exploration import Epsilon
 from millpond.learners.side_by_side import SideBySide

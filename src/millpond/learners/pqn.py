@@ -25,7 +25,7 @@ from millpond.learners.errors import LearnerError
 from millpond.learners.exploration import Epsilon
 from millpond.learners.flat import FlatParameters, clip_rows
 from millpond.learners.optimizers import RowOptimizer
-from millpond.learners.q_network import QNetwork, check_world
+from millpond.learners.q_network import QNetwork, check_env_batch
 from millpond.learners.side_by_side import SideBySide
 from millpond.schedules import named
 from millpond.vector import Vector
@@ -55,11 +55,13 @@ class AgentGroup:
                 f"{len(networks)} networks, {len(vectors)} vectors and {len(seeds)} seeds; every agent has one of each"
             )
         for vector in vectors:
-            check_world(vector.spec)
+            check_env_batch(vector.spec)
             if vector.num_envs != config.num_envs:
                 raise LearnerError(f"pqn.num_envs={config.num_envs}, but an agent was given {vector.num_envs} envs")
             if vector.spec != vectors[0].spec or len(vector) != len(vectors[0]):
-                raise LearnerError("agents side by side need vectors of the same world in the same number of groups")
+                raise LearnerError(
+                    "agents side by side need vectors of the same environment in the same number of groups"
+                )
         self.config, self.vectors, self.networks = config, list(vectors), list(networks)
         self.device = torch.device(device)
         self.spec = vectors[0].spec

@@ -91,11 +91,11 @@ def build_q_network(
     cell_kinds: int = 16,
     generator: torch.Generator | None = None,
 ) -> QNetwork:
-    """The Q-network for a world. Its weights are drawn from `generator` (torch's default one without)."""
+    """The Q-network for an environment. Its weights are drawn from `generator` (torch's default one without)."""
     if action.kind != "discrete":
         raise LearnerError(
-            f"Q-learning chooses one of some actions, but this world's are {action.kind}; "
-            "take a world with discrete actions, or train it with ppo (or sac, where they are continuous)"
+            f"Q-learning chooses one of some actions, but this environment's are {action.kind}; "
+            "take an environment with discrete actions, or train it with ppo (or sac, where they are continuous)"
         )
     if normalize_observations:
         raise LearnerError(
@@ -110,7 +110,7 @@ def build_q_network(
     return network
 
 
-def check_world(spec: EnvSpec) -> None:
+def check_env_batch(spec: EnvSpec) -> None:
     """That PQN and DQN can play it."""
     if spec.num_agents != 1:
         raise LearnerError(f"{spec.id} has {spec.num_agents} agents an env; PQN and DQN act for one: env.num_agents=1")

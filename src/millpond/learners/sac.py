@@ -47,7 +47,7 @@ class Actor(nn.Module):
             )
         if any(part.kind != "vector" for part in observation.parts) or observation.dtype != "float32":
             raise LearnerError(
-                f"SAC reads vectors of float32; this world shows {observation.dtype} of shape {observation.shape}"
+                f"SAC reads vectors of float32; this environment shows {observation.dtype} of shape {observation.shape}"
             )
         self.register_buffer("centre", (low + high) / 2)
         self.register_buffer("reach", (high - low) / 2)

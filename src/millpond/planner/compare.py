@@ -143,7 +143,7 @@ def _ppo_rows(a: Planned, b: Planned, p: PPOPlan, q: PPOPlan) -> list[Row]:
     unit = "counted differently" if p.batch_unit != q.batch_unit else ""
     return [
         Row("Environment setup", heading=True),
-        Row("World", ours.env.id, theirs.env.id),
+        Row("Environment", ours.env.id, theirs.env.id),
         row("Total environments", lambda x: x.num_envs),
         row("Environments a group", lambda x: x.envs_per_group, _overlap(p, q)),
         row("Groups", lambda x: x.groups),

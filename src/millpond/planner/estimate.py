@@ -35,7 +35,7 @@ class Estimate:
 def estimate_time(
     recipe: Recipe, plan: PPOPlan | MixturePlan | RewardPlan, measured: Iterable[Measured]
 ) -> Estimate | None:
-    """From the newest figures of the same world, network, precision and workers; None where there are none."""
+    """From the newest figures of the same environment, network, precision and workers; None where there are none."""
     wanted = settings_of(recipe)
     found = next((one for one in measured if one.settings == wanted), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""From a recipe to its plan: derive, describe the world, compare what the config and the world say, advise."""
+"""From a recipe to its plan: derive, describe the environment, compare what the config and the environment say, advise."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from millpond.config import Loaded, MixtureRecipe, PPORecipe, Recipe, RewardRecipe, load
 from millpond.config.agents import AgentCount, agents_from
-from millpond.config.load import world_of
+from millpond.config.env_facts import env_spec
+from millpond.config.load import env_of
 from millpond.config.violations import as_override
-from millpond.config.worlds import world_spec
 from millpond.envs.families import install_command, missing_extra
 from millpond.planner.advice import Advice
 from millpond.planner.advice_mixture import advise_mixture
@@ -78,14 +78,14 @@ def plan(
 ) -> Planned:
     """What a recipe (its name, a file or a mapping) will do with these overrides, before anything runs.
 
-    `agents_source` is a world or a file that is asked how many agents an env has; where the config says otherwise,
+    `agents_source` is an environment or a file that is asked how many agents an env has; where the config says otherwise,
     the alert says so. Where the config leaves it open (a PufferLib file), the answer is taken. `measured` are speeds of
     this machine, from which times are estimated. Without `host` the plan is for any machine: no device is missing.
     """
     overrides = overrides if isinstance(overrides, Mapping) else tuple(overrides)
     asked = None
     if agents_source is not None:
-        asked = agents_from(agents_source, world_of(recipe, overrides, preset))
+        asked = agents_from(agents_source, env_of(recipe, overrides, preset))
     loaded = load(recipe, overrides, preset, asked.agents if asked else None)
     if preset == "fast" and isinstance(loaded.recipe, RewardRecipe):
         loaded = replace(loaded, notes=(*loaded.notes, *_notes_on_fast(recipe, overrides)))
@@ -126,7 +126,7 @@ def plan_loaded(
     if host is not None:
         loaded = _with_device(loaded)
     # Replay stores single frames and stacks them when they are sampled; rows hold what the policy sees.
-    spec = world_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if needs_world(recipe) else None
+    spec = env_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if needs_env(recipe) else None
     plan: Plan
     if isinstance(recipe, PPORecipe):
         plan = plan_ppo(recipe, spec, host.cores if host is not None else 1)
@@ -142,7 +142,7 @@ def plan_loaded(
         advice = advise_reward(recipe, plan)
         if dataset is not None and dataset.refusal is not None:
             alerts.append(f"training will refuse {dataset.refusal}")
-    if spec is None and needs_world(recipe) and not recipe.env.id.startswith("pufferlib."):
+    if spec is None and needs_env(recipe) and not recipe.env.id.startswith("pufferlib."):
         loaded = replace(loaded, notes=(*loaded.notes, _unknown(loaded, asked)))
     if isinstance(recipe, PPORecipe) and recipe.policy.target is not None:
         policy = recipe.policy
@@ -152,14 +152,14 @@ def plan_loaded(
             "training step is not known"
         )
         loaded = replace(loaded, notes=(*loaded.notes, note))
-    extra = missing_extra(recipe.env.id) if host is not None and needs_world(recipe) else None
+    extra = missing_extra(recipe.env.id) if host is not None and needs_env(recipe) else None
     if extra is not None:
         note = f"training needs the extra {extra}, which is not installed: {install_command(extra)}"
         loaded = replace(loaded, notes=(*loaded.notes, note))
-    world = AgentCount(spec.num_agents, recipe.env.id) if spec is not None else None
+    env_batch = AgentCount(spec.num_agents, recipe.env.id) if spec is not None else None
     alerts += [
         _mismatch(plan, recipe.env.num_agents, count)
-        for count in (asked, world)
+        for count in (asked, env_batch)
         if count is not None and count.agents != recipe.env.num_agents
     ]
     return Planned(loaded, plan, tuple(advice), tuple(alerts), estimate_time(recipe, plan, measured))
@@ -176,13 +176,13 @@ def _with_device(loaded: Loaded) -> Loaded:
     return loaded
 
 
-def needs_world(recipe: Recipe) -> bool:
+def needs_env(recipe: Recipe) -> bool:
     """True unless a reward is learned from recorded episodes alone."""
     return not (isinstance(recipe, RewardRecipe) and recipe.reward.reward_only)
 
 
 def _unknown(loaded: Loaded, asked: AgentCount | None) -> str:
-    """Say which numbers of the plan a world that was not made leaves unknown."""
+    """Say which numbers of the plan an environment that was not made leaves unknown."""
     env_id = loaded.recipe.env.id
     unknown = "bytes of observations and of a training step are not known"
     if asked is not None and asked.source == env_id:

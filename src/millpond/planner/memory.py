@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from millpond.envs.env_batch import Buffers
 from millpond.envs.spec import EnvSpec, ObservationSpec, Part
-from millpond.envs.world import Buffers
 
 FLOAT = 4  # bytes of a float32
 STATES = {"lstm": 2, "gru": 1, "none": 0}  # vectors of a core's recurrent state
 GATES = {"lstm": 4, "gru": 3, "none": 0}
-CELL_KINDS = 16  # codes of a grid cell, where the world does not say how many there are
+CELL_KINDS = 16  # codes of a grid cell, where the environment does not say how many there are
 GATE_STEPS = 1_024  # sequence steps whose gates are in hand at once on the way back through a core
 ROW_STEPS = 384  # the same, where an LSTM goes over whole rows in one call
 PLAIN_VECTORS = 21  # that one step of a core's way back has at once in plain torch

@@ -131,7 +131,7 @@ def _remark(value: str, plan: PPOPlan | MixturePlan | RewardPlan, scaled: Scaled
         parts.append(f"{plan.training.total / own.training.total:.2g} times the memory of a training step")
     if plan.num_envs != own.num_envs:
         kind = "fewer" if plan.num_envs < own.num_envs else "more"
-        parts.append(f"{kind} worlds at once ({plan.num_envs:,} instead of {own.num_envs:,})")
+        parts.append(f"{kind} environments at once ({plan.num_envs:,} instead of {own.num_envs:,})")
     if plan.agent_steps != own.agent_steps:
         parts.append(f"{plan.agent_steps / own.agent_steps:.3g} times the data an iteration")
     return sentence(f"{value}: {'; '.join(parts)}.", 2, "- ") if parts else []

@@ -201,7 +201,9 @@ def _rows_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     rows.append(("all fields", f"{plan.buffer_bytes:,}", size(plan.buffer_bytes)))
     lines = ["", "Memory of the rows, in bytes", *figures(rows)]
     if plan.observation_bytes is None:
-        lines += sentence(f"Observations of {recipe.env.id} are not in this sum: only the world itself knows them.")
+        lines += sentence(
+            f"Observations of {recipe.env.id} are not in this sum: only the environment itself knows them."
+        )
     elif recipe.env.id == "grid":
         check = plan.segments * plan.bptt_horizon * recipe.env.obs_size**2 * FLOAT32
         lines += sentence(

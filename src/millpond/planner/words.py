@@ -27,7 +27,7 @@ def alerts_between(a: Planned, b: Planned) -> tuple[str, ...]:
     """Mismatches that make the rest misleading unless they are meant."""
     alerts = [*a.alerts, *b.alerts]
     if type(a.plan) is not type(b.plan) or any(isinstance(x.plan, RewardPlan) and x.plan.reward_only for x in (a, b)):
-        return tuple(alerts)  # there are not two worlds to compare
+        return tuple(alerts)  # there are not two environments to compare
     first, second = a.loaded.recipe.env, b.loaded.recipe.env
     if first.num_agents != second.num_agents:
         alerts.append(
@@ -35,7 +35,7 @@ def alerts_between(a: Planned, b: Planned) -> tuple[str, ...]:
             f"Either they are different tasks, or one config is out of date; settle that before you compare returns"
         )
     if first.id != second.id:
-        alerts.append(f"the worlds differ: {first.id} against {second.id}; their returns cannot be compared")
+        alerts.append(f"the environments differ: {first.id} against {second.id}; their returns cannot be compared")
     return tuple(alerts)
 
 
@@ -82,8 +82,8 @@ def _ppo_differences(a: Planned, b: Planned, p: PPOPlan, q: PPOPlan) -> Iterator
         yield f"Overlap: {_overlap(x, p)}; {_overlap(y, q)}."
     if p.num_envs != q.num_envs or p.steps_per_env != q.steps_per_env:
         yield (
-            f"Diversity: an iteration sees {plural(p.num_envs, 'world')} for {_steps(p.steps_per_env)} each against "
-            f"{q.num_envs:,} for {number(q.steps_per_env)}. More worlds are less alike; longer stretches reach later "
+            f"Diversity: an iteration sees {plural(p.num_envs, 'env')} for {_steps(p.steps_per_env)} each against "
+            f"{q.num_envs:,} for {number(q.steps_per_env)}. More environments are less alike; longer stretches reach later "
             f"parts of an episode."
         )
     for side, plan in ((a, p), (b, q)):
@@ -114,7 +114,7 @@ def _overlap(name: str, plan: PPOPlan) -> str:
         everyone = "the one env steps" if plan.num_envs == 1 else f"all {plan.num_envs:,} envs step together"
         return f"in {name} {everyone}, and the policy waits for {'it' if plan.num_envs == 1 else 'them'}"
     return (
-        f"in {name} {plan.groups} groups of {plural(plan.envs_per_group, 'env')} take turns, so worlds step while the policy "
+        f"in {name} {plan.groups} groups of {plural(plan.envs_per_group, 'env')} take turns, so envs step while the policy "
         f"computes"
     )
 
@@ -138,22 +138,22 @@ def _ppo_better(a: Planned, b: Planned, p: PPOPlan, q: PPOPlan) -> Iterator[str]
             f"{q.agent_steps_per_gradient:,}"
         )
     if p.num_envs > q.num_envs:
-        yield f"varied experience: {plural(p.num_envs, 'world')} against {q.num_envs:,}"
+        yield f"varied experience: {plural(p.num_envs, 'env')} against {q.num_envs:,}"
     if p.num_envs < q.num_envs:
-        yield f"small machines and debugging: {plural(p.num_envs, 'world')} to make and hold against {q.num_envs:,}"
+        yield f"small machines and debugging: {plural(p.num_envs, 'env')} to make and hold against {q.num_envs:,}"
     if p.steps_per_env > q.steps_per_env:
         yield (
             f"seeing events far apart in one iteration: {_steps(p.steps_per_env)} an env against "
             f"{number(q.steps_per_env)}"
         )
     if p.groups > 1 and q.groups == 1:
-        yield "using the hardware: worlds step while the policy computes"
+        yield "using the hardware: environments step while the policy computes"
     if p.groups == 1 and q.groups > 1:
         yield "simplicity: one group, one order of events"
     if p.agent_steps < q.agent_steps:
         yield f"fresh policies: a new one every {plural(p.agent_steps, 'agent step')} against {q.agent_steps:,}"
     if p.num_agents > q.num_agents:
-        yield f"questions about many agents: {p.num_agents} share a world against {q.num_agents}"
+        yield f"questions about many agents: {p.num_agents} share an environment against {q.num_agents}"
     if p.buffer_bytes < q.buffer_bytes * 0.9:
         yield f"little memory: rows of {size(p.buffer_bytes)} against {size(q.buffer_bytes)}"
     if not p.top_up_rows and q.top_up_rows:

@@ -91,7 +91,7 @@ def check_kinds(most: int, kinds: int) -> None:
     if most > kinds:
         raise PolicyError(
             f"a grid cell has code {most}, but the policy was built for codes 0..{kinds}; "
-            f"build it with cell_kinds={most + 1} or more, or let the world give the largest code with the part"
+            f"build it with cell_kinds={most + 1} or more, or let the environment give the largest code with the part"
         )
 
 

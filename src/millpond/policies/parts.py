@@ -19,7 +19,7 @@ def torch_dtype(name: str, part: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise PolicyError(
             f"observation part {part!r} has dtype {name!r}, which torch does not have; "
-            "let the world show it as uint8, int32 or float32"
+            "let the environment show it as uint8, int32 or float32"
         )
     return found
 
@@ -78,7 +78,7 @@ def join_parts(spec: ObservationSpec, parts: Mapping[str, Any]) -> Tensor:
         if tuple(tensor.shape) != (batch, *part.shape):
             raise PolicyError(
                 f"observation part {part.name!r} has shape {tuple(tensor.shape)}; it must be {(batch, *part.shape)}: a "
-                "batch of what the world writes"
+                "batch of what the environment writes"
             )
         piece = tensor.to("cpu", torch_dtype(part.dtype, part.name)).contiguous()
         stored[:, part.offset : part.offset + part.nbytes] = piece.reshape(batch, -1).view(torch.uint8)

@@ -28,7 +28,7 @@ class PixelEncoder(nn.Module):
     """Images [N, channels, height, width] or [N, height, width] -> [N, H].
 
     From 36 pixels a side: the three convolutions of Mnih et al. (2015). Below, one of 16 filters of 3x3, as for
-    MinAtar (Young and Tian, 2019). Whole numbers are divided by their largest value: 255 for bytes, or what the world
+    MinAtar (Young and Tian, 2019). Whole numbers are divided by their largest value: 255 for bytes, or what the environment
     says. `layer_norm` normalises over the channels behind each convolution.
     """
 

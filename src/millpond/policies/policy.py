@@ -177,9 +177,9 @@ def build_policy(
     cell_kinds: int = 16,
     generator: torch.Generator | None = None,
 ) -> Policy:
-    """The policy for a world. Its weights are drawn from `generator` (torch's default one without).
+    """The policy for an environment. Its weights are drawn from `generator` (torch's default one without).
 
-    `cell_kinds` is for grids whose world does not say how many kinds of cells there are.
+    `cell_kinds` is for grids whose environment does not say how many kinds of cells there are.
     """
     if hidden_size < 1:
         raise PolicyError(f"policy.hidden_size={hidden_size} must be at least 1")

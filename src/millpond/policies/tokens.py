@@ -3,7 +3,7 @@
     features = U sum over tokens of  where[place] * (low[feature, value % 16] + high[feature, value // 16])
 
 Values are looked up, not scaled, because many are names (of object types, of actions), and in two halves, because a
-table of all 256 would rarely be visited. The tables are as long as the world has features: the optimiser goes through
+table of all 256 would rarely be visited. The tables are as long as the environment has features: the optimiser goes through
 all of them at every step. The product says that a thing means something else at another place; it is
 what a linear layer over (place, feature, value) would compute, as a tensor of rank H instead of a full one.
 Only real tokens cost anything, some 25 of 200.
@@ -39,7 +39,7 @@ Floats = npt.NDArray[np.float32]
 ZERO = np.float32(0.0)
 PADDED = np.uint64(0xFFFF_FFFF_FFFF_FFFF)  # eight bytes of padding
 LEAST = 512  # observations for which another thread is worth waking
-FEATURES = 256  # where the world does not say how many it has
+FEATURES = 256  # where the environment does not say how many it has
 USUAL = 24  # tokens that an observation has, for the scale of the first weights
 
 
@@ -141,7 +141,7 @@ def token_sum_plain(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) ->
 def check_features(largest: int, features: int) -> None:
     if largest >= features:
         raise PolicyError(
-            f"a token has feature {largest}, but the policy was built for features 0..{features - 1}, as the world's "
+            f"a token has feature {largest}, but the policy was built for features 0..{features - 1}, as the environment's "
             "observation part says by `high`; set it to the largest feature, or leave it out for all 256"
         )
 

@@ -17,7 +17,7 @@ LOG_UNIT = log(16.0)  # a count of 15 without a known limit becomes 1
 class VectorEncoder(nn.Module):
     """Numbers [N, ...] -> [N, H].
 
-    Floats are taken as they are. Whole numbers are divided by their largest value where the world knows it; where it
+    Floats are taken as they are. Whole numbers are divided by their largest value where the environment knows it; where it
     does not, they become sign(x) log(1 + |x|) / log(16), so that counts of 1 and of 200 are both fair inputs.
     A normalizer takes the place of both.
     """

@@ -155,7 +155,7 @@ class Schema:
 
     @staticmethod
     def from_spec(spec: EnvSpec, *, frame_shape: tuple[int, ...] | None = None) -> Schema:
-        """The schema of a world; `frame_shape` where its observation is a stack and single frames are stored."""
+        """The schema of an environment; `frame_shape` where its observation is a stack and single frames are stored."""
         shape = spec.observation.shape if frame_shape is None else frame_shape
         observation = Field.of("observation", shape, spec.observation.dtype)
         return Schema((observation,), Field("action", spec.action.shape, spec.action.dtype))

@@ -140,7 +140,7 @@ class Writer:
     def rollback(self, position: int) -> int:
         """Take back every append behind `position` (an earlier `position`); returns the commits taken back.
 
-        Lanes go on with the episodes that were open there, for worlds whose state is restored to the same moment.
+        Lanes go on with the episodes that were open there, for environments whose state is restored to the same moment.
         """
         if not 0 <= position <= self.commits:
             raise LakeError(f"stream {self.stream.name!r}: position={position} is not in 0..{self.commits}")

@@ -19,7 +19,7 @@ ROWS = 40
 
 
 def marks_of(facts: Facts) -> dict[str, float]:
-    """Returns of the scripted players in this run's world; none where nothing was evaluated or the config is broken."""
+    """Returns of the scripted players in this run's environment; none where nothing was evaluated or the config is broken."""
     if not facts.config_text or not evaluated(facts):
         return {}
     try:

@@ -58,7 +58,7 @@ class Facts:
 
     @property
     def acts(self) -> bool:
-        """True if an agent acts in a world; a reward learned from recorded episodes needs neither."""
+        """True if an agent acts in an environment; a reward learned from recorded episodes needs neither."""
         return self.kind != "reward" or not self.setting("reward.reward_only", True)
 
     @property

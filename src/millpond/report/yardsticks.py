@@ -1,4 +1,4 @@
-"""What scripted players reach in a world that has some: the marks that a learned return is measured against."""
+"""What scripted players reach in an environment that has some: the marks that a learned return is measured against."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 from functools import cache
 
 from millpond.config.env import EnvConfig
-from millpond.config.worlds import world_options
+from millpond.config.env_facts import env_options
 
 EPISODES = 64
 
 
 def yardsticks(env: EnvConfig) -> dict[str, float]:
-    """Mean returns by player, `random` and `greedy`; none where the world has no players."""
+    """Mean returns by player, `random` and `greedy`; none where the environment has no players."""
     if env.id != "grid":
         return {}
-    _, options = world_options(env.model_copy(update={"stagger": False}))
+    _, options = env_options(env.model_copy(update={"stagger": False}))
     return dict(_played(json.dumps(options, sort_keys=True)))
 
 

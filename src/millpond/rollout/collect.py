@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from millpond.envs.world import Episode
+from millpond.envs.env_batch import Episode
 from millpond.rollout.actions import put_actions
 from millpond.rollout.rows import Rows
 from millpond.vector import Batch, Vector

@@ -1,4 +1,4 @@
-"""Rows of experience: preallocated, in the world's own dtypes, written in place.
+"""Rows of experience: preallocated, in the environment's own dtypes, written in place.
 
     R rows   T horizon   A agents of an env   a agents of a row: A where a row is an env, 1 where it is an agent
 
@@ -109,7 +109,7 @@ class Rows:
             if target.shape != tensor.shape:
                 raise MillpondError(
                     f"the checkpoint holds {len(tensor)} rows that wait to be trained, with {name} of shape "
-                    f"{tuple(tensor.shape[1:])}; here it is {tuple(target.shape[1:])}: the world, or the way its "
+                    f"{tuple(tensor.shape[1:])}; here it is {tuple(target.shape[1:])}: the environment, or the way its "
                     "observations are laid out, has changed since. Start a new run with these weights: train --from RUN"
                 )
             target.copy_(tensor)

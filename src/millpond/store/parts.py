@@ -23,7 +23,7 @@ class Parts:
     """The owners of state, by where their state is stored.
 
     weights  modules, and anything else whose state is tensors: safetensors, for others to load
-    state    optimisers, samplers, generators, worlds: trees of plain values, arrays and tensors
+    state    optimisers, samplers, generators, environments: trees of plain values, arrays and tensors
     values   loop, counters, recorder: plain values, as JSON to be read by people
     """
 

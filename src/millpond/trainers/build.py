@@ -1,4 +1,4 @@
-"""The policy of a config, as training builds it and as a run is loaded again; and a trial of it on a world."""
+"""The policy of a config, as training builds it and as a run is loaded again; and a trial of it on an environment."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from millpond.config.policy import PolicyConfig
 from millpond.envs.check import Finding
+from millpond.envs.env_batch import EnvBatch
 from millpond.envs.errors import describe_error
-from millpond.envs.registry import make_world
+from millpond.envs.registry import make_env_batch
 from millpond.envs.seeds import spawn_seeds
 from millpond.envs.spec import EnvSpec
-from millpond.envs.world import World
 from millpond.policies import build_policy, load_policy_factory
 from millpond.rollout.actions import put_actions
 
@@ -23,7 +23,7 @@ CLOSE = 1e-3  # between what acting and unrolling say of a step
 
 
 def make_policy(policy: PolicyConfig, spec: EnvSpec, device: torch.device) -> Any:
-    """The built-in policy, or a custom one, for a world, on a device."""
+    """The built-in policy, or a custom one, for an environment, on a device."""
     build = load_policy_factory(policy.target) if policy.target else build_policy
     return build(
         spec.observation,
@@ -36,27 +36,27 @@ def make_policy(policy: PolicyConfig, spec: EnvSpec, device: torch.device) -> An
 
 
 def check_policy_on(env_id: str, options: Mapping[str, Any]) -> Finding:
-    """Find out whether the built-in policy acts on a world's observations, one at a time and in a batch, and learns."""
+    """Find out whether the built-in policy acts on an environment's observations, one at a time and in a batch, and learns."""
     rule = "a policy acts and learns"
     fix = "show Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these, with finite numbers"
     try:
-        world = make_world(env_id, 2, options)
+        env_batch = make_env_batch(env_id, 2, options)
         try:
-            wrong = _try_policy(world)
+            wrong = _try_policy(env_batch)
         finally:
-            world.close()
+            env_batch.close()
     except Exception as error:
         return Finding(rule, "error", describe_error(error), fix)
     return Finding(rule, "error", wrong, fix) if wrong else Finding(rule, "ok", "on a batch of one and of several")
 
 
-def _try_policy(world: World) -> str:
+def _try_policy(env_batch: EnvBatch) -> str:
     """Act for a few steps, unroll them with gradients, and say what is wrong; nothing where all is well."""
-    spec, buffers = world.spec, world.buffers
+    spec, buffers = env_batch.spec, env_batch.buffers
     generator = torch.Generator().manual_seed(0)
     policy = build_policy(spec.observation, spec.action, hidden_size=16, generator=generator)
-    world.reset(spawn_seeds(0, world.num_envs))
-    agents = world.num_envs * spec.num_agents
+    env_batch.reset(spawn_seeds(0, env_batch.num_envs))
+    agents = env_batch.num_envs * spec.num_agents
     state = first_state = policy.initial_state(agents)
     seen, acted, masks, resets = [], [], [], []
     ended = torch.zeros(agents, dtype=torch.bool)
@@ -76,7 +76,7 @@ def _try_policy(world: World) -> str:
         masks.append(mask)
         drawn = batch.action.numpy()
         put_actions(spec.action, drawn.reshape(*buffers.reward.shape, *drawn.shape[1:]), buffers.action)
-        world.step(0, world.num_envs)
+        env_batch.step(0, env_batch.num_envs)
         ended = torch.from_numpy(np.array(buffers.terminated | buffers.truncated)).flatten()
         state = batch.state
     unrolled = policy.unroll(

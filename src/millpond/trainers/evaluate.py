@@ -21,7 +21,7 @@ LONG, LONGEST = 10_000, 200_000  # steps of an episode after which a warning say
 
 
 class EndlessEpisodeError(MillpondError):
-    """Episodes of a world do not end."""
+    """Episodes of an environment do not end."""
 
 
 @dataclass(frozen=True)

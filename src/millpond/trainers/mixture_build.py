@@ -14,11 +14,11 @@ from millpond.learners import AgentGroup, QNetwork
 from millpond.planner import MixturePlan
 from millpond.ranks import ALONE, Ranks
 from millpond.replay import Lake, Schema
+from millpond.trainers.envs import build_vector, make_spec
 from millpond.trainers.mixture_big_agent import BigAgent
 from millpond.trainers.mixture_networks import ENVS, EXPLORATION, make_network, seed_for
 from millpond.trainers.mixture_ponds import Ponds, Stream
 from millpond.trainers.mixture_ranks import agents_of_rank
-from millpond.trainers.worlds import build_vector, make_spec
 from millpond.vector import Vector
 
 

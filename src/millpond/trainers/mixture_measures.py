@@ -13,8 +13,8 @@ from millpond.config.recipe import MixtureRecipe
 from millpond.learners import Collection, QNetwork
 from millpond.ranks import ALONE, Ranks
 from millpond.store.tree import tree_from_bytes, tree_to_bytes
+from millpond.trainers.envs import evaluation_vector
 from millpond.trainers.evaluate import Evaluation, evaluate
-from millpond.trainers.worlds import evaluation_vector
 from millpond.vector import Vector
 
 FIXED_BATCH = 256

@@ -88,8 +88,8 @@ class Ponds:
     def open(self) -> None:
         """Begin to write where the checkpoint says that the streams ended.
 
-        Where worlds were set back to that moment too, so are their streams, and everything is collected again. Other
-        worlds start fresh episodes; what they did after the checkpoint was real, and stays in the lake.
+        Where environments were set back to that moment too, so are their streams, and everything is collected again. Other
+        environments start fresh episodes; what they did after the checkpoint was real, and stays in the lake.
         """
         for stream in self.streams:
             writer = self.lake.writer(stream.name, stream.lanes, continue_episodes=self.savable)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from millpond.config.env import VectorConfig
-from millpond.envs.world import Episode
+from millpond.envs.env_batch import Episode
 from millpond.errors import MillpondError
 from millpond.ranks import Place, Ranks
 from millpond.rollout.collect import Collected

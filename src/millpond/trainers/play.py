@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
+from millpond.envs.env_batch import EnvBatch
 from millpond.envs.errors import require_extra
 from millpond.envs.render import render_rgb, write_gif
-from millpond.envs.world import World
 from millpond.planner.host import require_device
 from millpond.plurals import plural
 from millpond.policies.parts import join_parts, torch_dtype
 from millpond.store import Checkpoints, NothingToPlayError, RunError, load_weights
 from millpond.trainers.build import make_policy
+from millpond.trainers.envs import evaluation_vector, make_spec
 from millpond.trainers.evaluate import Evaluation, evaluate
 from millpond.trainers.session import open_run
-from millpond.trainers.worlds import evaluation_vector, make_spec
 
 
 class LoadedPolicy:
@@ -72,8 +72,8 @@ class LoadedPolicy:
     ) -> tuple[Tensor, Tensor]:
         """Actions [B, ...] of observations [B, ...], as the env takes them, and the state to pass with the next ones.
 
-        Observations are as the world writes them (`spec.observation`), or a mapping of their parts, name -> [B, ...].
-        `action_mask` [B, choices] is true where an action is allowed, in worlds that say so.
+        Observations are as the environment writes them (`spec.observation`), or a mapping of their parts, name -> [B, ...].
+        `action_mask` [B, choices] is true where an action is allowed, in environments that say so.
         """
         tensor = self._stored(observation).to(self.device)
         mask = None if action_mask is None else torch.as_tensor(action_mask, dtype=torch.bool, device=self.device)
@@ -122,14 +122,14 @@ def evaluate_run(
         raise RunError(f"there is no folder {str(render.parent)!r} for the picture {render.name}; make it first")
     loaded = LoadedPolicy(name, best=best)
     require_extra(loaded.recipe.env.id)
-    worlds: list[World] | None = None if render is None else []
+    env_batches: list[EnvBatch] | None = None if render is None else []
     frames: list[Any] = []
 
     def draw() -> None:
-        if worlds and (frames_at_most is None or len(frames) < frames_at_most):
-            frames.append(render_rgb(worlds[-1], 0))
+        if env_batches and (frames_at_most is None or len(frames) < frames_at_most):
+            frames.append(render_rgb(env_batches[-1], 0))
 
-    with evaluation_vector(loaded.recipe.env, loaded.recipe.vector, episodes, made=worlds) as vector:
+    with evaluation_vector(loaded.recipe.env, loaded.recipe.vector, episodes, made=env_batches) as vector:
         evaluation = evaluate(
             loaded.policy,
             vector,

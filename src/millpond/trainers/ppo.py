@@ -31,6 +31,7 @@ from millpond.rollout.sampling import annealed_beta
 from millpond.schedules import named
 from millpond.store import Checkpoints, Parts, RandomState, Run
 from millpond.trainers.build import make_policy
+from millpond.trainers.envs import build_vector, evaluation_vector
 from millpond.trainers.evaluate import Evaluation, evaluate
 from millpond.trainers.optimizers import make_optimizer
 from millpond.trainers.over_ranks import begin_with_weights, collected_by_all, rank_device, rank_seeds, rank_vector
@@ -41,7 +42,6 @@ from millpond.trainers.reporting import next_steps, report_at_end
 from millpond.trainers.sinks import make_sinks
 from millpond.trainers.summary import summarise
 from millpond.trainers.vector_state import VectorState
-from millpond.trainers.worlds import build_vector, evaluation_vector
 
 
 class PPOTrainer:

@@ -15,7 +15,7 @@ LONGEST = 512  # frames of a GIF
 
 
 def report_run(folder: Path) -> Path:
-    """Write a run's report, with an episode where its world can be drawn."""
+    """Write a run's report, with an episode where its environment can be drawn."""
     return write_report(folder, draw_episode(folder))
 
 
@@ -55,7 +55,7 @@ def find_reportable(root: Path, name: str) -> Path:
 def draw_episode(folder: Path) -> Picture | None:
     """Draw one episode of the best checkpoint, or of the newest where none was evaluated.
 
-    None where nothing was saved or there is no agent. Whatever goes wrong, in the world's own code too, becomes the
+    None where nothing was saved or there is no agent. Whatever goes wrong, in the environment's own code too, becomes the
     reason why there is no picture: a report does without.
     """
     from millpond.trainers.play import evaluate_run

@@ -1,4 +1,4 @@
-"""The agent of full mode: acts in a world, keeps its transitions in a pond, learns from predicted rewards.
+"""The agent of full mode: acts in an environment, keeps its transitions in a pond, learns from predicted rewards.
 
 # T env steps   E envs
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from millpond.config import RewardRecipe
 from millpond.config.mixture import DQNConfig
-from millpond.envs.world import Episode
+from millpond.envs.env_batch import Episode
 from millpond.errors import MillpondError
 from millpond.learners import DQN, SAC, Epsilon, QNetwork, epsilon_greedy
 from millpond.learners.sac import Actor
@@ -22,11 +22,11 @@ from millpond.replay.schema import Schema
 from millpond.replay.steps import Steps
 from millpond.rewards.network import RewardNetwork
 from millpond.rollout.actions import put_actions
+from millpond.trainers.envs import build_vector, evaluation_vector
 from millpond.trainers.evaluate import Evaluation, evaluate
 from millpond.trainers.reward_networks import PLAYER_HIDDEN, make_player
-from millpond.trainers.reward_pond import inputs_of_world, steps_of
+from millpond.trainers.reward_pond import inputs_of_env, steps_of
 from millpond.trainers.vector_state import VectorState
-from millpond.trainers.worlds import build_vector, evaluation_vector
 
 
 class RewardAgent:
@@ -40,9 +40,9 @@ class RewardAgent:
             recipe.env, recipe.vector, num_envs=agent.num_envs, groups=1, num_workers=1, stacked=True
         )
         spec = self.vector.spec
-        self.spec, self.inputs = spec, inputs_of_world(spec)
+        self.spec, self.inputs = spec, inputs_of_env(spec)
         self.vector.reset(int(seeds[0]))
-        self.worlds = VectorState(self.vector, seed)
+        self.env_batches = VectorState(self.vector, seed)
         rows = -(-agent.replay_transitions // agent.num_envs) * agent.num_envs
         self.lines: list[str] = []
         self.pond = Pond.init(
@@ -129,7 +129,7 @@ class RewardAgent:
     # -- learning
 
     def update(self, judge: RewardNetwork) -> dict[str, Tensor]:
-        """One gradient step, on rewards as `judge` sees them, or as the world gave them."""
+        """One gradient step, on rewards as `judge` sees them, or as the environment gave them."""
         agent = self.recipe.agent
         batch = self.pond.sample(agent.batch_size, self.rng, gamma=agent.gamma)
         reward = None
@@ -161,7 +161,7 @@ class RewardAgent:
             "learner": self.learner.state_dict(),
             "pond": self.pond.state_dict(),
             "epsilon": self.epsilon.state_dict(),
-            "worlds": self.worlds.state_dict(),
+            "worlds": self.env_batches.state_dict(),
             "rng": self.rng.bit_generator.state,
             "generator": self.generator.get_state(),
         }
@@ -170,7 +170,7 @@ class RewardAgent:
         self.learner.load_state_dict(state["learner"])
         self.pond.load_state_dict(state["pond"])
         self.epsilon.load_state_dict(state["epsilon"])
-        self.worlds.load_state_dict(state["worlds"])
+        self.env_batches.load_state_dict(state["worlds"])
         self.rng.bit_generator.state = state["rng"]
         self.generator.set_state(state["generator"])
 

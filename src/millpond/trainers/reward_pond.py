@@ -21,13 +21,13 @@ from millpond.rewards.draw import StepDraw
 from millpond.rewards.network import Inputs, RewardNetwork, StepBatch
 
 
-def inputs_of_world(spec: EnvSpec) -> Inputs:
-    """What a reward network is given of a world: its observation as plain numbers."""
+def inputs_of_env(spec: EnvSpec) -> Inputs:
+    """What a reward network is given of an environment: its observation as plain numbers."""
     action = spec.action
     if action.kind == "multidiscrete":
         raise MillpondError(f"{spec.id} has several discrete actions a step; full mode takes one, or continuous ones")
     if spec.action_masks:
-        raise MillpondError(f"{spec.id} allows other actions at each step; full mode takes worlds that allow all")
+        raise MillpondError(f"{spec.id} allows other actions at each step; full mode takes environments that allow all")
     numbers = int(np.prod(spec.observation.shape, dtype=np.int64))
     width = action.sizes[0] if action.kind == "discrete" else int(np.prod(action.shape, dtype=np.int64))
     return Inputs(numbers, width)

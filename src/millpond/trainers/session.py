@@ -16,12 +16,12 @@ from millpond.durable import replace_file
 from millpond.envs.errors import require_extra
 from millpond.envs.families import FAMILIES, family_of
 from millpond.planner.host import require_device
-from millpond.planner.make import needs_world
+from millpond.planner.make import needs_env
 from millpond.planner.ranks import plan_over_ranks
 from millpond.ranks import Ranks
 from millpond.ranks.parts import require_ranks
 from millpond.store import Run, RunError, check_changes, find_run
-from millpond.trainers.worlds import world_agents
+from millpond.trainers.envs import env_agents
 
 if TYPE_CHECKING:
     from millpond.trainers.reward_data import Recorded
@@ -41,7 +41,7 @@ def may_change(key: str) -> bool:
 
 def require_machine(recipe: Recipe) -> None:
     """Refuse a recipe that needs an extra or a device that is not here, before anything is made for it."""
-    if needs_world(recipe):
+    if needs_env(recipe):
         require_extra(recipe.env.id)
     require_device(recipe.device)
 
@@ -61,7 +61,7 @@ def config_text(loaded: Loaded) -> str:
     """The whole config as YAML, defaults included, so that a run folder explains itself."""
     values = loaded.recipe.model_dump(mode="json")
     family = family_of(loaded.recipe.env.id)
-    for other in FAMILIES:  # settings of other worlds would be refused when this is read again
+    for other in FAMILIES:  # settings of other environments would be refused when this is read again
         if family is None or other != family.name:
             values["env"].pop(other, None)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
@@ -93,7 +93,7 @@ def resume_run(name: str, overrides: Iterable[str], run_dir: str = "runs", *, ra
     saved = json.loads(plan.read_text()).get("ranks", 1) if plan.is_file() else 1
     require_ranks(saved, ranks, f"run {folder.name!r}", name)
     before = load(folder / "config.yaml")
-    after = load(folder / "config.yaml", overrides, ask_world=world_agents)
+    after = load(folder / "config.yaml", overrides, ask_env=env_agents)
     require_machine(after.recipe)
     changes = check_changes(flatten(before.recipe), flatten(after.recipe), may_change)
     run = Run.resume(folder.parent, folder.name)

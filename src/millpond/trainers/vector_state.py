@@ -1,4 +1,4 @@
-"""The state of all envs as a part of a checkpoint, where the world can give it."""
+"""The state of all envs as a part of a checkpoint, where the environment can give it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millpond.vector import Vector
 
 
 class VectorState:
-    """Worlds that can save their state go on from it; others start fresh episodes on resume, and say so."""
+    """Environments that can save their state go on from it; others start fresh episodes on resume, and say so."""
 
     def __init__(self, vector: Vector, seed: int) -> None:
         self._vector = vector

@@ -3,7 +3,7 @@
 from millpond.vector.batch import Batch
 from millpond.vector.choose import Choice, choose
 from millpond.vector.crash import VectorError, WorkerError
-from millpond.vector.crew import Watched, WorldFactory
+from millpond.vector.crew import EnvBatchFactory, Watched
 from millpond.vector.make import make_vector
 from millpond.vector.seeds import env_seed, env_seeds
 from millpond.vector.turns import Turns
@@ -12,12 +12,12 @@ from millpond.vector.vector import Vector, group_name
 __all__ = [
     "Batch",
     "Choice",
+    "EnvBatchFactory",
     "Turns",
     "Vector",
     "VectorError",
     "Watched",
     "WorkerError",
-    "WorldFactory",
     "choose",
     "env_seed",
     "env_seeds",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.world import Buffers, Episode
+from millpond.envs.env_batch import Buffers, Episode
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""Which backend suits a world on this machine, and why."""
+"""Which backend suits an environment on this machine, and why."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def choose(
     if threads is not None and threads < 1:
         raise VectorError(f"vector.threads={threads} must be at least 1, or left out for one a core")
     if backend == "inline":
-        return Choice("inline", 1, "as configured: worlds step in the trainer's own thread")
+        return Choice("inline", 1, "as configured: environments step in the trainer's own thread")
     if backend == "threads":
         count = threads or most
         held = "" if spec.releases_gil else f"; {spec.id} holds Python's lock, so they cannot step at the same time"
@@ -47,7 +47,7 @@ def choose(
     if backend == "native":
         if not spec.native_vector:
             raise VectorError(
-                f"vector.backend=native needs a world that steps many envs in one call, and {spec.id} does not "
+                f"vector.backend=native needs an environment that steps many envs in one call, and {spec.id} does not "
                 f"(spec.native_vector is false); use inline, threads or processes"
             )
         return Choice("native", 1, f"as configured: {_native(spec)}")
@@ -75,5 +75,5 @@ def choose(
 
 def _native(spec: EnvSpec) -> str:
     if spec.releases_gil:
-        return "one world a group, in a thread beside the policy"
-    return "one world a group, in the trainer's own thread, as it holds Python's lock"
+        return "one environment a group, in a thread beside the policy"
+    return "one environment a group, in the trainer's own thread, as it holds Python's lock"

@@ -18,12 +18,12 @@ class VectorError(MillpondError):
     @staticmethod
     def cannot_load(reason: str) -> VectorError:
         return VectorError(
-            f"a worker process cannot load make_world; it must be importable from a fresh interpreter:\n{reason}"
+            f"a worker process cannot load make_env_batch; it must be importable from a fresh interpreter:\n{reason}"
         )
 
     @staticmethod
     def starts_too_slowly(seconds: float) -> VectorError:
-        return VectorError(f"workers did not start within {seconds:g} s: importing what make_world needs hangs")
+        return VectorError(f"workers did not start within {seconds:g} s: importing what make_env_batch needs hangs")
 
     @staticmethod
     def did_not_start(worker: int, how_it_ended: str) -> VectorError:
@@ -52,7 +52,7 @@ class Failure:
 class WorkerError(MillpondError):
     """A worker raised, died or hung. Everything that helps to find the reason is in the message and as attributes.
 
-    `env` is the index of the env, or None where the world does not tell (see `Watched`); it is then one of
+    `env` is the index of the env, or None where the environment does not tell (see `Watched`); it is then one of
     first_env..last_env-1. `seed` and `env_steps` are those of `env`, or of `first_env`: the seed from which the env
     was started, and the steps which it had taken since. Where the worker refused its input with a `MillpondError`, that
     error's message is this one's, without a traceback, and the exit code is 2.

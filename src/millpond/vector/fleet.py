@@ -34,7 +34,7 @@ class Mover(Protocol):
 
 
 class Fleet:
-    """`timeout` seconds for a step, `start_seconds` for making and resetting worlds, which may compile or load."""
+    """`timeout` seconds for a step, `start_seconds` for making and resetting environments, which may compile or load."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Fleet:
         self.require_open()
         submit, unreported = self.pool.submit, self.unreported
         for place, task in enumerate(stretch.tasks):
-            # An env that was restarted after its batch was received has not seen what the actions answer to. A world
+            # An env that was restarted after its batch was received has not seen what the actions answer to. An environment
             # is restarted and reported as one, so its first env speaks for all of the task.
             if self._any_restarted and unreported[task.first_env]:
                 stretch.tickets[place] = NO_TICKET
@@ -138,9 +138,9 @@ class Fleet:
         return batch
 
     def command_all(self, op: Op, payloads: list[Any] | None = None) -> list[Any]:
-        """The same command for every world; replies in the order of the shards.
+        """The same command for every environment; replies in the order of the shards.
 
-        After a crash that `on_crash` forgives, all worlds are told again: saving and resetting can be repeated.
+        After a crash that `on_crash` forgives, all environments are told again: saving and resetting can be repeated.
         """
         shards = self.layout.shards
         while True:
@@ -182,8 +182,8 @@ class Fleet:
         )
         try:
             self.close()
-        except Exception as second:  # of a world that is broken already: the first error is the one to tell
-            error.add_note(f"closing the worlds failed too: {second!r}")
+        except Exception as second:  # of an environment that is broken already: the first error is the one to tell
+            error.add_note(f"closing the environments failed too: {second!r}")
         raise error from failure.cause
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class Fleet:
 
     def _advice(self, failure: Failure) -> str:
         if failure.doing not in ("step", "reset"):
-            return f"nothing can go on without it: fix the world's {failure.doing}"
+            return f"nothing can go on without it: fix the environment's {failure.doing}"
         advice = "vector.on_crash=restart would start these envs anew and go on"
         if failure.kind == "hung":
             limit = self.timeout if failure.doing == "step" else self.start_seconds
@@ -216,7 +216,7 @@ class Fleet:
             array[first:last] = 0
 
     def _crashed(self, shard: Shard, failure: Failure) -> None:
-        """Raise, or restart the envs that are lost: a world that raised, or all worlds of a worker that is gone."""
+        """Raise, or restart the envs that are lost: one that raised, or all of a worker that is gone."""
         if self.on_crash == "stop":
             self.fail(shard, failure)
         self._crashes[shard.index] += 1
@@ -249,7 +249,7 @@ class Fleet:
             self.arena.seeds[env] = env_seed(self.seed, env, int(self.restarts[env]))
 
     def _void(self, shard: Shard) -> None:
-        """Expect no more of a world's steps that are in the air; keep the episodes that had ended."""
+        """Expect no more of an environment's steps that are in the air; keep the episodes that had ended."""
         for stretch in self._flying:
             for place, task in enumerate(stretch.tasks):
                 if task.shard is shard and stretch.tickets[place] != NO_TICKET:

@@ -1,4 +1,4 @@
-"""No workers: worlds step in the caller's own thread, at the moment a command is submitted."""
+"""No workers: environments step in the caller's own thread, at the moment a command is submitted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millpond.vector.memory import Arena
 
 
 class InlinePool:
-    """One worker, which is the caller. A world that hangs hangs the caller: nothing here can notice it."""
+    """One worker, which is the caller. An environment that hangs hangs the caller: nothing here can notice it."""
 
     def __init__(self, job: Job, arena: Arena) -> None:
         self._crew = Crew(job, arena)

@@ -5,7 +5,7 @@
     w0     w1            w0     w1
 
 Groups are contiguous and of equal size. Every worker has a share of every group, so that all workers step whichever
-group is in the air. A share is a `Shard`: the envs of one world. The last envs of each group may be the trainer's own: it
+group is in the air. A share is a `Shard`: the envs of one environment. The last envs of each group may be the trainer's own: it
 counts as one more worker, behind the others.
 """
 
@@ -22,7 +22,7 @@ from millpond.vector.crash import VectorError
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The envs first..last-1, in one world, on one worker."""
+    """The envs first..last-1, in one environment, on one worker."""
 
     index: int
     worker: int
@@ -32,7 +32,7 @@ class Shard:
 
 
 class Task(NamedTuple):
-    """What one world does of a step: its envs first..last-1, counted within the world."""
+    """What one environment does of a step: its envs first..last-1, counted within the environment."""
 
     shard: Shard
     first: int
@@ -104,15 +104,15 @@ class Layout:
         return [(first, self.num_envs), (0, last - self.num_envs)]
 
     def tasks(self, first: int, last: int) -> tuple[Task, ...]:
-        """What each world does when the envs first..last-1 step."""
+        """What each environment does when the envs first..last-1 step."""
         return tuple(
             Task(shard, max(first, shard.first) - shard.first, min(last, shard.last) - shard.first)
             for shard in self.shards
             if shard.first < last and first < shard.last
         )
 
-    def require_whole_worlds(self, spec: EnvSpec, first: int, count: int) -> None:
-        """Refuse a part that cuts through a world which cannot step a part of its envs."""
+    def require_whole_batches(self, spec: EnvSpec, first: int, count: int) -> None:
+        """Refuse a part that cuts through an environment which cannot step a part of its envs."""
         if spec.partial_step:
             return
         for piece in self.pieces(first, count):
@@ -124,8 +124,8 @@ class Layout:
                     shown = ", ".join(f"{start:,}" for start in starts[:6]) + (", ..." if len(starts) > 6 else "")
                     multiples = " or ".join(f"{size:,}" for size in sizes)
                     raise VectorError(
-                        f"{spec.id} cannot step a part of a world (spec.partial_step is false), and "
-                        f"part(first={first:,}, count={count:,}) cuts through the world of the envs "
-                        f"{shard.first:,} to {shard.last - 1:,}; whole worlds begin at env {shown} "
+                        f"{spec.id} cannot step a part of an environment (spec.partial_step is false), and "
+                        f"part(first={first:,}, count={count:,}) cuts through the environment of the envs "
+                        f"{shard.first:,} to {shard.last - 1:,}; whole environments begin at env {shown} "
                         f"and have {multiples} envs, so counts that are made of these work"
                     )

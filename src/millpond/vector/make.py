@@ -1,4 +1,4 @@
-"""From sizes and a world to a vector that is ready for `reset`."""
+"""From sizes and an environment to a vector that is ready for `reset`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millpond.sizes import trainer_envs
 from millpond.vector import processes
 from millpond.vector.choose import choose
 from millpond.vector.crash import VectorError
-from millpond.vector.crew import Job, WorldFactory
+from millpond.vector.crew import EnvBatchFactory, Job
 from millpond.vector.fleet import Fleet, OnCrash
 from millpond.vector.inline import InlinePool
 from millpond.vector.layout import Layout
@@ -24,7 +24,7 @@ from millpond.vector.vector import Vector
 
 def make_vector(
     spec: EnvSpec,
-    make_world: WorldFactory,
+    make_env_batch: EnvBatchFactory,
     *,
     num_envs: int,
     groups: int = 2,
@@ -36,13 +36,13 @@ def make_vector(
     trainer_share: float = 0.0,
     start_seconds: float = 180.0,
 ) -> Vector:
-    """Start the workers and make the worlds.
+    """Start the workers and make the environments.
 
     `num_workers`    processes of the backend `processes`
     `threads`        threads of the backend `threads`; None is one a core
     `trainer_share`  of each group's envs the caller steps so many itself, beside workers of the backend `processes`
     `timeout`        seconds that a step may take, past which a worker counts as hung
-    `start_seconds`  seconds that loading, making and resetting worlds may take
+    `start_seconds`  seconds that loading, making and resetting environments may take
     `on_crash`       "stop" raises `WorkerError`; "restart" starts the lost envs anew and says so in the batch
     """
     if timeout <= 0:
@@ -63,11 +63,11 @@ def make_vector(
         num_workers=num_workers,
         threads=threads,
         cores=usable_cores(),
-        why_not_processes=_why_not_processes(Job(spec, whole, make_world)) if backend == "auto" else "",
+        why_not_processes=_why_not_processes(Job(spec, whole, make_env_batch)) if backend == "auto" else "",
     )
     own = trainer_envs(trainer_share, num_envs // groups) if choice.backend == "processes" else 0
     layout = Layout.of(num_envs, groups, choice.num_workers, own)
-    job = Job(spec, layout, make_world)
+    job = Job(spec, layout, make_env_batch)
     start_seconds = max(start_seconds, timeout)
     pool: Pool
     if choice.backend == "processes":

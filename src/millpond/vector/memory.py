@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers
 from millpond.envs.spec import EnvSpec
-from millpond.envs.world import Buffers
 from millpond.vector.crash import VectorError
 from millpond.vector.layout import Layout
 
@@ -48,7 +48,7 @@ class NamedFile:
 class Arena:
     """Everything that both sides read and write.
 
-    `progress` holds, for each world, the env that it is busy with, counted within the world; -1 where unknown.
+    `progress` holds, for each environment, the env that it is busy with, counted within the environment; -1 where unknown.
     """
 
     buffers: Buffers

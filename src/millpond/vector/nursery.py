@@ -1,6 +1,6 @@
 """The process that workers are forked from.
 
-It imports what the worlds need once, and never torch, so that sixteen workers start as fast as one. It has no threads,
+It imports what the environments need once, and never torch, so that sixteen workers start as fast as one. It has no threads,
 so that forking it is safe whatever the trainer's process has loaded. And it ends its workers when the trainer ends:
 
     trainer  --socket-->  nursery  --fork-->  worker 0, worker 1, ...
@@ -48,7 +48,7 @@ class Nursery:
 
     def run(self, job_bytes: bytes) -> None:
         try:
-            job = pickle.loads(job_bytes)  # imports whatever the world needs
+            job = pickle.loads(job_bytes)  # imports whatever the environment needs
         except BaseException:  # whatever an import may raise: the trainer is waiting to hear it
             text = traceback.format_exc()[-MOST_TEXT:].encode()
             self._control.send(MESSAGE.pack(FAILED, 0, 0, 0) + text)
@@ -110,7 +110,7 @@ class Nursery:
             os.close(self._parent)
             for pidfd in self._watched:
                 os.close(pidfd)
-            # A fork copies the global generator; worlds have seeds of their own, but an env that uses it all the same
+            # A fork copies the global generator; environments have seeds of their own, but an env that uses it all the same
             # should not do in each worker exactly what it does in the others.
             numpy.random.seed(worker)  # noqa: NPY002
             work(self._job, self._memory, nursery, fds)

@@ -24,7 +24,7 @@ class Pool(Protocol):
         """Forget a ticket, and return its reply where there is one already."""
 
     def revive(self, worker: int) -> bool:
-        """Put a new worker, without worlds, in the place of one that died or hung; False where that cannot be done."""
+        """Put a new worker, without environments, in the place of one that died or hung; False where that cannot be done."""
 
     def close(self) -> None:
         """End all workers and free everything; harmless when repeated."""

@@ -1,4 +1,4 @@
-"""Workers as processes, which step worlds in shared memory.
+"""Workers as processes, which step environments in shared memory.
 
     commands   one pipe and one bell a worker: a worker sleeps until its bell rings
     replies    one pipe and one bell for all: the trainer sleeps on the bell, and on the nursery, which tells of deaths
@@ -26,7 +26,7 @@ from millpond.vector.memory import Arena
 from millpond.vector.nursery import ENDED, FAILED, QUIT, STARTED
 from millpond.vector.worker import COMMAND, REPLY, receive
 
-CLOSE_SECONDS = 2.0  # for worlds to close by themselves
+CLOSE_SECONDS = 2.0  # for environments to close by themselves
 KILL_SECONDS = 10.0  # for the kernel to end a killed process
 LAST_WORDS_SECONDS = 1.0
 REPLIES_AT_ONCE = 256
@@ -248,12 +248,12 @@ def pickle_job(job: Job) -> bytes:
         job_bytes = pickle.dumps(job)
     except Exception as error:  # pickle raises whatever the object's own code raises
         raise VectorError(
-            f"vector.backend=processes sends make_world to other processes, and it cannot be pickled ({error}); "
+            f"vector.backend=processes sends make_env_batch to other processes, and it cannot be pickled ({error}); "
             f"use a function of a module, or functools.partial of one, or another backend"
         ) from error
     if b"__main__" in job_bytes:
         raise VectorError(
-            "vector.backend=processes needs a make_world that workers can import, and this one is defined in the "
+            "vector.backend=processes needs a make_env_batch that workers can import, and this one is defined in the "
             "script itself (__main__); move it into a module, or use another backend"
         )
     return job_bytes

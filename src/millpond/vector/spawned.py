@@ -1,7 +1,7 @@
 """Worker processes with nothing but what every system has: subprocess, pipes and threads.
 
 Taken where the calls are missing that `processes` is built on (memfd, eventfd, pidfd, fork: all but Linux). Each worker is
-a fresh interpreter that imports what the worlds need, so it starts more slowly, and a command passes two threads:
+a fresh interpreter that imports what the environments need, so it starts more slowly, and a command passes two threads:
 
     trainer  --queue-->  writer thread  --stdin-->   worker
     trainer  <--queue--  reader thread  <--stdout--  worker
@@ -37,7 +37,7 @@ from millpond.vector.processes import pickle_job
 
 BOOT = "import sys; sys.path[:] = sys.argv[1:]; from millpond.vector.spawned import main; main()"
 STARTED, FAILED = -1, -2  # in place of a ticket: the worker has loaded its job, or cannot
-CLOSE_SECONDS = 2.0  # for worlds to close
+CLOSE_SECONDS = 2.0  # for environments to close
 KILL_SECONDS = 10.0  # for the system to end a killed process
 LAST_WORDS_SECONDS = 1.0  # for a hung worker to write its stack
 QUIET_SECONDS = 0.05
@@ -246,7 +246,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     commands = sys.stdin.buffer
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a world prints must not get among the replies
+    os.dup2(2, 1)  # what an environment prints must not get among the replies
     worker, memory, last_words = pickle.load(commands)
     words = NamedFile.open(last_words)
     faulthandler.enable(words)
@@ -286,7 +286,7 @@ def _listen(commands: BinaryIO, orders: SimpleQueue[Order], files: tuple[Path, .
 
 
 def _leave(files: tuple[Path, ...]) -> NoReturn:
-    """Remove the files of a trainer that is gone and exit at once, even while a world is stepping."""
+    """Remove the files of a trainer that is gone and exit at once, even while an environment is stepping."""
     for path in files:
         with suppress(OSError):
             path.unlink()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.world import Buffers, Episode
+from millpond.envs.env_batch import Buffers, Episode
 from millpond.plurals import plural
 from millpond.vector.crash import VectorError
 from millpond.vector.crew import Op
@@ -21,13 +21,13 @@ State = dict[str, npt.NDArray[Any]]
 
 
 def save_state(fleet: Fleet, turns: Turns) -> State:
-    """Arrays of the vector itself, and `world/SHARD/NAME` for those of each world."""
+    """Arrays of the vector itself, and `env_batch/SHARD/NAME` for those of each environment."""
     _require_savable(fleet)
     if fleet.seed is None:
         raise VectorError("there is nothing to save before reset(seed)")
     if fleet.mover not in (None, turns) and not fleet.mover.resting:
         raise VectorError("a part is in the middle of its round: receive what it sent and call its rest() first")
-    worlds = fleet.command_all(Op.SAVE)
+    env_batches = fleet.command_all(Op.SAVE)
     waiting = [[_plain(episode) for episode in stretch.ended] for stretch in turns.stretches]
     state: State = {
         "layout": _layout(fleet),
@@ -41,8 +41,8 @@ def save_state(fleet: Fleet, turns: Turns) -> State:
         "unreported": fleet.unreported.copy(),
     }
     state |= {f"buffers/{name}": array.copy() for name, array in _buffers(fleet).items()}
-    for index, world in enumerate(worlds):
-        state |= {f"world/{index}/{name}": array for name, array in world.items()}
+    for index, env_batch in enumerate(env_batches):
+        state |= {f"environment/{index}/{name}": array for name, array in env_batch.items()}
     return state
 
 
@@ -54,12 +54,12 @@ def load_state(fleet: Fleet, turns: Turns, state: State) -> None:
             f"the state is of {_in_words(saved)}, and this vector has {_in_words(here)}: a state goes back only into the "
             f"same sizes"
         )
-    worlds: list[State] = [{} for _ in fleet.layout.shards]
+    env_batches: list[State] = [{} for _ in fleet.layout.shards]
     for name, array in state.items():
-        if name.startswith("world/"):
+        if name.startswith("environment/"):
             _, index, own_name = name.split("/", 2)
-            worlds[int(index)][own_name] = array
-    fleet.command_all(Op.LOAD, worlds)
+            env_batches[int(index)][own_name] = array
+    fleet.command_all(Op.LOAD, env_batches)
     for name, array in _buffers(fleet).items():
         array[...] = state[f"buffers/{name}"]
     fleet.seed = int(state["seed"])
@@ -79,7 +79,7 @@ def load_state(fleet: Fleet, turns: Turns, state: State) -> None:
 
 
 def _plain(episode: Episode) -> tuple[int, list[float], int, dict[str, float]]:
-    """As JSON has it; a world may have put numpy's numbers where Python's are meant."""
+    """As JSON has it; an environment may have put numpy's numbers where Python's are meant."""
     returns, info = map(float, episode.returns), episode.info.items()
     return int(episode.env), list(returns), int(episode.length), {name: float(value) for name, value in info}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from millpond.envs.world import Episode
+from millpond.envs.env_batch import Episode
 from millpond.vector.batch import Batch
 from millpond.vector.layout import Task
 

@@ -1,4 +1,4 @@
-"""Workers as threads, for worlds that step without Python's lock. They sleep on a semaphore while idle."""
+"""Workers as threads, for environments that step without Python's lock. They sleep on a semaphore while idle."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ThreadPool:
         if self._closed:
             return
         self._closed = True
-        # Worlds belong to their threads, and close there. A thread that hangs is a daemon and is left to itself.
+        # Environments belong to their threads, and close there. A thread that hangs is a daemon and is left to itself.
         for worker, orders in enumerate(self._orders):
             orders.put((0, Command(Op.CLOSE, worker, 0, 0), None))
             orders.put(None)

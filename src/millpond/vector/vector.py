@@ -73,7 +73,7 @@ class Vector:
         The vector must rest before the part moves, and the part before the vector moves again.
         """
         self._fleet.require_open()
-        self._fleet.layout.require_whole_worlds(self.spec, first, count)
+        self._fleet.layout.require_whole_batches(self.spec, first, count)
         pieces = self._fleet.layout.pieces(first, count)
         return Turns(self._fleet, pieces, [f"the part of envs {low} to {high - 1}" for low, high in pieces])
 

@@ -56,7 +56,7 @@ def orders(command_pipe: int, bell: int, awake_seconds: float) -> Iterator[bytes
     """Commands as they come, until the other end of the pipe is closed.
 
     Between two commands of a rollout it stays awake for a while: to be woken on a core that has gone to sleep takes
-    about as long as a step of a quick world.
+    about as long as a step of a quick environment.
     """
     os.set_blocking(command_pipe, False)
     poll = select.poll()

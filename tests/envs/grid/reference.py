@@ -1,9 +1,10 @@
-"""The grid world's rules written plainly, one env at a time, to hold the compiled ones against."""
+"""The grid environment's rules written plainly, one env at a time, to hold the compiled ones against."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from millpond.envs.grid.envs import GridEnvs
 from millpond.envs.grid.render import agent_places, inner
 from millpond.envs.grid.spec import (
     AGENT,
@@ -15,24 +16,23 @@ from millpond.envs.grid.spec import (
     WALL,
     GridOptions,
 )
-from millpond.envs.grid.world import GridWorld
 
 STEPS = {1: (-1, 0), 2: (1, 0), 3: (0, -1), 4: (0, 1)}
 
 
 class ReferenceEnv:
-    """Takes over an env of a world as it is, and goes on by itself until the episode's end."""
+    """Takes over an env of an environment as it is, and goes on by itself until the episode's end."""
 
-    def __init__(self, world: GridWorld, env: int) -> None:
-        self.options: GridOptions = world.options
-        self.cells = inner(world.options, world.state, env).copy()
-        self.agents = agent_places(world.options, world.state, env)
-        self.inventory = world.state.inventory[env].tolist()
-        self.clock = int(world.state.clock[env])
+    def __init__(self, env_batch: GridEnvs, env: int) -> None:
+        self.options: GridOptions = env_batch.options
+        self.cells = inner(env_batch.options, env_batch.state, env).copy()
+        self.agents = agent_places(env_batch.options, env_batch.state, env)
+        self.inventory = env_batch.state.inventory[env].tolist()
+        self.clock = int(env_batch.state.clock[env])
         self.cooldown: dict[tuple[int, int], int] = {}
-        stride = world.rules.stride
-        for cell, left in zip(world.state.altar[env], world.state.cooldown[env], strict=True):
-            row, column = int(cell) // stride - world.rules.margin, int(cell) % stride - world.rules.margin
+        stride = env_batch.rules.stride
+        for cell, left in zip(env_batch.state.altar[env], env_batch.state.cooldown[env], strict=True):
+            row, column = int(cell) // stride - env_batch.rules.margin, int(cell) % stride - env_batch.rules.margin
             self.cooldown[row, column] = int(left)
 
     def at(self, row: int, column: int) -> int:

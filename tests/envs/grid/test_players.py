@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from millpond.envs.grid.envs import GridEnvs
 from millpond.envs.grid.players import Player, yardstick
-from millpond.envs.grid.world import GridWorld
 
 
 def test_greedy_is_far_above_random():
@@ -16,14 +16,14 @@ def test_greedy_is_far_above_random():
 
 def test_greedy_walks_a_shortest_path_and_uses_what_it_finds():
     rules = {"num_agents": 1, "width": 7, "height": 5, "walls": 0, "mines": 1, "generators": 1, "altars": 1}
-    world = GridWorld(32, {**rules, "capacity": 1, "stagger": False})
-    world.reset(np.arange(32, dtype=np.uint64))
-    player = Player("greedy", world)
+    env_batch = GridEnvs(32, {**rules, "capacity": 1, "stagger": False})
+    env_batch.reset(np.arange(32, dtype=np.uint64))
+    player = Player("greedy", env_batch)
     for _ in range(3 * 12):
         player.act(0, 32)
-        world.step(0, 32)
+        env_batch.step(0, 32)
     # On an open map of 7x5 no two places are more than 10 steps apart, so 36 steps are enough for the whole chain.
-    assert (world.state.made[:, 2] >= 1).all()
+    assert (env_batch.state.made[:, 2] >= 1).all()
 
 
 def test_players_repeat():
@@ -33,4 +33,4 @@ def test_players_repeat():
 
 def test_an_unknown_player_is_refused():
     with pytest.raises(ValueError, match="'clever' must be 'random' or 'greedy'"):
-        Player("clever", GridWorld(1, {}))  # type: ignore[arg-type]
+        Player("clever", GridEnvs(1, {}))  # type: ignore[arg-type]

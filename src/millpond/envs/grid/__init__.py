@@ -1,1 +1,1 @@
-"""The built-in world: agents forage on a grid. Nothing heavy is imported here; see `spec` and `world`."""
+"""The built-in environment: agents forage on a grid. Nothing heavy is imported here; see `spec` and `env_batch`."""

@@ -1,4 +1,4 @@
-"""The grid world's rules, compiled: a slice of envs is stepped, shown and reset in one call, without Python's lock.
+"""The grid environment's rules, compiled: a slice of envs is stepped, shown and reset in one call, without Python's lock.
 
 Everything compiled is in this one file, because numba's cache on disk notices changes of a function's own file only.
 

@@ -1,4 +1,4 @@
-"""Scripted players of the grid world: yardsticks for what is learned.
+"""Scripted players of the grid environment: yardsticks for what is learned.
 
 `random` draws uniformly. `greedy` sees the whole map and walks shortest paths to the next useful object: it mines
 until it can carry no more ore, turns all of it into batteries, and takes these to altars that are ready. It plays for
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.compiled import compiled
+from millpond.envs.grid.envs import GridEnvs
 from millpond.envs.grid.kernels import draw_below
 from millpond.envs.grid.spec import (
     ALTAR,
@@ -30,7 +31,6 @@ from millpond.envs.grid.spec import (
     WEST,
 )
 from millpond.envs.grid.state import Rules, State
-from millpond.envs.grid.world import GridWorld
 from millpond.envs.seeds import spawn_seeds
 
 Array = npt.NDArray[Any]
@@ -104,36 +104,36 @@ def random_actions(first: int, last: int, random: Array, action: Array) -> None:
 
 
 class Player:
-    """Writes actions for a grid world. Its streams [N] are its own, seeded per env, so that play repeats."""
+    """Writes actions for a grid environment. Its streams [N] are its own, seeded per env, so that play repeats."""
 
-    def __init__(self, name: PlayerName, world: GridWorld, seed: int = 0) -> None:
+    def __init__(self, name: PlayerName, env_batch: GridEnvs, seed: int = 0) -> None:
         if name not in ("random", "greedy"):
             raise ValueError(f"player {name!r} must be 'random' or 'greedy'")
         self.name = name
-        self.world = world
-        self.random = spawn_seeds(seed, world.num_envs)
+        self.env_batch = env_batch
+        self.random = spawn_seeds(seed, env_batch.num_envs)
 
     def act(self, first: int, last: int) -> None:
-        """Write actions of the envs first..last-1 into the world's buffers."""
-        action = self.world.buffers.action
+        """Write actions of the envs first..last-1 into the environment's buffers."""
+        action = self.env_batch.buffers.action
         if self.name == "random":
             random_actions(first, last, self.random, action)
         else:
-            greedy_actions(self.world.rules, self.world.state, first, last, self.random, action)
+            greedy_actions(self.env_batch.rules, self.env_batch.state, first, last, self.random, action)
 
 
 def yardstick(name: PlayerName, options: Mapping[str, Any], *, num_envs: int = 64, seed: int = 0) -> dict[str, float]:
     """Play one whole episode in each of `num_envs` envs; means over episodes.
 
-    Returns `episode_return` (mean over agents), `reward_per_agent_step`, and the world's numbers per episode.
+    Returns `episode_return` (mean over agents), `reward_per_agent_step`, and the environment's numbers per episode.
     """
-    world = GridWorld(num_envs, {**options, "stagger": False})
-    world.reset(spawn_seeds(seed, num_envs))
-    player = Player(name, world, seed + 1)
-    for _ in range(world.options.max_steps):
+    env_batch = GridEnvs(num_envs, {**options, "stagger": False})
+    env_batch.reset(spawn_seeds(seed, num_envs))
+    player = Player(name, env_batch, seed + 1)
+    for _ in range(env_batch.options.max_steps):
         player.act(0, num_envs)
-        world.step(0, num_envs)
-    ended = world.episodes()
+        env_batch.step(0, num_envs)
+    ended = env_batch.episodes()
     returns = float(np.mean([episode.returns for episode in ended]))
-    infos = {key: float(np.mean([episode.info[key] for episode in ended])) for key in world.spec.info_names}
-    return {"episode_return": returns, "reward_per_agent_step": returns / world.options.max_steps, **infos}
+    infos = {key: float(np.mean([episode.info[key] for episode in ended])) for key in env_batch.spec.info_names}
+    return {"episode_return": returns, "reward_per_agent_step": returns / env_batch.options.max_steps, **infos}

@@ -1,4 +1,4 @@
-"""Pictures of the grid world."""
+"""Pictures of the grid environment."""
 
 from __future__ import annotations
 

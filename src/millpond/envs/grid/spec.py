@@ -1,4 +1,4 @@
-"""What the grid world is, without numba: its rules, its codes, and the spec that follows from them."""
+"""What the grid environment is, without numba: its rules, its codes, and the spec that follows from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INFO_NAMES = ("ores", "batteries", "hearts")
 
 @dataclass(frozen=True)
 class GridOptions:
-    """The rules of the grid world.
+    """The rules of the grid environment.
 
     An agent that moves into a mine takes one ore; into a generator, turns one ore into one battery; into an altar,
     one battery into one heart, after which the altar cools down. It carries at most `capacity` ores and as many
@@ -89,7 +89,7 @@ def options(mapping: Mapping[str, Any]) -> GridOptions:
 
 
 def describe(mapping: Mapping[str, Any]) -> EnvSpec:
-    """Spec of the grid world: the window's cells and the agent's own inventory, all bytes."""
+    """Spec of the grid environment: the window's cells and the agent's own inventory, all bytes."""
     rules = options(mapping)
     return EnvSpec(
         id="grid",

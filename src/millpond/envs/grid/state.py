@@ -1,4 +1,4 @@
-"""The grid world's whole state, as arrays over envs, and its rules as numbers that compiled code can read."""
+"""The grid environment's whole state, as arrays over envs, and its rules as numbers that compiled code can read."""
 
 from __future__ import annotations
 

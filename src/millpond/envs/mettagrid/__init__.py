@@ -1,1 +1,1 @@
-"""The real MettaGrid. Nothing heavy is imported here; see `spec`, `scenario` and `world`."""
+"""The real MettaGrid. Nothing heavy is imported here; see `spec`, `scenario` and `env_batch`."""

@@ -17,7 +17,7 @@ VIBE_PREFIX = "change_vibe_"
 
 
 class Scenario:
-    """What all envs of a world share."""
+    """What all envs of an environment share."""
 
     def __init__(self, options: MettaGridOptions) -> None:
         import_extra("mettagrid", extra="metta", env_id="mettagrid")

@@ -64,7 +64,7 @@ def options(mapping: Mapping[str, Any]) -> MettaGridOptions:
 
 
 def describe(mapping: Mapping[str, Any]) -> EnvSpec:
-    """Spec of a MettaGrid world; MettaGrid is imported only where a config of the user's own is given."""
+    """Spec of a MettaGrid environment; MettaGrid is imported only where a config of the user's own is given."""
     chosen = options(mapping)
     if chosen.config is not None or chosen.vibes:
         from millpond.envs.mettagrid.scenario import Scenario

@@ -1,4 +1,4 @@
-"""From the `env` section of a config to a world's id and the options that its family takes."""
+"""From the `env` section of a config to an environment's id and the options that its family takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from millpond.errors import MillpondError
 from millpond.plurals import plural
 
 
-def world_options(env: EnvConfig, *, stacked: bool = True) -> tuple[str, dict[str, Any]]:
+def env_options(env: EnvConfig, *, stacked: bool = True) -> tuple[str, dict[str, Any]]:
     """`stacked`: observations are whole stacks of `frame_stack` frames; else single frames, to be stacked when sampled."""
     family = family_of(env.id)
     name = family.name if family else ""
@@ -57,7 +57,7 @@ def world_options(env: EnvConfig, *, stacked: bool = True) -> tuple[str, dict[st
 
 
 def is_safe_to_describe(env: EnvConfig) -> bool:
-    """Whether the world can be described without running code that the config names: a config may be a stranger's."""
+    """Whether the environment can be described without running code that the config names: a config may be a stranger's."""
     family = family_of(env.id)
     if family is None or family.name in ("pettingzoo", "custom"):
         return False
@@ -66,13 +66,13 @@ def is_safe_to_describe(env: EnvConfig) -> bool:
     return family.name != "mettagrid" or env.mettagrid.config is None
 
 
-def world_spec(env: EnvConfig, *, stacked: bool = True) -> EnvSpec | None:
-    """What the config's world shows and takes, for a plan; None where only running its code would tell."""
-    return describe(*world_options(env, stacked=stacked)) if is_safe_to_describe(env) else None
+def env_spec(env: EnvConfig, *, stacked: bool = True) -> EnvSpec | None:
+    """What the config's environment shows and takes, for a plan; None where only running its code would tell."""
+    return describe(*env_options(env, stacked=stacked)) if is_safe_to_describe(env) else None
 
 
 def decides_its_agents(env: EnvConfig) -> bool:
-    """True if the number of agents is the world's own, and only running its code tells it."""
+    """True if the number of agents is the environment's own, and only running its code tells it."""
     family = family_of(env.id)
     if family is None:
         return False
@@ -80,7 +80,7 @@ def decides_its_agents(env: EnvConfig) -> bool:
 
 
 def refuse_many_agents(env: EnvConfig, kind: str, agents: int) -> None:
-    """Refuse a world of several agents where recipes of this kind train one per env."""
+    """Refuse an environment of several agents where recipes of this kind train one per env."""
     if agents != 1 and kind != "ppo":
         raise MillpondError(
             f"an env of env.id={env.id} has {plural(agents, 'agent')}, and recipes of kind {kind} train one per env; "
@@ -89,7 +89,7 @@ def refuse_many_agents(env: EnvConfig, kind: str, agents: int) -> None:
 
 
 def refuse_wrong_agents(recipe: Recipe, agents: int, source: str) -> None:
-    """Refuse a recipe that says another number of agents than the `agents` that its world has."""
+    """Refuse a recipe that says another number of agents than the `agents` that its environment has."""
 
     def rule(values: Values) -> Iterator[Violation]:
         said, env_id = values["env.num_agents"], values["env.id"]

@@ -5,9 +5,9 @@ import pytest
 import yaml
 
 from millpond.envs.errors import EnvError
+from millpond.envs.mettagrid.envs import MettaGridEnvs
 from millpond.envs.mettagrid.scenario import Forage, forage_config
 from millpond.envs.mettagrid.spec import describe
-from millpond.envs.mettagrid.world import MettaGridWorld
 from millpond.envs.sampling import play
 from millpond.envs.seeds import draw, spawn_seeds
 
@@ -19,18 +19,18 @@ def make_small(agents: int = 2):
 
 
 def test_the_light_spec_is_that_of_the_real_scenario():
-    world = MettaGridWorld(1, {})
-    assert world.spec == describe({})
-    assert world.spec.observation.shape == (200, 3)
-    assert (world.spec.num_agents, world.spec.max_steps, world.spec.action.sizes) == (3, 1_000, (5,))
-    world.close()
+    env_batch = MettaGridEnvs(1, {})
+    assert env_batch.spec == describe({})
+    assert env_batch.spec.observation.shape == (200, 3)
+    assert (env_batch.spec.num_agents, env_batch.spec.max_steps, env_batch.spec.action.sizes) == (3, 1_000, (5,))
+    env_batch.close()
 
 
 def test_the_core_does_what_mettagrids_own_simulation_does():
     from mettagrid.simulator import Simulator
 
-    world = MettaGridWorld(2, {"max_steps": 40})
-    world.reset(np.array([5, 6], np.uint64))
+    env_batch = MettaGridEnvs(2, {"max_steps": 40})
+    env_batch.reset(np.array([5, 6], np.uint64))
     stream = np.array([6], np.uint64)
     map_seed, core_seed = (int(draw(stream)[0] >> np.uint64(33)) for _ in range(2))
     config = forage_config(Forage(max_steps=40))
@@ -39,31 +39,31 @@ def test_the_core_does_what_mettagrids_own_simulation_does():
     core, random = plain._c_sim, np.random.default_rng(0)
     returns = np.zeros(3)
     for step in range(40):
-        np.testing.assert_array_equal(world.buffers.observation[1], core.observations())
-        world.buffers.action[:] = random.integers(0, 5, (2, 3))
-        core.actions()[:] = world.buffers.action[1]
+        np.testing.assert_array_equal(env_batch.buffers.observation[1], core.observations())
+        env_batch.buffers.action[:] = random.integers(0, 5, (2, 3))
+        core.actions()[:] = env_batch.buffers.action[1]
         plain.step()
-        world.step(0, 2)
-        np.testing.assert_array_equal(world.buffers.reward[1], core.rewards())
-        returns += world.buffers.reward[1]
-        assert world.buffers.truncated.all() == (step == 39)
+        env_batch.step(0, 2)
+        np.testing.assert_array_equal(env_batch.buffers.reward[1], core.rewards())
+        returns += env_batch.buffers.reward[1]
+        assert env_batch.buffers.truncated.all() == (step == 39)
     # Where MettaGrid calls the limit the end, it is a truncation here, with the true final observation.
     assert core.terminals().all()
-    assert not world.buffers.terminated.any()
-    np.testing.assert_array_equal(world.buffers.final_observation[1], core.observations())
-    assert (world.buffers.observation[1] != world.buffers.final_observation[1]).any()
-    episode = next(e for e in world.episodes() if e.env == 1)
+    assert not env_batch.buffers.terminated.any()
+    np.testing.assert_array_equal(env_batch.buffers.final_observation[1], core.observations())
+    assert (env_batch.buffers.observation[1] != env_batch.buffers.final_observation[1]).any()
+    episode = next(e for e in env_batch.episodes() if e.env == 1)
     np.testing.assert_allclose(episode.returns, returns, rtol=1e-5, atol=1e-6)
     assert episode.length == 40
     assert episode.info["cell.unique_visited"] > 1.0
-    world.close()
+    env_batch.close()
 
 
 def test_it_repeats_slices_and_does_not_know_its_place():
     seeds = spawn_seeds(1, 3)
-    whole, parts = (play(MettaGridWorld(3, {"max_steps": 25}), seeds, 60, cut=cut) for cut in (None, 1))
+    whole, parts = (play(MettaGridEnvs(3, {"max_steps": 25}), seeds, 60, cut=cut) for cut in (None, 1))
     assert parts.differs_from(whole) is None
-    alone = play(MettaGridWorld(1, {"max_steps": 25}), seeds[2:], 60)
+    alone = play(MettaGridEnvs(1, {"max_steps": 25}), seeds[2:], 60)
     assert alone.differs_from(whole.env(2)) is None
     assert len(whole.episodes) == 6
     first_map, second_map = whole.observation[0, 0], whole.observation[25, 0]
@@ -71,7 +71,7 @@ def test_it_repeats_slices_and_does_not_know_its_place():
 
 
 def test_random_play_is_rewarded():
-    one = play(MettaGridWorld(4, {}), spawn_seeds(0, 4), 200)
+    one = play(MettaGridEnvs(4, {}), spawn_seeds(0, 4), 200)
     assert one.reward.max() > 0
 
 
@@ -83,24 +83,24 @@ def test_a_config_of_ones_own_as_yaml_and_by_dotted_path(tmp_path):
     for options in ({"config": str(path)}, {"config": dotted}, {"config": dotted, "kwargs": {"agents": 2}}):
         spec = describe(options)
         assert (spec.num_agents, spec.observation.shape, spec.max_steps) == (2, (50, 3), 30)
-        played.append(play(MettaGridWorld(2, options), spawn_seeds(3, 2), 40))
+        played.append(play(MettaGridEnvs(2, options), spawn_seeds(3, 2), 40))
     assert played[0].differs_from(played[1]) is None
     assert played[0].truncated.any()
 
 
 def test_vibes_are_a_second_choice():
-    world = MettaGridWorld(1, {"vibes": True})
-    assert world.spec.action.kind == "multidiscrete"
-    assert world.spec.action.sizes[0] == 5
-    world.reset(np.array([1], np.uint64))
-    before = world.buffers.observation.copy()
-    world.buffers.action[0, :, 1] = [7, 0, 0]
-    world.step(0, 1)
-    kept = MettaGridWorld(1, {"vibes": True})
+    env_batch = MettaGridEnvs(1, {"vibes": True})
+    assert env_batch.spec.action.kind == "multidiscrete"
+    assert env_batch.spec.action.sizes[0] == 5
+    env_batch.reset(np.array([1], np.uint64))
+    before = env_batch.buffers.observation.copy()
+    env_batch.buffers.action[0, :, 1] = [7, 0, 0]
+    env_batch.step(0, 1)
+    kept = MettaGridEnvs(1, {"vibes": True})
     kept.reset(np.array([1], np.uint64))
     np.testing.assert_array_equal(kept.buffers.observation, before)
     kept.step(0, 1)
-    assert (kept.buffers.observation[0, 0] != world.buffers.observation[0, 0]).any()  # the agent sees its vibe
+    assert (kept.buffers.observation[0, 0] != env_batch.buffers.observation[0, 0]).any()  # the agent sees its vibe
 
 
 @pytest.mark.parametrize(
@@ -116,19 +116,19 @@ def test_vibes_are_a_second_choice():
 )
 def test_wrong_options_are_refused_with_a_reason(options, message):
     with pytest.raises(EnvError, match=message):
-        MettaGridWorld(1, options)
+        MettaGridEnvs(1, options)
 
 
 def test_a_file_that_is_no_config_is_refused(tmp_path):
     path = tmp_path / "wrong.yaml"
     path.write_text("game: {num_agents: 0}")
     with pytest.raises(EnvError, match=r"(?s)is not a MettaGridConfig: .*num_agents"):
-        MettaGridWorld(1, {"config": str(path)})
+        MettaGridEnvs(1, {"config": str(path)})
 
 
 def test_an_action_that_there_is_not_is_refused():
-    world = MettaGridWorld(2, {})
-    world.reset(spawn_seeds(0, 2))
-    world.buffers.action[1, 2] = 5
+    env_batch = MettaGridEnvs(2, {})
+    env_batch.reset(spawn_seeds(0, 2))
+    env_batch.buffers.action[1, 2] = 5
     with pytest.raises(EnvError, match=r"env 1 was given the actions \[0, 0, 5\].*below \[5\]"):
-        world.step(0, 2)
+        env_batch.step(0, 2)

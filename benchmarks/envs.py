@@ -1,7 +1,7 @@
-"""How fast the worlds step, beside what they stand on: agent steps a second on one core, as ratios.
+"""How fast the environments step, beside what they stand on: agent steps a second on one core, as ratios.
 
-    python benchmarks/worlds.py             everything, about a minute
-    python benchmarks/worlds.py --json      the same as one JSON object
+    python benchmarks/envs.py             everything, about a minute
+    python benchmarks/envs.py --json      the same as one JSON object
 
 Each figure is the best of several short rounds, and what is compared is measured in turn in the same process, so that
 a busy machine slows both sides.
@@ -17,27 +17,27 @@ from collections.abc import Callable
 import numpy as np
 
 from hardware import processor
-from millpond.envs.mettagrid.world import MettaGridWorld
-from millpond.envs.registry import make_world
+from millpond.envs.env_batch import EnvBatch
+from millpond.envs.mettagrid.envs import MettaGridEnvs
+from millpond.envs.registry import make_env_batch
 from millpond.envs.seeds import spawn_seeds
-from millpond.envs.world import World
 
 ENVS, ROUNDS, SECONDS = 1_360, 9, 0.15
 SCALING = (8, 64, 256, 1_360, 4_096, 8_192)
 
 
-def stepper(world: World, seed: int = 0) -> Callable[[], int]:
+def stepper(env_batch: EnvBatch, seed: int = 0) -> Callable[[], int]:
     """A function that takes one step of all envs with random actions; it returns the agent steps taken."""
-    world.reset(spawn_seeds(seed, world.num_envs))
+    env_batch.reset(spawn_seeds(seed, env_batch.num_envs))
     random = np.random.default_rng(seed)
-    actions = random.integers(0, world.spec.action.sizes[0], (32, *world.buffers.action.shape)).astype(np.int32)
+    actions = random.integers(0, env_batch.spec.action.sizes[0], (32, *env_batch.buffers.action.shape)).astype(np.int32)
     turn = [0]
 
     def step() -> int:
-        world.buffers.action[...] = actions[turn[0] % 32]
+        env_batch.buffers.action[...] = actions[turn[0] % 32]
         turn[0] += 1
-        world.step(0, world.num_envs)
-        return world.num_envs * world.spec.num_agents
+        env_batch.step(0, env_batch.num_envs)
+        return env_batch.num_envs * env_batch.spec.num_agents
 
     return step
 
@@ -57,18 +57,18 @@ def rates(steps: dict[str, Callable[[], int]]) -> dict[str, float]:
 
 
 def mettagrid_rates(num_envs: int = 16, rounds: int = 5) -> tuple[float, float]:
-    """Through our world, and the bare core: the same whole episodes, map for map and action for action.
+    """Through our environment, and the bare core: the same whole episodes, map for map and action for action.
 
     Ours includes the new simulations at the end of the episodes; the bare core's are made outside of the clock.
     """
-    ours, bare = (MettaGridWorld(num_envs, {}) for _ in range(2))
+    ours, bare = (MettaGridEnvs(num_envs, {}) for _ in range(2))
     assert ours.spec.max_steps is not None
     shape = (ours.spec.max_steps, *ours.buffers.action.shape)
     actions = np.random.default_rng(0).integers(0, ours.spec.action.sizes[0], shape).astype(np.int32)
     spent_ours = spent_bare = 0.0
     for turn in range(rounds):
-        for world in (ours, bare):
-            world.reset(spawn_seeds(turn, num_envs))
+        for env_batch in (ours, bare):
+            env_batch.reset(spawn_seeds(turn, num_envs))
         for part in np.split(actions, 20):  # in turn, every few milliseconds, so that others slow both alike
             begin = time.perf_counter()
             for action in part:
@@ -91,29 +91,29 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
 
-    worlds = {
-        "grid": make_world("grid", ENVS, {}),
-        "minatar:breakout": make_world("minatar:breakout", 64, {}),
-        "atari:gravitar": make_world("atari:gravitar", 8, {"num_threads": 1}),
+    env_batches = {
+        "grid": make_env_batch("grid", ENVS, {}),
+        "minatar:breakout": make_env_batch("minatar:breakout", 64, {}),
+        "atari:gravitar": make_env_batch("atari:gravitar", 8, {"num_threads": 1}),
     }
-    steps = {name: stepper(world) for name, world in worlds.items()}
+    steps = {name: stepper(env_batch) for name, env_batch in env_batches.items()}
     measured = rates(steps)
     measured["mettagrid"], measured["mettagrid, bare core"] = mettagrid_rates()
-    scaling = rates({str(n): stepper(make_world("grid", n, {})) for n in SCALING})
+    scaling = rates({str(n): stepper(make_env_batch("grid", n, {})) for n in SCALING})
     if asked.json:
         print(json.dumps({"hardware": processor(), "agent_steps_per_second": measured, "grid_scaling": scaling}))
         return
 
     bare = measured["mettagrid, bare core"]
     print(f"hardware: {processor()}; one core, random actions, observations and autoreset included\n")
-    print(f"{'world':<22}{'agent steps/s':>15}{'of the bare MettaGrid core':>29}")
+    print(f"{'env_batch':<22}{'agent steps/s':>15}{'of the bare MettaGrid core':>29}")
     for name, rate in measured.items():
         print(f"{name:<22}{rate:>15,.0f}{rate / bare:>28.2f}x")
     print(f"\n{'grid envs':<22}{'agent steps/s':>15}{'ns an agent step':>19}{'cost of that at 64':>21}")
     for name, rate in scaling.items():
         print(f"{int(name):<22,}{rate:>15,.0f}{1e9 / rate:>19.0f}{scaling['64'] / rate:>20.2f}x")
-    for world in worlds.values():
-        world.close()
+    for env_batch in env_batches.values():
+        env_batch.close()
 
 
 if __name__ == "__main__":

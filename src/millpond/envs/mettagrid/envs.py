@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers, Episode
 from millpond.envs.episodes import EpisodeBook
 from millpond.envs.errors import EnvError
 from millpond.envs.mettagrid.scenario import Scenario
 from millpond.envs.mettagrid.spec import options
 from millpond.envs.seeds import check_seeds, draw
-from millpond.envs.world import Buffers, Episode
 
 SEED_SHIFT = np.uint64(33)  # the core takes 31 bits
 
 
-class MettaGridWorld:
+class MettaGridEnvs:
     def __init__(self, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> None:
         self.options = options(mapping)
         self._scenario = Scenario(self.options)

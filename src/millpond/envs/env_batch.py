@@ -1,4 +1,4 @@
-"""The one protocol that every world speaks: a batch of envs that step in place, in buffers that the caller owns.
+"""The one protocol that every environment speaks: a batch of envs that step in place, in buffers that the caller owns.
 
     N envs in the batch    A agents an env
 
@@ -29,7 +29,7 @@ class Buffers:
     terminated: npt.NDArray[np.bool_]  # [N, A]
     truncated: npt.NDArray[np.bool_]  # [N, A]
     alive: npt.NDArray[np.bool_]  # [N, A]   the agent acts at the current observation
-    action_mask: npt.NDArray[np.bool_]  # [N, A, sum of sizes]; an axis of 0 where the world has no masks
+    action_mask: npt.NDArray[np.bool_]  # [N, A, sum of sizes]; an axis of 0 where the environment has no masks
 
     @staticmethod
     def layout(spec: EnvSpec, num_envs: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -66,10 +66,10 @@ class Episode:
     env: int  # index in the batch
     returns: tuple[float, ...]  # undiscounted, one per agent
     length: int  # env steps
-    info: dict[str, float] = field(default_factory=dict)  # numbers the world reported
+    info: dict[str, float] = field(default_factory=dict)  # numbers the environment reported
 
 
-class World(Protocol):
+class EnvBatch(Protocol):
     """A batch of envs of one kind."""
 
     spec: EnvSpec
@@ -92,4 +92,4 @@ class World(Protocol):
         """Take up a state of `save_state`, observations included."""
 
     def close(self) -> None:
-        """Free what the world holds."""
+        """Free what the environment holds."""

@@ -1,4 +1,4 @@
-"""Small worlds for the tests. Workers import this module, so it must not import torch, nor pytest."""
+"""Small environments for the tests. Workers import this module, so it must not import torch, nor pytest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers, Episode
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
-from millpond.envs.world import Buffers, Episode
 
 IDENTITY, AGENT, ENV_STEPS, SEED, EPISODE, LAST_ACTION, DRAW, TORCH = range(8)
 
@@ -28,7 +28,7 @@ def counting_spec(**changes: Any) -> EnvSpec:
     return EnvSpec(**(fields | changes))
 
 
-class CountingWorld:
+class CountingEnvs:
     """Says in its observation which env and agent it is of, how often it was stepped, and what it was told.
 
     Episodes end after a random number of steps, by termination or truncation, drawn from the env's own generator.
@@ -136,11 +136,11 @@ class CountingWorld:
         pass
 
 
-def counting(num_envs: int, buffers: Buffers, first_env: int) -> CountingWorld:
-    return CountingWorld(num_envs, buffers, first_env)
+def counting(num_envs: int, buffers: Buffers, first_env: int) -> CountingEnvs:
+    return CountingEnvs(num_envs, buffers, first_env)
 
 
-class WholeWorld(CountingWorld):
+class WholeEnvs(CountingEnvs):
     """Cannot step a part of its envs."""
 
     def step(self, first: int, last: int) -> None:
@@ -148,11 +148,11 @@ class WholeWorld(CountingWorld):
         super().step(first, last)
 
 
-def whole(num_envs: int, buffers: Buffers, first_env: int) -> WholeWorld:
-    return WholeWorld(num_envs, buffers, first_env, counting_spec(partial_step=False))
+def whole(num_envs: int, buffers: Buffers, first_env: int) -> WholeEnvs:
+    return WholeEnvs(num_envs, buffers, first_env, counting_spec(partial_step=False))
 
 
-class FaultyWorld(CountingWorld):
+class FaultyEnvs(CountingEnvs):
     """Does something bad when an env is told to: the action says what."""
 
     FINE = 0
@@ -180,21 +180,21 @@ def sleep_for_a_long_time() -> None:
     time.sleep(600)
 
 
-def faulty(num_envs: int, buffers: Buffers, first_env: int) -> FaultyWorld:
-    return FaultyWorld(num_envs, buffers, first_env)
+def faulty(num_envs: int, buffers: Buffers, first_env: int) -> FaultyEnvs:
+    return FaultyEnvs(num_envs, buffers, first_env)
 
 
-class UnwatchedWorld(FaultyWorld):
+class UnwatchedEnvs(FaultyEnvs):
     """Does not tell which env it is busy with."""
 
     watch = None  # type: ignore[assignment]
 
 
-def unwatched(num_envs: int, buffers: Buffers, first_env: int) -> UnwatchedWorld:
-    return UnwatchedWorld(num_envs, buffers, first_env)
+def unwatched(num_envs: int, buffers: Buffers, first_env: int) -> UnwatchedEnvs:
+    return UnwatchedEnvs(num_envs, buffers, first_env)
 
 
-class ModuleWorld(CountingWorld):
+class ModuleEnvs(CountingEnvs):
     """Says whether torch is loaded where it lives."""
 
     def show(self, place: npt.NDArray[Any], env: int, final: int) -> None:
@@ -202,7 +202,7 @@ class ModuleWorld(CountingWorld):
         place[env, :, TORCH] = "torch" in sys.modules
 
 
-class TellingWorld(CountingWorld):
+class TellingEnvs(CountingEnvs):
     """Tells the process that it is in, where others tell of torch."""
 
     def show(self, place: npt.NDArray[Any], env: int, final: int) -> None:
@@ -210,16 +210,16 @@ class TellingWorld(CountingWorld):
         place[env, :, TORCH] = os.getpid()
 
 
-def telling(num_envs: int, buffers: Buffers, first_env: int) -> TellingWorld:
-    return TellingWorld(num_envs, buffers, first_env)
+def telling(num_envs: int, buffers: Buffers, first_env: int) -> TellingEnvs:
+    return TellingEnvs(num_envs, buffers, first_env)
 
 
-def modules(num_envs: int, buffers: Buffers, first_env: int) -> ModuleWorld:
-    return ModuleWorld(num_envs, buffers, first_env)
+def modules(num_envs: int, buffers: Buffers, first_env: int) -> ModuleEnvs:
+    return ModuleEnvs(num_envs, buffers, first_env)
 
 
-class CutOffWorld(CountingWorld):
-    """Reports the episodes that a reset, or a state from elsewhere, cut off, as some worlds do."""
+class CutOffEnvs(CountingEnvs):
+    """Reports the episodes that a reset, or a state from elsewhere, cut off, as some environments do."""
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
         super().reset(seeds)
@@ -230,11 +230,11 @@ class CutOffWorld(CountingWorld):
         self.ended.append(Episode(0, (-1.0, -1.0), -1))
 
 
-def cut_off(num_envs: int, buffers: Buffers, first_env: int) -> CutOffWorld:
-    return CutOffWorld(num_envs, buffers, first_env)
+def cut_off(num_envs: int, buffers: Buffers, first_env: int) -> CutOffEnvs:
+    return CutOffEnvs(num_envs, buffers, first_env)
 
 
-class SleepingWorld(CountingWorld):
+class SleepingEnvs(CountingEnvs):
     """A step takes 5 ms, however many envs."""
 
     def step(self, first: int, last: int) -> None:
@@ -242,9 +242,9 @@ class SleepingWorld(CountingWorld):
         super().step(first, last)
 
 
-def sleeping(num_envs: int, buffers: Buffers, first_env: int) -> SleepingWorld:
-    return SleepingWorld(num_envs, buffers, first_env)
+def sleeping(num_envs: int, buffers: Buffers, first_env: int) -> SleepingEnvs:
+    return SleepingEnvs(num_envs, buffers, first_env)
 
 
-def unbuildable(num_envs: int, buffers: Buffers, first_env: int) -> CountingWorld:
+def unbuildable(num_envs: int, buffers: Buffers, first_env: int) -> CountingEnvs:
     raise RuntimeError(f"no map for env {first_env}")

@@ -1,4 +1,4 @@
-"""Worlds for the benchmarks of the vector. They are a module of their own, so that worker processes can import them."""
+"""Environments for the benchmarks of the vector. They are a module of their own, so that worker processes can import them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers, Episode
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
-from millpond.envs.world import Buffers, Episode
 
 STEP_SECONDS = 0.005
 SPEC = EnvSpec("timed", ObservationSpec.single((2,), "float64", "vector"), ActionSpec.discrete(4), releases_gil=True)
 
 
-class EmptyWorld:
+class EmptyEnvs:
     """Does nothing, so that what remains is the vector's own cost."""
 
     def __init__(self, num_envs: int, buffers: Buffers, first_env: int) -> None:
@@ -40,7 +40,7 @@ class EmptyWorld:
         pass
 
 
-class TimedWorld(EmptyWorld):
+class TimedEnvs(EmptyEnvs):
     """A step takes 5 ms, however many envs, and shows when it began and ended, in seconds of the monotonic clock."""
 
     def step(self, first: int, last: int) -> None:
@@ -50,21 +50,21 @@ class TimedWorld(EmptyWorld):
         self.buffers.observation[first:last, :, 1] = time.monotonic()
 
 
-class GeneratorWorld(EmptyWorld):
-    """An object with a generator of its own for each env, as worlds in Python have."""
+class GeneratorEnvs(EmptyEnvs):
+    """An object with a generator of its own for each env, as environments in Python have."""
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
         self.generators = [np.random.default_rng(int(seed)) for seed in seeds]
         super().reset(seeds)
 
 
-def empty(num_envs: int, buffers: Buffers, first_env: int) -> EmptyWorld:
-    return EmptyWorld(num_envs, buffers, first_env)
+def empty(num_envs: int, buffers: Buffers, first_env: int) -> EmptyEnvs:
+    return EmptyEnvs(num_envs, buffers, first_env)
 
 
-def timed(num_envs: int, buffers: Buffers, first_env: int) -> TimedWorld:
-    return TimedWorld(num_envs, buffers, first_env)
+def timed(num_envs: int, buffers: Buffers, first_env: int) -> TimedEnvs:
+    return TimedEnvs(num_envs, buffers, first_env)
 
 
-def generators(num_envs: int, buffers: Buffers, first_env: int) -> GeneratorWorld:
-    return GeneratorWorld(num_envs, buffers, first_env)
+def generators(num_envs: int, buffers: Buffers, first_env: int) -> GeneratorEnvs:
+    return GeneratorEnvs(num_envs, buffers, first_env)

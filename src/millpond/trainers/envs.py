@@ -1,4 +1,4 @@
-"""The world of a config, ready for a vector."""
+"""The environment of a config, ready for a vector."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpond.config.env import EnvConfig, VectorConfig
-from millpond.config.worlds import world_options
-from millpond.envs.registry import describe, make_world, prepare
+from millpond.config.env_facts import env_options
+from millpond.envs.env_batch import Buffers, EnvBatch
+from millpond.envs.registry import describe, make_env_batch, prepare
 from millpond.envs.render import options_for_drawing
 from millpond.envs.spec import EnvSpec
-from millpond.envs.world import Buffers, World
 from millpond.vector import Vector, make_vector
 
 INLINE = {"backend": "inline", "trainer_share": 0.0}
 
 
 @dataclass(frozen=True)
-class WorldFactory:
-    """Makes worlds of one id and its options, also in worker processes: it is picklable and imports no torch."""
+class EnvBatchFactory:
+    """Makes environments of one id and its options, also in worker processes: it is picklable and imports no torch."""
 
     env_id: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, num_envs: int, buffers: Buffers, first_env: int) -> World:
-        return make_world(self.env_id, num_envs, self.options, buffers)
+    def __call__(self, num_envs: int, buffers: Buffers, first_env: int) -> EnvBatch:
+        return make_env_batch(self.env_id, num_envs, self.options, buffers)
 
 
 def make_spec(env: EnvConfig, *, stacked: bool) -> EnvSpec:
-    """What the config's world shows and takes. `stacked`: observations are whole frame stacks."""
-    env_id, options = world_options(env, stacked=stacked)
+    """What the config's environment shows and takes. `stacked`: observations are whole frame stacks."""
+    env_id, options = env_options(env, stacked=stacked)
     return describe(env_id, options)
 
 
-def world_agents(env: EnvConfig) -> int:
-    """Number of agents in one env of the config's world, which is made for this where only that tells."""
+def env_agents(env: EnvConfig) -> int:
+    """Number of agents in one env of the config's environment, which is made for this where only that tells."""
     return make_spec(env, stacked=True).num_agents
 
 
@@ -47,23 +47,23 @@ def build_vector(
     groups: int,
     num_workers: int,
     stacked: bool,
-    made: list[World] | None = None,
+    made: list[EnvBatch] | None = None,
 ) -> Vector:
-    """A vector of the config's world; whatever is compiled is compiled once, before workers start.
+    """A vector of the config's environment; whatever is compiled is compiled once, before workers start.
 
-    `made` is filled with the worlds as they are made, to be drawn; only where these are made in this process.
+    `made` is filled with the environments as they are made, to be drawn; only where these are made in this process.
     """
-    env_id, options = world_options(env, stacked=stacked)
+    env_id, options = env_options(env, stacked=stacked)
     if made is not None:
         options = options_for_drawing(env_id, options)
     prepare(env_id, options)
-    factory = WorldFactory(env_id, options)
+    factory = EnvBatchFactory(env_id, options)
 
-    def keeping(num_envs: int, buffers: Buffers, first_env: int) -> World:
-        world = factory(num_envs, buffers, first_env)
+    def keeping(num_envs: int, buffers: Buffers, first_env: int) -> EnvBatch:
+        env_batch = factory(num_envs, buffers, first_env)
         assert made is not None
-        made.append(world)
-        return world
+        made.append(env_batch)
+        return env_batch
 
     return make_vector(
         describe(env_id, options),
@@ -79,7 +79,9 @@ def build_vector(
     )
 
 
-def evaluation_vector(env: EnvConfig, vector: VectorConfig, episodes: int, made: list[World] | None = None) -> Vector:
+def evaluation_vector(
+    env: EnvConfig, vector: VectorConfig, episodes: int, made: list[EnvBatch] | None = None
+) -> Vector:
     """One env an episode, in this process, each from the very beginning of its episode."""
     whole, inline = env.model_copy(update={"stagger": False}), vector.model_copy(update=INLINE)
     return build_vector(whole, inline, num_envs=episodes, groups=1, num_workers=1, stacked=True, made=made)

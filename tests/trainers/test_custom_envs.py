@@ -1,4 +1,4 @@
-"""Worlds and policies of a stranger: trained, evaluated, loaded and acted with, from nothing but their dotted path."""
+"""Environments and policies of a stranger: trained, evaluated, loaded and acted with, from nothing but their dotted path."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from millpond.envs.errors import EnvError
 from millpond.policies import build_policy
 from millpond.store import RunError
 from millpond.trainers.build import check_policy_on
+from millpond.trainers.envs import evaluation_vector
 from millpond.trainers.evaluate import EndlessEpisodeError, evaluate
 from millpond.trainers.play import evaluate_run
-from millpond.trainers.worlds import evaluation_vector
 
 DOCS = Path(__file__).parents[2] / "docs"
 OWN = own_envs.__name__
@@ -43,7 +43,7 @@ TINY = {
 
 
 def train(folder: Path, env_id: str, changes: dict[str, Any] | None = None) -> Path:
-    """Train the recipe `grid` on another world, as the pages say."""
+    """Train the recipe `grid` on another environment, as the pages say."""
     settings = {**TINY, "env.id": env_id, "run_dir": str(folder), **(changes or {})}
     return millpond.train("grid", settings, run="own").folder
 
@@ -56,12 +56,12 @@ def page_code(page: str, place: int, name: str, folder: Path, monkeypatch: pytes
     monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def test_the_pages_own_world_trains_with_the_pages_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_own_env_trains_with_the_pages_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page_code("environments.md", 0, "corridor", tmp_path, monkeypatch)
     run = train(tmp_path, "corridor:make_env")
     policy = millpond.load(run)
     assert policy.recipe.env.num_agents == policy.spec.num_agents == 1
-    assert policy.recipe.env.max_steps is None  # 256 steps are the limit of the recipe's own world
+    assert policy.recipe.env.max_steps is None  # 256 steps are the limit of the recipe's own environment
     action, state = policy.act(np.zeros((1, 1), np.float32))
     assert (action.shape, state.shape) == ((1,), (1, 2, 16))
     evaluation, played = evaluate_run(str(run), episodes=3)
@@ -74,7 +74,7 @@ def test_a_wrong_number_of_agents_is_refused_before_there_is_a_run(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_parallel_world_of_pettingzoo_is_asked_for_its_agents(tmp_path: Path) -> None:
+def test_a_parallel_env_of_pettingzoo_is_asked_for_its_agents(tmp_path: Path) -> None:
     run = train(tmp_path, f"{OWN}:Leaving")
     policy = millpond.load(run)
     assert policy.recipe.env.num_agents == 3
@@ -91,12 +91,12 @@ def test_every_space_trains_and_acts_on_a_batch_of_one(tmp_path: Path, shown: st
     assert (finding.status, finding.what) == ("ok", "on a batch of one and of several")
 
 
-def test_a_world_that_a_policy_cannot_learn_from_is_found_by_the_check() -> None:
+def test_an_env_that_a_policy_cannot_learn_from_is_found_by_the_check() -> None:
     assert check_policy_on(f"{OWN}:Blind", {}).status == "error"
     assert check_policy_on("grid", {}).status == "ok"
 
 
-def test_a_world_that_raises_is_reported_in_one_line_with_its_place(tmp_path: Path) -> None:
+def test_an_env_that_raises_is_reported_in_one_line_with_its_place(tmp_path: Path) -> None:
     says = r"cannot be made: RuntimeError: there is no display \(own_envs.py:\d+, in reset\)$"
     with pytest.raises(EnvError, match=says):
         train(tmp_path, f"{OWN}:Unresettable")

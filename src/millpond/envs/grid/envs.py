@@ -1,4 +1,4 @@
-"""The grid world: a batch of envs over one set of arrays, stepped by compiled code."""
+"""The grid environment: a batch of envs over one set of arrays, stepped by compiled code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers, Episode
 from millpond.envs.episodes import EpisodeBook
 from millpond.envs.errors import EnvError
 from millpond.envs.grid.kernels import reset_envs, step_envs
@@ -16,10 +17,9 @@ from millpond.envs.grid.spec import ACTION_NAMES, INFO_NAMES, GridOptions, descr
 from millpond.envs.grid.state import Rules, State
 from millpond.envs.saving import buffer_arrays, load_arrays, save_arrays
 from millpond.envs.seeds import check_seeds
-from millpond.envs.world import Buffers, Episode
 
 
-class GridWorld:
+class GridEnvs:
     """See `GridOptions` for the rules. Disjoint slices may be stepped by several threads at once."""
 
     def __init__(self, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> None:

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers, Episode
 from millpond.envs.episodes import EpisodeBook
 from millpond.envs.errors import EnvError, import_extra, unsavable
-from millpond.envs.gymnasium_world import LoopOptions, MakeEnv, reset_one
+from millpond.envs.gymnasium_envs import LoopOptions, MakeEnv, reset_one
 from millpond.envs.masks import shows_mask, write_mask
 from millpond.envs.options import parse_options
 from millpond.envs.render import render_env
 from millpond.envs.seeds import check_seeds
 from millpond.envs.spaces import ActionLayout, ObservationLayout
 from millpond.envs.spec import EnvSpec
-from millpond.envs.world import Buffers, Episode
 
 EXTRAS = ("atari", "butterfly", "classic", "sisl")  # families of PettingZoo's envs that need packages of their own
 
@@ -90,7 +90,7 @@ class SpacesOf:
         )
 
 
-class PettingZooWorld:
+class PettingZooEnvs:
     def __init__(
         self,
         env_id: str,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.envs.env_batch import Buffers, Episode
 from millpond.envs.episodes import Aggregate, EpisodeBook
 from millpond.envs.errors import EnvError, unsavable
 from millpond.envs.masks import find_mask, mask_method, shows_mask, write_mask
@@ -21,14 +22,13 @@ from millpond.envs.render import render_env
 from millpond.envs.seeds import check_seeds
 from millpond.envs.spaces import ActionLayout, ObservationLayout
 from millpond.envs.spec import EnvSpec
-from millpond.envs.world import Buffers, Episode
 
 MakeEnv = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """Options of the worlds that loop over env objects.
+    """Options of the environments that loop over env objects.
 
     `kwargs` go to the env's constructor. `max_steps` truncates episodes; it replaces the limit that a Gymnasium env was
     registered with. `clip_actions` clips continuous actions to the space's bounds before the env sees them. `info` says
@@ -94,7 +94,7 @@ def reset_one(env: Any, seed: int | None, env_id: str) -> tuple[Any, Mapping[str
     return result
 
 
-class GymnasiumWorld:
+class GymnasiumEnvs:
     def __init__(
         self,
         env_id: str,

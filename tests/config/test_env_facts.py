@@ -1,4 +1,4 @@
-"""What the `env` section says reaches the world."""
+"""What the `env` section says reaches the environment."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from millpond.config import load
-from millpond.config.worlds import world_options
-from millpond.envs.registry import describe, make_world
+from millpond.config.env_facts import env_options
+from millpond.envs.registry import describe, make_env_batch
 
 ONE = {"env.num_agents": 1, "env.max_steps": None, "env.stagger": False}
 
@@ -21,14 +21,14 @@ ONE = {"env.num_agents": 1, "env.max_steps": None, "env.stagger": False}
         ("atari:pong", {"env.atari.num_threads": 3}, {"num_threads": 3}),
     ],
 )  # fmt: skip
-def test_settings_reach_the_world(env_id: str, settings: dict[str, Any], reaches: dict[str, Any]) -> None:
+def test_settings_reach_the_env(env_id: str, settings: dict[str, Any], reaches: dict[str, Any]) -> None:
     recipe = load("grid", {"env.id": env_id, **ONE, **settings}).recipe
-    _, options = world_options(recipe.env)
+    _, options = env_options(recipe.env)
     assert {name: options[name] for name in reaches} == reaches
     assert describe(env_id, options).id == env_id
-    world = make_world(env_id, 1, options)
+    env_batch = make_env_batch(env_id, 1, options)
     try:
-        held = world.options  # type: ignore[attr-defined]
+        held = env_batch.options  # type: ignore[attr-defined]
         assert {name: getattr(held, name) for name in reaches} == reaches
     finally:
-        world.close()
+        env_batch.close()

@@ -19,7 +19,7 @@ SIGNS = {"error": "wrong", "warning": "note", "ok": "right"}
 
 
 def print_envs(games: bool, as_json: bool) -> None:
-    """Every world that can be named, with what it shows and takes."""
+    """Every environment that can be named, with what it shows and takes."""
     rows = list_envs(games=games)
     if as_json:
         print_json([vars(row) for row in rows])
@@ -37,13 +37,15 @@ def print_envs(games: bool, as_json: bool) -> None:
         lines += sentence(f"missing: {row.needs}") if row.needs else []
     lines += [
         "",
-        *sentence("`millpond envs check ID` checks a world, also one of your own as package.module:make_env.", 0),
+        *sentence(
+            "`millpond envs check ID` checks an environment, also one of your own as package.module:make_env.", 0
+        ),
     ]
     print_text("\n".join(lines))
 
 
 def print_check(env_id: str, options: list[str], steps: int | None, as_json: bool) -> None:
-    """What a conformance check finds; exit 1 where a world breaks a rule."""
+    """What a conformance check finds; exit 1 where an environment breaks a rule."""
     require_extra(env_id)
     settings = overlay({}, dict(parse_override(option) for option in options))
     with watched(f"checking {env_id}:", lines_every=SECONDS_BETWEEN_LINES) as watch:
