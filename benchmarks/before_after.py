@@ -33,8 +33,8 @@ REWARD = """
 import contextlib, io, json, statistics, tempfile, time
 from millpond.config import load
 from millpond.store import training
-from millpond.trainers.reward import RewardTrainer
-from millpond.trainers.session import start_run
+from millpond.trainers.reward.trainer import RewardTrainer
+from millpond.trainers.common.session import start_run
 
 with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
     loaded = load("reward", {"run_dir": folder, "reward.epochs": 10**6, "log.tensorboard": False})

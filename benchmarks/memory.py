@@ -69,8 +69,8 @@ def workers() -> int:
 
 def take(recipe: str, iterations: int) -> dict[str, float]:
     """What a run of the recipe takes, in this process."""
-    from millpond.trainers.ppo import PPOTrainer
-    from millpond.trainers.session import start_run
+    from millpond.trainers.common.session import start_run
+    from millpond.trainers.ppo.trainer import PPOTrainer
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
 

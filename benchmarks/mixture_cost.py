@@ -18,8 +18,8 @@ from statistics import median
 from typing import Any
 
 from millpond.config import load
-from millpond.trainers.mixture import MixtureTrainer
-from millpond.trainers.session import start_run
+from millpond.trainers.common.session import start_run
+from millpond.trainers.mixture.trainer import MixtureTrainer
 
 PHASES = ("time/collect", "time/pour", "time/learn")
 

@@ -21,9 +21,9 @@ import torch
 from hardware import processor
 from millpond.config import load
 from millpond.processor import claims_bfloat16, cpu_flags, prepare_bfloat16
-from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.ppo_update import train_minibatch
-from millpond.trainers.session import start_run
+from millpond.trainers.common.session import start_run
+from millpond.trainers.ppo.trainer import PPOTrainer
+from millpond.trainers.ppo.update import train_minibatch
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "float32": {"trainer.precision": "float32", "trainer.compile": False},

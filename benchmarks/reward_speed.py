@@ -37,8 +37,8 @@ from millpond.config import load
 from millpond.rewards.objectives import lrd_loss
 from millpond.store import training
 from millpond.store.host import host_facts
-from millpond.trainers.reward import RewardTrainer
-from millpond.trainers.session import start_run
+from millpond.trainers.common.session import start_run
+from millpond.trainers.reward.trainer import RewardTrainer
 
 LIMIT = 0.90
 SMALL = {

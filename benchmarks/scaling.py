@@ -25,8 +25,8 @@ from typing import Any
 
 from hardware import processor
 from millpond.config import load
-from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.session import start_run
+from millpond.trainers.common.session import start_run
+from millpond.trainers.ppo.trainer import PPOTrainer
 
 ENVS = (64, 512, 2_048, 8_192)
 HORIZON, MINIBATCH = 8, 512  # env steps; a minibatch is 64 rows, whatever the number of envs
@@ -67,7 +67,7 @@ class Size:
 
 def train(trainer: PPOTrainer, draw: Any, estimate: Any) -> None:
     """One update, as the trainer makes it outside of its loop."""
-    from millpond.trainers.ppo_update import train_minibatch
+    from millpond.trainers.ppo.update import train_minibatch
 
     train_minibatch(
         trainer.unroll,

@@ -16,7 +16,7 @@ from env_batches import rates, stepper
 
 from hardware import processor
 from millpond.envs.registry import describe, make_env_batch, prepare
-from millpond.trainers.envs import EnvBatchFactory
+from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import Vector, make_vector
 
 SECONDS, ROUNDS = 0.6, 3

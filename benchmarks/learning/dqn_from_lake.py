@@ -22,8 +22,8 @@ from millpond.learners import DQN, build_q_network
 from millpond.replay import Lake, Schema, Steps
 from millpond.replay.pond import Pond
 from millpond.replay.pour import fill, pour
-from millpond.trainers.envs import evaluation_vector
-from millpond.trainers.evaluate import evaluate
+from millpond.trainers.common.envs import evaluation_vector
+from millpond.trainers.common.evaluate import evaluate
 
 
 def fill_a_lake(folder: Path, env_steps: int, seed: int) -> tuple[Schema, int]:

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from millpond.config import load
-from millpond.trainers.reward import RewardTrainer
-from millpond.trainers.session import start_run
+from millpond.trainers.common.session import start_run
+from millpond.trainers.reward.trainer import RewardTrainer
 
 CYCLE = 20  # iterations of 50 env steps
 LAST = 3  # cycles that a seed is judged by

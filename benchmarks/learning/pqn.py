@@ -19,8 +19,8 @@ from curves import Curves
 from millpond.config.env import EnvConfig, VectorConfig
 from millpond.config.mixture import PQNConfig
 from millpond.learners import AgentGroup, build_q_network
-from millpond.trainers.envs import build_vector, evaluation_vector
-from millpond.trainers.evaluate import evaluate
+from millpond.trainers.common.envs import build_vector, evaluation_vector
+from millpond.trainers.common.evaluate import evaluate
 
 VECTOR = VectorConfig(backend="inline")
 CARTPOLE = PQNConfig(

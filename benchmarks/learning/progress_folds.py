@@ -19,9 +19,9 @@ import numpy as np
 from millpond.config import load
 from millpond.data import open_episodes
 from millpond.planner.lines import table
-from millpond.trainers.reward import RewardTrainer
-from millpond.trainers.reward_evaluation import HeldOut
-from millpond.trainers.session import start_run
+from millpond.trainers.common.session import start_run
+from millpond.trainers.reward.evaluation import HeldOut
+from millpond.trainers.reward.trainer import RewardTrainer
 
 COLUMNS = ("voc", "voc_truncated", "voc_reversed", "end_value", "cut_value")
 LEAST_VOC, LEAST_GAP = 0.85, 0.2

@@ -18,8 +18,8 @@ from millpond.learners import SAC
 from millpond.replay import Schema, Steps
 from millpond.replay.pond import Pond
 from millpond.rollout.actions import put_actions
-from millpond.trainers.envs import build_vector, evaluation_vector
-from millpond.trainers.evaluate import evaluate
+from millpond.trainers.common.envs import build_vector, evaluation_vector
+from millpond.trainers.common.evaluate import evaluate
 
 INLINE = VectorConfig(backend="inline")
 

@@ -12,8 +12,8 @@ import torch
 
 from millpond.config import PPORecipe, load
 from millpond.store import Checkpoints, Run
-from millpond.trainers.play import LoadedPolicy
-from millpond.trainers.summary import yardsticks
+from millpond.trainers.common.play import LoadedPolicy
+from millpond.trainers.common.summary import yardsticks
 
 HERE = Path(__file__).parent
 Curve = list[tuple[int, float]]  # agent steps, and what was reached by then

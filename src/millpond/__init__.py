@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from millpond.planner import Planned
     from millpond.replay import Lake, Pond
     from millpond.store import Run
-    from millpond.trainers.play import LoadedPolicy
+    from millpond.trainers.common.play import LoadedPolicy
 
 # Torch's threads sleep while they wait, which must be said before torch is imported. Left alone they spin, against the
 # envs' workers and whatever else the machine does: beside a few busy processes, training became ten times slower.
@@ -75,10 +75,10 @@ def train(
     """
     from millpond.config import Loaded
     from millpond.config import load as load_config
-    from millpond.ranks import join
-    from millpond.trainers.envs import env_agents
-    from millpond.trainers.kinds import make_trainer, require_trainer
-    from millpond.trainers.session import run_of_all, setting_up, start_run
+    from millpond.distributed import join
+    from millpond.trainers.common.envs import env_agents
+    from millpond.trainers.common.kinds import make_trainer, require_trainer
+    from millpond.trainers.common.session import run_of_all, setting_up, start_run
 
     together = _together(overrides, settings)
     recorded = None
@@ -102,7 +102,7 @@ def train(
 
 def load(run: str | Path, *, best: bool = False, device: str = "cpu") -> LoadedPolicy:
     """A trained policy, by its run's name or folder: `action, state = policy.act(observation, state)`."""
-    from millpond.trainers.play import LoadedPolicy
+    from millpond.trainers.common.play import LoadedPolicy
 
     return LoadedPolicy(str(run), best=best, device=device)
 

@@ -17,10 +17,10 @@ from millpond.bench.timing import Effort
 from millpond.config import load
 from millpond.envs.registry import describe
 from millpond.rollout import Draw
-from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.ppo_part import Coefficients, Estimate, Part
-from millpond.trainers.ppo_update import train_minibatch
-from millpond.trainers.session import start_run
+from millpond.trainers.common.session import start_run
+from millpond.trainers.ppo.micro_batch import Coefficients, Estimate, Part
+from millpond.trainers.ppo.trainer import PPOTrainer
+from millpond.trainers.ppo.update import train_minibatch
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 
 from millpond.envs.episodes import EpisodeBook
 from millpond.envs.registry import describe
-from millpond.trainers.envs import EnvBatchFactory
+from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import make_vector
 
 

@@ -12,7 +12,7 @@ from millpond.envs.check import check_env
 from millpond.envs.errors import EnvError
 from millpond.envs.registry import describe, make_env_batch
 from millpond.envs.seeds import spawn_seeds
-from millpond.trainers.envs import build_vector
+from millpond.trainers.common.envs import build_vector
 
 GRID = {"num_agents": 3, "max_steps": 12, "width": 6, "height": 6, "walls": 0, "mines": 8, "generators": 2, "altars": 2}
 

@@ -12,7 +12,7 @@ import torch
 from millpond.config.env import EnvConfig, VectorConfig
 from millpond.config.mixture import PQNConfig
 from millpond.learners import AgentGroup, QNetwork, build_q_network
-from millpond.trainers.envs import build_vector
+from millpond.trainers.common.envs import build_vector
 from millpond.vector import Vector
 
 CELLS = 9

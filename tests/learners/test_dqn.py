@@ -18,7 +18,7 @@ from millpond.learners import DQN, build_q_network
 from millpond.learners.dqn import loss_of
 from millpond.replay import Schema, Steps
 from millpond.replay.pond import Pond
-from millpond.trainers.evaluate import evaluate
+from millpond.trainers.common.evaluate import evaluate
 
 CPU = torch.device("cpu")
 

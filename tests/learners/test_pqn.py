@@ -14,8 +14,8 @@ from millpond.learners import AgentGroup, LearnerError
 from millpond.replay import Schema, Steps
 from millpond.replay.pond import Pond
 from millpond.store.tree import tree_from_bytes, tree_to_bytes
-from millpond.trainers.envs import build_vector
-from millpond.trainers.evaluate import evaluate
+from millpond.trainers.common.envs import build_vector
+from millpond.trainers.common.evaluate import evaluate
 
 CARTPOLE = EnvConfig(id="gymnasium:CartPole-v1", reward_scale=0.1)
 RECALL = EnvConfig(id="recall")

@@ -29,9 +29,9 @@ from millpond.policies.lstm import LEAST as LEAST_SEQUENCES
 from millpond.policies.threads import torch_threads
 from millpond.policies.unrolling import BLOCK
 from millpond.rollout import Draw, Rows
-from millpond.trainers.envs import build_vector
-from millpond.trainers.ppo_part import Coefficients, Estimate
-from millpond.trainers.ppo_update import LEAST, least_rows, train_minibatch
+from millpond.trainers.common.envs import build_vector
+from millpond.trainers.ppo.micro_batch import Coefficients, Estimate
+from millpond.trainers.ppo.update import LEAST, least_rows, train_minibatch
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])

@@ -11,7 +11,7 @@ import pytest
 from millpond.config import load
 from millpond.planner import MixturePlan, plan
 from millpond.replay import Lake, Pond, Schema, Steps
-from millpond.trainers.envs import make_spec
+from millpond.trainers.common.envs import make_spec
 
 SIZES = {"mixture.agents": 4, "pqn.num_envs": 2, "pqn.num_steps": 8, "pqn.num_minibatches": 1,
          "mixture.collections_per_round": 1, "mixture.total_frames": 4 * 2 * 8}  # fmt: skip

@@ -23,11 +23,11 @@ from millpond.report.markup import tag
 from millpond.report.page import page
 from millpond.report.stages import stages
 from millpond.store import Checkpoints, Run
-from millpond.trainers import reporting
-from millpond.trainers.mixture import MixtureTrainer
-from millpond.trainers.play import evaluate_run
-from millpond.trainers.reward import RewardTrainer
-from millpond.trainers.session import start_run
+from millpond.trainers.common import reporting
+from millpond.trainers.common.play import evaluate_run
+from millpond.trainers.common.session import start_run
+from millpond.trainers.mixture.trainer import MixtureTrainer
+from millpond.trainers.reward.trainer import RewardTrainer
 from report.pages import Page
 from trainers.test_ppo import records, run_to_the_end
 

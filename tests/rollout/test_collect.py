@@ -18,7 +18,7 @@ from millpond.planner.memory import STATES, row_fields, state_shape
 from millpond.policies import Policy, build_policy
 from millpond.rollout import Collector, Rows
 from millpond.rollout.rows import resets
-from millpond.trainers.envs import EnvBatchFactory
+from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import Vector, make_vector
 
 HIDDEN = 16  # in whole panels: weights are packed for a collection

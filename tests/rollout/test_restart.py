@@ -12,7 +12,7 @@ from tests.rollout.test_collect import open_collector, planned
 
 from millpond.rollout import Collector
 from millpond.rollout.rows import resets
-from millpond.trainers.envs import EnvBatchFactory
+from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import make_vector
 
 HORIZON, ENVS = 16, 8

@@ -20,10 +20,10 @@ from millpond.config import ConfigError, load
 from millpond.envs.errors import EnvError
 from millpond.policies import build_policy
 from millpond.store import RunError
-from millpond.trainers.build import check_policy_on
-from millpond.trainers.envs import evaluation_vector
-from millpond.trainers.evaluate import EndlessEpisodeError, evaluate
-from millpond.trainers.play import evaluate_run
+from millpond.trainers.common.build import check_policy_on
+from millpond.trainers.common.envs import evaluation_vector
+from millpond.trainers.common.evaluate import EndlessEpisodeError, evaluate
+from millpond.trainers.common.play import evaluate_run
 
 DOCS = Path(__file__).parents[2] / "docs"
 OWN = own_envs.__name__

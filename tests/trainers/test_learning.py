@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from millpond.config import load
-from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.session import start_run
+from millpond.trainers.common.session import start_run
+from millpond.trainers.ppo.trainer import PPOTrainer
 
 RECIPES = Path(__file__).parents[2] / "benchmarks" / "learning"
 SHORT_RECALL = {

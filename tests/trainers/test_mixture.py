@@ -20,9 +20,9 @@ from millpond.loop import Address
 from millpond.replay import Lake
 from millpond.replay.verify import verify
 from millpond.store import Checkpoints
-from millpond.trainers import mixture as module
-from millpond.trainers.mixture import MixtureTrainer
-from millpond.trainers.session import resume_run, start_run
+from millpond.trainers.common.session import resume_run, start_run
+from millpond.trainers.mixture import trainer as module
+from millpond.trainers.mixture.trainer import MixtureTrainer
 
 # 2 agents x 4 envs x 8 steps: 64 frames a collection of all; 8 collections in rounds of 3, 3 and 2.
 SMALL: dict[str, Any] = {
@@ -381,7 +381,7 @@ def test_the_bigagent_is_loaded_again(tmp_path: Path, monkeypatch: pytest.Monkey
     action, _ = loaded.act(observation)
     assert trainer.big is not None
     assert torch.equal(action, trainer.big.dqn.network(observation).argmax(-1).int())
-    from millpond.trainers.play import evaluate_run
+    from millpond.trainers.common.play import evaluate_run
 
     evaluation, policy = evaluate_run(str(tmp_path / "pond"), episodes=2, render=tmp_path / "big.gif")
     assert evaluation.mean == trainer.final_evaluation.mean  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trainers.test_ppo import run_to_the_end
 
-from millpond.trainers.muon import Muon, orthogonal
+from millpond.trainers.common.muon import Muon, orthogonal
 
 
 def orthogonal_reference(matrix: np.ndarray[Any, Any], rounds: int = 5) -> np.ndarray[Any, Any]:

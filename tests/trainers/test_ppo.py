@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from millpond.config import load
 from millpond.planner import PPOPlan
 from millpond.store import Checkpoints
-from millpond.trainers.play import LoadedPolicy
-from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.session import resume_run, start_run
+from millpond.trainers.common.play import LoadedPolicy
+from millpond.trainers.common.session import resume_run, start_run
+from millpond.trainers.ppo.trainer import PPOTrainer
 
 SMALL = {
     "trainer.num_workers": 1,

@@ -14,10 +14,10 @@ from millpond.planner.memory import RowField
 from millpond.policies import build_policy
 from millpond.policies.threads import torch_threads
 from millpond.rollout import Draw, Rows
-from millpond.trainers.clipping import clip_gradients
-from millpond.trainers.ppo_part import Coefficients, Estimate, Part, learned_in_torch
-from millpond.trainers.ppo_rows import RowsCall, can_take, policy_of
-from millpond.trainers.ppo_update import part_loss, train_minibatch
+from millpond.trainers.common.clipping import clip_gradients
+from millpond.trainers.ppo.compiled_rows import RowsCall, can_take, policy_of
+from millpond.trainers.ppo.micro_batch import Coefficients, Estimate, Part, learned_in_torch
+from millpond.trainers.ppo.update import part_loss, train_minibatch
 
 ROWS, HORIZON, AGENTS, HIDDEN, NUMBERS = 9, 12, 2, 16, 5
 WEIGHT = np.linspace(0.5, 1.5, ROWS, dtype=np.float32)

@@ -15,10 +15,10 @@ from tests.trainers.test_ppo import SMALL
 from millpond.config import load
 from millpond.rollout.rows import resets
 from millpond.rollout.sampling import Draw
-from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.ppo_part import Estimate
-from millpond.trainers.ppo_update import train_minibatch
-from millpond.trainers.session import start_run
+from millpond.trainers.common.session import start_run
+from millpond.trainers.ppo.micro_batch import Estimate
+from millpond.trainers.ppo.trainer import PPOTrainer
+from millpond.trainers.ppo.update import train_minibatch
 
 
 @dataclass

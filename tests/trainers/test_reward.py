@@ -24,10 +24,10 @@ from millpond.data.npz import NpzSource
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.store import Checkpoints, RunError
 from millpond.store.checkpoint import Checkpoint, read_checkpoint
-from millpond.trainers.kinds import require_trainer
-from millpond.trainers.play import LoadedPolicy
-from millpond.trainers.reward import RewardTrainer
-from millpond.trainers.session import resume_run, start_run
+from millpond.trainers.common.kinds import require_trainer
+from millpond.trainers.common.play import LoadedPolicy
+from millpond.trainers.common.session import resume_run, start_run
+from millpond.trainers.reward.trainer import RewardTrainer
 
 SMALL = {
     "reward.epochs": 3,
@@ -293,7 +293,7 @@ def test_a_stop_within_an_iteration_changes_nothing(tmp_path: Path, objective: s
 
 # A server with torch loaded forks each process, so that the test need not wait for the import each time.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["torch", "numpy", "millpond.trainers.reward", "millpond.data"])
+processes.set_forkserver_preload(["torch", "numpy", "millpond.trainers.reward.trainer", "millpond.data"])
 LONG = {**SMALL, "reward.epochs": 5, "reward.iterations": 10, "reward.save_freq": 1, "log.tensorboard": False}
 
 
@@ -369,7 +369,7 @@ def test_the_command_reads_the_recorded_vectors_once(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(NpzSource, "frames", counted)
     audits: list[Any] = []
-    monkeypatch.setattr("millpond.trainers.reward_data.audit", lambda data: audits.append(data) or audit(data))
+    monkeypatch.setattr("millpond.trainers.reward.data.audit", lambda data: audits.append(data) or audit(data))
     changes = [f"{key}={value}" for key, value in {**SMALL, "run_dir": tmp_path}.items()]
     monkeypatch.setattr("sys.argv", ["millpond", "train", "reward", *changes, "--run", "once"])
     with contextlib.suppress(SystemExit):

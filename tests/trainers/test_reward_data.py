@@ -15,10 +15,10 @@ from tests.data.written import Made, made, write_libero, write_npz, write_robosu
 from millpond.cli import main
 from millpond.config import load
 from millpond.data import DataError
-from millpond.trainers.kinds import require_trainer
-from millpond.trainers.reward import RewardTrainer
-from millpond.trainers.reward_score import score_run
-from millpond.trainers.session import start_run
+from millpond.trainers.common.kinds import require_trainer
+from millpond.trainers.common.session import start_run
+from millpond.trainers.reward.score import score_run
+from millpond.trainers.reward.trainer import RewardTrainer
 
 TINY = {
     "reward.epochs": 1,

@@ -20,10 +20,10 @@ from millpond.rewards.network import Inputs, RewardNetwork
 from millpond.rewards.objectives import decomposition_loss
 from millpond.store import Checkpoints
 from millpond.store.checkpoint import read_checkpoint
-from millpond.trainers.play import evaluate_run
-from millpond.trainers.reward import RewardTrainer
-from millpond.trainers.reward_pond import PondBatches
-from millpond.trainers.session import resume_run, start_run
+from millpond.trainers.common.play import evaluate_run
+from millpond.trainers.common.session import resume_run, start_run
+from millpond.trainers.reward.pond import PondBatches
+from millpond.trainers.reward.trainer import RewardTrainer
 
 TINY = {
     "env.max_steps": 20,

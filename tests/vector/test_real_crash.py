@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millpond.envs.registry import describe
-from millpond.trainers.envs import EnvBatchFactory
+from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import Vector, WorkerError, make_vector
 
 

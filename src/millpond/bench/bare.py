@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from millpond.bench.timing import Effort, timed
 from millpond.policies.acting import CompiledActor
 from millpond.policies.threads import pieces
-from millpond.trainers.optimizers import make_optimizer
-from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.ppo_part import Coefficients, Estimate, Part
-from millpond.trainers.ppo_update import Losses, gradient_call, least_rows, take_step
+from millpond.trainers.common.optimizers import make_optimizer
+from millpond.trainers.ppo.micro_batch import Coefficients, Estimate, Part
+from millpond.trainers.ppo.trainer import PPOTrainer
+from millpond.trainers.ppo.update import Losses, gradient_call, least_rows, take_step
 
 READY = 2  # minibatches, and batches to act on, that take turns
 

@@ -14,7 +14,7 @@ from millpond.bench.result import Stage
 from millpond.bench.timing import Effort, median_seconds
 from millpond.envs.spec import EnvSpec
 from millpond.replay import Lake, Schema, Steps
-from millpond.trainers.ppo import PPOTrainer
+from millpond.trainers.ppo.trainer import PPOTrainer
 
 SAMPLED = 256  # transitions of a batch
 MOST_LANES = 128

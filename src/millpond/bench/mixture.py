@@ -19,8 +19,8 @@ from millpond.planner import MixturePlan, plan_loaded
 from millpond.planner.estimate import drawn_in_round
 from millpond.record.jsonlines import Record, read_records
 from millpond.sizes import divisors
-from millpond.trainers.mixture import UPDATES_A_PORTION, MixtureTrainer
-from millpond.trainers.session import start_run
+from millpond.trainers.common.session import start_run
+from millpond.trainers.mixture.trainer import UPDATES_A_PORTION, MixtureTrainer
 
 ROUNDS, COLLECTIONS, UPDATES = 3, 4, 128
 OBSERVED = 64 << 20  # bytes of observations in one collection, about: where they are images, fewer steps are taken

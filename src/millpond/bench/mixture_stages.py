@@ -18,9 +18,9 @@ from millpond.planner import MixturePlan
 from millpond.planner.estimate import drawn_in_round
 from millpond.replay import Steps
 from millpond.replay.widths import row_bytes
-from millpond.trainers.envs import make_spec
-from millpond.trainers.mixture import MixtureTrainer
-from millpond.trainers.mixture_ponds import Ponds, as_steps
+from millpond.trainers.common.envs import make_spec
+from millpond.trainers.mixture.ponds import Ponds, as_steps
+from millpond.trainers.mixture.trainer import MixtureTrainer
 
 LONG_REPEATS = 3  # of what takes seconds
 UPDATES = 16  # of the BigAgent in one timing

@@ -15,8 +15,8 @@ from millpond.bench.timing import Effort, Watch
 from millpond.bench.whole import run_iterations
 from millpond.config import Loaded
 from millpond.planner import PPOPlan, plan_loaded
-from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.session import start_run
+from millpond.trainers.common.session import start_run
+from millpond.trainers.ppo.trainer import PPOTrainer
 
 STEPS_MEASURED = 1_500_000  # agent steps in all real iterations, about
 FEWEST, MOST = 3, 10  # real iterations

@@ -23,7 +23,7 @@ from millpond.policies.heads import make_head
 from millpond.policies.parts import PartReader
 from millpond.policies.policy import Act, Unrolled
 from millpond.processor import can_use_bfloat16, claims_bfloat16, cpu_flags
-from millpond.trainers.ppo import PPOTrainer
+from millpond.trainers.ppo.trainer import PPOTrainer
 
 CORES: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
 LESS_CALLS, LESS_UPDATES = 12, 2  # there are four of them, and an iteration should not have to wait

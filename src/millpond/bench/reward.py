@@ -22,9 +22,9 @@ from millpond.config import Loaded
 from millpond.loop import Loop
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.record.jsonlines import Record, read_records
-from millpond.trainers.reward import RewardTrainer
-from millpond.trainers.reward_agent import RewardAgent
-from millpond.trainers.session import start_run
+from millpond.trainers.common.session import start_run
+from millpond.trainers.reward.agent import RewardAgent
+from millpond.trainers.reward.trainer import RewardTrainer
 
 BATCHES_MEASURED = 20_000  # in all real cycles, about
 FEWEST, MOST = 3, 10  # real cycles

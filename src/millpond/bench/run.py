@@ -23,8 +23,8 @@ from millpond.durable import replace_json
 from millpond.planner.measured import Measured, kept_path, read_kept, settings_of, this_machine, with_measured
 from millpond.processor import can_use_bfloat16
 from millpond.store.host import host_facts
-from millpond.trainers.envs import env_agents
-from millpond.trainers.session import require_machine
+from millpond.trainers.common.envs import env_agents
+from millpond.trainers.common.session import require_machine
 
 MEASURES = {"ppo": measure_ppo, "mixture": measure_mixture, "reward": measure_reward}
 SETTINGS = {"ppo": ppo_settings, "mixture": mixture_settings, "reward": reward_settings}

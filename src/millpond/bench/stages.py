@@ -23,11 +23,11 @@ from millpond.envs.env_batch import Buffers
 from millpond.loop import Loop
 from millpond.record import Timer
 from millpond.rollout import Draw
-from millpond.trainers.envs import EnvBatchFactory
-from millpond.trainers.ppo import PPOTrainer
-from millpond.trainers.ppo_part import Estimate
-from millpond.trainers.ppo_rows import RowsCall
-from millpond.trainers.ppo_update import INPUTS, estimate_advantages, train_minibatch
+from millpond.trainers.common.envs import EnvBatchFactory
+from millpond.trainers.ppo.compiled_rows import RowsCall
+from millpond.trainers.ppo.micro_batch import Estimate
+from millpond.trainers.ppo.trainer import PPOTrainer
+from millpond.trainers.ppo.update import INPUTS, estimate_advantages, train_minibatch
 
 MAX_ENVS_ALONE = 512  # envs of the environment that is stepped alone: maps of thousands take their time to make
 STORED_BEFORE = ("observation", "action", "action_mask", "alive", "log_prob", "value")

@@ -15,7 +15,7 @@ from millpond.bench.result import Arithmetic, Iteration
 from millpond.bench.timing import Effort, Spread
 from millpond.loop import Ended
 from millpond.record.jsonlines import Record, read_records
-from millpond.trainers.ppo import PPOTrainer
+from millpond.trainers.ppo.trainer import PPOTrainer
 
 Pair = tuple[float, float]  # inference, training
 

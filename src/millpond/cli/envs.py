@@ -51,7 +51,7 @@ def print_check(env_id: str, options: list[str], steps: int | None, as_json: boo
     with watched(f"checking {env_id}:", lines_every=SECONDS_BETWEEN_LINES) as watch:
         findings = check_env(env_id, settings, steps=steps, watch=watch)
         if findings[0].rule != "can be made" or findings[0].status == "ok":
-            from millpond.trainers.build import check_policy_on
+            from millpond.trainers.common.build import check_policy_on
 
             watch("a policy acts and learns")
             findings = in_order([*findings, check_policy_on(env_id, settings)])

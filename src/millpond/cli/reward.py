@@ -13,7 +13,7 @@ def score(
     run: str, path: str, out: Path | None, plot: Path | None, episodes: str | None, best: bool, as_json: bool
 ) -> None:
     """Write the learned reward of every step, and a picture of chosen episodes."""
-    from millpond.trainers.reward_score import draw_scores, parse_episodes, score_run, write_scores
+    from millpond.trainers.reward.score import draw_scores, parse_episodes, score_run, write_scores
 
     scores = score_run(run, path, best=best)
     chosen = parse_episodes(episodes, len(scores.rewards))

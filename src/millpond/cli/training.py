@@ -25,10 +25,10 @@ def train(
     resume: str | None,
 ) -> None:
     """Train a recipe, or go on with a run."""
-    from millpond.ranks import join
-    from millpond.trainers.envs import env_agents
-    from millpond.trainers.kinds import make_trainer, require_trainer
-    from millpond.trainers.session import open_run, resume_run, run_of_all, setting_up, start_run
+    from millpond.distributed import join
+    from millpond.trainers.common.envs import env_agents
+    from millpond.trainers.common.kinds import make_trainer, require_trainer
+    from millpond.trainers.common.session import open_run, resume_run, run_of_all, setting_up, start_run
 
     recorded = None
     with join() as ranks:
@@ -70,7 +70,7 @@ def _say_nothing(text: str) -> None:
 
 def evaluate(name: str, episodes: int, render: Path | None, seed: int | None, best: bool, as_json: bool) -> None:
     """Episodes of a run's policy on seeds of their own."""
-    from millpond.trainers.play import evaluate_run
+    from millpond.trainers.common.play import evaluate_run
 
     evaluation, policy = evaluate_run(name, episodes=episodes, seed=seed, best=best, render=render)
     if as_json:
@@ -99,7 +99,7 @@ def write_report(name: str, run_dir: str, pictures: Path | None, as_json: bool) 
     from millpond.cli.progress import watched
     from millpond.report import read_facts
     from millpond.report.pictures import write_pictures
-    from millpond.trainers.reporting import find_reportable, report_run
+    from millpond.trainers.common.reporting import find_reportable, report_run
 
     folder = find_reportable(Path(run_dir), name)
     with watched("writing the report of") as watch:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from millpond.config.recipe import MixtureRecipe
-from millpond.trainers.envs import evaluation_vector
-from millpond.trainers.evaluate import Evaluation, evaluate
+from millpond.trainers.common.envs import evaluation_vector
+from millpond.trainers.common.evaluate import Evaluation, evaluate
 
 
 class RandomPlayer:

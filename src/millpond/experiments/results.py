@@ -16,7 +16,7 @@ from millpond.experiments.random_player import play_at_random
 from millpond.record import read_records
 from millpond.store import read_status
 from millpond.store.run import is_run
-from millpond.trainers.play import evaluate_run
+from millpond.trainers.common.play import evaluate_run
 
 FILE = "experiment_result.json"
 

@@ -15,7 +15,7 @@ from millpond.experiments.curves import all_curves, draw_curves
 from millpond.experiments.jobs import run_jobs
 from millpond.experiments.mixture_vs_single import Settings, all_jobs, check
 from millpond.experiments.results import collect_results, random_scores
-from millpond.trainers.session import require_machine
+from millpond.trainers.common.session import require_machine
 
 MAY_GROW = {"seeds", "games", "methods", "episodes"}
 

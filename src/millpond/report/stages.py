@@ -178,7 +178,7 @@ def _gradients(facts: Facts, plan: Any, setting: Any) -> Stage:
     words = "Backward pass, gradient clipped by its norm, one step of the optimiser a minibatch."
     return Stage(
         "Gradients",
-        "millpond.trainers.ppo_update",
+        "millpond.trainers.ppo.update",
         words,
         [
             ("gradient updates", _show(plan["gradient_updates"])),

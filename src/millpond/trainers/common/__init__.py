@@ -1,0 +1,1 @@
+"""Shared by all trainers: building, evaluation, sessions, summaries."""

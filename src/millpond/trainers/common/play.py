@@ -1,0 +1,144 @@
+"""A trained policy, taken from its run: to act with, to evaluate, to watch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
+from millpond.envs.env_batch import EnvBatch
+from millpond.envs.errors import require_extra
+from millpond.envs.render import render_rgb, write_gif
+from millpond.planner.host import require_device
+from millpond.plurals import plural
+from millpond.policies.parts import join_parts, torch_dtype
+from millpond.store import Checkpoints, NothingToPlayError, RunError, load_weights
+from millpond.trainers.common.build import make_policy
+from millpond.trainers.common.envs import evaluation_vector, make_spec
+from millpond.trainers.common.evaluate import Evaluation, evaluate
+from millpond.trainers.common.session import open_run
+
+
+class LoadedPolicy:
+    """A run's policy. `act` takes one batch of observations and the state that the last call gave back."""
+
+    def __init__(self, name: str, *, best: bool = False, run_dir: str = "runs", device: str = "cpu") -> None:
+        require_device(device)
+        loaded, run = open_run(name, run_dir)
+        self.recipe = loaded.recipe
+        if isinstance(self.recipe, RewardRecipe) and self.recipe.reward.reward_only:
+            raise NothingToPlayError(
+                f"run {run.name!r} learned a reward from recorded episodes and has no agent to play "
+                f"(reward.reward_only=true); its reward of every step: millpond reward score {run.name} EPISODES"
+            )
+        checkpoints = Checkpoints(run.checkpoints_path)
+        checkpoint = checkpoints.best() if best else checkpoints.find().checkpoint
+        if checkpoint is None:
+            raise RunError(
+                f"run {run.name!r} has no {'best' if best else 'usable'} checkpoint in {run.checkpoints_path}"
+            )
+        self.updates = checkpoint.updates  # of everything that the run trains
+        which = "best checkpoint" if best else "newest checkpoint"
+        self.description = f"{which}, after {plural(checkpoint.updates, 'update')}"
+        self.spec = make_spec(self.recipe.env, stacked=True)
+        self.device = torch.device(device)
+        self.greedy = not isinstance(self.recipe, PPORecipe)  # how it is evaluated; PPO's policies draw their actions
+        self.policy: Any
+        if isinstance(self.recipe, MixtureRecipe):  # the BigAgent, or the one agent where there is none
+            from millpond.trainers.mixture.networks import make_network
+
+            part = "big" if "big" in checkpoint.weights else "agent0"
+            if part == "big":
+                own = checkpoint.state["big"]["dqn"]["updates"]
+                self.description = f"{which}, the BigAgent after {plural(own, 'update')} of its own"
+            self.policy = make_network(self.recipe, self.spec).to(self.device)
+        elif isinstance(self.recipe, RewardRecipe):
+            from millpond.trainers.reward.networks import make_player
+
+            part = "agent"
+            self.policy = make_player(self.spec).to(self.device)
+        else:
+            part = "policy"
+            self.policy = make_policy(self.recipe.policy, self.spec, self.device)
+        load_weights({part: self.policy}, checkpoint.weights, f"run {run.name!r}")
+        self.policy.eval()
+
+    def act(
+        self, observation: Any, state: Tensor | None = None, *, action_mask: Any = None, deterministic: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Actions [B, ...] of observations [B, ...], as the env takes them, and the state to pass with the next ones.
+
+        Observations are as the environment writes them (`spec.observation`), or a mapping of their parts, name -> [B, ...].
+        `action_mask` [B, choices] is true where an action is allowed, in environments that say so.
+        """
+        tensor = self._stored(observation).to(self.device)
+        mask = None if action_mask is None else torch.as_tensor(action_mask, dtype=torch.bool, device=self.device)
+        if state is None:
+            state = self.policy.initial_state(len(tensor), self.device)
+        with torch.inference_mode():
+            chosen = self.policy.act(tensor, state, action_mask=mask, deterministic=deterministic)
+        taken = self.spec.action
+        if taken.kind != "continuous":
+            return chosen.action, chosen.state
+        low, high = (torch.tensor(bound, device=self.device) for bound in (taken.low, taken.high))
+        return chosen.action.clamp(low, high), chosen.state
+
+    def _stored(self, observation: Any) -> Tensor:
+        """Observations as rows hold them: [B, *spec.observation.shape] in its dtype."""
+        spec = self.spec.observation
+        if isinstance(observation, Mapping):
+            return join_parts(spec, observation)
+        tensor, dtype = torch.as_tensor(observation), torch_dtype(spec.dtype, "observation")
+        same_kind = tensor.is_floating_point() == dtype.is_floating_point
+        if tensor.shape[1:] != spec.shape or tensor.dim() == 0 or not same_kind:
+            parts = ", ".join(f"{part.name} {part.dtype} {part.shape}" for part in spec.parts)
+            raise RunError(
+                f"act was called with observations of {tensor.dtype} {tuple(tensor.shape)}; {self.spec.id} writes batches of "
+                f"{spec.dtype} {('B', *spec.shape)}"
+                + (f", or pass a mapping of the parts, each with a batch axis: {parts}" if len(spec.parts) > 1 else "")
+            )
+        return tensor.to(dtype)
+
+
+def evaluate_run(
+    name: str,
+    *,
+    episodes: int,
+    seed: int | None = None,
+    best: bool = False,
+    render: Path | None = None,
+    frames_at_most: int | None = None,
+) -> tuple[Evaluation, LoadedPolicy]:
+    """Play episodes with a run's policy; also return the policy. `render` is a GIF file for the first env's episode."""
+    if render is not None and render.suffix.lower() != ".gif":
+        raise RunError(
+            f"pictures are GIFs, so {str(render)!r} must end in .gif; try {str(render.with_suffix('.gif'))!r}"
+        )
+    if render is not None and not render.parent.is_dir():
+        raise RunError(f"there is no folder {str(render.parent)!r} for the picture {render.name}; make it first")
+    loaded = LoadedPolicy(name, best=best)
+    require_extra(loaded.recipe.env.id)
+    env_batches: list[EnvBatch] | None = None if render is None else []
+    frames: list[Any] = []
+
+    def draw() -> None:
+        if env_batches and (frames_at_most is None or len(frames) < frames_at_most):
+            frames.append(render_rgb(env_batches[-1], 0))
+
+    with evaluation_vector(loaded.recipe.env, loaded.recipe.vector, episodes, made=env_batches) as vector:
+        evaluation = evaluate(
+            loaded.policy,
+            vector,
+            episodes=episodes,
+            seed=loaded.recipe.eval.seed if seed is None else seed,
+            device=loaded.device,
+            deterministic=loaded.greedy,
+            before_step=draw if render is not None else None,
+        )
+    if render is not None:
+        write_gif(frames[: evaluation.lengths[0]], render)
+    return evaluation, loaded

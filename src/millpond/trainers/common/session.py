@@ -1,0 +1,128 @@
+"""Starting a run, taking one up again, and which settings may differ then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from millpond.config import Loaded, Recipe, load
+from millpond.config.check import check, flatten
+from millpond.distributed import Ranks
+from millpond.distributed.parts import require_ranks
+from millpond.durable import replace_file
+from millpond.envs.errors import require_extra
+from millpond.envs.families import FAMILIES, family_of
+from millpond.planner.host import require_device
+from millpond.planner.make import needs_env
+from millpond.planner.ranks import plan_over_ranks
+from millpond.store import Run, RunError, check_changes, find_run
+from millpond.trainers.common.envs import env_agents
+
+if TYPE_CHECKING:
+    from millpond.trainers.reward.data import Recorded
+
+# Lengths and logging: what was learned so far stays right when these change.
+MAY_CHANGE = {
+    "trainer.total_iterations", "trainer.total_timesteps", "trainer.max_seconds", "mixture.total_frames", "reward.epochs",
+    "reward.save_freq", "reward.log_batches", "vector.timeout", "vector.on_crash", "run_dir", "description", "presets",
+}  # fmt: skip
+MAY_CHANGE_IN = ("checkpoint.", "eval.", "log.")
+
+
+def may_change(key: str) -> bool:
+    """Whether a run can be resumed with another value of this key."""
+    return key in MAY_CHANGE or key.startswith(MAY_CHANGE_IN)
+
+
+def require_machine(recipe: Recipe) -> None:
+    """Refuse a recipe that needs an extra or a device that is not here, before anything is made for it."""
+    if needs_env(recipe):
+        require_extra(recipe.env.id)
+    require_device(recipe.device)
+
+
+@contextmanager
+def setting_up(run: Run, ranks: Ranks) -> Iterator[None]:
+    """Within this context a run is built. Where that fails it is abandoned: the name of a new run is free again."""
+    try:
+        yield
+    except BaseException as error:  # Ctrl-C, too
+        if ranks.first:
+            run.abandon(error)
+        raise
+
+
+def config_text(loaded: Loaded) -> str:
+    """The whole config as YAML, defaults included, so that a run folder explains itself."""
+    values = loaded.recipe.model_dump(mode="json")
+    family = family_of(loaded.recipe.env.id)
+    for other in FAMILIES:  # settings of other environments would be refused when this is read again
+        if family is None or other != family.name:
+            values["env"].pop(other, None)
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def start_run(
+    loaded: Loaded, name: str | None, *, overwrite: bool = False, ranks: int = 1, recorded: Recorded | None = None
+) -> Run:
+    """A new run's folder. Without a name it is called after the recipe, with the next free number.
+
+    `recorded` are the episodes of a reward run, if they are open already: its plan then does not open them again.
+    """
+    root = Path(loaded.recipe.run_dir)
+    dataset = recorded.dataset if recorded is not None else None
+    plan = {**plan_over_ranks(loaded, ranks, dataset).to_json(), "ranks": ranks}
+    if name is not None:
+        return Run.start(root, name, config_yaml=config_text(loaded), plan=plan, overwrite=overwrite)
+    stem = Path(loaded.name).stem
+    number = 1
+    while (root / f"{stem}-{number}").exists():
+        number += 1
+    return Run.start(root, f"{stem}-{number}", config_yaml=config_text(loaded), plan=plan)
+
+
+def resume_run(name: str, overrides: Iterable[str], run_dir: str = "runs", *, ranks: int = 1) -> tuple[Loaded, Run]:
+    """A run to go on with, and its config with those changes that a resumed run may have."""
+    folder = find_run(Path(run_dir), name)
+    plan = folder / "plan.json"
+    saved = json.loads(plan.read_text()).get("ranks", 1) if plan.is_file() else 1
+    require_ranks(saved, ranks, f"run {folder.name!r}", name)
+    before = load(folder / "config.yaml")
+    after = load(folder / "config.yaml", overrides, ask_env=env_agents)
+    require_machine(after.recipe)
+    changes = check_changes(flatten(before.recipe), flatten(after.recipe), may_change)
+    run = Run.resume(folder.parent, folder.name)
+    if changes:
+        replace_file(run.config_path, config_text(after).encode())
+    return after, run
+
+
+def run_of_all(ranks: Ranks, begin: Callable[[], tuple[Loaded, Run]]) -> tuple[Loaded, Run]:
+    """What rank 0 begins; the others learn its config and its folder, and touch neither."""
+    begun: list[tuple[Loaded, Run]] = []
+
+    def lead() -> dict[str, Any]:
+        begun.append(begin())
+        loaded, run = begun[0]
+        return {"name": loaded.name, "config": config_text(loaded), "run": str(run.folder), "resumed": run.resumed}
+
+    told = ranks.lead(lead)
+    if not begun:
+        values = yaml.safe_load(told["config"])
+        recipe = check(values, told["name"])
+        begun.append((Loaded(told["name"], recipe, values), Run(Path(told["run"]), resumed=told["resumed"])))
+    begun[0][1].launcher = ranks.place.launcher
+    return begun[0]
+
+
+def open_run(name: str, run_dir: str = "runs") -> tuple[Loaded, Run]:
+    """A run to read from, with its config."""
+    run = Run.open(Path(run_dir), name)
+    if not run.config_path.is_file():
+        raise RunError(f"{run.folder} has no config.yaml, so it is not a run that can be read")
+    return load(run.config_path), run

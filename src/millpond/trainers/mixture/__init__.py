@@ -1,0 +1,1 @@
+"""Mixture: PQN agents, a lake, a BigAgent and clones of it."""

@@ -1,0 +1,153 @@
+"""A mixture over several ranks: who has which agents, and what ranks tell each other of them.
+
+Agent k is the same one whichever rank has it: its seeds follow from its number. What is known of agents is told by name.
+With one rank every function here gives back what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from millpond.config import MixtureRecipe
+from millpond.distributed import RankError, Ranks
+from millpond.learners import DQN, Collection, QNetwork
+from millpond.loop import Loop
+from millpond.replay import Lake, Steps
+from millpond.store import Run, RunError, Stateful, load_weights
+from millpond.store.tree import tree_from_bytes, tree_to_bytes
+from millpond.trainers.common.evaluate import Evaluation
+from millpond.trainers.common.over_ranks import rank_device, rank_vector
+
+
+def recipe_of_rank(recipe: MixtureRecipe, ranks: Ranks) -> MixtureRecipe:
+    """The recipe with the device and the threads of this rank."""
+    place = ranks.place
+    if ranks.alone:
+        return recipe
+    own = {"device": str(rank_device(recipe.device, place)), "vector": rank_vector(recipe.vector, place)}
+    return recipe.model_copy(update=own)
+
+
+def agents_of_rank(ranks: Ranks, agents: int) -> range:
+    """The numbers of this rank's agents: an equal share, consecutive."""
+    share = agents // ranks.count
+    return range(ranks.rank * share, (ranks.rank + 1) * share)
+
+
+def share_networks(ranks: Ranks, networks: Sequence[QNetwork]) -> None:
+    """Of all agents' networks, bring those of other ranks up to date."""
+    if ranks.alone:
+        return
+    own = {number: dict(networks[number].state_dict()) for number in agents_of_rank(ranks, len(networks))}
+    for data in ranks.share_bytes(tree_to_bytes(own)):
+        for number, weights in tree_from_bytes(data, "networks of a rank").items():
+            networks[number].load_state_dict(weights)
+
+
+def begin_with(ranks: Ranks, networks: Sequence[QNetwork], big: DQN | None, other: Run | None) -> None:
+    """Everybody begins with the weights of another mixture's BigAgent, or of its one agent, which rank 0 reads.
+
+    Without another run agents begin with their own weights, and all ranks with rank 0's BigAgent.
+    """
+    first = networks[0]
+
+    def read() -> bool:
+        if other is None:
+            return False
+        weights = other.weights()
+        found = weights.get("big", weights.get("agent0"))
+        if found is None:
+            raise RunError(f"run {other.name!r} has no weights of a BigAgent or agent; it has {sorted(weights)}")
+        load_weights({"network": first}, {"network": found}, f"run {other.name!r}")
+        return True
+
+    if ranks.lead(read):
+        ranks.copy_from_first(first.state_dict().values())
+        for network in networks[1:]:
+            network.load_state_dict(first.state_dict())
+        if big is not None:
+            big.start_from(first)
+    if big is not None:
+        ranks.copy_from_first([big.online.data, big.behind.data])
+
+
+# -- what ranks tell each other
+
+
+def told_by_all(ranks: Ranks, own: dict[str, Any]) -> dict[str, Any]:
+    """What each rank knows of its own agents, by name: of all agents. Tensors of one number are told as numbers."""
+    if ranks.alone:
+        return own
+    return {name: value for told in ranks.share(_plain(own)) for name, value in told.items()}
+
+
+def figures_of(collection: Collection) -> dict[str, Any]:
+    """What records want to know of a collection."""
+    episodes = [(episode.returns[0], episode.length, episode.info) for episode in collection.episodes]
+    return {"env_steps": collection.env_steps, "reward": collection.reward.mean(), "episodes": episodes}
+
+
+def record_figures(loop: Loop, name: str, figures: Mapping[str, Any]) -> None:
+    """Record them, of this agent and of all."""
+    loop.record("reward_per_agent_step", figures["reward"], weight=figures["env_steps"])
+    for episode_return, length, info in figures["episodes"]:
+        for prefix in ("", f"{name}/"):
+            loop.record(f"{prefix}episode_return", episode_return)
+            loop.record(f"{prefix}episode_length", float(length))
+        for key, value in info.items():
+            loop.record(f"env/{key}", float(value))
+
+
+def steps_of_all(ranks: Ranks, own: Mapping[str, Steps]) -> list[Steps]:
+    """The steps of all streams, the BigAgent's own behind those of the agents."""
+    if ranks.alone:
+        return list(own.values())
+    told = ranks.share_bytes(tree_to_bytes({name: vars(steps) for name, steps in own.items()}))
+    found = {name: Steps(**part) for data in told for name, part in tree_from_bytes(data, "steps of a rank").items()}
+    return [found[name] for name in sorted(found, key=lambda name: name == "big")]
+
+
+def judged_by_first(ranks: Ranks, judge: Callable[[], Evaluation]) -> Evaluation:
+    """Evaluate at rank 0, and tell all."""
+    if ranks.alone:
+        return judge()
+    told = ranks.lead(lambda: asdict(judge()))
+    return Evaluation(tuple(map(tuple, told["returns"])), tuple(told["lengths"]), tuple(told["infos"]))
+
+
+def refresh_together(ranks: Ranks, lake: Lake) -> None:
+    """See what everybody has poured: nobody looks before all have, or writes before all have looked."""
+    ranks.meet()
+    lake.refresh()
+    seen = ranks.share({name: [position, lake.view(name).rows] for name, position in lake.positions().items()})
+    if any(other != seen[0] for other in seen):
+        raise RankError(
+            f"the ranks do not see the same lake at {lake.folder} (streams: {'; '.join(map(str, seen))}): run_dir must "
+            f"be on a disk that all ranks share"
+        )
+
+
+class Together:
+    """Several parts of a checkpoint as one, for `PerRank`: ranks have parts of other names."""
+
+    def __init__(self, parts: Mapping[str, Stateful]) -> None:
+        self._parts = parts
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return float(value)
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,1 @@
+"""Recurrent PPO: rows, advantages, minibatches."""

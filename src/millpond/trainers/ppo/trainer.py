@@ -1,0 +1,348 @@
+"""Recurrent PPO: collect rows, estimate advantages, train minibatches, record, save; again.
+
+iteration > update_epoch > minibatch
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from millpond.config import Loaded, PPORecipe
+from millpond.distributed import (
+    ALONE,
+    NoRecorder,
+    PerRank,
+    Ranks,
+    restore_over_ranks,
+    save_over_ranks,
+    training_over_ranks,
+)
+from millpond.loop import Address, Ended, Loop
+from millpond.losses import mean_and_variance
+from millpond.planner import PPOPlan, plan_loaded
+from millpond.planner.lines import sentence
+from millpond.planner.memory import row_fields
+from millpond.planner.ranks import plan_over_ranks, share_of_rank
+from millpond.policies.threads import torch_in_one_thread, torch_threads
+from millpond.processor import prepare_bfloat16
+from millpond.record import Counters, Recorder, Timer
+from millpond.report import Picture
+from millpond.rollout import Collector, Draw, Rows, draw_minibatches
+from millpond.rollout.collect import Collected
+from millpond.rollout.sampling import annealed_beta
+from millpond.schedules import named
+from millpond.store import Checkpoints, Parts, RandomState, Run
+from millpond.trainers.common.build import make_policy
+from millpond.trainers.common.envs import build_vector, evaluation_vector
+from millpond.trainers.common.evaluate import Evaluation, evaluate
+from millpond.trainers.common.optimizers import make_optimizer
+from millpond.trainers.common.over_ranks import (
+    begin_with_weights,
+    collected_by_all,
+    rank_device,
+    rank_seeds,
+    rank_vector,
+)
+from millpond.trainers.common.reporting import next_steps, report_at_end
+from millpond.trainers.common.sinks import make_sinks
+from millpond.trainers.common.summary import summarise
+from millpond.trainers.common.vector_state import VectorState
+from millpond.trainers.ppo.compiled_rows import RowsCall
+from millpond.trainers.ppo.micro_batch import Coefficients, Estimate
+from millpond.trainers.ppo.update import estimate_advantages, train_minibatch
+
+
+class PPOTrainer:
+    """Everything of one PPO run. `train()` runs it to its end, or to where it is stopped."""
+
+    def __init__(self, loaded: Loaded, run: Run, *, weights_from: Run | None = None, ranks: Ranks = ALONE) -> None:
+        recipe, share = loaded.recipe, share_of_rank(loaded, ranks.count)
+        assert isinstance(recipe, PPORecipe)
+        planned, total = plan_loaded(share).plan, plan_over_ranks(loaded, ranks.count).plan
+        assert isinstance(planned, PPOPlan)
+        assert isinstance(total, PPOPlan)
+        self.recipe, self.run, self.ranks = recipe, run, ranks
+        self.plan, self.share = total, planned  # of all ranks together, and of this one
+        self.device = rank_device(recipe.device, ranks.place)
+        if recipe.trainer.precision == "bfloat16" and self.device.type == "cpu":
+            prepare_bfloat16()
+        seeds = rank_seeds(recipe.seed, ranks.rank)
+        random.seed(seeds[0])
+        torch.manual_seed(seeds[1])
+        self.sampler = np.random.default_rng(seeds[2])
+
+        self.timer, self.counters = Timer(), Counters()
+        self.vector = build_vector(
+            recipe.env,
+            rank_vector(share.recipe.vector, ranks.place),
+            num_envs=planned.num_envs,
+            groups=planned.groups,
+            num_workers=planned.num_workers,
+            stacked=True,
+        )
+        policy = make_policy(recipe.policy, self.vector.spec, self.device)
+        state_shape = tuple(policy.initial_state(1, self.device).shape[1:])
+        policy.value_trains_core = recipe.ppo.value_trains_core
+        self.policy = policy
+        begin_with_weights(ranks, {"policy": policy}, weights_from)
+        self.unroll = torch.compile(policy.unroll) if recipe.trainer.compile else policy.unroll
+        self.optimizer, self.parameters = make_optimizer(recipe.ppo, self.policy), list(policy.parameters())
+        self.kept: dict[tuple[int, int], RowsCall] = {}  # what threads work in
+        agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
+        self.rows = Rows(
+            row_fields(self.vector.spec, state_shape),
+            planned.buffer_rows,
+            planned.bptt_horizon,
+            planned.num_agents,
+            agents_per_row,
+            "cpu" if recipe.trainer.cpu_offload else str(self.device),
+        )
+        self.collector = Collector(
+            self.vector,
+            self.rows,
+            rows_wanted=planned.segments,
+            state_shape=state_shape,
+            device=str(self.device),
+            generator=torch.Generator(self.device).manual_seed(seeds[3]),
+            phase=self.timer,
+        )
+        self.vector.reset(seeds[4])
+
+        self.loop = self._make_loop()
+        self.recorder = (
+            Recorder(run.metrics_path, self.counters, make_sinks(recipe, run, self.loop, self.counters, self.timer))
+            if ranks.first
+            else NoRecorder()
+        )
+        self.checkpoints = Checkpoints(
+            run.checkpoints_path,
+            keep_last=recipe.checkpoint.keep_last or 10**9,
+            keep_every=recipe.checkpoint.keep_every,
+        )
+        self.parts = Parts(
+            weights={"policy": self.policy},
+            state={
+                "optimizer": self.optimizer,
+                "collector": PerRank(ranks, self.collector),
+                "vector": PerRank(ranks, VectorState(self.vector, seeds[4])),
+                "random": PerRank(ranks, RandomState(sampler=self.sampler)),
+            },
+            values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
+        )
+        self.score: float | None = None
+        self.last_evaluation: Evaluation | None = None  # not yet in a record
+        self.final_evaluation: Evaluation | None = None
+        self.figures: list[str] = []
+        self.picture: Picture | None = None
+        if run.resumed:
+            restore_over_ranks(ranks, self.checkpoints, self.parts)
+
+    def train(self) -> None:
+        """The whole algorithm."""
+        with training_over_ranks(self.ranks, self.run, self.loop, self.recorder):
+            for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
+                if at.begins("iteration"):
+                    collected = self._collect()
+                    estimate = self._estimate()
+                if at.begins("update_epoch"):
+                    draws = self._draws(estimate)
+                self._update(at, next(draws), estimate)
+                if at.begins("iteration"):
+                    self._record_collection(collected, estimate)
+        if self.ranks.first:
+            self.figures = self._figures()  # before the report, whose time is not the training's
+            self.picture = report_at_end(self.run)
+
+    def close(self) -> None:
+        """End the workers."""
+        self.vector.close()
+
+    def opening(self) -> list[str]:
+        """How the envs are stepped, and why so."""
+        return sentence(f"vector: {self.vector.backend}; {self.vector.reason}")
+
+    def summary(self) -> list[str]:
+        """Return, speed and where the time went, when the run is over."""
+        if not self.loop.done:
+            return []
+        return [*self.figures, "", *next_steps(self.run, self.picture, longer="trainer.total_timesteps")]
+
+    def _figures(self) -> list[str]:
+        speed = self.counters.agent_steps / max(self.counters.seconds, 1e-9)
+        return summarise(self.recipe, self.final_evaluation, self.timer.shares(), speed)
+
+    # -- the stages of an iteration
+
+    def _collect(self) -> Collected:
+        with self.timer("collect"), self._autocast(), torch_threads(self._acting_threads()):
+            collected = collected_by_all(self.ranks, self.collector.collect(self.policy), self.share.num_envs)
+        self.counters.env_steps += collected.env_steps
+        self.counters.agent_steps += collected.agent_steps
+        self.counters.frames += collected.env_steps * self.vector.spec.frame_skip
+        self.counters.episodes += len(collected.episodes)
+        return collected
+
+    def _acting_threads(self) -> int:
+        """While the policy looks at one group of envs, worker processes step the other: they need cores too."""
+        workers = self.vector.num_workers if self.vector.backend == "processes" and self.vector.groups > 1 else 0
+        return max(1, torch.get_num_threads() - workers)
+
+    def _estimate(self) -> Estimate:
+        ppo = self.recipe.ppo
+        with self.timer("advantage"), torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
+            return estimate_advantages(
+                self.rows,
+                self.share.segments,
+                gamma=ppo.gamma,
+                lam=ppo.gae_lambda,
+                rho_clip=ppo.rho_clip if ppo.advantage == "vtrace" else float("inf"),
+                c_clip=ppo.c_clip if ppo.advantage == "vtrace" else float("inf"),
+                normalize=ppo.normalize_advantage,
+                add_up=self.ranks.add_up,
+                bootstrap_truncation=ppo.bootstrap_truncation,
+            )
+
+    def _draws(self, estimate: Estimate) -> Iterator[Draw]:
+        ppo = self.recipe.ppo
+        return draw_minibatches(
+            ppo.sampling,
+            self.share.segments,
+            self.share.minibatch_segments,
+            self.sampler,
+            priority=estimate.priority,
+            alpha=ppo.prio_alpha,
+            beta=annealed_beta(ppo.prio_beta0, self._progress()),
+        )
+
+    def _update(self, at: Address, draw: Draw, estimate: Estimate) -> None:
+        with self.timer("train"):
+            self._set_learning_rate()
+            step = train_minibatch(
+                self.unroll,
+                self.parameters,
+                self.optimizer,
+                self.rows,
+                estimate,
+                draw,
+                self._coefficients(),
+                part_rows=self.share.minibatch_segments // self.share.accumulated_parts,
+                device=self.device,
+                autocast=self._autocast,
+                in_parallel=not self.recipe.trainer.compile,
+                add_up=self.ranks.add_up,
+                kept=self.kept,
+            )
+        self.counters.updates += 1
+        for name, value in step.metrics.items():
+            self.loop.record(name, value, weight=step.agent_steps)
+        if self.recipe.ppo.target_kl is not None:
+            self._end_early(at, float(step.metrics["approx_kl"]))
+
+    # -- what the schedules say now
+
+    def _progress(self) -> float:
+        return self.loop.totals["iteration"] / max(1, self.plan.iterations)
+
+    def _set_learning_rate(self) -> None:
+        rate = named(self.recipe.ppo.lr_schedule, self.recipe.ppo.learning_rate, over=1.0)(self._progress())
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _coefficients(self) -> Coefficients:
+        ppo, progress = self.recipe.ppo, self._progress()
+        return Coefficients(
+            clip_coef=named(ppo.clip_schedule, ppo.clip_coef, over=1.0)(progress),
+            vf_clip_coef=ppo.vf_clip_coef,
+            vf_coef=ppo.vf_coef,
+            ent_coef=named(ppo.ent_schedule, ppo.ent_coef, over=1.0)(progress),
+            max_grad_norm=ppo.max_grad_norm,
+        )
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        enabled = self.recipe.trainer.precision == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled)
+
+    # -- the loop and its hooks
+
+    def _make_loop(self) -> Loop:
+        plan, recipe = self.plan, self.recipe
+        if recipe.ppo.target_kl is None:
+            loop = Loop(iteration=plan.iterations, update_epoch=plan.update_epochs, minibatch=plan.num_minibatches)
+        else:  # may end early, so its levels are open
+            loop = Loop(iteration=plan.iterations, update_epoch=None, minibatch=None)
+        loop.resumable_at("iteration")
+        loop.at_end("iteration", self._end_iteration)
+        if recipe.eval.interval is not None:
+            loop.at_end("iteration", self._evaluate, every=recipe.eval.interval)
+        loop.at_end("iteration", self._evaluate_at_the_end, at="last")
+        loop.at_end("iteration", self._write_record)
+        if recipe.checkpoint.interval is not None:
+            loop.at_end("iteration", lambda ended: loop.request_save(), every=recipe.checkpoint.interval)
+        loop.on_save(self._save)
+        return loop
+
+    def _save(self) -> None:
+        """The score belongs to the policy that was evaluated: a checkpoint between evaluations has none."""
+        score, self.score = self.score, None
+        save_over_ranks(self.ranks, self.checkpoints, self.counters.updates, self.parts, score)
+
+    def _end_early(self, at: Address, approx_kl: float) -> None:
+        assert self.recipe.ppo.target_kl is not None
+        over = approx_kl > self.recipe.ppo.target_kl
+        if over or at["minibatch"] + 1 == self.plan.num_minibatches:
+            self.loop.end("minibatch")
+            if over or at["update_epoch"] + 1 == self.plan.update_epochs:
+                self.loop.end("update_epoch")
+
+    def _record_collection(self, collected: Collected, estimate: Estimate) -> None:
+        """Values of the whole iteration, recorded once."""
+        steps = max(1, collected.agent_steps)
+        reward, alive = self.rows["reward"][: self.share.segments], self.rows["alive"][: self.share.segments]
+        mean_reward, _ = mean_and_variance(reward, alive, self.ranks.add_up)
+        self.loop.record("reward_per_agent_step", mean_reward, steps)
+        self.loop.record("explained_variance", estimate.explained_variance)
+        if collected.dropped_agent_steps:
+            self.loop.record("dropped_agent_steps", float(collected.dropped_agent_steps))
+        for episode in collected.episodes:
+            self.loop.record("episode_return", float(np.mean(episode.returns)))
+            self.loop.record("episode_length", float(episode.length))
+            for name, value in episode.info.items():
+                self.loop.record(f"env/{name}", float(value))
+
+    def _end_iteration(self, ended: Ended) -> None:
+        if self.recipe.policy.normalize_observations:  # not before: rows are trained as they were acted
+            seen, alive = (self.rows[name][: self.share.segments] for name in ("observation", "alive"))
+            self.policy.update_normalizer(seen[alive], self.ranks.add_up)
+        self.collector.finish()
+
+    def _write_record(self, ended: Ended) -> None:
+        times = self.timer.take()
+        seconds = sum(seconds for name, seconds in times.items() if name.count("/") == 1)
+        evaluated = self.last_evaluation.metrics() if self.last_evaluation is not None else {}
+        self.last_evaluation = None
+        rate = self.plan.agent_steps / seconds if seconds else 0.0
+        self.recorder.write({**ended.means(), **evaluated, **times, "agent_steps_per_second": rate})
+
+    def _evaluate_at_the_end(self, ended: Ended) -> None:
+        if self.last_evaluation is None:
+            self._evaluate(ended)
+
+    def _evaluate(self, ended: Ended) -> None:
+        self.loop.request_save()
+        if not self.ranks.first:
+            return
+        with self.timer("evaluate"):
+            self.last_evaluation = self.final_evaluation = self.evaluate(self.recipe.eval.episodes)
+        self.score = self.last_evaluation.mean
+
+    def evaluate(self, episodes: int) -> Evaluation:
+        """Episodes of the policy as it is now, in envs of their own."""
+        vector = evaluation_vector(self.recipe.env, self.recipe.vector, episodes)
+        with vector:
+            return evaluate(self.policy, vector, episodes=episodes, seed=self.recipe.eval.seed, device=self.device)

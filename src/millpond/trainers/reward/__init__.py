@@ -1,0 +1,1 @@
+"""Reward learning from recorded episodes, alone or together with an agent."""

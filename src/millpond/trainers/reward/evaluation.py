@@ -1,0 +1,72 @@
+"""Held-out episodes judged by a reward network and by the baselines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from millpond.planner.lines import table
+from millpond.plurals import plural
+from millpond.record.headline import HELD_OUT
+from millpond.rewards.evaluate import METRICS, Judged, baselines_of, measure
+from millpond.rewards.network import RewardNetwork
+from millpond.rewards.source import judge_episode
+from millpond.trainers.reward.data import Recorded
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Metrics of the learned reward and of each baseline, by name."""
+
+    episodes: int
+    learned: dict[str, float]
+    baselines: dict[str, dict[str, float]]
+
+    @property
+    def score(self) -> float | None:
+        return next((self.learned[name] for name in HELD_OUT if name in self.learned), None)
+
+    def metrics(self) -> dict[str, float]:
+        """As records hold them: held_out/NAME of the learned reward, held_out/BASELINE/NAME beside it."""
+        found = {f"held_out/{name}": value for name, value in self.learned.items()}
+        for baseline, values in self.baselines.items():
+            found |= {f"held_out/{baseline}/{name}": value for name, value in values.items()}
+        return found
+
+    def lines(self) -> list[str]:
+        """A table: one line a metric, the learned reward first."""
+        rows = []
+        for name, title in METRICS.items():
+            columns = [self.learned, *self.baselines.values()]
+            if any(name in column for column in columns):
+                rows.append([title, *(f"{column[name]:.3f}" if name in column else "-" for column in columns)])
+        heading = f"Held out: {plural(self.episodes, 'episode')}"
+        return [heading, *table(["", "learned", *self.baselines], rows)] if rows else [heading]
+
+
+def evaluate_reward(network: RewardNetwork, recorded: Recorded, device: torch.device) -> HeldOut | None:
+    """None where no episode was held out."""
+    data = recorded.data
+    if not len(recorded.held_out):
+        return None
+    judged = []
+    for episode in recorded.held_out.tolist():
+        reward, value = judge_episode(network, data, episode, device)
+        truth = data.rewards(episode).astype(np.float64) if data.has_rewards else None
+        success = None if data.success is None else bool(data.success[episode])
+        values = None if value is None else value.astype(np.float64)
+        backwards = None if values is None else values[::-1]  # states are judged one by one
+        judged.append(Judged(reward.astype(np.float64), values, backwards, truth, success))
+    training = recorded.training
+    steps = float(data.lengths[training].sum())
+    mean_reward = float(data.returns[training].sum()) / steps if data.returns is not None else 0.0
+    beside = baselines_of(judged, mean_reward, float(data.lengths[training].mean()))
+    others = []
+    if recorded.others is not None and not network.of_transitions:
+        for episode in range(len(recorded.others)):
+            _, value = judge_episode(network, recorded.others, episode, device)
+            assert value is not None
+            others.append(value.astype(np.float64))
+    return HeldOut(len(judged), measure(judged, others), {name: measure(episodes) for name, episodes in beside.items()})

@@ -1,0 +1,165 @@
+"""The learned reward of recorded episodes, for use elsewhere: as a file, and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from millpond.config import RewardRecipe
+from millpond.data import DataError, open_episodes
+from millpond.errors import MillpondError
+from millpond.plurals import plural
+from millpond.rewards.network import OF_TRANSITIONS, Inputs
+from millpond.rewards.source import inputs_of, judge_episode
+from millpond.store import Checkpoints, RunError
+from millpond.trainers.common.session import open_run
+from millpond.trainers.reward.networks import make_network
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+SHOWN = 4  # episodes in a picture when none are chosen
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A reward for every step of every episode. `values` are those of states, where the objective has them."""
+
+    objective: str
+    updates: int
+    names: tuple[str, ...]
+    rewards: list[Floats]
+    values: list[Floats] | None
+    truths: list[Floats] | None
+
+
+def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs") -> Scores:
+    """Judge the episodes of a file by the reward network of a run."""
+    loaded, run = open_run(name, run_dir)
+    recipe = loaded.recipe
+    if not isinstance(recipe, RewardRecipe):
+        raise RunError(f"run {run.name!r} is of kind {recipe.kind}; only runs of kind reward hold a reward network")
+    checkpoints = Checkpoints(run.checkpoints_path)
+    checkpoint = checkpoints.best() if best else checkpoints.find().checkpoint
+    if checkpoint is None:
+        raise RunError(f"run {run.name!r} has no {'best' if best else 'usable'} checkpoint in {run.checkpoints_path}")
+    settings = recipe.data
+    data = open_episodes(
+        path,
+        settings.observation_keys,
+        settings.images,
+        drop_columns=settings.drop_columns,
+        memory_bytes=settings.memory_bytes,
+    )
+    if data.action is None and recipe.reward.objective in OF_TRANSITIONS:
+        raise DataError(
+            f"{path}: {data.without_actions} is missing, and the reward r(s, a, s') of run {run.name!r} needs the actions; "
+            f"score it with a run of reward.objective=progress"
+        )
+    inputs = inputs_of(data)
+    if data.discrete:  # the file need not hold every action that the run knows
+        known = _actions_known(checkpoint.weights["reward"], inputs, recipe)
+        if data.num_actions > known:
+            raise DataError(f"{path} has {data.num_actions} actions, run {run.name!r} was trained on {known}")
+        inputs = replace(inputs, action=known)
+    network = make_network(recipe, inputs, seed=0)
+    try:
+        network.load_state_dict(checkpoint.weights["reward"])
+    except RuntimeError:
+        raise DataError(
+            f"{path} has observations of {plural(len(data.columns), 'number')} ({', '.join(data.fields)}) and actions "
+            f"{data.action}, which is not what run {run.name!r} was trained on ({settings.path})"
+        ) from None
+    network.eval()
+    judged = [judge_episode(network, data, episode, torch.device("cpu")) for episode in range(len(data))]
+    values = [value for _, value in judged if value is not None]
+    return Scores(
+        recipe.reward.objective,
+        checkpoint.updates,
+        data.names,
+        [reward for reward, _ in judged],
+        values or None,
+        [data.rewards(episode).astype(np.float32) for episode in range(len(data))] if data.has_rewards else None,
+    )
+
+
+def _actions_known(weights: Mapping[str, Any], inputs: Inputs, recipe: RewardRecipe) -> int:
+    """Discrete actions of a run, by the width of its first layer; of no matter where only states are judged."""
+    if recipe.reward.objective not in OF_TRANSITIONS:
+        return inputs.action
+    width = int(weights["layers.0.weight"].shape[1])
+    return width - 2 * inputs.numbers - recipe.reward.hidden_size * len(inputs.images)
+
+
+def parse_episodes(text: str | None, count: int) -> list[int]:
+    """`0,2,5` as numbers; without a text the first few."""
+    if text is None:
+        return list(range(min(SHOWN, count)))
+    try:
+        chosen = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise MillpondError(f"--episodes {text!r} is not a list of numbers such as 0,2,5") from None
+    beyond = [number for number in chosen if not 0 <= number < count]
+    if beyond:
+        raise MillpondError(f"--episodes names episode {beyond[0]}; the file has {count:,}, counted from 0")
+    return chosen
+
+
+def write_scores(scores: Scores, path: Path) -> None:
+    """An .npz with `rewards`, `lengths`, `names` (no pickle), or an .hdf5 with one group an episode."""
+    if path.suffix not in (".npz", ".hdf5", ".h5"):
+        raise MillpondError(f"--out {path} must end in .npz, .hdf5 or .h5")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".npz":
+        arrays: dict[str, Any] = {
+            "rewards": np.concatenate(scores.rewards),
+            "lengths": np.array([len(reward) for reward in scores.rewards]),
+            "names": np.array(scores.names),
+        }
+        if scores.values is not None:
+            arrays["values"] = np.concatenate(scores.values)
+        np.savez(path, **arrays)
+        return
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file.attrs["objective"], file.attrs["updates"] = scores.objective, scores.updates
+        for number, (name, reward) in enumerate(zip(scores.names, scores.rewards, strict=True)):
+            group = file.create_group(f"episode_{number}")
+            group.attrs["name"] = name
+            group["reward"] = reward
+            if scores.values is not None:
+                group["value"] = scores.values[number]
+
+
+def draw_scores(scores: Scores, episodes: Sequence[int], path: Path) -> None:
+    """Reward and cumulative reward over time, one row an episode, as PNG or SVG."""
+    if path.suffix not in (".png", ".svg"):
+        raise MillpondError(f"--plot {path} must end in .png or .svg")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        len(episodes), 2, figsize=(10, 2.2 * len(episodes) + 0.6), squeeze=False, layout="constrained"
+    )
+    for row, episode in zip(axes, episodes, strict=True):
+        drawn = [("learned", scores.rewards[episode], "C0")]
+        if scores.truths is not None:
+            drawn.append(("recorded", scores.truths[episode], "C7"))
+        for label, reward, colour in reversed(drawn):
+            row[0].plot(reward, color=colour, linewidth=1, label=label)
+            row[1].plot(np.cumsum(reward, dtype=np.float64), color=colour, linewidth=1, label=label)
+        row[0].set_ylabel(scores.names[episode], fontsize=8)
+    axes[0, 0].set_title("reward of each step")
+    axes[0, 1].set_title("sum of the rewards so far")
+    axes[0, 1].legend(fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("steps")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)

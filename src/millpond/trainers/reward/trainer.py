@@ -1,0 +1,296 @@
+"""Learning a reward from episodes: epoch > cycle > iteration > batch.
+
+batch      draw steps, loss, gradient, R_loss recorded; the target network every `train_target` updates
+iteration  average of R_loss printed; online, envs are stepped and the normaliser is updated
+cycle      table on the console, one record (one TensorBoard point, x = updates); online, test rollouts
+epoch      summary on held-out episodes, checkpoint every `save_freq`; the end of training always saves
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from millpond.config import Loaded, RewardRecipe
+from millpond.errors import MillpondError
+from millpond.loop import Ended, Loop, Redraw
+from millpond.planner import RewardPlan, plan_loaded
+from millpond.planner.lines import sentence
+from millpond.plurals import plural
+from millpond.record import Console, Counters, Recorder, Timer, cycle_rows
+from millpond.report import Picture
+from millpond.rewards.batches import RewardBatches
+from millpond.rewards.source import inputs_of
+from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, training
+from millpond.trainers.common.evaluate import Evaluation
+from millpond.trainers.common.reporting import next_steps, report_at_end
+from millpond.trainers.common.sinks import make_sinks
+from millpond.trainers.reward.agent import RewardAgent
+from millpond.trainers.reward.data import Recorded, audit_recorded, open_recorded
+from millpond.trainers.reward.evaluation import HeldOut, evaluate_reward
+from millpond.trainers.reward.networks import fit_network, make_network
+from millpond.trainers.reward.pond import PondBatches
+from millpond.trainers.reward.summary import summarise_reward
+
+
+class RewardTrainer:
+    """Everything of one run. `train()` runs it to its end, or to where it is stopped.
+
+    Offline there are recorded episodes and no agent; in full mode there is an agent, whose pond has the episodes.
+    """
+
+    def __init__(
+        self, loaded: Loaded, run: Run, *, weights_from: Run | None = None, recorded: Recorded | None = None
+    ) -> None:
+        recipe = loaded.recipe
+        assert isinstance(recipe, RewardRecipe)
+        if recorded is None and recipe.reward.reward_only:
+            recorded = open_recorded(recipe)
+        planned = plan_loaded(loaded, dataset=recorded.dataset if recorded else None).plan
+        assert isinstance(planned, RewardPlan)
+        self.recipe, self.plan, self.run = recipe, planned, run
+        self.device = torch.device(recipe.device)
+        seeds = np.random.SeedSequence(recipe.seed).generate_state(6)
+        random.seed(int(seeds[0]))
+        torch.manual_seed(int(seeds[1]))
+        self.sampler = np.random.default_rng(int(seeds[2]))
+        noise = torch.Generator(self.device).manual_seed(int(seeds[4]))
+
+        self.recorded = recorded
+        self.agent: RewardAgent | None = None
+        if self.recorded is not None:
+            self.network = make_network(recipe, inputs_of(self.recorded.data), int(seeds[3]))
+            fit_network(self.network, self.recorded)
+        else:
+            self.agent = RewardAgent(recipe, int(seeds[5]), planned.batches, self.device)
+            self.network = make_network(recipe, self.agent.inputs, int(seeds[3]))
+        self.network.to(self.device)
+        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        self.optimizer = torch.optim.Adam(
+            self.network.parameters(), lr=recipe.reward.learning_rate, fused=self.device.type in ("cpu", "cuda")
+        )
+
+        self.timer, self.counters = Timer(), Counters()
+        self.loop = self._make_loop()
+        sinks = make_sinks(recipe, run, self.loop, self.counters, self.timer)
+        self.console = next(sink for sink in sinks if isinstance(sink, Console))
+        self.recorder = Recorder(run.metrics_path, self.counters, sinks)
+        self.checkpoints = Checkpoints(
+            run.checkpoints_path,
+            keep_last=recipe.checkpoint.keep_last or 10**9,
+            keep_every=recipe.checkpoint.keep_every,
+        )
+        self.parts = Parts(
+            weights={
+                "reward": self.network,
+                "target": self.target,
+                **({} if self.agent is None else {"agent": self.agent.player}),
+            },
+            state={
+                "optimizer": self.optimizer,
+                "random": RandomState(sampler=self.sampler, noise=noise),
+                **({} if self.agent is None else {"agent": self.agent}),
+            },
+            values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
+        )
+        self.held_out: HeldOut | None = None
+        self.tested: Evaluation | None = None
+        self.figures: list[str] = []
+        self.picture: Picture | None = None
+        self.score: float | None = None
+        if weights_from is not None:
+            load_weights({"reward": self.network}, weights_from.weights(), f"run {weights_from.name!r}")
+            self.target.follow(self.network)
+        if run.resumed:
+            self.checkpoints.restore(self.parts)
+        self.batches = self._make_batches(noise)
+
+    def _make_batches(self, noise: torch.Generator) -> RewardBatches | PondBatches:
+        reward = self.recipe.reward
+        per_batch, steps = reward.episodes_per_batch, reward.steps_per_episode
+        if self.agent is not None:
+            found = PondBatches(self.agent.pond, self.network, per_batch=per_batch, steps=steps)
+            found.refresh()
+            return found
+        assert self.recorded is not None
+        return RewardBatches(
+            self.network,
+            self.recorded.data,
+            self.recorded.training,
+            per_batch=per_batch,
+            steps=steps,
+            device=self.device,
+            others=self.recorded.others,
+            input_noise=reward.input_noise,
+            noise=noise,
+        )
+
+    def train(self) -> None:
+        """Run to the end, or to where the run is stopped."""
+        with training(self.run, self.loop, self.recorder):
+            self.play()
+        self.figures = summarise_reward(self.counters, self.held_out, self.tested)  # before the report takes its time
+        self.picture = report_at_end(self.run)
+
+    def play(self, until: int | None = None) -> None:
+        """The whole algorithm; perhaps only until so many batches have been trained in all."""
+        log_batches = self.recipe.reward.log_batches
+        for at in self.loop.run(until, max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
+            if self.agent is not None and at.begins("iteration"):
+                self._act(self.agent)
+            with self.timer("train"):
+                loss = self._update()
+                if self.agent is not None:
+                    self._update_agent(self.agent)
+            self.loop.record("R_loss", loss)
+            if self.counters.updates % log_batches == 0:
+                self.console.say(f"{self.loop.address}: R_loss {float(loss):.6f}")
+
+    def _update(self) -> Tensor:
+        """One gradient step of the reward network, and its target where that is due; its loss in units of rewards."""
+        loss = self.batches.loss(self.sampler)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.counters.updates += 1
+        if self.counters.updates % self.recipe.reward.train_target == 0:
+            self.target.follow(self.network)
+        return loss.detach() * self.batches.unit
+
+    # -- full mode
+
+    def _act(self, agent: RewardAgent) -> None:
+        """Step the envs, before anything else by a random player, and take what was seen into the normaliser."""
+        assert isinstance(self.batches, PondBatches)
+        settings = self.recipe.agent
+        begins = self.counters.env_steps == 0
+        portions = [(settings.warmup_steps, True)] if begins and settings.warmup_steps else []
+        for env_steps, at_random in [*portions, (settings.steps_per_iteration, False)]:
+            with self.timer("act"):
+                episodes = agent.act(env_steps, at_random=at_random)
+            for episode in episodes:
+                self.loop.record("episode_return", float(np.mean(episode.returns)))
+                self.loop.record("episode_length", float(episode.length))
+            self.counters.env_steps += env_steps * settings.num_envs
+            self.counters.agent_steps += env_steps * settings.num_envs
+            self.counters.frames += env_steps * settings.num_envs * agent.spec.frame_skip
+            self.counters.episodes += len(episodes)
+            if self.network.normalizer is not None:
+                self.network.normalizer.update(agent.seen)
+        self.batches.refresh()
+        if not self.batches.episodes:
+            raise MillpondError(
+                f"no episode of {agent.spec.id} has ended within agent.warmup_steps={settings.warmup_steps} and "
+                f"agent.steps_per_iteration={settings.steps_per_iteration}, so there is no return to learn from; raise "
+                f"agent.warmup_steps, or lower env.max_steps"
+            )
+        if begins:
+            self.network.set_scale(self.batches.mean_return)
+            self.target.follow(self.network)
+
+    def _update_agent(self, agent: RewardAgent) -> None:
+        for name, value in agent.update(self.target).items():
+            self.loop.record(name, value)
+
+    def close(self) -> None:
+        """End the workers, where there are any."""
+        if self.agent is not None:
+            self.agent.close()
+
+    def opening(self) -> list[str]:
+        """Totals of the hierarchy, and what is trained on."""
+        totals = f"{self.loop.describe()} batch{'es' if self.plan.batches > 1 else ''}, one update each"
+        if self.agent is not None:
+            kind = type(self.agent.learner).__name__
+            return [totals, f"{kind} on {self.agent.spec.id}, {self.plan.env_steps:,} env steps", *self.agent.lines]
+        assert self.recorded is not None
+        assert isinstance(self.batches, RewardBatches)
+        prepared = self.batches.steps
+        warnings = [] if self.run.resumed else audit_recorded(self.recipe, self.recorded)
+        how = f"prepared, {prepared.nbytes:,} bytes" if prepared.prepared else "read as they are drawn"
+        return [
+            totals,
+            *self.recorded.describe(),
+            f"objective {self.recipe.reward.objective}; steps are {how}",
+            *(line for found in warnings for line in sentence(f"{found.what}: {found.meaning}.", 0, "audit: ")),
+        ]
+
+    def summary(self) -> list[str]:
+        """Figures and what to do next, at the end of the run."""
+        if not self.loop.done:
+            return []
+        score = f"  millpond reward score {self.run.reference} EPISODES   # the learned reward of every step"
+        return [
+            *self.figures,
+            *next_steps(self.run, self.picture, longer="reward.epochs"),
+            score,
+        ]
+
+    # -- the loop and its hooks
+
+    def _make_loop(self) -> Loop:
+        plan = self.plan
+        loop = Loop(epoch=plan.epochs, cycle=plan.cycles, iteration=plan.iterations, batch=plan.train_batches)
+        loop.at_end("iteration", self._end_iteration)
+        loop.at_end("cycle", self._end_cycle)
+        loop.at_end("epoch", self._end_epoch)
+        loop.at_end("epoch", lambda ended: loop.request_save(), every=plan.save_freq)
+        loop.on_save(self._save)
+        loop.on_non_finite(Redraw(self._sampler_state, self._redraw, self.run.save_batch))
+        return loop
+
+    def _end_iteration(self, ended: Ended) -> None:
+        iteration, size = ended.address["iteration"], self.plan.iterations
+        loss = ended.moments["R_loss"]
+        self.console.say(f"Iteration {iteration}/{size}: {loss.count} batches, average R_loss {loss.mean:.6f}")
+
+    def _end_cycle(self, ended: Ended) -> None:
+        """One record; with test rollouts in full mode, and offline, at the end of an epoch, with held-out figures."""
+        found: dict[str, float] = {}
+        if self.agent is not None:
+            with self.timer("test"):
+                self.tested = self.agent.test()
+            found, self.score = self.tested.metrics(), self.tested.mean
+        elif ended.last and self._evaluation_due(ended.address["epoch"]):
+            assert self.recorded is not None
+            with self.timer("test"):
+                self.held_out = evaluate_reward(self.network, self.recorded, self.device)
+            if self.held_out is not None:
+                found, self.score = self.held_out.metrics(), self.held_out.score
+        record = self.recorder.write({**ended.means(), **found, **self.timer.take()})
+        shown = {name: value for name, value in record.items() if name.count("/") < 2}  # baselines: in the summary
+        if self.recorded is not None:  # offline nobody steps: what there is to learn from
+            lengths = self.recorded.data.lengths[self.recorded.training]
+            shown |= {"episodes": len(lengths), "agent_steps": int(lengths.sum())}
+        self.console.table(cycle_rows(ended.address, self.loop.sizes, shown))
+
+    def _evaluation_due(self, epoch: int) -> bool:
+        every = self.recipe.eval.interval or 1
+        return (epoch + 1) % every == 0 or epoch + 1 == self.plan.epochs
+
+    def _end_epoch(self, ended: Ended) -> None:
+        loss = ended.moments["R_loss"]
+        number, batches = ended.address["epoch"], plural(loss.count, "batch")
+        text = f"Epoch {number}/{self.plan.epochs}: {batches}, average R_loss {loss.mean:.6f}"
+        shown = [] if self.held_out is None or ended.last else self.held_out.lines()  # the last: in the summary
+        self.console.say("\n".join([text, *shown]))
+
+    def _save(self) -> None:
+        self.checkpoints.save(self.counters.updates, self.parts, self.score)
+        self.score = None  # of this checkpoint alone
+
+    # -- a batch behind a value that was not finite
+
+    def _sampler_state(self) -> dict[str, object]:
+        return dict(self.sampler.bit_generator.state)
+
+    def _redraw(self, state: dict[str, object], skip: int) -> dict[str, Tensor]:
+        rng = np.random.default_rng()
+        rng.bit_generator.state = state
+        for _ in range(skip):
+            self.batches.skip(rng)
+        return self.batches.drawn_batch(rng)

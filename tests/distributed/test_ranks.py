@@ -1,0 +1,158 @@
+"""What ranks tell each other, between three real processes; and that one on its own calls nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.ranks.processes import run_ranks
+from torch import nn
+
+from millpond.distributed import (
+    ALONE,
+    PerRank,
+    Place,
+    RankError,
+    RankLostError,
+    Ranks,
+    restore_over_ranks,
+    save_over_ranks,
+)
+from millpond.errors import MillpondError
+from millpond.store import Checkpoints, Parts, RandomState, ResumeError
+
+SILENCE = 5.0  # seconds
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.number = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.number = state["number"]
+
+
+def caught(ranks: Ranks, work: Any) -> tuple[str, str, int, bool]:
+    try:
+        ranks.lead(work)
+    except MillpondError as error:
+        return type(error).__name__, str(error), error.exit_code, error.quiet
+    raise AssertionError("nothing was raised")
+
+
+def refuse() -> None:
+    raise RankError("no room")
+
+
+def tell_each_other(ranks: Ranks, folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    assert ranks.add_up is not None
+    tensor = torch.full((2,), float(ranks.rank + 1))
+    ranks.add_up(tensor)
+    found["sum"] = tensor.tolist()
+    found["shared"] = ranks.share({"rank": ranks.rank, "text": "x" * ranks.rank})
+    found["gathered"] = ranks.gather(b"ab" * ranks.rank)
+    found["broadcast"] = ranks.broadcast(b"first" if ranks.first else b"a longer text of another rank")
+    found["shared_bytes"] = ranks.share_bytes(b"cd" * ranks.rank)
+    ranks.meet()
+    found["led"] = ranks.lead(lambda: [os.getpid(), None])
+    found["failed"] = caught(ranks, refuse)
+    found["threads"] = torch.get_num_threads()
+
+    torch.manual_seed(ranks.rank)
+    module, own = nn.Linear(3, 2), Counter()
+    ranks.copy_from_first(module.state_dict().values())
+    own.number = 10 + ranks.rank
+    sampler = np.random.default_rng(ranks.rank)
+    random = RandomState(sampler=sampler)
+    parts = Parts(weights={"policy": module}, state={"own": PerRank(ranks, own), "random": PerRank(ranks, random)})
+    checkpoints = Checkpoints(Path(folder))
+    save_over_ranks(ranks, checkpoints, 7, parts, None)
+    drawn = float(sampler.random())
+    before = module.weight.tolist()
+    own.number = 0
+    nn.init.zeros_(module.weight)
+    found["restored"] = restore_over_ranks(ranks, checkpoints, parts)
+    assert float(sampler.random()) == drawn
+    assert module.weight.tolist() == before
+    found["weights"], found["own"] = before, own.number
+
+    if ranks.rank == 2:
+        nn.init.ones_(module.weight)
+    with pytest.raises(RankError, match="weights of rank 2 are not those of rank 0"):
+        save_over_ranks(ranks, checkpoints, 8, parts, None)
+    return found
+
+
+def test_three_ranks(tmp_path: Path) -> None:
+    found = run_ranks(3, tell_each_other, str(tmp_path))
+    for rank, answer in enumerate(found):
+        assert answer["sum"] == [6.0, 6.0]
+        assert answer["shared"] == [{"rank": other, "text": "x" * other} for other in range(3)]
+        assert answer["gathered"] == ([b"", b"ab", b"abab"] if rank == 0 else [])
+        assert answer["broadcast"] == b"first"
+        assert answer["shared_bytes"] == [b"", b"cd", b"cdcd"]
+        assert answer["led"] == found[0]["led"]
+        name = "RankError" if rank == 0 else "FollowedError"
+        assert answer["failed"] == (name, "no room", 1, rank > 0)
+        assert answer["threads"] == max(1, len(os.sched_getaffinity(0)) // 3)
+        assert answer["restored"] is True
+        assert answer["weights"] == found[0]["weights"]
+        assert answer["own"] == 10 + rank
+    assert Checkpoints(tmp_path).updates() == [7]
+    # The checkpoint of three ranks is not one of a single rank.
+    random = PerRank(ALONE, RandomState(sampler=np.random.default_rng()))
+    parts = Parts(weights={"policy": nn.Linear(3, 2)}, state={"own": PerRank(ALONE, Counter()), "random": random})
+    with pytest.raises(
+        ResumeError, match=r"of 3 ranks, and this is 1 rank.*torchrun --nproc-per-node=3 -m -- millpond"
+    ):
+        restore_over_ranks(ALONE, Checkpoints(tmp_path), parts)
+
+
+def test_one_rank_calls_nothing() -> None:
+    assert ALONE.alone
+    assert ALONE.first
+    assert ALONE.add_up is None
+    assert ALONE.share([1]) == [[1]]
+    assert ALONE.gather(b"a") == ALONE.share_bytes(b"a") == [b"a"]
+    assert ALONE.broadcast(b"a") == b"a"
+    assert ALONE.lead(lambda: 3) == 3
+    counter = Counter()
+    assert PerRank(ALONE, counter).state_dict() == counter.state_dict()
+    assert not torch.distributed.is_initialized()
+
+
+def test_the_place_is_what_torchrun_says() -> None:
+    said = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    assert Place.here(said) == Place()  # a scheduler may set some of these, too
+    place = Place.here({**said, "MASTER_ADDR": "a", "MASTER_PORT": "1"})
+    assert place == Place(5, 8, 1, 4)
+    assert place.launcher == "torchrun --nnodes=2 --nproc-per-node=4 -m -- "
+    assert Place(1, 2, 1, 2).launcher == "torchrun --nproc-per-node=2 -m -- "
+    assert Place().launcher == ""
+
+
+def fall_silent(ranks: Ranks) -> str:
+    if not ranks.first:
+        time.sleep(3 * SILENCE)
+        return ""
+    try:
+        ranks.share("is anybody there?")
+    except RankLostError as error:
+        return str(error)
+    return "nothing was missed"
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_given_up() -> None:
+    told, _ = run_ranks(2, fall_silent, timeout=timedelta(seconds=SILENCE))
+    assert told.startswith("a rank is not there any more, or does not answer (")

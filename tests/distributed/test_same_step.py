@@ -1,0 +1,105 @@
+"""Two ranks with half of the rows each take the step that one rank takes with all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.ranks.processes import run_ranks
+
+from millpond.distributed import ALONE, Ranks
+from millpond.envs.spec import EnvSpec
+from millpond.planner.memory import row_fields
+from millpond.policies import build_policy
+from millpond.rollout import Draw, Rows
+from millpond.trainers.common.over_ranks import begin_with_weights
+from millpond.trainers.ppo.micro_batch import Coefficients
+from millpond.trainers.ppo.update import estimate_advantages, train_minibatch
+
+ROWS, HORIZON, AGENTS, HIDDEN = 12, 6, 2, 8
+MINIBATCHES = ([0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11])  # half of each is rank 0's
+
+
+def spec() -> EnvSpec:
+    from millpond.envs.registry import describe
+
+    return describe("recall", {})
+
+
+def stored_rows(first: int, count: int) -> Rows:
+    """Rows `first` to `first + count` of a fixed set of random ones, many of whose steps do not count."""
+    fields = row_fields(spec(), (2, HIDDEN))
+    rng = np.random.default_rng(5)
+    whole = Rows(fields, ROWS, HORIZON, AGENTS, AGENTS, "cpu")
+    for name, tensor in whole.arrays.items():
+        if tensor.dtype == torch.bool:
+            # The later a row, the more of its agents are gone, so that the halves count differently.
+            chance = np.linspace(0.95, 0.2, ROWS).reshape(-1, *[1] * (tensor.ndim - 1)) if name == "alive" else 0.1
+            tensor.copy_(torch.from_numpy(rng.random(tensor.shape) < chance))
+        elif tensor.dtype.is_floating_point:
+            tensor.copy_(torch.from_numpy(rng.normal(size=tensor.shape)))
+        else:
+            tensor.copy_(torch.from_numpy(rng.integers(0, 2, tensor.shape)))
+    whole["log_prob"].copy_(-whole["log_prob"].abs())
+    part = Rows(fields, count, HORIZON, AGENTS, AGENTS, "cpu")
+    for name, tensor in whole.arrays.items():
+        part[name].copy_(tensor[first : first + count])
+    return part
+
+
+def two_steps(ranks: Ranks, normalize: bool, part_rows: int) -> dict[str, Any]:
+    """Statistics, advantages and two optimiser steps on this rank's rows."""
+    share = ROWS // ranks.count
+    rows = stored_rows(ranks.rank * share, share)
+    torch.manual_seed(ranks.rank)  # rank 0's weights count
+    policy = build_policy(
+        spec().observation, spec().action, core="lstm", hidden_size=HIDDEN, normalize_observations=True
+    )
+    begin_with_weights(ranks, {"policy": policy}, None)
+    policy.update_normalizer(rows["observation"].flatten(0, 2), ranks.add_up)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    estimate = estimate_advantages(
+        rows, share, gamma=0.9, lam=0.8, rho_clip=1.0, c_clip=1.0, normalize=normalize, add_up=ranks.add_up
+    )
+    found = []
+    for minibatch in MINIBATCHES:
+        mine = np.array([row for row in minibatch if row // share == ranks.rank])
+        step = train_minibatch(
+            policy.unroll,
+            list(policy.parameters()),
+            optimizer,
+            rows,
+            estimate,
+            Draw(mine - ranks.rank * share, np.linspace(0.5, 1.5, ROWS, dtype=np.float32)[mine]),
+            Coefficients(clip_coef=0.2, vf_clip_coef=0.2, vf_coef=0.5, ent_coef=0.01, max_grad_norm=0.5),
+            part_rows=part_rows // ranks.count,
+            device=torch.device("cpu"),
+            add_up=ranks.add_up,
+        )
+        found.append({**{name: float(value) for name, value in step.metrics.items()}, "steps": int(step.agent_steps)})
+    return {
+        "steps": found,
+        "explained_variance": float(estimate.explained_variance),
+        "scaled": estimate.scaled.numpy(),
+        "weights": {name: tensor.numpy() for name, tensor in policy.state_dict().items()},
+    }
+
+
+def both_cases(ranks: Ranks) -> list[dict[str, Any]]:
+    """Normalised advantages and whole minibatches; raw ones and minibatches in parts."""
+    return [two_steps(ranks, True, 6), two_steps(ranks, False, 2)]
+
+
+def test_two_ranks_take_the_step_of_one() -> None:
+    of_one, of_two = both_cases(ALONE), run_ranks(2, both_cases)
+    for one, first, second in zip(of_one, *of_two, strict=True):
+        for ours in (first, second):
+            assert ours["explained_variance"] == pytest.approx(one["explained_variance"], abs=1e-5)
+            for mine, theirs in zip(ours["steps"], one["steps"], strict=True):
+                assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-5)
+            for name, weight in ours["weights"].items():
+                np.testing.assert_allclose(weight, one["weights"][name], atol=1e-5, err_msg=name)
+                np.testing.assert_array_equal(weight, first["weights"][name])
+        np.testing.assert_allclose(np.concatenate([first["scaled"], second["scaled"]]), one["scaled"], atol=1e-5)
