@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ranks.processes import run_ranks, run_torchrun, start_and_signal
+from tests.distributed.processes import run_ranks, run_torchrun, start_and_signal
 from tests.trainers.test_mixture import LIVE, SMALL, assert_same_run, finish, records, start, watch, water, weights
 
 from millpond.config import ConfigError, load

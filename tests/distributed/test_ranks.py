@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.ranks.processes import run_ranks
+from tests.distributed.processes import run_ranks
 from torch import nn
 
 from millpond.distributed import (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.ranks.processes import run_ranks
+from tests.distributed.processes import run_ranks
 
 from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec

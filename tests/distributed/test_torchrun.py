@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.ranks.processes import run_torchrun, start_and_signal
+from tests.distributed.processes import run_torchrun, start_and_signal
 from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner
 
