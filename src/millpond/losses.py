@@ -109,27 +109,27 @@ def _value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: float |
     return 0.5 * squared
 
 
-def normalise(advantage: Tensor, alive: Tensor, add_up: AllReduce | None = None) -> Tensor:
+def normalise(advantage: Tensor, alive: Tensor, all_reduce: AllReduce | None = None) -> Tensor:
     """To mean 0 and standard deviation 1 over the steps that count, of all ranks; the others stay 0."""
-    mean, variance = mean_and_variance(advantage, alive, add_up)
+    mean, variance = mean_and_variance(advantage, alive, all_reduce)
     return torch.where(alive, (advantage - mean) / (variance.sqrt() + 1e-8), 0.0)
 
 
-def explained_variance(value: Tensor, target: Tensor, alive: Tensor, add_up: AllReduce | None = None) -> Tensor:
+def explained_variance(value: Tensor, target: Tensor, alive: Tensor, all_reduce: AllReduce | None = None) -> Tensor:
     """1 - Var(target - value) / Var(target): 1 is perfect, 0 is as good as the mean, below that worse."""
-    _, variance = mean_and_variance(target, alive, add_up)
-    _, unexplained = mean_and_variance(target - value, alive, add_up)
+    _, variance = mean_and_variance(target, alive, all_reduce)
+    _, unexplained = mean_and_variance(target - value, alive, all_reduce)
     return torch.where(variance > 0, 1 - unexplained / variance.clamp(min=1e-12), 0.0)
 
 
-def mean_and_variance(values: Tensor, alive: Tensor, add_up: AllReduce | None = None) -> tuple[Tensor, Tensor]:
-    """Over the steps that count. `add_up` adds a tensor up over ranks in place: sums and counts are what ranks share."""
+def mean_and_variance(values: Tensor, alive: Tensor, all_reduce: AllReduce | None = None) -> tuple[Tensor, Tensor]:
+    """Over the steps that count. `all_reduce` adds a tensor up over ranks in place: sums and counts are what ranks share."""
     sums = torch.stack((alive.sum().double(), torch.where(alive, values, 0.0).sum().double()))
-    if add_up is not None:
-        add_up(sums)
+    if all_reduce is not None:
+        all_reduce(sums)
     count = sums[0].clamp(min=1)
     mean = (sums[1] / count).to(values.dtype)
     squares = torch.where(alive, (values - mean).square(), 0.0).sum().double()
-    if add_up is not None:
-        add_up(squares)
+    if all_reduce is not None:
+        all_reduce(squares)
     return mean, (squares / count).to(values.dtype)

@@ -55,9 +55,9 @@ def refuse() -> None:
 
 def tell_each_other(ranks: Ranks, folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    assert ranks.add_up is not None
+    assert ranks.all_reduce is not None
     tensor = torch.full((2,), float(ranks.rank + 1))
-    ranks.add_up(tensor)
+    ranks.all_reduce(tensor)
     found["sum"] = tensor.tolist()
     found["shared"] = ranks.share({"rank": ranks.rank, "text": "x" * ranks.rank})
     found["gathered"] = ranks.gather(b"ab" * ranks.rank)
@@ -121,7 +121,7 @@ def test_three_ranks(tmp_path: Path) -> None:
 def test_one_rank_calls_nothing() -> None:
     assert ALONE.alone
     assert ALONE.first
-    assert ALONE.add_up is None
+    assert ALONE.all_reduce is None
     assert ALONE.share([1]) == [[1]]
     assert ALONE.gather(b"a") == ALONE.share_bytes(b"a") == [b"a"]
     assert ALONE.broadcast(b"a") == b"a"

@@ -58,10 +58,10 @@ def two_steps(ranks: Ranks, normalize: bool, part_rows: int) -> dict[str, Any]:
         spec().observation, spec().action, core="lstm", hidden_size=HIDDEN, normalize_observations=True
     )
     begin_with_weights(ranks, {"policy": policy}, None)
-    policy.update_normalizer(rows["observation"].flatten(0, 2), ranks.add_up)
+    policy.update_normalizer(rows["observation"].flatten(0, 2), ranks.all_reduce)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     estimate = estimate_advantages(
-        rows, share, gamma=0.9, lam=0.8, rho_clip=1.0, c_clip=1.0, normalize=normalize, add_up=ranks.add_up
+        rows, share, gamma=0.9, lam=0.8, rho_clip=1.0, c_clip=1.0, normalize=normalize, all_reduce=ranks.all_reduce
     )
     found = []
     for minibatch in MINIBATCHES:
@@ -76,7 +76,7 @@ def two_steps(ranks: Ranks, normalize: bool, part_rows: int) -> dict[str, Any]:
             Coefficients(clip_coef=0.2, vf_clip_coef=0.2, vf_coef=0.5, ent_coef=0.01, max_grad_norm=0.5),
             part_rows=part_rows // ranks.count,
             device=torch.device("cpu"),
-            add_up=ranks.add_up,
+            all_reduce=ranks.all_reduce,
         )
         found.append({**{name: float(value) for name, value in step.metrics.items()}, "steps": int(step.agent_steps)})
     return {

@@ -135,7 +135,7 @@ def test_parts_that_are_added_up_are_the_whole_batch(loss: str) -> None:
     given: list[torch.Tensor] = []
     meeting = Barrier(2)
 
-    def add_up(tensor: torch.Tensor) -> None:
+    def all_reduce(tensor: torch.Tensor) -> None:
         given.append(tensor.clone())
         meeting.wait()
         tensor.copy_(given[-2] + given[-1])
@@ -145,7 +145,7 @@ def test_parts_that_are_added_up_are_the_whole_batch(loss: str) -> None:
         part, found = slice(half * 8, half * 8 + 8), []
         for k in range(3):
             batch = SimpleNamespace(**{name: values[part] for name, values in vars(transitions(16, k)).items()})
-            metrics = halves[half].update(batch, parts=2, add_up=add_up)
+            metrics = halves[half].update(batch, parts=2, all_reduce=all_reduce)
             found.append({name: float(value) for name, value in metrics.items()})
         return found
 

@@ -30,7 +30,7 @@ class Ranks:
         self.rank, self.count = self.place.rank, self.place.count
         self.alone, self.first = self.count == 1, self.rank == 0
         # Adds a tensor up over all ranks, in place; None where there is nothing to add.
-        self.add_up: AllReduce | None = None if self.alone else self._add_up
+        self.all_reduce: AllReduce | None = None if self.alone else self._all_reduce
         self.peers = Peers(self.rank, [])
         if not self.alone:
             self.peers = Peers(self.rank, self.share(Peers.this()))
@@ -105,7 +105,7 @@ class Ranks:
         value: Result = told["value"]
         return value
 
-    def _add_up(self, tensor: torch.Tensor) -> None:
+    def _all_reduce(self, tensor: torch.Tensor) -> None:
         import torch.distributed as dist
 
         self._call(dist.all_reduce, tensor)

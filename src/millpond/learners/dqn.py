@@ -48,11 +48,11 @@ class DQN:
         reward: Tensor | None = None,
         *,
         parts: int = 1,
-        add_up: Callable[[Tensor], object] | None = None,
+        all_reduce: Callable[[Tensor], object] | None = None,
     ) -> dict[str, Tensor]:
         """Learn from transitions; `reward` takes the place of theirs. Returns metrics, scalars on the device.
 
-        `parts`, `add_up`: the batch is one of so many equal parts, and others have the rest; what `add_up` adds up over
+        `parts`, `all_reduce`: the batch is one of so many equal parts, and others have the rest; what `all_reduce` adds up over
         all of them, in place, are the gradient and the metrics of the whole batch.
         """
         target = self.targets(batch, batch.reward if reward is None else reward)
@@ -61,9 +61,9 @@ class DQN:
         self.online.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         means = torch.stack([loss.detach(), q.detach().mean() / parts])
-        if add_up is not None:  # once for everything: a small sum costs as much as a large one
+        if all_reduce is not None:  # once for everything: a small sum costs as much as a large one
             together = torch.cat([self.online.grad[0], means])
-            add_up(together)
+            all_reduce(together)
             self.online.grad[0].copy_(together[: -len(means)])
             means = together[-len(means) :]
         norm = clip_rows(self.online.grad, self.config.max_grad_norm)

@@ -76,13 +76,13 @@ class BigAgent:
         replayed = torch.zeros_like(self.replayed)
         for _ in range(count):
             batch = self.pond.sample(self.sampler, self._part)
-            metrics = self.dqn.update(batch, parts=self.ranks.count, add_up=self.ranks.add_up)
+            metrics = self.dqn.update(batch, parts=self.ranks.count, all_reduce=self.ranks.all_reduce)
             for name, value in metrics.items():
                 record(f"big/{name}", value)
             self.epsilon.advance(1)
             replayed += torch.bincount(batch.column["agent"], minlength=len(replayed)).cpu()
-        if self.ranks.add_up is not None:
-            self.ranks.add_up(replayed)
+        if self.ranks.all_reduce is not None:
+            self.ranks.all_reduce(replayed)
         self.replayed += replayed
 
     def state_dict(self) -> dict[str, Any]:

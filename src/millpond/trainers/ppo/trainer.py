@@ -204,7 +204,7 @@ class PPOTrainer:
                 rho_clip=ppo.rho_clip if ppo.advantage == "vtrace" else float("inf"),
                 c_clip=ppo.c_clip if ppo.advantage == "vtrace" else float("inf"),
                 normalize=ppo.normalize_advantage,
-                add_up=self.ranks.add_up,
+                all_reduce=self.ranks.all_reduce,
                 bootstrap_truncation=ppo.bootstrap_truncation,
             )
 
@@ -235,7 +235,7 @@ class PPOTrainer:
                 device=self.device,
                 autocast=self._autocast,
                 in_parallel=not self.recipe.trainer.compile,
-                add_up=self.ranks.add_up,
+                all_reduce=self.ranks.all_reduce,
                 kept=self.kept,
             )
         self.counters.updates += 1
@@ -304,7 +304,7 @@ class PPOTrainer:
         """Values of the whole iteration, recorded once."""
         steps = max(1, collected.agent_steps)
         reward, alive = self.rows["reward"][: self.share.segments], self.rows["alive"][: self.share.segments]
-        mean_reward, _ = mean_and_variance(reward, alive, self.ranks.add_up)
+        mean_reward, _ = mean_and_variance(reward, alive, self.ranks.all_reduce)
         self.loop.record("reward_per_agent_step", mean_reward, steps)
         self.loop.record("explained_variance", estimate.explained_variance)
         if collected.dropped_agent_steps:
@@ -318,7 +318,7 @@ class PPOTrainer:
     def _end_iteration(self, ended: Ended) -> None:
         if self.recipe.policy.normalize_observations:  # not before: rows are trained as they were acted
             seen, alive = (self.rows[name][: self.share.segments] for name in ("observation", "alive"))
-            self.policy.update_normalizer(seen[alive], self.ranks.add_up)
+            self.policy.update_normalizer(seen[alive], self.ranks.all_reduce)
         self.collector.finish()
 
     def _write_record(self, ended: Ended) -> None:

@@ -42,11 +42,11 @@ def estimate_advantages(
     c_clip: float,
     normalize: bool,
     bootstrap_truncation: bool = True,
-    add_up: AllReduce | None = None,
+    all_reduce: AllReduce | None = None,
 ) -> Estimate:
     """Advantages of the first `num_rows` rows. Right after collection the policy is the one that acted: all ratios are 1.
 
-    Without `bootstrap_truncation` a truncated step is taken for a terminated one, to see what that does. `add_up` adds a
+    Without `bootstrap_truncation` a truncated step is taken for a terminated one, to see what that does. `all_reduce` adds a
     tensor up over ranks, so that statistics are of all their rows.
     """
     arrays: dict[str, Any] = {name: rows[name][:num_rows] for name in INPUTS}
@@ -62,9 +62,9 @@ def estimate_advantages(
     target = advantage + arrays["value"]
     return Estimate(
         advantage,
-        normalise(advantage, alive, add_up) if normalize else advantage,
+        normalise(advantage, alive, all_reduce) if normalize else advantage,
         advantage.abs().sum(dim=(1, 2)).double().cpu().numpy(),
-        explained_variance(arrays["value"], target, alive, add_up),
+        explained_variance(arrays["value"], target, alive, all_reduce),
         alive.sum(dim=(1, 2)),
     )
 
@@ -98,13 +98,13 @@ def train_minibatch(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     in_parallel: bool = True,
-    add_up: AllReduce | None = None,
+    all_reduce: AllReduce | None = None,
     kept: dict[tuple[int, int], RowsCall] | None = None,
 ) -> Step:
     """One gradient over the drawn rows, in parts of at most `part_rows`, and one step of the optimiser.
 
     `unroll` is the policy's own, compiled or not, and `parameters` are what it learns. On the CPU each thread takes a
-    share of the rows, unless `in_parallel` says not to. `add_up` adds a tensor up over ranks: all of them divide by the
+    share of the rows, unless `in_parallel` says not to. `all_reduce` adds a tensor up over ranks: all of them divide by the
     living steps of all, so that their gradients add up to that of all rows together. `kept`, where it is given, keeps
     what threads work in from one minibatch to the next.
     """
@@ -125,8 +125,8 @@ def train_minibatch(
     picked = torch.from_numpy(draw.rows)
     with torch_in_one_thread() if in_threads else nullcontext():
         living = estimate.living.index_select(0, picked.to(rows.device)).sum().to(device)
-        if add_up is not None:
-            add_up(living)
+        if all_reduce is not None:
+            all_reduce(living)
         living = living.clamp(min=1)
         calls = []
         for first in range(0, len(picked), part_rows):
@@ -134,7 +134,7 @@ def train_minibatch(
             edges = pieces(count, least) if in_threads else [(0, count)]
             shares = [slice(first + start, first + stop) for start, stop in edges]
             calls.append([partial(make_call, k, picked[at], draw.weight[at]) for k, at in enumerate(shares)])
-        metrics = take_step(calls, parameters, optimizer, coefficients.max_grad_norm, in_threads, add_up)
+        metrics = take_step(calls, parameters, optimizer, coefficients.max_grad_norm, in_threads, all_reduce)
     return Step(metrics, living)
 
 
@@ -144,7 +144,7 @@ def take_step(
     optimizer: torch.optim.Optimizer,
     max_grad_norm: float,
     in_threads: bool,
-    add_up: AllReduce | None = None,
+    all_reduce: AllReduce | None = None,
 ) -> dict[str, Tensor]:
     """One step of the optimiser with the gradients of all parts, one after the other, each in its threads' shares; what
     is recorded of it. A share is made ready, by its maker, when its thread is about to begin.
@@ -157,8 +157,8 @@ def take_step(
             calls = (make() for make in makers)
             for losses, gradients in one_each(calls, len(makers)) if in_threads else (call() for call in calls):
                 _add(parameters, gradients, sums, losses)
-        if add_up is not None:
-            _add_up_together(add_up, [*(p.grad for p in parameters if p.grad is not None), *sums.values()])
+        if all_reduce is not None:
+            _all_reduce_together(all_reduce, [*(p.grad for p in parameters if p.grad is not None), *sums.values()])
         sums["grad_norm"] = clip_gradients(parameters, max_grad_norm)
         with torch_threads(1) if parameters[0].device.type == "cpu" else nullcontext():  # waking others takes longer
             optimizer.step()
@@ -176,10 +176,10 @@ def _add(
         sums[name] = sums[name] + value if name in sums else value
 
 
-def _add_up_together(add_up: AllReduce, tensors: list[Tensor]) -> None:
+def _all_reduce_together(all_reduce: AllReduce, tensors: list[Tensor]) -> None:
     """Add many tensors up over ranks in one go: there are dozens of small ones, and each journey costs."""
     joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-    add_up(joined)
+    all_reduce(joined)
     for tensor, summed in zip(tensors, torch.split(joined, [tensor.numel() for tensor in tensors]), strict=True):
         tensor.detach().copy_(summed.view_as(tensor))
 
