@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from millpond.bench.bare import Network, Ready, make_ready
-from millpond.bench.reference import PlainNetwork
+from millpond.bench.arithmetic import Network, PlainNetwork, Ready, make_ready
 from millpond.bench.timing import Effort
 from millpond.config import load
 from millpond.envs.registry import describe
@@ -69,7 +68,7 @@ def test_the_times_are_of_a_whole_iteration(trainer: PPOTrainer, monkeypatch: py
     calls: list[str] = []
     monkeypatch.setattr(network, "act", lambda ready: calls.append("act"))
     monkeypatch.setattr(network, "train", lambda ready: calls.append("train"))
-    monkeypatch.setattr("millpond.bench.bare.timed", lambda work: (work(), 1.0)[1])
+    monkeypatch.setattr("millpond.bench.arithmetic.timed", lambda work: (work(), 1.0)[1])
     acting, training = network.seconds(make_ready(trainer))
     plan = trainer.share
     assert calls == ["act", "act", "train"]

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from millpond.bench.mixture import measured_rounds, mixture_settings
-from millpond.bench.picture import draw_bench
 from millpond.bench.result import Bench
 from millpond.bench.run import keep, run_bench
-from millpond.bench.show import show_bench, waterfall
+from millpond.bench.show import draw_bench, show_bench, waterfall
 from millpond.bench.timing import Effort
 from millpond.config import load
 from millpond.config.debug import debug_settings

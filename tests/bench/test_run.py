@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from millpond.bench.picture import draw_bench
 from millpond.bench.result import Bench
 from millpond.bench.run import keep, run_bench
-from millpond.bench.show import show_bench, waterfall
+from millpond.bench.show import draw_bench, show_bench, waterfall
 from millpond.config import load
 from millpond.config.debug import debug_settings
 from millpond.planner import plan

@@ -8,11 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, chart, legend
-from millpond.report.markup import Markup, join, tag
-from millpond.report.series import POINTS, Point, Series, series, smoothed, thinned
-from millpond.report.style import standalone
-from millpond.report.ticks import figure, label, ticks, widened
+from millpond.report.chart import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    POINTS,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Point,
+    Series,
+    chart,
+    figure,
+    label,
+    legend,
+    series,
+    smoothed,
+    thinned,
+    ticks,
+    widened,
+)
+from millpond.report.markup import Markup, join, standalone, tag
 
 
 def line(values: list[float], name: str = "a") -> Series:

@@ -16,12 +16,14 @@ import pytest
 import yaml
 from PIL import Image, ImageSequence
 
+import millpond
 from millpond.config import load
 from millpond.errors import MillpondError
-from millpond.report import Block, Facts, Picture, order, read_facts, write_report
+from millpond.report import Block, Facts, Picture, read_facts, write_report
+from millpond.report import page as page_module
+from millpond.report.iteration import stages
 from millpond.report.markup import tag
-from millpond.report.page import page
-from millpond.report.stages import stages
+from millpond.report.page import page, sections_of
 from millpond.store import Checkpoints, Run
 from millpond.trainers.common import reporting
 from millpond.trainers.common.play import evaluate_run
@@ -86,7 +88,7 @@ def test_nine_stages_with_the_numbers_of_the_run(trained: Run) -> None:
     assert numbers["gradient updates"] == "4"
     assert numbers["iterations"] == "6 recorded of 6"
     assert numbers["rounds"] == "2 whole rounds, then a top-up round for the last 4 rows"
-    root = Path(order.__file__).parent.parent.parent
+    root = Path(millpond.__file__).parent.parent
     for stage in found:
         for module in stage.module.split(", "):
             path = root / module.replace(".", "/")
@@ -181,9 +183,9 @@ def test_a_kind_adds_sections_and_a_broken_one_takes_no_other_along(trained: Run
     def broken(facts: Facts) -> Block:
         raise KeyError("gone")
 
-    monkeypatch.setitem(order.OF_KIND, "mixture", (rounds, broken))
+    monkeypatch.setitem(page_module.OF_KIND, "mixture", (rounds, broken))
     facts = read_facts(trained.folder)
-    found = Page(page(facts, order.sections("mixture")))
+    found = Page(page(facts, sections_of("mixture")))
     assert "6 of them" in found.text
     assert "This section could not be made: KeyError: 'gone'" in found.text
     assert found.headings[-1] == "Host"

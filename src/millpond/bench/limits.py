@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from millpond.bench.timing import Effort, median_seconds
+from millpond.policies.products import through_torch
+from millpond.policies.threads import torch_threads
 from millpond.processor import can_use_bfloat16
 
 SMALL_MATRIX = 256
@@ -92,3 +97,23 @@ def _disk(effort: Effort, folder: Path) -> tuple[float, float]:
         repeats = min(3, effort.repeats)
         written = median_seconds(write, repeats)
         return blocks * size / written, blocks * size / median_seconds(read, repeats, forget)
+
+
+# -- Counting the floating-point operations of matrix products and convolutions, which stages are measured against.
+
+BACKWARD_TOO = 3  # for each product forward, one for the inputs' gradient and one for the weights'
+
+
+def operations(work: Callable[[], object]) -> float:
+    """Floating-point operations of the matrix products in a call, which is made in this thread alone."""
+    in_place: dict[Any, Any] = {torch.ops.aten.addmm_: _product_operations}  # torch counts all but this one
+    counted = FlopCounterMode(display=False, custom_mapping=in_place)
+    with torch_threads(1), through_torch(), counted as counter:
+        work()
+    return float(counter.get_total_flops())
+
+
+def _product_operations(
+    target: torch.Size, left: torch.Size, right: torch.Size, *, out_shape: Any = None, **scales: Any
+) -> int:
+    return 2 * left[0] * left[1] * right[1]

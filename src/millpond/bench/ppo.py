@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from millpond.bench.lake import measure_lake, observations_of
-from millpond.bench.limits import Limits
-from millpond.bench.result import Bench, Found
-from millpond.bench.stages import Subject, measure_stages
-from millpond.bench.timing import Effort, Watch
-from millpond.bench.whole import run_iterations
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from millpond.bench.arithmetic import Network, Ready, make_ready, plain_networks
+from millpond.bench.limits import BACKWARD_TOO, Limits, operations
+from millpond.bench.result import Arithmetic, Bench, Iteration, Measurement, Stage
+from millpond.bench.stages import Chooser, RandomSteps, measure_lake
+from millpond.bench.timing import Effort, Spread, Watch, median_seconds
 from millpond.config import Loaded
+from millpond.config.env_facts import env_options
+from millpond.envs.env_batch import Buffers
+from millpond.loop import Ended, Loop
 from millpond.planner import PPOPlan, plan_loaded
+from millpond.record import Timer
+from millpond.record.jsonlines import Record, read_records
+from millpond.rollout import Draw
+from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.trainers.common.session import start_run
+from millpond.trainers.ppo.compiled_rows import RowsCall
+from millpond.trainers.ppo.micro_batch import Estimate
 from millpond.trainers.ppo.trainer import PPOTrainer
+from millpond.trainers.ppo.update import INPUTS, estimate_advantages, train_minibatch
 
 STEPS_MEASURED = 1_500_000  # agent steps in all real iterations, about
+MAX_LANES = 128  # of the observations that the lake is measured with
 FEWEST, MOST = 3, 10  # real iterations
 SIZES = (
     "num_envs", "num_agents", "agent_steps", "env_steps", "segments", "bptt_horizon", "minibatch_size",
@@ -36,7 +54,7 @@ def ppo_settings(loaded: Loaded, effort: Effort) -> dict[str, Any]:
 
 def measure_ppo(
     wanted: Loaded, loaded: Loaded, limits: Limits | None, effort: Effort, folder: Path, watch: Watch
-) -> Found:
+) -> Measurement:
     """`loaded` is what is run, and has the sizes of what is `wanted`."""
     with contextlib.redirect_stdout(io.StringIO()):
         trainer = PPOTrainer(loaded, start_run(loaded, "bench"))
@@ -44,19 +62,26 @@ def measure_ppo(
         iteration, network, ready = run_iterations(trainer, effort, watch)
         stages = []
         if limits is not None:
-            subject = Subject(trainer, network, ready, limits, effort, iteration.phases)
+            subject = PPOSubject(trainer, network, ready, limits, effort, iteration.phases)
             watch("the lake")
             lake = measure_lake(trainer.vector.spec, observations_of(trainer), limits, effort, folder)
             stages = [*measure_stages(subject, watch), *lake]
     finally:
         trainer.close()
-    return Found(
+    return Measurement(
         iteration,
         tuple(stages),
         precision=trainer.recipe.trainer.precision,
         vector=f"{trainer.vector.backend} x {trainer.vector.num_workers}",
         sizes={name: getattr(trainer.share, name) for name in SIZES},
     )
+
+
+def observations_of(trainer: PPOTrainer) -> npt.NDArray[Any]:
+    """Real ones, from rows that a run has filled: [T, lanes, *observation]."""
+    plan, rows = trainer.share, trainer.rows
+    flat = rows["observation"][: plan.segments].transpose(1, 2).flatten(0, 1)[:MAX_LANES]
+    return flat.transpose(0, 1).cpu().numpy()
 
 
 def kept_of_ppo(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
@@ -70,3 +95,279 @@ def kept_of_ppo(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
             "other": phases["other"],
         },
     )
+
+
+# -- Real iterations, and between each two of them the bare arithmetic and the plain networks: all in the same minutes.
+
+Pair = tuple[float, float]  # inference, training
+
+
+@dataclass
+class Between:
+    """What is measured when an iteration has ended; the first time only warms up."""
+
+    trainer: PPOTrainer
+    networks: dict[str, Network]
+    watch: Callable[[str], object]
+    ready: list[Ready]
+    found: dict[str, list[Pair]]
+    took: list[float]
+
+    def __call__(self, ended: Ended) -> None:
+        began = time.monotonic()
+        if not self.ready:
+            self.ready.extend(make_ready(self.trainer))
+        for name, network in self.networks.items():
+            self.watch(f"arithmetic: {name}")
+            self.found[name].append(network.seconds(self.ready))
+        self.watch("an iteration")
+        self.took.append(time.monotonic() - began)
+
+
+def run_iterations(
+    trainer: PPOTrainer, effort: Effort, watch: Callable[[str], object]
+) -> tuple[Iteration, Network, list[Ready]]:
+    """Train for as many iterations as the trainer's plan has, of which the first does not count."""
+    own = Network.of_trainer(trainer, effort)
+    plain = plain_networks(trainer, effort)
+    networks = {"bare": own, **plain}
+    between = Between(trainer, networks, watch, [], {name: [] for name in networks}, [])
+    trainer.loop.at_end("iteration", between)
+    watch("an iteration, to warm up")
+    with contextlib.redirect_stdout(io.StringIO()):
+        trainer.train()
+    records = list(read_records(trainer.run.metrics_path))
+    times = [
+        _times(before, after, took) for before, after, took in zip(records, records[1:], between.took, strict=False)
+    ]
+    real = [sum(seconds for name, seconds in one.items() if "/" not in name) for one in times]
+    pairs = {name: found[1:] for name, found in between.found.items()}
+    bare = [sum(pair) for pair in pairs["bare"]]
+    return (
+        Iteration(
+            seconds=Spread.of(real),
+            phases={name: median(one.get(name, 0.0) for one in times) for name in times[0]},
+            bare=_arithmetic(pairs["bare"]),
+            ratio=Spread.of([whole / part for whole, part in zip(real, bare, strict=True)]),
+            references={name: _arithmetic(pairs[name]) for name in plain},
+            reference_ratios={
+                name: Spread.of([mine / sum(pair) for mine, pair in zip(bare, pairs[name], strict=True)])
+                for name in plain
+            },
+        ),
+        own,
+        between.ready,
+    )
+
+
+def _times(before: Record, after: Record, between: float) -> dict[str, float]:
+    """Seconds by phase of the iteration that `after` tells of. Evaluation, and what was measured between, are left out."""
+    phases = {
+        name.removeprefix("time/"): seconds
+        for name, seconds in after.items()
+        if name.startswith("time/") and not name.startswith("time/evaluate")
+    }
+    whole = after["seconds"] - before["seconds"] - between - after.get("time/evaluate", 0.0)
+    inner = sum(seconds for name, seconds in phases.items() if name.startswith("collect/"))
+    outer = sum(seconds for name, seconds in phases.items() if "/" not in name)
+    return {**phases, "collect/rest": phases["collect"] - inner, "other": max(0.0, whole - outer)}
+
+
+def _arithmetic(pairs: list[Pair]) -> Arithmetic:
+    return Arithmetic(Spread.of([pair[0] for pair in pairs]), Spread.of([pair[1] for pair in pairs]))
+
+
+# -- Each stage of an iteration alone, on the trainer's own vector, rows and networks, after a real run has filled them.
+#
+# E envs   A agents   T horizon   R rows
+
+MAX_ENVS_ALONE = 512  # envs of the environment that is stepped alone: maps of thousands take their time to make
+STORED_BEFORE = ("observation", "action", "action_mask", "alive", "log_prob", "value")
+STORED_AFTER = ("reward", "terminated", "truncated")
+Stages = dict[str, Stage]  # measured so far, by name
+RECORDED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+
+
+@dataclass(frozen=True)
+class PPOSubject:
+    """What the stages are measured on."""
+
+    trainer: PPOTrainer
+    network: Network
+    ready: list[Ready]
+    limits: Limits
+    effort: Effort
+    phases: dict[str, float]  # of a real iteration
+
+    def together(self, *names: str) -> float:
+        return sum(self.phases.get(name, 0.0) for name in names)
+
+
+def measure_stages(subject: PPOSubject, watch: Callable[[str], object]) -> tuple[Stage, ...]:
+    """In the order of an iteration. Storing is last to run, since it writes over the rows that others need."""
+    stages: dict[str, Stage] = {}
+    for measure in (_env, _vector, _inference, _advantage, _training, _loop, _storing):
+        watch(measure.__name__.strip("_"))
+        stage = measure(subject, stages)
+        stages[stage.name] = stage
+    order = ("world", "vector", "inference", "storing", "advantage", "training", "loop")
+    return tuple(stages[name] for name in order)
+
+
+def _env(subject: PPOSubject, before: Stages) -> Stage:
+    """One environment in this thread, with actions at random."""
+    trainer, plan = subject.trainer, subject.trainer.share
+    env_id, options = env_options(trainer.recipe.env, stacked=True)
+    spec, envs = trainer.vector.spec, min(plan.num_envs, MAX_ENVS_ALONE)
+    env_batch = EnvBatchFactory(env_id, options)(envs, Buffers.allocate(spec, envs), 0)
+    try:
+        env_batch.reset(np.arange(envs, dtype=np.uint64))
+        choose = Chooser(spec.action)
+
+        def steps() -> None:
+            for _ in range(8):
+                choose(env_batch.buffers.action, env_batch.buffers.action_mask)
+                env_batch.step(0, envs)
+            env_batch.episodes()
+
+        seconds = median_seconds(steps, subject.effort.repeats) * plan.env_steps / (8 * envs)
+    finally:
+        env_batch.close()
+    written = plan.env_steps * _outcome_bytes(env_batch.buffers, envs)
+    return Stage("world", seconds, plan.env_steps, "env steps", "memory", written / subject.limits.memory)
+
+
+def _vector(subject: PPOSubject, before: Stages) -> Stage:
+    """All envs behind recv and send, with actions at random; at best as fast as the environment on all its workers."""
+    vector, plan, effort = subject.trainer.vector, subject.trainer.share, subject.effort
+    times = max(1, effort.calls // vector.groups // 4)
+    step = RandomSteps([vector])
+    seconds = median_seconds(lambda: step(times), effort.repeats)
+    step.rest()
+    workers = max(1, min(vector.num_workers, torch.get_num_threads()))
+    return Stage(
+        "vector",
+        seconds / (times * plan.num_envs) * plan.env_steps,
+        plan.env_steps,
+        "env steps",
+        f"environment x {workers}",
+        before["world"].alone / workers,
+        subject.together("collect/step"),
+    )
+
+
+def _inference(subject: PPOSubject, before: Stages) -> Stage:
+    plan, network = subject.trainer.share, subject.network
+    seconds = median([network.acting_seconds(subject.ready) for _ in range(subject.effort.repeats + 1)][1:])
+    return _products(subject, "inference", seconds, plan.agent_steps, 1, subject.together("collect/infer"))
+
+
+def _training(subject: PPOSubject, before: Stages) -> Stage:
+    """`train_minibatch` as a run calls it: rows are drawn and gathered too."""
+    trainer, plan, network = subject.trainer, subject.trainer.share, subject.network
+    estimate = _estimate(trainer)
+    rng, ones = np.random.default_rng(0), np.ones(plan.minibatch_segments, np.float32)
+    kept: dict[tuple[int, int], RowsCall] = {}
+    updates = max(1, min(subject.effort.updates, plan.gradient_updates) // 2)
+
+    def train() -> None:
+        for _ in range(updates):
+            train_minibatch(
+                network.unroll,
+                network.parameters,
+                network.optimizer,
+                trainer.rows,
+                estimate,
+                Draw(rng.permutation(plan.segments)[: plan.minibatch_segments], ones),
+                network.coefficients,
+                part_rows=plan.minibatch_segments // plan.accumulated_parts,
+                device=trainer.device,
+                kept=kept,
+                autocast=network.autocast,
+                in_parallel=not trainer.recipe.trainer.compile,
+            )
+
+    seconds = median_seconds(train, subject.effort.repeats) / updates * plan.gradient_updates
+    steps = plan.agent_steps * plan.update_epochs
+    return _products(subject, "training", seconds, steps, BACKWARD_TOO, subject.together("train"))
+
+
+def _products(subject: PPOSubject, name: str, seconds: float, steps: int, times: int, together: float) -> Stage:
+    """A stage that is bound by products. Sums of table rows, gates and losses are not counted as operations."""
+    plan, precision = subject.trainer.share, subject.trainer.recipe.trainer.precision
+    forward = operations(lambda: subject.network.act(subject.ready[0])) / (plan.envs_per_group * plan.num_agents)
+    at_best = forward * times * steps / subject.limits.products(precision)
+    return Stage(name, seconds, steps, "agent steps", precision, at_best, together)
+
+
+def _advantage(subject: PPOSubject, before: Stages) -> Stage:
+    trainer, plan = subject.trainer, subject.trainer.share
+    seconds = median_seconds(lambda: _estimate(trainer), subject.effort.repeats)
+    moved = sum(trainer.rows[name][: plan.segments].nbytes for name in (*INPUTS, "advantage"))
+    at_best = moved / subject.limits.memory
+    return Stage(
+        "advantage", seconds, plan.agent_steps, "agent steps", "memory", at_best, subject.together("advantage")
+    )
+
+
+def _estimate(trainer: PPOTrainer) -> Estimate:
+    ppo = trainer.recipe.ppo
+    clips = (ppo.rho_clip, ppo.c_clip) if ppo.advantage == "vtrace" else (float("inf"), float("inf"))
+    return estimate_advantages(
+        trainer.rows,
+        trainer.share.segments,
+        gamma=ppo.gamma,
+        lam=ppo.gae_lambda,
+        rho_clip=clips[0],
+        c_clip=clips[1],
+        normalize=ppo.normalize_advantage,
+        bootstrap_truncation=ppo.bootstrap_truncation,
+    )
+
+
+def _storing(subject: PPOSubject, before: Stages) -> Stage:
+    """One group's batch into the rows, at every time step of a round."""
+    plan, rows = subject.trainer.share, subject.trainer.rows
+    envs = min(plan.envs_per_group, plan.buffer_rows // rows.rows_per_env)
+    agents = (envs, plan.num_agents)
+    names = [name for name in (*STORED_BEFORE, *STORED_AFTER) if name in rows.fields]
+    values = {
+        name: rows[name][: envs * rows.rows_per_env, 0].reshape(*agents, *rows.fields[name].shape).cpu().numpy().copy()
+        for name in names
+    }
+    steps = min(plan.bptt_horizon, subject.effort.calls)
+
+    def store() -> None:
+        for t in range(steps):
+            for name in names:
+                rows.write(name, 0, t, values[name])
+
+    seconds = median_seconds(store, subject.effort.repeats) * plan.env_steps / (steps * envs)
+    moved = sum(array.nbytes for array in values.values()) / envs * plan.env_steps
+    at_best = moved / subject.limits.memory
+    return Stage(
+        "storing", seconds, plan.agent_steps, "agent steps", "memory", at_best, subject.together("collect/store")
+    )
+
+
+def _loop(subject: PPOSubject, before: Stages) -> Stage:
+    """Loop, records and phases around bodies that do nothing."""
+    plan, value = subject.trainer.share, torch.tensor(0.5)
+
+    def run() -> None:
+        timer, loop = Timer(), Loop(iteration=1, update_epoch=plan.update_epochs, minibatch=plan.num_minibatches)
+        loop.at_end("iteration", lambda ended: {**ended.means(), **timer.take()})
+        for _ in loop.run():
+            with timer("train"):
+                pass
+            for name in RECORDED:
+                loop.record(name, value, weight=256)
+
+    seconds = median_seconds(run, subject.effort.repeats)
+    return Stage("loop", seconds, plan.gradient_updates, "updates", "", None, subject.together("other"))
+
+
+def _outcome_bytes(buffers: Buffers, envs: int) -> float:
+    """What a step of one env writes."""
+    arrays = (buffers.observation, buffers.reward, buffers.terminated, buffers.truncated, buffers.alive)
+    return sum(array.nbytes for array in arrays) / envs

@@ -59,7 +59,7 @@ class Iteration:
 
 
 @dataclass(frozen=True)
-class Found:
+class Measurement:
     """What was measured on one kind of recipe."""
 
     iteration: Iteration

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from millpond.bench.limits import Limits
-from millpond.bench.operations import BACKWARD_TOO, operations
-from millpond.bench.result import Bench, Found, Iteration, Stage
+from millpond.bench.limits import BACKWARD_TOO, Limits, operations
+from millpond.bench.result import Bench, Iteration, Measurement, Stage
 from millpond.bench.timing import Effort, Spread, Watch, median_seconds, stop_in_time
 from millpond.config import Loaded
 from millpond.loop import Loop
@@ -41,7 +40,7 @@ def reward_settings(loaded: Loaded, effort: Effort) -> dict[str, Any]:
 
 def measure_reward(
     wanted: Loaded, loaded: Loaded, limits: Limits | None, effort: Effort, folder: Path, watch: Watch
-) -> Found:
+) -> Measurement:
     """`loaded` is what is run, and has cycles of the sizes that are `wanted`."""
     with contextlib.redirect_stdout(io.StringIO()):
         trainer = RewardTrainer(loaded, start_run(loaded, "bench"))
@@ -49,14 +48,14 @@ def measure_reward(
             stop_in_time(trainer.loop, "cycle", watch)
             trainer.train()
             iteration = _cycles(list(read_records(trainer.run.metrics_path)))
-            stages = () if limits is None else _stages(Subject(trainer, iteration.phases, limits, effort), watch)
+            stages = () if limits is None else _stages(RewardSubject(trainer, iteration.phases, limits, effort), watch)
         finally:
             trainer.close()
     plan, agent = trainer.plan, trainer.agent
     sizes = {"batches": plan.batches_per_cycle, "steps_per_batch": plan.steps_per_batch}
     sizes |= {"env_steps": plan.env_steps_per_cycle, "iterations": plan.iterations}
     vector = "no envs" if agent is None else f"{agent.vector.backend} x {agent.vector.num_workers}"
-    return Found(iteration, stages, "float32", vector, sizes)
+    return Measurement(iteration, stages, "float32", vector, sizes)
 
 
 def kept_of_reward(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
@@ -79,7 +78,7 @@ def _cycles(records: list[Record]) -> Iteration:
 
 
 @dataclass(frozen=True)
-class Subject:
+class RewardSubject:
     """What the stages are measured on."""
 
     trainer: RewardTrainer
@@ -100,7 +99,7 @@ class Subject:
         return Stage(name, seconds * in_cycle, in_cycle, "batches", limit, best)
 
 
-def _stages(subject: Subject, watch: Watch) -> tuple[Stage, ...]:
+def _stages(subject: RewardSubject, watch: Watch) -> tuple[Stage, ...]:
     trainer = subject.trainer
     batches, rng, memory = trainer.batches, np.random.default_rng(0), subject.limits.memory
     stages = []
@@ -122,7 +121,7 @@ def _stages(subject: Subject, watch: Watch) -> tuple[Stage, ...]:
     return (*stages, _record(subject))
 
 
-def _target(subject: Subject) -> Stage:
+def _target(subject: RewardSubject) -> Stage:
     """The target network takes the network's parameters, once in so many batches."""
     trainer, every = subject.trainer, subject.trainer.recipe.reward.train_target
     size = sum(parameter.nbytes for parameter in trainer.target.parameters())
@@ -132,7 +131,7 @@ def _target(subject: Subject) -> Stage:
     return replace(follow, alone=follow.alone / every)
 
 
-def _act(subject: Subject, agent: RewardAgent) -> Stage:
+def _act(subject: RewardSubject, agent: RewardAgent) -> Stage:
     """The agent's env steps of a cycle, its policy included."""
     trainer = subject.trainer
     each = trainer.recipe.agent.steps_per_iteration
@@ -141,7 +140,7 @@ def _act(subject: Subject, agent: RewardAgent) -> Stage:
     return Stage("act", seconds * trainer.plan.iterations, steps, "env steps", "", None, subject.phases["act"])
 
 
-def _record(subject: Subject) -> Stage:
+def _record(subject: RewardSubject) -> Stage:
     """The loop and its record around batches that do nothing."""
     plan, value = subject.trainer.plan, torch.tensor(0.5)
 

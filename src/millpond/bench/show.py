@@ -1,14 +1,105 @@
-"""A bench as text: limits, stages, and one iteration as a waterfall."""
+"""What a bench of each kind of recipe is of, and the words for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from millpond.bench.kinds import KINDS, opening
 from millpond.bench.result import Arithmetic, Bench, Stage
 from millpond.bench.timing import Spread
 from millpond.planner.estimate import duration
 from millpond.planner.lines import bar, figures, sentence, size, table
+from millpond.plurals import plural
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`whole`: what a run is made of. `phases`: of a run, in order, with their names. `stages`: measured beside each."""
+
+    whole: str
+    phases: dict[str, str]
+    stages: dict[str, str]
+    notes: str
+
+
+KINDS = {
+    "ppo": Kind(
+        "iteration",
+        {
+            "collect/step": "waiting for envs",
+            "collect/infer": "inference",
+            "collect/store": "storing",
+            "collect/rest": "rest of collecting",
+            "advantage": "advantage",
+            "train": "training",
+            "other": "loop and records",
+        },
+        {
+            "waiting for envs": "vector",
+            "inference": "inference",
+            "storing": "storing",
+            "advantage": "advantage",
+            "training": "training",
+            "loop and records": "loop",
+        },
+        "Alone: one iteration's work, or one call for the lake. Share: of the iteration; of the environment, its time alone. "
+        "A second: env steps of the first two, updates of the loop, transitions of the lake, else agent steps. In a run "
+        "envs step while the policy looks at others, so they may be waited for less, and the policy may take longer, "
+        "than alone. Limits of products count matrix products only, not tables, gates and losses.",
+    ),
+    "mixture": Kind(
+        "round",
+        {
+            "collect": "collecting",
+            "pour": "waiting for ponds",
+            "learn": "learning",
+            "fill": "filling the BigPond",
+            "train_big": "BigAgent",
+            "other": "reset and records",
+        },
+        {
+            "collecting": "collect",
+            "waiting for ponds": "pour",
+            "learning": "learn",
+            "filling the BigPond": "fill",
+            "BigAgent": "BigAgent",
+        },
+        "A part of a round is run and scaled up to a whole one. Alone: one round's work, or one call for the lake. "
+        "Share: of the round; of the envs, their time alone. In a run ponds are poured out beside the learning, so they "
+        "are waited for less than pouring takes alone. A second: env steps of envs, collect and pour, transitions else. "
+        "The limit of collect is that of the envs and the products together.",
+    ),
+    "reward": Kind(
+        "cycle",
+        {"act": "acting", "train": "batches", "other": "loop and records"},
+        {"acting": "act", "batches": "update", "loop and records": "record"},
+        "Alone: one cycle's work. Update is a batch as a run trains it, so sample and target are in it too. Share: of the "
+        "cycle, without test rollouts. A second: env steps of act, else batches.",
+    ),
+}
+
+
+def opening(kind: str, sizes: dict[str, int], vector: str, precision: str) -> str:
+    """The sizes of what was measured, in a sentence."""
+    if kind == "ppo":
+        return (
+            f"{plural(sizes['num_envs'], 'env')} of {plural(sizes['num_agents'], 'agent')} ({vector}), "
+            f"{plural(sizes['agent_steps'], 'agent step')} and {plural(sizes['gradient_updates'], 'update')} an iteration, "
+            f"{precision}"
+        )
+    if kind == "mixture":
+        return (
+            f"{plural(sizes['agents'], 'agent')} of {plural(sizes['envs_per_agent'], 'env')} ({vector}); a round: "
+            f"{plural(sizes['collections_per_round'], 'collection')}, {plural(sizes['env_steps_per_round'], 'env step')}, "
+            f"{plural(sizes['drawn'], 'transition')} drawn, {plural(sizes['big_updates'], 'update')} of the BigAgent"
+        )
+    acting = f", {plural(sizes['env_steps'], 'env step')} ({vector})" if sizes["env_steps"] else ""
+    return f"a cycle: {plural(sizes['batches'], 'batch')} of {plural(sizes['steps_per_batch'], 'step')}{acting}"
+
+
+# -- A bench as text: limits, stages, and one iteration as a waterfall.
 
 WALL = 32  # characters of the waterfall
 
@@ -129,3 +220,58 @@ def _parts(arithmetic: Arithmetic) -> str:
 
 def _spread(spread: Spread, show: Callable[[float], str]) -> str:
     return f"median of {spread.count}; {show(spread.low)} to {show(spread.high)}"
+
+
+# -- One iteration as a waterfall: what each phase took, and beside it the same work alone and at its limit.
+
+TAKEN, ALONE, LIMIT = "#0b6e99", "#edae49", "#444444"
+
+
+def draw_bench(bench: Bench, path: Path) -> None:
+    """Write the picture in the format that the path's ending names."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis: Any = figure.subplots()
+    stages = {stage.name: stage for stage in bench.stages}
+    phases = waterfall(bench)
+    whole, kind = phases[-1][2], KINDS[bench.kind]
+    for row, (name, first, last) in enumerate(phases):
+        axis.barh(row, last - first, left=first, height=0.5, color=TAKEN, label="in the run" if row == 0 else None)
+        axis.text(last + whole * 0.008, row, f"{duration(last - first)} ({(last - first) / whole:.0%})", va="center")
+        stage = stages.get(kind.stages.get(name, ""))
+        if stage is not None:
+            axis.barh(
+                row + 0.33, stage.alone, left=first, height=0.12, color=ALONE, label="alone" if row == 0 else None
+            )
+            if stage.at_best is not None:
+                axis.barh(
+                    row + 0.45,
+                    stage.at_best,
+                    left=first,
+                    height=0.08,
+                    color=LIMIT,
+                    label="at its limit" if row == 0 else None,
+                )
+    longest = whole
+    if bench.iteration.bare is not None:
+        bare = bench.iteration.bare.seconds
+        axis.axvline(bare, color="#d1495b", linestyle="--", linewidth=1, label=f"bare arithmetic {duration(bare)}")
+        longest = max(whole, bare)
+    axis.set_yticks(range(len(phases)), [name for name, _, _ in phases])
+    axis.invert_yaxis()
+    axis.set_xlim(0, longest * 1.18)
+    axis.set_xlabel("seconds")
+    size = _size(bench)
+    axis.set_title(f"{bench.recipe}: one {kind.whole} of {size} in {duration(whole)}\n{bench.machine}", fontsize=10)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)
+    figure.savefig(path, dpi=140, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _size(bench: Bench) -> str:
+    names = {"ppo": "agent_steps", "mixture": "env_steps_per_round", "reward": "batches"}
+    units = {"ppo": "agent step", "mixture": "env step", "reward": "batch"}
+    return plural(bench.sizes[names[bench.kind]], units[bench.kind])

@@ -22,9 +22,8 @@ def bench(
     as_json: bool,
 ) -> None:
     """Measure, keep the figures for plans, draw, print."""
-    from millpond.bench.picture import draw_bench
     from millpond.bench.run import keep, run_bench
-    from millpond.bench.show import show_bench
+    from millpond.bench.show import draw_bench, show_bench
 
     if picture is not None and picture.suffix not in PICTURES:
         raise MillpondError(f"--picture {picture} must end in one of {', '.join(PICTURES)}")

@@ -98,7 +98,7 @@ def write_report(name: str, run_dir: str, pictures: Path | None, as_json: bool) 
     """The page of a run, whatever its state."""
     from millpond.cli.progress import watched
     from millpond.report import read_facts
-    from millpond.report.pictures import write_pictures
+    from millpond.report.page import write_pictures
     from millpond.trainers.common.reporting import find_reportable, report_run
 
     folder = find_reportable(Path(run_dir), name)

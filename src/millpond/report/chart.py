@@ -1,13 +1,132 @@
-"""One chart: curves with bands, ticks, axis labels, and values that show where the mouse is. Plain SVG, no script."""
+"""Axes that can be read: round tick values and short labels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from millpond.record import Record
 from millpond.report.markup import Markup, join, tag
-from millpond.report.series import Point, Series, smoothed
-from millpond.report.ticks import figure, label, ticks, widened
+
+SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def ticks(low: float, high: float, at_most: int = 5) -> list[float]:
+    """Round values (1, 2 or 5 times a power of ten apart) that lie between low and high."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / at_most
+    power = 10.0 ** math.floor(math.log10(rough))
+    apart = next(unit * power for unit in (1, 2, 5, 10) if unit * power >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / apart - 1e-9), math.floor(high / apart + 1e-9)
+    return [k * apart for k in range(first, last + 1)]
+
+
+def widened(low: float, high: float) -> tuple[float, float]:
+    """Limits a little beyond the values, and apart from each other where all values are the same."""
+    if high > low:
+        margin = (high - low) * 0.05
+        return low - margin, high + margin
+    margin = abs(low) * 0.1 or 1.0
+    return low - margin, high + margin
+
+
+def label(value: float, apart: float) -> str:
+    """A tick's label, with the digits that tell it from its neighbours: 1.5M, 20k, 0.05, 3e-07."""
+    if value == 0 or abs(value) < apart * 1e-9:
+        return "0"
+    if abs(value) < 1e-4:
+        return f"{value:.2g}"
+    for size, suffix in SUFFIXES:
+        if abs(value) >= size:
+            return _plain(value / size, apart / size) + suffix
+    return _plain(value, apart)
+
+
+def _plain(value: float, apart: float) -> str:
+    digits = max(0, -math.floor(math.log10(apart) + 1e-9)) if apart > 0 else 3
+    return f"{value:.{min(digits, 6)}f}"
+
+
+def figure(value: float) -> str:
+    """A value as it is told in words: whole numbers with separators, others with four significant digits."""
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+# -- Curves of any length, drawn with few points: means of neighbours, and how far these reach.
+
+POINTS = 120
+
+
+@dataclass(frozen=True)
+class Point:
+    """One or several neighbouring values: their mean, lowest and highest, at the mean of their places."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    values: int = 1
+
+
+@dataclass(frozen=True)
+class Series:
+    """A curve with a name. `told`: low and high are an interval that the records give, not a spread of neighbours."""
+
+    name: str
+    points: tuple[Point, ...]
+    told: bool = False
+
+    @property
+    def has_band(self) -> bool:
+        return any(point.high > point.low for point in self.points)
+
+
+def series(
+    records: Iterable[Record], axis: str, metric: str, *, name: str = "", band: tuple[str, str] | None = None
+) -> Series:
+    """A metric over an axis; records without it, and values that are not finite, are left out."""
+    found = []
+    for record in records:
+        x, y = record.get(axis), record.get(metric)
+        if x is None or y is None or not math.isfinite(x) or not math.isfinite(y):
+            continue
+        low, high = (record.get(band[0], y), record.get(band[1], y)) if band else (y, y)
+        found.append(Point(float(x), float(y), float(low), float(high)))
+    return Series(name or metric, tuple(found) if band else thinned(found), told=band is not None)
+
+
+def thinned(points: Sequence[Point], at_most: int = POINTS) -> tuple[Point, ...]:
+    """At most so many points, each of as many neighbours as any other, give or take one. No extreme is lost."""
+    if len(points) <= at_most:
+        return tuple(points)
+    edges = [k * len(points) // at_most for k in range(at_most + 1)]
+    return tuple(_joined(points[begin:end]) for begin, end in pairwise(edges))
+
+
+def smoothed(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """A centred running mean over a tenth of the curve: what a person sees in a noisy one."""
+    reach = max(1, len(points) // 20)
+    windows = (points[max(0, k - reach) : k + reach + 1] for k in range(len(points)))
+    return [(point.x, sum(p.y for p in near) / len(near)) for point, near in zip(points, windows, strict=True)]
+
+
+def _joined(points: Sequence[Point]) -> Point:
+    count = len(points)
+    return Point(
+        sum(point.x for point in points) / count,
+        sum(point.y for point in points) / count,
+        min(point.low for point in points),
+        max(point.high for point in points),
+        count,
+    )
+
+
+# -- One chart: curves with bands, ticks, axis labels, and values that show where the mouse is. Plain SVG, no script.
 
 WIDTH, HEIGHT = 420, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 30, 40

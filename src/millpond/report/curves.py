@@ -6,11 +6,9 @@ import re
 from collections.abc import Sequence
 
 from millpond.record import COUNTERS
-from millpond.report.chart import chart, legend
+from millpond.report.chart import chart, legend, series
 from millpond.report.facts import Facts
-from millpond.report.markup import Markup, join, tag
-from millpond.report.section import Block
-from millpond.report.series import series
+from millpond.report.markup import Block, Markup, join, tag
 
 # What the names mean, for the line below a chart.
 WORDS = {

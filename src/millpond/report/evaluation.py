@@ -1,18 +1,66 @@
-"""Evaluations: episodes on seeds of their own, each with an interval, and the best checkpoint by them."""
+"""One episode of the policy, to look at."""
 
 from __future__ import annotations
 
+import json
+from base64 import b64encode
+from functools import cache
+
 from millpond.config import load
+from millpond.config.env import EnvConfig
+from millpond.config.env_facts import env_options
 from millpond.errors import MillpondError
 from millpond.plurals import plural
 from millpond.record import Record
-from millpond.report.chart import chart
+from millpond.report.chart import chart, figure, series
 from millpond.report.facts import Facts
-from millpond.report.markup import Markup, join, table, tag
-from millpond.report.section import Block
-from millpond.report.series import series
-from millpond.report.ticks import figure
-from millpond.report.yardsticks import share, yardsticks
+from millpond.report.markup import Block, Markup, join, table, tag
+
+
+def episode(facts: Facts) -> Block | None:
+    """The GIF inside the page, or a sentence that says why there is none."""
+    picture = facts.picture
+    if picture is None:
+        return None
+    if picture.gif is None:
+        return Block("An episode", tag("p", picture.words, class_="quiet"))
+    source = f"data:image/gif;base64,{b64encode(picture.gif).decode('ascii')}"
+    image = tag("img", src=source, alt="an episode of the policy, animated")
+    return Block("An episode", tag("figure", image, tag("figcaption", picture.words), class_="episode"))
+
+
+# -- What scripted players reach in an environment that has some: the marks that a learned return is measured against.
+
+EPISODES = 64
+
+
+def yardsticks(env: EnvConfig) -> dict[str, float]:
+    """Mean returns by player, `random` and `greedy`; none where the environment has no players."""
+    if env.id != "grid":
+        return {}
+    _, options = env_options(env.model_copy(update={"stagger": False}))
+    return dict(_played(json.dumps(options, sort_keys=True)))
+
+
+def share(learned: float, marks: dict[str, float]) -> float | None:
+    """(learned - random) / (greedy - random): 0 is chance, 1 is the greedy player."""
+    if not {"random", "greedy"} <= marks.keys() or marks["greedy"] == marks["random"]:
+        return None
+    return (learned - marks["random"]) / (marks["greedy"] - marks["random"])
+
+
+@cache
+def _played(options: str) -> tuple[tuple[str, float], ...]:
+    from millpond.envs.grid.players import yardstick
+
+    settings = json.loads(options)
+    return tuple(
+        (player, float(yardstick(player, settings, num_envs=EPISODES)["episode_return"]))
+        for player in ("random", "greedy")
+    )
+
+
+# -- Evaluations: episodes on seeds of their own, each with an interval, and the best checkpoint by them.
 
 RETURN, LOW, HIGH = "eval/episode_return", "eval/episode_return_low", "eval/episode_return_high"
 ROWS = 40

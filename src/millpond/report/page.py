@@ -1,14 +1,47 @@
-"""The whole page: one file, no script, nothing from a network."""
+"""Which sections a report has, and in which order. A kind of trainer adds its own to `OF_KIND`."""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from millpond.report.facts import Facts
-from millpond.report.markup import Markup, join, tag
-from millpond.report.section import Block, Section
-from millpond.report.style import style_sheet
+from millpond.durable import replace_file
+from millpond.report.curves import charted_metrics, curves, metric_chart
+from millpond.report.details import checkpoints, config, host, plan
+from millpond.report.evaluation import episode, evaluation_chart, evaluations
+from millpond.report.facts import Facts, Picture, read_facts
+from millpond.report.iteration import nine_stages
+from millpond.report.markup import Block, Markup, join, standalone, style_sheet, tag
+from millpond.report.phases import outer_phases, phase_bar, phases
+from millpond.report.summary import summary
+
+Section = Callable[[Facts], Block | None]  # makes a block of the page; None where the run has nothing to show
+
+FIRST: tuple[Section, ...] = (summary, episode, evaluations)
+# What only one kind of recipe has to show, between its results and its curves.
+OF_KIND: dict[str, tuple[Section, ...]] = {"ppo": (nine_stages,)}
+LAST: tuple[Section, ...] = (curves, phases, checkpoints, plan, config, host)
+
+
+def sections_of(kind: str) -> tuple[Section, ...]:
+    """All sections for a run of this kind; an unknown kind has those that every run has."""
+    return (*FIRST, *OF_KIND.get(kind, ()), *LAST)
+
+
+# -- The file `report.html` of a run.
+
+
+def write_report(folder: Path, picture: Picture | None = None) -> Path:
+    """Write a run's report, in one step in the place of an older one. Of the run itself nothing is changed."""
+    facts = read_facts(folder, picture)
+    path = folder / "report.html"
+    replace_file(path, page(facts, sections_of(facts.kind)).encode())
+    return path
+
+
+# -- The whole page: one file, no script, nothing from a network.
 
 # Nothing may be loaded from anywhere, whatever a run's texts hold: styles and images are in the page itself.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -60,3 +93,22 @@ def _block(number: int, block: Block) -> Markup:
     if block.folded:
         return join("\n", tag("details", tag("summary", heading), block.body, id=_anchor(number)))
     return join("\n", tag("section", heading, block.body, id=_anchor(number)))
+
+
+# -- The charts of a report as SVG files of their own, for documents and talks.
+
+
+def write_pictures(facts: Facts, folder: Path) -> list[Path]:
+    """`evaluation.svg`, `phases.svg` and one file for each metric; those that the run has."""
+    found = {"evaluation": evaluation_chart(facts)}
+    if parts := outer_phases(facts):
+        found["phases"] = phase_bar(parts)
+    found |= {name: metric_chart(facts, name, metrics) for name, metrics in charted_metrics(facts).items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, picture in found.items():
+        if picture is not None:
+            path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name).strip('.-') or 'metric'}.svg"
+            path.write_text(standalone(picture), encoding="utf-8")
+            written.append(path)
+    return written

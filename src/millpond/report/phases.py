@@ -5,10 +5,9 @@ from __future__ import annotations
 from millpond.record import show_seconds
 from millpond.report.chart import COLOURS
 from millpond.report.facts import Facts
-from millpond.report.markup import Markup, join, table, tag
-from millpond.report.section import Block
+from millpond.report.markup import Block, Markup, join, table, tag
 
-WIDTH, HEIGHT = 860, 44
+BAR_WIDTH, BAR_HEIGHT = 860, 44
 
 
 def phase_seconds(facts: Facts) -> dict[str, float]:
@@ -50,21 +49,21 @@ def phase_bar(parts: dict[str, float]) -> Markup:
     """Phases side by side, as wide as their share of all time."""
     left, whole, pieces = 0.0, sum(parts.values()), []
     for k, (name, spent) in enumerate(parts.items()):
-        width = spent / whole * WIDTH
+        width = spent / whole * BAR_WIDTH
         colour = "other" if name == "other" else f"f{k % COLOURS}"
         title = tag("title", f"{name}: {show_seconds(spent)}, {spent / whole:.1%}")
         text = None
         if width > 9 * (len(name) + 4):
             text = tag(
-                "text", f"{name} {spent / whole:.0%}", x=left + width / 2, y=HEIGHT / 2 + 5, class_="middle inside"
+                "text", f"{name} {spent / whole:.0%}", x=left + width / 2, y=BAR_HEIGHT / 2 + 5, class_="middle inside"
             )
-        pieces.append(tag("g", tag("rect", x=left, y=0, width=width, height=HEIGHT, class_=colour), text, title))
+        pieces.append(tag("g", tag("rect", x=left, y=0, width=width, height=BAR_HEIGHT, class_=colour), text, title))
         left += width
     return tag(
         "svg",
         tag("title", "share of time by phase"),
         *pieces,
         class_="phases",
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        viewBox=f"0 0 {BAR_WIDTH} {BAR_HEIGHT}",
         role="img",
     )

@@ -9,12 +9,10 @@ import time
 from millpond.planner.lines import size
 from millpond.plurals import plural
 from millpond.record import show_seconds
-from millpond.report.evaluation import HIGH, LOW, RETURN, evaluated, marks_of
+from millpond.report.chart import figure
+from millpond.report.evaluation import HIGH, LOW, RETURN, evaluated, marks_of, share
 from millpond.report.facts import UNKNOWN, Facts
-from millpond.report.markup import Markup, join, table, tag
-from millpond.report.section import Block
-from millpond.report.ticks import figure
-from millpond.report.yardsticks import share
+from millpond.report.markup import Block, Markup, join, table, tag
 
 
 def summary(facts: Facts) -> Block | None:

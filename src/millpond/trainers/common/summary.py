@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from millpond.config import PPORecipe
 from millpond.planner.lines import figures, number
 from millpond.plurals import plural
-from millpond.report.yardsticks import share, yardsticks
+from millpond.report.evaluation import share, yardsticks
 from millpond.trainers.common.evaluate import Evaluation
 
 

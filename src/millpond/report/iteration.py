@@ -9,17 +9,16 @@ from typing import Any
 from millpond.planner.lines import number, size
 from millpond.plurals import plural
 from millpond.record import show_seconds
+from millpond.report.chart import figure
 from millpond.report.facts import Facts
-from millpond.report.markup import Markup, join, table, tag
+from millpond.report.markup import Block, Markup, join, table, tag
 from millpond.report.phases import phase_seconds
-from millpond.report.section import Block
-from millpond.report.ticks import figure
 
 NEEDED = ("num_envs", "segments", "bptt_horizon", "num_minibatches", "gradient_updates", "agent_steps")
 
 
 @dataclass(frozen=True)
-class Stage:
+class IterationStage:
     """What happens, in which module, and this run's numbers: pairs of a name and a value."""
 
     title: str
@@ -38,24 +37,24 @@ def nine_stages(facts: Facts) -> Block | None:
     return Block("One iteration in nine stages", join(intro, tag("ol", *items, class_="stages")), folded=True)
 
 
-def _stage(stage: Stage) -> tuple[Markup, ...]:
+def _stage(stage: IterationStage) -> tuple[Markup, ...]:
     head = tag("h3", stage.title, " ", tag("code", stage.module))
     numbers = [[name, value] for name, value in stage.numbers]
     return head, tag("p", stage.words), table([], numbers)
 
 
-def stages(facts: Facts) -> list[Stage]:
+def stages(facts: Facts) -> list[IterationStage]:
     """The nine stages; none where the plan is not there."""
     plan, setting = facts.plan, facts.setting
     if not set(NEEDED) <= plan.keys():
         return []
-    makers: tuple[Callable[[Facts, Any, Any], Stage], ...] = (
+    makers: tuple[Callable[[Facts, Any, Any], IterationStage], ...] = (
         _configuration, _environments, _rows, _rollout, _advantages, _minibatches, _losses, _gradients, _repeat,
     )  # fmt: skip
     return [make(facts, plan, setting) for make in makers]
 
 
-def _configuration(facts: Facts, plan: Any, setting: Any) -> Stage:
+def _configuration(facts: Facts, plan: Any, setting: Any) -> IterationStage:
     keys = (
         "num_workers",
         "batch_size",
@@ -70,14 +69,16 @@ def _configuration(facts: Facts, plan: Any, setting: Any) -> Stage:
     words = (
         "A recipe and its overrides become one typed config; the plan derives every other number before anything runs."
     )
-    return Stage("Configuration", "millpond.config, millpond.planner", words, [(k, _show(v)) for k, v in found if v])
+    return IterationStage(
+        "Configuration", "millpond.config, millpond.planner", words, [(k, _show(v)) for k, v in found if v]
+    )
 
 
-def _environments(facts: Facts, plan: Any, setting: Any) -> Stage:
+def _environments(facts: Facts, plan: Any, setting: Any) -> IterationStage:
     words = "Envs in contiguous groups: while one group steps, another is with the policy. Each worker steps its share of both."
     trainer_envs = plan.get("trainer_envs", 0)  # plans of earlier versions know nothing of it
     beside = f"; {_show(trainer_envs)} in the trainer itself" if trainer_envs else ""
-    return Stage(
+    return IterationStage(
         "Environments",
         "millpond.envs, millpond.vector",
         words,
@@ -90,10 +91,10 @@ def _environments(facts: Facts, plan: Any, setting: Any) -> Stage:
     )
 
 
-def _rows(facts: Facts, plan: Any, setting: Any) -> Stage:
+def _rows(facts: Facts, plan: Any, setting: Any) -> IterationStage:
     each = f"one env with {plan['num_agents']} agents" if plan["batch_unit"] == "env_steps" else "one agent"
     words = "Memory for all rows is taken once. A row holds consecutive steps of one env or agent, and the state it began with."
-    return Stage(
+    return IterationStage(
         "Rows",
         "millpond.rollout.rows",
         words,
@@ -105,12 +106,12 @@ def _rows(facts: Facts, plan: Any, setting: Any) -> Stage:
     )
 
 
-def _rollout(facts: Facts, plan: Any, setting: Any) -> Stage:
+def _rollout(facts: Facts, plan: Any, setting: Any) -> IterationStage:
     top_up = plan.get("top_up_rows", 0)
     rounds = plural(plan["whole_rounds"], "whole round")
     told = f"{rounds}, then a top-up round for the last {plural(top_up, 'row')}" if top_up else rounds
     words = "Receive observations, run the policy, store, send actions, until every row is full, and all of the current policy."
-    return Stage(
+    return IterationStage(
         "Rollout",
         "millpond.rollout.collect",
         words,
@@ -125,12 +126,12 @@ def _rollout(facts: Facts, plan: Any, setting: Any) -> Stage:
     )
 
 
-def _advantages(facts: Facts, plan: Any, setting: Any) -> Stage:
+def _advantages(facts: Facts, plan: Any, setting: Any) -> IterationStage:
     words = (
         "Backwards through each row: delta = r + gamma V(next) - V, A = delta + gamma lambda A(next). Terminated steps have no "
         "future, truncated ones take the value of their final observation, and a row's end that of the next step."
     )
-    return Stage(
+    return IterationStage(
         "Advantages",
         "millpond.kernels.advantage",
         words,
@@ -143,9 +144,9 @@ def _advantages(facts: Facts, plan: Any, setting: Any) -> Stage:
     )
 
 
-def _minibatches(facts: Facts, plan: Any, setting: Any) -> Stage:
+def _minibatches(facts: Facts, plan: Any, setting: Any) -> IterationStage:
     words = "Rows are drawn into minibatches, steps within a row stay in order. Uniform sampling uses every row once an epoch."
-    return Stage(
+    return IterationStage(
         "Minibatches",
         "millpond.rollout.sampling",
         words,
@@ -158,12 +159,12 @@ def _minibatches(facts: Facts, plan: Any, setting: Any) -> Stage:
     )
 
 
-def _losses(facts: Facts, plan: Any, setting: Any) -> Stage:
+def _losses(facts: Facts, plan: Any, setting: Any) -> IterationStage:
     words = (
         "The core is unrolled over each row from its stored state. Loss = policy (clipped) + "
         f"{_show(setting('ppo.vf_coef'))} value (clipped) - {_show(setting('ppo.ent_coef'))} entropy."
     )
-    return Stage(
+    return IterationStage(
         "Losses",
         "millpond.policies, millpond.losses",
         words,
@@ -174,9 +175,9 @@ def _losses(facts: Facts, plan: Any, setting: Any) -> Stage:
     )
 
 
-def _gradients(facts: Facts, plan: Any, setting: Any) -> Stage:
+def _gradients(facts: Facts, plan: Any, setting: Any) -> IterationStage:
     words = "Backward pass, gradient clipped by its norm, one step of the optimiser a minibatch."
-    return Stage(
+    return IterationStage(
         "Gradients",
         "millpond.trainers.ppo.update",
         words,
@@ -190,11 +191,11 @@ def _gradients(facts: Facts, plan: Any, setting: Any) -> Stage:
     )
 
 
-def _repeat(facts: Facts, plan: Any, setting: Any) -> Stage:
+def _repeat(facts: Facts, plan: Any, setting: Any) -> IterationStage:
     words = "Metrics are recorded, the policy is evaluated and saved when that is due, and the next iteration begins."
     done = len(facts.records)
     best = facts.best
-    return Stage(
+    return IterationStage(
         "Record, save, repeat",
         "millpond.loop, millpond.record, millpond.store",
         words,

@@ -9,19 +9,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from millpond.bench.timing import Effort, timed
+from millpond.envs.spec import EnvSpec, Part
 from millpond.policies.acting import CompiledActor
+from millpond.policies.heads import make_head
+from millpond.policies.parts import PartReader
+from millpond.policies.policy import Act, Unrolled
 from millpond.policies.threads import pieces
+from millpond.processor import can_use_bfloat16, claims_bfloat16, cpu_flags
 from millpond.trainers.common.optimizers import make_optimizer
-from millpond.trainers.ppo.micro_batch import Coefficients, Estimate, Part
+from millpond.trainers.ppo.micro_batch import Coefficients, Estimate
+from millpond.trainers.ppo.micro_batch import Part as MicroBatch
 from millpond.trainers.ppo.trainer import PPOTrainer
 from millpond.trainers.ppo.update import Losses, gradient_call, least_rows, take_step
 
@@ -32,7 +39,7 @@ READY = 2  # minibatches, and batches to act on, that take turns
 class Ready:
     """Data of one minibatch, and of one forward pass [N, ...]."""
 
-    part: Part
+    part: MicroBatch
     living: Tensor
     seen: Tensor
     seen_mask: Tensor | None
@@ -49,7 +56,7 @@ def make_ready(trainer: PPOTrainer) -> list[Ready]:
         advantage = torch.randn(rows["value"][: plan.segments].shape, generator=generator).to(rows.device)
         living = rows["alive"][: plan.segments].sum(dim=(1, 2))
         estimate = Estimate(advantage, advantage, np.zeros(plan.segments), torch.zeros(()), living)
-        part = Part.of(rows, estimate, picked, np.ones(len(picked), np.float32), device)
+        part = MicroBatch.of(rows, estimate, picked, np.ones(len(picked), np.float32), device)
         flat = rows["observation"][: plan.segments].flatten(0, 2)
         chosen = torch.randint(len(flat), (agents,), generator=generator)
         mask = rows["action_mask"].flatten(0, 2)[chosen].to(device) if "action_mask" in rows.fields else None
@@ -80,7 +87,7 @@ class Network:
         self.state = policy.initial_state(self.plan.envs_per_group * self.plan.num_agents, self.device)
         self.generator = torch.Generator(self.device).manual_seed(0)
         self._actor: CompiledActor | None = None
-        self._cut: dict[int, list[list[Part]]] = {}  # by the id of what is ready
+        self._cut: dict[int, list[list[MicroBatch]]] = {}  # by the id of what is ready
 
     @staticmethod
     def of_trainer(trainer: PPOTrainer, effort: Effort) -> Network:
@@ -136,11 +143,11 @@ class Network:
         calls = [[partial(self._call, ready, part) for part in parts] for parts in self._shares(ready)]
         take_step(calls, self.parameters, self.optimizer, self.coefficients.max_grad_norm, self.in_threads)
 
-    def _call(self, ready: Ready, part: Part) -> Callable[[], Losses]:
+    def _call(self, ready: Ready, part: MicroBatch) -> Callable[[], Losses]:
         fresh = part.some(slice(None))  # its observations are taken once only
         return gradient_call(self.unroll, self.parameters, fresh, self.coefficients, ready.living, self.autocast)
 
-    def _shares(self, ready: Ready) -> list[list[Part]]:
+    def _shares(self, ready: Ready) -> list[list[MicroBatch]]:
         """The parts of a minibatch that gradients are added up over, each as threads share it; cut when first asked for."""
         kept = self._cut.get(id(ready))
         if kept is None:
@@ -159,3 +166,100 @@ class Network:
             work(ready[k % len(ready)])
         if self.device.type == "cuda":  # it works on its own
             torch.cuda.synchronize(self.device)
+
+
+# -- A plain network to compare with: what one writes in an afternoon, and pinned, so that figures can be compared.
+#
+#     flat observation -> nn.Linear -> ReLU -> nn.LSTM -> nn.Linear (actions), nn.Linear (value)
+#
+# Observations are read as bytes, or, where all of a grid's codes are known, one-hot. The recurrent layer is torch's own: it
+# cannot begin anew inside a row, so it does less than ours.
+
+CORES: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
+LESS_CALLS, LESS_UPDATES = 12, 2  # there are four of them, and an iteration should not have to wait
+LEAST_CALLS = 3  # where bfloat16 is emulated, ten times slower
+STATES = {"lstm": 2, "gru": 1, "none": 0}
+
+
+class PlainNetwork(nn.Module):
+    """The same calls as a policy has; state [N, S, H] as there, with S = 2 for an LSTM."""
+
+    def __init__(self, spec: EnvSpec, core: str, hidden_size: int, *, one_hot: bool) -> None:
+        super().__init__()
+        self.one_hot, self.hidden_size, self.states = one_hot, hidden_size, STATES[core]
+        self.parts = [(part, PartReader(spec.observation, part)) for part in spec.observation.parts]
+        inputs = sum(_numbers(part) * (_codes(part) if one_hot else 1) for part, _ in self.parts)
+        self.encoder = nn.Linear(inputs, hidden_size)
+        self.core = CORES[core](hidden_size, hidden_size) if core in CORES else nn.Linear(hidden_size, hidden_size)
+        self.head: Any = make_head(spec.action)
+        self.actions, self.values = nn.Linear(hidden_size, self.head.outputs), nn.Linear(hidden_size, 1)
+
+    def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
+        return torch.zeros(batch, self.states, self.hidden_size, device=device)
+
+    def act(self, observation: Tensor, state: Tensor, *, action_mask: Tensor | None, generator: torch.Generator) -> Act:
+        hidden, state = self._remember(self._features(observation)[None], state)
+        action, log_prob = self.head.sample(self.actions(hidden[0]), action_mask, generator, False)
+        return Act(action, log_prob, self.values(hidden[0]).squeeze(-1), state)
+
+    def unroll(
+        self, observation: Tensor, state: Tensor, reset: Tensor, action: Tensor, *, action_mask: Tensor | None = None
+    ) -> Unrolled:
+        batch, steps = reset.shape
+        features = self._features(observation.transpose(0, 1).flatten(0, 1)).view(steps, batch, -1)
+        hidden = self._remember(features, state)[0].transpose(0, 1)
+        log_prob, entropy = self.head.evaluate(self.actions(hidden), action, action_mask)
+        return Unrolled(log_prob, entropy, self.values(hidden).squeeze(-1))
+
+    def _features(self, observation: Tensor) -> Tensor:
+        flat = [self._read(part, reader(observation).flatten(1)) for part, reader in self.parts]
+        return torch.relu(self.encoder(flat[0] if len(flat) == 1 else torch.cat(flat, -1)))
+
+    def _read(self, part: Part, values: Tensor) -> Tensor:
+        if self.one_hot and _codes(part) > 1:
+            return functional.one_hot(values.long(), _codes(part)).flatten(1).float()
+        return values.float() / 255 if part.dtype == "uint8" else values.float()
+
+    def _remember(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        if self.states == 0:
+            return torch.relu(self.core(features)), state
+        parts = tuple(part.contiguous() for part in state.to(features.dtype).transpose(0, 1).unsqueeze(1))
+        hidden, after = self.core(features, parts if self.states == 2 else parts[0])
+        vectors = after if self.states == 2 else (after,)
+        return hidden, torch.stack([vector[0] for vector in vectors], dim=1).float()
+
+
+def plain_networks(trainer: PPOTrainer, effort: Effort) -> dict[str, Network]:
+    """The plain networks of a recipe's sizes, by how they read observations and by precision (bfloat16 is autocast).
+
+    Both precisions where the processor can do both: without instructions for bfloat16 it is by far the slower one, and the
+    faster is what counts.
+    """
+    policy, spec, device = trainer.recipe.policy, trainer.vector.spec, trainer.device
+    less = replace(effort, calls=min(effort.calls, LESS_CALLS), updates=min(effort.updates, LESS_UPDATES))
+    least = replace(effort, calls=min(effort.calls, LEAST_CALLS), updates=1)
+    on_cpu = device.type == "cpu"
+    emulated = on_cpu and not claims_bfloat16(cpu_flags())
+    precisions = ("float32",) if on_cpu and not can_use_bfloat16() else ("bfloat16", "float32")
+    made = {}
+    for reading in ("bytes", "one-hot"):
+        one_hot = reading == "one-hot"
+        if one_hot and not any(_codes(part) > 1 for part in spec.observation.parts):
+            continue
+        for precision in precisions:
+            enabled = precision == "bfloat16"
+            autocast = partial(torch.autocast, device.type, dtype=torch.bfloat16, enabled=enabled)
+            plain = PlainNetwork(spec, policy.core, policy.hidden_size, one_hot=one_hot).to(device)
+            made[f"{reading}, {precision}"] = Network(
+                trainer, plain, least if enabled and emulated else less, autocast=autocast
+            )
+    return made
+
+
+def _codes(part: Part) -> int:
+    """Kinds of cells of a grid; 1 for what is not read one-hot."""
+    return int(part.high) + 1 if part.kind == "grid" and part.high is not None else 1
+
+
+def _numbers(part: Part) -> int:
+    return int(torch.Size(part.shape).numel())
