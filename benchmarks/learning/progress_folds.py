@@ -20,14 +20,14 @@ from millpond.config import load
 from millpond.data import open_episodes
 from millpond.planner.lines import table
 from millpond.trainers.common.session import start_run
-from millpond.trainers.reward.evaluation import HeldOut
+from millpond.trainers.reward.evaluation import HeldOutEvaluation
 from millpond.trainers.reward.trainer import RewardTrainer
 
 COLUMNS = ("voc", "voc_truncated", "voc_reversed", "end_value", "cut_value")
 LEAST_VOC, LEAST_GAP = 0.85, 0.2
 
 
-def fold(folder: str, path: str, episode: int, seed: int, updates: int) -> HeldOut:
+def fold(folder: str, path: str, episode: int, seed: int, updates: int) -> HeldOutEvaluation:
     """Train without one episode, and judge it."""
     settings = {
         "seed": seed,

@@ -11,9 +11,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from tests.data.written import made, write_libero, write_minari, write_robosuite
 
 from millpond.cli import main
+from support.episode_files import made, write_libero, write_minari, write_robosuite
 
 
 @dataclass

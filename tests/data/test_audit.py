@@ -11,9 +11,9 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from tests.data.written import Made, made, write_libero, write_minari, write_npz, write_robomimic
 
-from millpond.data import DataError, Finding, audit, open_episodes, refuse_unfit, unfit
+from millpond.data import AuditFinding, DataError, audit, open_episodes, refuse_unfit, unfit
+from support.episode_files import Made, made, write_libero, write_minari, write_npz, write_robomimic
 
 Array = np.ndarray[Any, Any]
 
@@ -25,7 +25,7 @@ def episodes(count: int = 8, actions: int | None = 2) -> list[Made]:
     return [replace(episode, terminated=k % 2 == 0) for k, episode in enumerate(plain)]
 
 
-def found(path: Path, written: Sequence[Made]) -> dict[str, Finding]:
+def found(path: Path, written: Sequence[Made]) -> dict[str, AuditFinding]:
     write_npz(path / "a.npz", written)
     return {finding.code: finding for finding in audit(open_episodes(path / "a.npz"))}
 

@@ -10,9 +10,16 @@ from millpond.config import load
 from millpond.config.recipe import MixtureRecipe
 from millpond.errors import MillpondError
 from millpond.experiments.analysis import analyse, show
-from millpond.experiments.curves import curve_of, draw_curves
-from millpond.experiments.mixture_vs_single import DEFAULT_METHODS, METHODS, Settings, all_jobs, check, overrides_of
+from millpond.experiments.mixture_vs_single import (
+    DEFAULT_METHODS,
+    METHODS,
+    ExperimentSettings,
+    all_jobs,
+    check,
+    overrides_of,
+)
 from millpond.experiments.results import Results, RunResult
+from millpond.experiments.run import curve_of, draw_curves
 from millpond.planner import MixturePlan, plan
 
 GAMES = ("minatar:breakout", "minatar:asterix")
@@ -45,8 +52,8 @@ def results(scores: dict[str, list[float]], games: tuple[str, ...] = GAMES) -> R
     }
 
 
-def settings(games: tuple[str, ...] = GAMES) -> Settings:
-    return Settings(frames=100, seeds=3, games=games, methods=DEFAULT_METHODS)
+def settings(games: tuple[str, ...] = GAMES) -> ExperimentSettings:
+    return ExperimentSettings(frames=100, seeds=3, games=games, methods=DEFAULT_METHODS)
 
 
 LOW, HIGH = [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]
@@ -106,7 +113,7 @@ def test_curves(tmp_path: Path) -> None:
 def test_every_method_has_the_same_frames_rounds_and_gradient_steps() -> None:
     plans = {}
     for method in METHODS:
-        found = plan("mixture", list(overrides_of(Settings(), "minatar:breakout", method, 3))).plan
+        found = plan("mixture", list(overrides_of(ExperimentSettings(), "minatar:breakout", method, 3))).plan
         assert isinstance(found, MixturePlan)
         plans[method] = found
     frames = {method: found.frames for method, found in plans.items() if method != "live"}
@@ -117,16 +124,16 @@ def test_every_method_has_the_same_frames_rounds_and_gradient_steps() -> None:
         assert plans[method].big_updates == plans["mixture"].big_updates
         assert plans[method].frames_per_round == plans["mixture"].frames_per_round
     assert plans["single"].transitions_per_collection == plans["mixture"].transitions_per_collection
-    seed = load("mixture", list(overrides_of(Settings(), "minatar:breakout", "single", 3))).recipe
+    seed = load("mixture", list(overrides_of(ExperimentSettings(), "minatar:breakout", "single", 3))).recipe
     assert isinstance(seed, MixtureRecipe)
     assert (seed.seed, seed.mixture.agents, seed.mixture.mode) == (3, 1, "single")
 
 
 def test_what_cannot_run_is_refused_first() -> None:
     with pytest.raises(MillpondError, match=r"methods=magic are not known; there are mixture, single"):
-        check(Settings(methods=("mixture", "magic")))
+        check(ExperimentSettings(methods=("mixture", "magic")))
     with pytest.raises(MillpondError, match="is of kind ppo"):
-        check(Settings(recipe="grid"))
+        check(ExperimentSettings(recipe="grid"))
     with pytest.raises(MillpondError, match="minatar:chess: there is no such game"):
-        check(Settings(games=("minatar:chess",)))
-    assert len(all_jobs(Settings())) == 3 * 2 * 4
+        check(ExperimentSettings(games=("minatar:chess",)))
+    assert len(all_jobs(ExperimentSettings())) == 3 * 2 * 4

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.written import (
+
+from millpond.config import load
+from millpond.config.reward import RewardConfig
+from millpond.data import DataError
+from millpond.planner import RewardPlan, plan
+from millpond.planner.show import show
+from support.episode_files import (
     Made,
     made,
     write_lake,
@@ -22,12 +28,6 @@ from tests.data.written import (
     write_robomimic,
     write_robosuite,
 )
-
-from millpond.config import load
-from millpond.config.reward import RewardConfig
-from millpond.data import DataError
-from millpond.planner import RewardPlan, plan
-from millpond.planner.show import show
 
 
 def reward(recipe: str, overrides: dict[str, Any] | None = None, preset: str | None = None) -> RewardPlan:

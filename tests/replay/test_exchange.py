@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from millpond.data import DataError, open_episodes
-from millpond.data.into_lake import import_episodes
+from millpond.data.lake import import_episodes
 from millpond.replay import Episode, Field, Lake, LakeError, Schema, Steps
 from millpond.replay.exporting import export
 from millpond.replay.info import info

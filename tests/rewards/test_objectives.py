@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.rewards.draw import StepDraw
 from millpond.rewards.objectives import (
     TEMPERATURE,
     decomposition_loss,
@@ -20,6 +19,7 @@ from millpond.rewards.objectives import (
     rrd_loss,
     success_loss,
 )
+from millpond.rewards.sampling import StepSampler
 
 
 def over_all_draws(loss: str, reward: torch.Tensor, mean_return: torch.Tensor, wanted: int) -> torch.Tensor:
@@ -87,7 +87,7 @@ def test_the_minimum_is_the_least_squares_solution_for_lrd_only(objective: str) 
     exact, *_ = np.linalg.lstsq(phi.mean(1), returns / 6, rcond=None)
 
     features, target = torch.tensor(phi), torch.tensor(returns / 6)
-    draw = StepDraw(np.full(40, 6), 40, 2)
+    draw = StepSampler(np.full(40, 6), 40, 2)
     weights = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([weights], lr=0.05)
     averaged, count = torch.zeros(3, dtype=torch.float64), 0

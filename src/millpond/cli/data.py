@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from millpond.cli.output import print_json, print_text
-from millpond.data import Episodes, Finding, audit, open_episodes, unfit
+from millpond.data import AuditFinding, Episodes, audit, open_episodes, unfit
 from millpond.data.fitting import OBJECTIVES
 from millpond.planner.lines import figures, sentence, size, table
 from millpond.plurals import plural
@@ -49,7 +49,7 @@ def print_audit(
         sys.exit(1)
 
 
-def _told(findings: Sequence[Finding]) -> list[str]:
+def _told(findings: Sequence[AuditFinding]) -> list[str]:
     """Each finding: what, what it means, what to do."""
     if not findings:
         return ["Findings: none"]

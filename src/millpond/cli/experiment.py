@@ -26,10 +26,10 @@ def mixture_vs_single(
     """Run it, or only read what is there, and print the answer."""
     from millpond.cores import usable_cores
     from millpond.experiments.analysis import show
-    from millpond.experiments.mixture_vs_single import Settings
+    from millpond.experiments.mixture_vs_single import ExperimentSettings
     from millpond.experiments.run import report, run_experiment
 
-    settings = Settings(
+    settings = ExperimentSettings(
         frames=frames,
         seeds=seeds,
         games=tuple(name.strip() for name in games.split(",") if name.strip()),

@@ -154,7 +154,7 @@ def import_others(
       millpond lake import runs/mixture-1/lake episodes.npz --stream human
     """
     from millpond.cli.progress import watched
-    from millpond.data.into_lake import import_episodes
+    from millpond.data.lake import import_episodes
     from millpond.plurals import plural
 
     with watched("importing") as watch:

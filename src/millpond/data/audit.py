@@ -22,7 +22,7 @@ FEW = 5
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """`error`: the data is broken. `warning`: it will mislead unless something is done. `note`: good to know."""
 
     code: str
@@ -33,7 +33,7 @@ class Finding:
     where: tuple[str, ...] = ()  # columns as FIELD:COLUMN, or names of episodes
 
 
-def audit(data: Episodes, progress: Callable[[int], None] | None = None) -> list[Finding]:
+def audit(data: Episodes, progress: Callable[[int], None] | None = None) -> list[AuditFinding]:
     """All findings, the gravest first. Reads every vector once, and no images."""
     found = survey(data, progress)
     checks = (_finite, _flags, _actions, _clocks, _returns, _success, _duplicates, _columns, _frames)
@@ -41,11 +41,11 @@ def audit(data: Episodes, progress: Callable[[int], None] | None = None) -> list
     return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.severity))
 
 
-def _finite(found: Survey) -> Iterator[Finding]:
+def _finite(found: Survey) -> Iterator[AuditFinding]:
     if found.not_finite:
         kinds = sorted({what for _, what in found.not_finite})
         names = _unique(name for name, _ in found.not_finite)
-        yield Finding(
+        yield AuditFinding(
             "not-finite",
             "error",
             f"NaN or infinity in {' and '.join(kinds)} of {_episodes(names)}",
@@ -55,10 +55,10 @@ def _finite(found: Survey) -> Iterator[Finding]:
         )
 
 
-def _flags(found: Survey) -> Iterator[Finding]:
+def _flags(found: Survey) -> Iterator[AuditFinding]:
     data = found.data
     if found.flags_inside:
-        yield Finding(
+        yield AuditFinding(
             "terminal-flags",
             "error",
             f"{_episodes(found.flags_inside)} go on after a step that is flagged as their end",
@@ -67,7 +67,7 @@ def _flags(found: Survey) -> Iterator[Finding]:
             tuple(found.flags_inside),
         )
     if found.flags_both:
-        yield Finding(
+        yield AuditFinding(
             "terminal-flags",
             "warning",
             f"{_episodes(found.flags_both)} have a step that is terminated and truncated at once",
@@ -76,7 +76,7 @@ def _flags(found: Survey) -> Iterator[Finding]:
             tuple(found.flags_both),
         )
     if found.flags_missing:
-        yield Finding(
+        yield AuditFinding(
             "terminal-flags",
             "warning",
             f"{_episodes(found.flags_missing)} have no flag at their last step",
@@ -86,7 +86,7 @@ def _flags(found: Survey) -> Iterator[Finding]:
         )
     same_length = len(np.unique(data.lengths)) == 1 and data.lengths[0] > 1
     if found.terminated == len(data) >= FEW and same_length:
-        yield Finding(
+        yield AuditFinding(
             "terminal-flags",
             "warning",
             f"all {len(data):,} episodes are flagged as terminated, after {plural(int(data.lengths[0]), 'step')} each",
@@ -95,10 +95,10 @@ def _flags(found: Survey) -> Iterator[Finding]:
         )
 
 
-def _actions(found: Survey) -> Iterator[Finding]:
+def _actions(found: Survey) -> Iterator[AuditFinding]:
     data = found.data
     if data.action is None:
-        yield Finding(
+        yield AuditFinding(
             "no-actions",
             "note",
             f"{data.without_actions} is missing, so no actions are read",
@@ -109,7 +109,7 @@ def _actions(found: Survey) -> Iterator[Finding]:
     low, high = float(found.action_lowest.min()), float(found.action_highest.max())
     if data.discrete:
         if low < 0:
-            yield Finding(
+            yield AuditFinding(
                 "action-range",
                 "error",
                 f"discrete actions go down to {low:g}",
@@ -122,7 +122,7 @@ def _actions(found: Survey) -> Iterator[Finding]:
         bottom, top = found.action_bounds or (-1.0, 1.0)
         columns = np.flatnonzero((found.action_lowest < bottom) | (found.action_highest > top))
         reason = "the file itself says" if found.action_bounds else "nearly all others lie inside"
-        yield Finding(
+        yield AuditFinding(
             "action-range",
             "warning",
             f"{found.outside:,} of {found.action_values:,} values of actions lie outside {bottom:g} to {top:g}, as far as "
@@ -133,14 +133,14 @@ def _actions(found: Survey) -> Iterator[Finding]:
         )
 
 
-def _clocks(found: Survey) -> Iterator[Finding]:
+def _clocks(found: Survey) -> Iterator[AuditFinding]:
     if not found.timed_episodes:
         return
     moves = found.highest > found.lowest
     clocks = moves & (found.linear | (found.by_step & found.moved))
     names = tuple(column for column, is_clock in zip(found.data.columns, clocks, strict=True) if is_clock)
     if names:
-        yield Finding(
+        yield AuditFinding(
             "clock-column",
             "warning",
             f"{_listed(names)} {'is a clock' if len(names) == 1 else 'are clocks'}: known from the number of the step "
@@ -152,11 +152,11 @@ def _clocks(found: Survey) -> Iterator[Finding]:
         )
 
 
-def _returns(found: Survey) -> Iterator[Finding]:
+def _returns(found: Survey) -> Iterator[AuditFinding]:
     data = found.data
     returns = data.returns
     if returns is None:
-        yield Finding(
+        yield AuditFinding(
             "no-rewards",
             "note",
             "there are no rewards",
@@ -170,7 +170,7 @@ def _returns(found: Survey) -> Iterator[Finding]:
     commonest = float(values[counts.argmax()])
     size = float(np.abs(returns).mean())
     if len(data) > 1 and are_constant(returns):
-        yield Finding(
+        yield AuditFinding(
             "constant-returns",
             "warning",
             f"all {len(data):,} episodes have the return {returns[0]:g}",
@@ -184,7 +184,7 @@ def _returns(found: Survey) -> Iterator[Finding]:
             if counts.max() >= SHARE * len(data)
             else f"returns vary by {returns.std():.3g} around {returns.mean():.5g}"
         )
-        yield Finding(
+        yield AuditFinding(
             "near-constant-returns",
             "warning",
             told,
@@ -192,7 +192,7 @@ def _returns(found: Survey) -> Iterator[Finding]:
             "reward.objective=progress, or record episodes of players of different strength",
         )
     elif len(np.unique(data.lengths)) > 2 and abs(np.corrcoef(returns, data.lengths)[0, 1]) > 0.999:
-        yield Finding(
+        yield AuditFinding(
             "returns-are-lengths",
             "warning",
             "the return is the number of steps, times a constant",
@@ -200,7 +200,7 @@ def _returns(found: Survey) -> Iterator[Finding]:
             "compare with the constant baseline before you believe a learned reward",
         )
     if not found.rewards_before_the_end:
-        yield Finding(
+        yield AuditFinding(
             "rewards-at-the-end",
             "note",
             "rewards come with the last step only",
@@ -209,11 +209,11 @@ def _returns(found: Survey) -> Iterator[Finding]:
         )
 
 
-def _success(found: Survey) -> Iterator[Finding]:
+def _success(found: Survey) -> Iterator[AuditFinding]:
     success = found.data.success
     if success is None or not (success.all() or not success.any()):
         return
-    yield Finding(
+    yield AuditFinding(
         "success-only" if success.all() else "failure-only",
         "warning",
         f"{'every' if success.all() else 'no'} episode succeeded",
@@ -224,12 +224,12 @@ def _success(found: Survey) -> Iterator[Finding]:
     )
 
 
-def _duplicates(found: Survey) -> Iterator[Finding]:
+def _duplicates(found: Survey) -> Iterator[AuditFinding]:
     groups = [episodes for episodes in found.same.values() if len(episodes) > 1]
     if groups:
         extra = sum(len(group) - 1 for group in groups)
         first = " = ".join(found.data.names[episode] for episode in groups[0][:3])
-        yield Finding(
+        yield AuditFinding(
             "duplicate-episodes",
             "warning",
             f"1 episode is a copy of another, such as {first}"
@@ -241,11 +241,11 @@ def _duplicates(found: Survey) -> Iterator[Finding]:
         )
 
 
-def _columns(found: Survey) -> Iterator[Finding]:
+def _columns(found: Survey) -> Iterator[AuditFinding]:
     still = found.highest <= found.lowest
     names = tuple(column for column, is_still in zip(found.data.columns, still, strict=True) if is_still)
     if names:
-        yield Finding(
+        yield AuditFinding(
             "constant-column",
             "note",
             f"{_listed(names)} never {'changes' if len(names) == 1 else 'change'}",
@@ -255,11 +255,11 @@ def _columns(found: Survey) -> Iterator[Finding]:
         )
 
 
-def _frames(found: Survey) -> Iterator[Finding]:
+def _frames(found: Survey) -> Iterator[AuditFinding]:
     data = found.data
     missing = int(np.count_nonzero(~data.final_known))
     if missing:
-        yield Finding(
+        yield AuditFinding(
             "final-missing",
             "note",
             f"the observation after the last step is not stored in {missing:,} of {len(data):,} episodes",
@@ -268,7 +268,7 @@ def _frames(found: Survey) -> Iterator[Finding]:
         )
     short = np.flatnonzero(data.lengths < 2)
     if len(short):
-        yield Finding(
+        yield AuditFinding(
             "short-episodes",
             "warning",
             f"{plural(len(short), 'episode')} {'has' if len(short) == 1 else 'have'} a single step",
@@ -277,7 +277,7 @@ def _frames(found: Survey) -> Iterator[Finding]:
             tuple(data.names[episode] for episode in short.tolist()),
         )
     if len(data) < FEW:
-        yield Finding(
+        yield AuditFinding(
             "few-episodes",
             "note",
             f"there {verb(len(data), 'are')} only {plural(len(data), 'episode')}",

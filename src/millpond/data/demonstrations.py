@@ -18,10 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from millpond.data.errors import DataError
-from millpond.data.grouped import Grouped
-from millpond.data.hdf5 import Hdf5File, Stored
-from millpond.data.source import Array, Ends, Field
+from millpond.data.hdf5 import EpisodeGroups, Hdf5File, StoredArray
+from millpond.data.source import Array, ArrayField, DataError, EndFlags
 
 OF_A_DEMO = ("actions", "obs", "states", "robot_states")  # a group with any of these is a demonstration
 BESIDE = ("states", "robot_states")  # beside `obs`: used when they are asked for, or when there is no `obs`
@@ -45,10 +43,10 @@ class DemonstrationSource:
                 f"{self.path}: data has {file.names('data')[:5] or 'no groups'}; expected demo_0, demo_1, ..., each with "
                 f"obs or states, and actions"
             )
-        self._demos = Grouped(file, [f"data/{name}" for name in self.names], self._observations, behind=0)
+        self._demos = EpisodeGroups(file, [f"data/{name}" for name in self.names], self._observations, behind=0)
         self.lengths, self.action = self._demos.lengths, self._demos.action
         self.without_actions = self._demos.without_actions
-        self.fields: Mapping[str, Field] = self._demos.fields
+        self.fields: Mapping[str, ArrayField] = self._demos.fields
         self.default_keys: Sequence[str] = [name for name in self.fields if name not in BESIDE] or list(self.fields)
         self.rewarded: Array = np.array([file.has(f"data/{name}/rewards") for name in self.names])
         self.has_rewards = bool(self.rewarded.all())
@@ -89,11 +87,11 @@ class DemonstrationSource:
     def rewards(self, episode: int) -> Array:
         return self._demos.per_step(episode, "rewards")
 
-    def ends(self, episode: int) -> Ends:
+    def ends(self, episode: int) -> EndFlags:
         has_dones = self._file.has(f"data/{self.names[episode]}/dones")
-        return Ends(self._demos.per_step(episode, "dones").astype(bool) if has_dones else None, None)
+        return EndFlags(self._demos.per_step(episode, "dones").astype(bool) if has_dones else None, None)
 
-    def _observations(self, group: str) -> dict[str, Stored]:
+    def _observations(self, group: str) -> dict[str, StoredArray]:
         found = self._file.arrays(f"{group}/obs") if self._file.has(f"{group}/obs") else {}
         for name in BESIDE:
             if name not in found and self._file.has(f"{group}/{name}"):

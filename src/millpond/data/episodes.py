@@ -1,28 +1,95 @@
-"""Recorded episodes as a trainer draws from them, whatever kind of file they are in.
+"""Where frames wait to be drawn: in memory as one array, or in their files, from which only what is drawn is read.
 
-# N episodes  B episodes of a batch  K steps of each  T steps of an episode  D numbers of a vector
+# N episodes  B episodes of a batch  K steps of each  T steps of an episode
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from millpond.data.choose import Choice, choose
-from millpond.data.errors import DataError
-from millpond.data.source import Array, Ends, Field, Source
-from millpond.data.store import FileStore, MemoryStore, Reader, Store
+from millpond.data.source import Array, ArrayField, DataError, EndFlags, EpisodeSource, FieldSelection, select_fields
+
+Reader = Callable[[int, int, int], Array]  # (episode, first frame, frame behind the last) -> frames
+
+
+class FrameStore(Protocol):
+    """One array of every frame, drawn from by episode and step."""
+
+    def at(self, episodes: Array, steps: Array) -> Array:
+        """[B, K, ...]: the frame of each step."""
+
+    def pair(self, episodes: Array, steps: Array) -> tuple[Array, Array]:
+        """[B, K, ...] twice: the frame of each step, and the frame after it."""
+
+
+class MemoryStore:
+    """All frames in one array, read when the first are asked for: a draw is one index into it."""
+
+    def __init__(self, read: Reader, counts: Array) -> None:
+        self._read, self._counts = read, counts
+        self._first = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        self.filled = False
+
+    @cached_property
+    def _table(self) -> Array:
+        table = np.empty(0)
+        for episode, (first, count) in enumerate(zip(self._first.tolist(), self._counts.tolist(), strict=True)):
+            frames = self._read(episode, 0, count)
+            if not episode:
+                table = np.empty((int(self._counts.sum()), *frames.shape[1:]), frames.dtype)
+            table[first : first + count] = frames
+        self.filled = True
+        return table
+
+    def of(self, episode: int, steps: int) -> Array:
+        """The first frames of one episode, not to be written to."""
+        first = int(self._first[episode])
+        frames: Array = self._table[first : first + steps]
+        return frames
+
+    def at(self, episodes: Array, steps: Array) -> Array:
+        return self._table.take(self._first[episodes][:, None] + steps, axis=0)
+
+    def pair(self, episodes: Array, steps: Array) -> tuple[Array, Array]:
+        rows = self._first[episodes][:, None] + steps
+        return self._table.take(rows, axis=0), self._table.take(rows + 1, axis=0)
+
+
+class FileStore:
+    """Frames stay in their files. Neighbouring ones are read together, and none is read twice for one episode."""
+
+    def __init__(self, read: Reader) -> None:
+        self._read = read
+
+    def at(self, episodes: Array, steps: Array) -> Array:
+        return np.stack([self._drawn(int(e), row) for e, row in zip(episodes, steps, strict=True)])
+
+    def pair(self, episodes: Array, steps: Array) -> tuple[Array, Array]:
+        both = self.at(episodes, np.concatenate([steps, steps + 1], axis=1))
+        return both[:, : steps.shape[1]], both[:, steps.shape[1] :]
+
+    def _drawn(self, episode: int, steps: Array) -> Array:
+        wanted, place = np.unique(steps, return_inverse=True)
+        cuts = np.flatnonzero(np.diff(wanted) > 1) + 1
+        runs = [self._read(episode, int(run[0]), int(run[-1]) + 1) for run in np.split(wanted, cuts)]
+        return (runs[0] if len(runs) == 1 else np.concatenate(runs))[place.reshape(-1)]
+
+
+# -- Recorded episodes as a trainer draws from them, whatever kind of file they are in.
+#
+# # N episodes  B episodes of a batch  K steps of each  T steps of an episode  D numbers of a vector
 
 VECTOR = "vector"  # the name under which all chosen vectors arrive, one behind the other
 MEMORY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Episode:
+class RecordedEpisode:
     """One whole episode as it is stored: T steps. Rewards, flags, success and final frame where they are known."""
 
     name: str
@@ -35,7 +102,7 @@ class Episode:
     success: bool | None
 
 
-class Transitions(NamedTuple):
+class RecordedTransitions(NamedTuple):
     """Drawn steps. An observation is `vector` float32 [B, K, D], and each image uint8 [B, K, ...] by its name."""
 
     observation: dict[str, Array]
@@ -52,7 +119,7 @@ class Episodes:
     def __init__(
         self,
         path: str,
-        sources: Sequence[Source],
+        sources: Sequence[EpisodeSource],
         *,
         keys: Sequence[str] = (),
         images: bool = False,
@@ -62,8 +129,8 @@ class Episodes:
         self.path = path
         self.sources = tuple(sources)
         self.memory_bytes = memory_bytes
-        self.choice: Choice = choose(self.sources, keys=keys, images=images, drop_columns=drop_columns)
-        self.fields: dict[str, Field] = {field.name: field for field in self.choice.fields}
+        self.choice: FieldSelection = select_fields(self.sources, keys=keys, images=images, drop_columns=drop_columns)
+        self.fields: dict[str, ArrayField] = {field.name: field for field in self.choice.fields}
         self.columns: tuple[str, ...] = self.choice.columns
         self.task = np.repeat(np.arange(len(self.sources)), [len(source.names) for source in self.sources])
         self.task_names = tuple(source.task for source in self.sources)
@@ -71,7 +138,7 @@ class Episodes:
         self.final_known: Array = np.concatenate([s.final_known(list(self.fields)) for s in self.sources])
         self._local = np.concatenate([np.arange(len(source.names)) for source in self.sources])
         actions = [source.action for source in self.sources]
-        self.action: Field | None = None if None in actions else actions[0]
+        self.action: ArrayField | None = None if None in actions else actions[0]
         self.discrete = self.action is not None and self.action.dtype.kind in "iu" and self.action.width == 1
 
     def __len__(self) -> int:
@@ -97,7 +164,7 @@ class Episodes:
         return int(self.lengths.sum())
 
     @property
-    def images(self) -> dict[str, Field]:
+    def images(self) -> dict[str, ArrayField]:
         """The chosen images."""
         return {name: field for name, field in self.fields.items() if field.is_image}
 
@@ -142,7 +209,7 @@ class Episodes:
             raise DataError(f"{self._source(episode).path} has no rewards; expected one for each step")
         return self._source(episode).rewards(int(self._local[episode]))
 
-    def ends(self, episode: int) -> Ends:
+    def ends(self, episode: int) -> EndFlags:
         """Flags [T] of one episode, as they are stored."""
         return self._source(episode).ends(int(self._local[episode]))
 
@@ -159,13 +226,13 @@ class Episodes:
         if isinstance(store, MemoryStore):
             store.of(0, 0)
 
-    def read(self, episode: int) -> Episode:
+    def read(self, episode: int) -> RecordedEpisode:
         """One whole episode of the chosen fields, as it is stored; dropped columns too."""
         source, local = self._source(episode), int(self._local[episode])
         length, final = int(self.lengths[episode]), bool(self.final_known[episode])
         frames = {name: source.frames(local, name, 0, length + final) for name in self.fields}
         ends = source.ends(local)
-        return Episode(
+        return RecordedEpisode(
             name=self.names[episode],
             observation={name: array[:length] for name, array in frames.items()},
             final_observation={name: array[length] for name, array in frames.items()} if final else None,
@@ -176,7 +243,7 @@ class Episodes:
             success=None if source.success is None else bool(source.success[local]),
         )
 
-    def gather(self, episodes: Array, steps: Array) -> Transitions:
+    def gather(self, episodes: Array, steps: Array) -> RecordedTransitions:
         """The given steps [B, K] of the given episodes [B].
 
         After the last step of an episode whose final frame is not stored, its last frame stands once more.
@@ -185,7 +252,7 @@ class Episodes:
             raise IndexError("a step lies outside its episode")
         stores = self._stores
         pairs = {name: store.pair(episodes, steps) for name, store in stores.items() if name != "action"}
-        return Transitions(
+        return RecordedTransitions(
             {name: pair[0] for name, pair in pairs.items()},
             stores["action"].at(episodes, steps),
             {name: pair[1] for name, pair in pairs.items()},
@@ -209,7 +276,7 @@ class Episodes:
         return tuple(name for name, (_, _, resident) in self._tables().items() if resident)
 
     @cached_property
-    def _stores(self) -> dict[str, Store]:
+    def _stores(self) -> dict[str, FrameStore]:
         return {
             name: MemoryStore(read, counts) if resident else FileStore(read)
             for name, (read, counts, resident) in self._tables().items()
@@ -261,5 +328,5 @@ class Episodes:
         frames = self._source(episode).frames(int(self._local[episode]), name, first, min(stop, stored))
         return frames if stop <= stored else np.concatenate([frames[start - first :], frames[-1:]])
 
-    def _source(self, episode: int) -> Source:
+    def _source(self, episode: int) -> EpisodeSource:
         return self.sources[int(self.task[episode])]

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from millpond.data.episodes import Episodes
-from millpond.data.errors import DataError
-from millpond.data.source import Array
+from millpond.data.source import Array, DataError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 OBJECTIVES = ("lrd", "rrd", "progress", "success")

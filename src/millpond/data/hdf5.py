@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from millpond.data.errors import DataError
-from millpond.data.source import Array, Field
+from millpond.data.source import Array, ArrayField, DataError, require_numbers
 from millpond.durable import open_file, read_at
 
 MOST_COMPRESSED = 2000  # bytes that a stored byte can stand for; gzip reaches 1,032
@@ -26,7 +25,7 @@ NUMBERS = "biuf"  # kinds of dtype that are read; strings and compounds are not
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredArray:
     """Where an array is: its shape and dtype, and its place in the file if it lies there in one piece."""
 
     path: str
@@ -34,8 +33,8 @@ class Stored:
     dtype: np.dtype[Any]
     offset: int | None
 
-    def field(self, name: str) -> Field:
-        return Field(name, self.shape[1:], self.dtype)
+    def field(self, name: str) -> ArrayField:
+        return ArrayField(name, self.shape[1:], self.dtype)
 
 
 class Hdf5File:
@@ -90,14 +89,14 @@ class Hdf5File:
         with self.guarded(place, f"the attribute {name}"):
             return self._file[place].attrs.get(name)
 
-    def arrays(self, place: str) -> dict[str, Stored]:
+    def arrays(self, place: str) -> dict[str, StoredArray]:
         """All arrays of numbers in a group and the groups in it, by their paths inside it; "" for an array itself."""
         with self.guarded(place, "an array, or a group of them"):
             found = dict(self._walk(self._file[place], place))
         inside = {path.removeprefix(place).removeprefix("/"): array for path, array in found.items()}
         return {name: array for name, array in inside.items() if array.dtype.kind in NUMBERS and array.shape}
 
-    def stored(self, place: str) -> Stored:
+    def stored(self, place: str) -> StoredArray:
         """An array's shape, dtype and place; no more of it is read."""
         with self.guarded(place, "an array"):
             array = self._file[place]
@@ -105,14 +104,14 @@ class Hdf5File:
                 raise DataError(f"{self.path}: {place} is a group; expected an array")
             return self._stored(array, place)
 
-    def _walk(self, item: Any, place: str) -> Iterator[tuple[str, Stored]]:
+    def _walk(self, item: Any, place: str) -> Iterator[tuple[str, StoredArray]]:
         if isinstance(item, h5py.Dataset):
             yield place, self._stored(item, place)
         else:
             for name, inner in item.items():
                 yield from self._walk(inner, f"{place}/{name}")
 
-    def _stored(self, array: Any, place: str) -> Stored:
+    def _stored(self, array: Any, place: str) -> StoredArray:
         shape, dtype, kept = tuple(array.shape), array.dtype, array.id.get_storage_size()
         offset = array.id.get_offset() if self._direct and not array.external else None  # None where it is chunked
         nbytes = math.prod(shape) * dtype.itemsize
@@ -123,9 +122,9 @@ class Hdf5File:
             )
         if offset is not None and offset + nbytes > self._bytes:
             raise DataError(f"{self.path}: {place} goes past the end of the file, which is cut off or damaged")
-        return Stored(place, shape, dtype, offset)
+        return StoredArray(place, shape, dtype, offset)
 
-    def read(self, stored: Stored, start: int = 0, stop: int | None = None) -> Array:
+    def read(self, stored: StoredArray, start: int = 0, stop: int | None = None) -> Array:
         """Rows start..stop of an array."""
         stop = stored.shape[0] if stop is None else stop
         shape = (stop - start, *stored.shape[1:])
@@ -148,3 +147,81 @@ def _natural(name: str) -> tuple[str, int, str]:
     """demo_2 before demo_10; names without a number by themselves."""
     stem = name.rstrip("0123456789")
     return (stem, int(name[len(stem) :] or -1), name)
+
+
+# -- The common part of HDF5 layouts with one group per episode: actions, fields of an observation, numbers per step.
+
+
+class EpisodeGroups:
+    """Shapes of every episode's arrays, checked against each other; numbers are read when they are asked for.
+
+    groups        paths of the episodes' groups
+    observations  the arrays of an observation in a group, by field
+    behind        frames that are stored after those of the steps: 1 where the final one is, else 0
+
+    Steps are counted by the actions. Where any episode has none, no actions are read, and the frames are counted.
+    """
+
+    def __init__(
+        self, file: Hdf5File, groups: Sequence[str], observations: Callable[[str], dict[str, StoredArray]], behind: int
+    ) -> None:
+        self._file, self._groups, self._behind = file, groups, behind
+        missing = [group for group in groups if not file.has(f"{group}/actions")]
+        self.without_actions = f"{missing[0]}/actions" if missing else ""
+        self._actions = [] if missing else [file.stored(f"{group}/actions") for group in groups]
+        self._observed = [observations(group) for group in groups]
+        counted = self._actions or [next(iter(fields.values())) for fields in self._observed]
+        rows = np.array([array.shape[0] if array.shape else 0 for array in counted], np.int64)
+        self.lengths: Array = rows - behind if missing else rows
+        if (self.lengths < 1).any():
+            where = counted[int(np.argmin(self.lengths))].path
+            raise DataError(f"{file.path}: {where} has no steps; expected at least one row per step")
+        for array in (*self._actions, *(array for fields in self._observed for array in fields.values())):
+            require_numbers(str(file.path), array.field(array.path))
+        for episode in range(len(groups)):
+            self._check(episode)
+        self.action = self._actions[0].field("actions") if self._actions else None
+        self.fields = {name: array.field(name) for name, array in self._observed[0].items()}
+
+    def frames(self, episode: int, name: str, start: int, stop: int) -> Array:
+        return self._file.read(self._observed[episode][name], start, stop)
+
+    def actions(self, episode: int) -> Array:
+        return self._file.read(self._actions[episode])
+
+    def per_step(self, episode: int, what: str) -> Array:
+        """An array [T] beside the actions."""
+        stored = self._file.stored(f"{self._groups[episode]}/{what}")
+        length = int(self.lengths[episode])
+        if stored.shape not in ((length,), (length, 1)):
+            raise DataError(
+                f"{self._file.path}: {stored.path} has shape {stored.shape}; expected ({length},), one a step"
+            )
+        return self._file.read(stored).reshape(length)
+
+    def _check(self, episode: int) -> None:
+        """The same fields as in the first episode, and as many frames as there are steps."""
+        group, first = self._groups[episode], self._groups[0]
+        if self._actions and not _alike(self._actions[episode], self._actions[0]):
+            self._differs(f"{group}/actions", self._actions[episode], self._actions[0])
+        fields, expected = self._observed[episode], self._observed[0]
+        if set(fields) != set(expected):
+            raise DataError(f"{self._file.path}: {group} observes {sorted(fields)}; {first} has {sorted(expected)}")
+        frames = int(self.lengths[episode]) + self._behind
+        for name, array in fields.items():
+            if array.shape[:1] != (frames,):
+                raise DataError(
+                    f"{self._file.path}: {array.path} has shape {array.shape}; expected {frames:,} rows for "
+                    f"{self.lengths[episode]:,} {'actions' if self._actions else 'steps'}"
+                )
+            if not _alike(array, expected[name]):
+                self._differs(array.path, array, expected[name])
+
+    def _differs(self, path: str, array: StoredArray, first: StoredArray) -> None:
+        raise DataError(
+            f"{self._file.path}: {path} is {array.field('')} a step; expected {first.field('')}, as in {first.path}"
+        )
+
+
+def _alike(array: StoredArray, other: StoredArray) -> bool:
+    return array.shape[1:] == other.shape[1:] and array.dtype == other.dtype

@@ -16,10 +16,8 @@ from functools import cached_property
 
 import numpy as np
 
-from millpond.data.errors import DataError
-from millpond.data.grouped import Grouped
-from millpond.data.hdf5 import Hdf5File, Stored
-from millpond.data.source import Array, Ends, Field
+from millpond.data.hdf5 import EpisodeGroups, Hdf5File, StoredArray
+from millpond.data.source import Array, ArrayField, DataError, EndFlags
 from millpond.replay.exporting import FINAL_STORED
 
 SUCCESS = ("success", "is_success")
@@ -36,10 +34,10 @@ class MinariSource:
         self.masks: Mapping[str, Sequence[str]] = {}
         self._file = file
         self.names: Sequence[str] = [name for name in file.groups("/") if name.startswith("episode_")]
-        self._episodes = Grouped(file, self.names, self._observations, behind=1)
+        self._episodes = EpisodeGroups(file, self.names, self._observations, behind=1)
         self.lengths, self.action = self._episodes.lengths, self._episodes.action
         self.without_actions = self._episodes.without_actions
-        self.fields: Mapping[str, Field] = self._episodes.fields
+        self.fields: Mapping[str, ArrayField] = self._episodes.fields
         self.default_keys: Sequence[str] = list(self.fields)
         self.rewarded: Array = np.array([file.has(f"{name}/rewards") for name in self.names])
         self.has_rewards = bool(self.rewarded.all())
@@ -77,14 +75,14 @@ class MinariSource:
     def rewards(self, episode: int) -> Array:
         return self._episodes.per_step(episode, "rewards")
 
-    def ends(self, episode: int) -> Ends:
-        return Ends(self._flags(episode, "terminations"), self._flags(episode, "truncations"))
+    def ends(self, episode: int) -> EndFlags:
+        return EndFlags(self._flags(episode, "terminations"), self._flags(episode, "truncations"))
 
     def _flags(self, episode: int, what: str) -> Array | None:
         stored = self._file.has(f"{self.names[episode]}/{what}")
         return self._episodes.per_step(episode, what).astype(bool) if stored else None
 
-    def _observations(self, group: str) -> dict[str, Stored]:
+    def _observations(self, group: str) -> dict[str, StoredArray]:
         found = self._file.arrays(f"{group}/observations")
         if not found:
             raise DataError(

@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.data.errors import DataError
-from millpond.data.source import Array, Ends, Field, require_numbers
+from millpond.data.source import Array, ArrayField, DataError, EndFlags, require_numbers
 
 NEEDED = ("indices", "terminal")
 OPTIONAL = ("acts", "rews", "final_stored")
@@ -41,7 +40,7 @@ class NpzSource:
         arrays = _arrays(path)
         acts, indices, terminal = arrays.get("acts"), arrays["indices"], arrays["terminal"]
         for name, array in arrays.items():
-            require_numbers(str(path), Field(name, array.shape[1:], array.dtype))
+            require_numbers(str(path), ArrayField(name, array.shape[1:], array.dtype))
         if indices.dtype.kind not in "iu" and len(indices):
             raise DataError(f"{path}: indices is {indices.dtype}[]; expected whole numbers, where acts is cut")
         self._frames = {name.removeprefix("obs/"): array for name, array in arrays.items() if _is_observation(name)}
@@ -71,11 +70,11 @@ class NpzSource:
             raise DataError(f"{path}: final_stored has shape {stored.shape}, not ({episodes},): one flag an episode")
         self.names: Sequence[str] = [f"episode_{number}" for number in range(episodes)]
         self._final_stored = stored.astype(bool)
-        self.fields: Mapping[str, Field] = {
-            name: Field(name, array.shape[1:], array.dtype) for name, array in self._frames.items()
+        self.fields: Mapping[str, ArrayField] = {
+            name: ArrayField(name, array.shape[1:], array.dtype) for name, array in self._frames.items()
         }
         self.default_keys: Sequence[str] = list(self.fields)
-        self.action = Field("acts", acts.shape[1:], acts.dtype) if acts is not None else None
+        self.action = ArrayField("acts", acts.shape[1:], acts.dtype) if acts is not None else None
         self.without_actions = "" if acts is not None else "the array acts"
         self.success: Array | None = None
 
@@ -92,10 +91,10 @@ class NpzSource:
     def rewards(self, episode: int) -> Array:
         return self._arrays["rews"][self._cuts[episode] : self._cuts[episode + 1]]
 
-    def ends(self, episode: int) -> Ends:
+    def ends(self, episode: int) -> EndFlags:
         """An episode that did not terminate was cut off at its last step."""
         last = np.arange(self.lengths[episode]) == self.lengths[episode] - 1
-        return Ends(last & self._terminal[episode], last & ~self._terminal[episode])
+        return EndFlags(last & self._terminal[episode], last & ~self._terminal[episode])
 
 
 def _is_observation(name: str) -> bool:

@@ -7,8 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from millpond.data.episodes import MEMORY_BYTES, Episodes
-from millpond.data.errors import DataError
-from millpond.data.source import Source
+from millpond.data.source import DataError, EpisodeSource
 
 IN_PACKAGE = {"pendulum": "pendulum.npz", "lift": "lift.hdf5", "handover": "handover.hdf5"}
 HDF5_NAMES = (".hdf5", ".h5")
@@ -34,7 +33,7 @@ def open_episodes(
     )
 
 
-def open_sources(path: str | Path) -> list[Source]:
+def open_sources(path: str | Path) -> list[EpisodeSource]:
     """Open all files that a path stands for; at least one."""
     return [_open(file) for file in _files(path)]
 
@@ -67,7 +66,7 @@ def _files(path: str | Path) -> list[Path]:
     return found
 
 
-def _open(path: Path) -> Source:
+def _open(path: Path) -> EpisodeSource:
     """The reader of a file or lake. Libraries are loaded only for the kind that is read."""
     if path.is_dir():
         from millpond.data.lake import LakeSource
@@ -82,7 +81,7 @@ def _open(path: Path) -> Source:
     return _open_hdf5(path)
 
 
-def _open_hdf5(path: Path) -> Source:
+def _open_hdf5(path: Path) -> EpisodeSource:
     """The layout is known by the names of its groups."""
     from millpond.data.demonstrations import DemonstrationSource
     from millpond.data.hdf5 import Hdf5File

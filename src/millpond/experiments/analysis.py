@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from millpond.experiments.mixture_vs_single import Settings
+from millpond.experiments.mixture_vs_single import ExperimentSettings
 from millpond.experiments.results import Results
 from millpond.experiments.statistics import (
-    Estimate,
+    BootstrapEstimate,
     Scores,
     estimate,
     estimate_improvement,
@@ -29,15 +29,15 @@ CONTROLS = {"single-resets": "one agent with the same resets", "no-resets": "the
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """One method in one game, or in all of them on the common scale. `improvement` is the chance that it beats A."""
 
     game: str
     method: str
     runs: int
-    mean: Estimate
-    iqm: Estimate
-    improvement: Estimate | None
+    mean: BootstrapEstimate
+    iqm: BootstrapEstimate
+    improvement: BootstrapEstimate | None
     agents_mean: float | None
 
     def to_json(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Row:
 class Answer:
     """The whole of it. `random` are the random player's returns, the zero of the common scale."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[MethodRow, ...]
     random: Mapping[str, float]
     sentence: str
     recovery: Mapping[str, Mapping[str, float]]
@@ -70,7 +70,7 @@ class Answer:
         }
 
 
-def analyse(results: Results, random: Mapping[str, float], settings: Settings) -> Answer:
+def analyse(results: Results, random: Mapping[str, float], settings: ExperimentSettings) -> Answer:
     """Rows of every game, then of all games where there are several; intervals repeat from run to run."""
     rng = np.random.default_rng(0)
     methods = [m for m in settings.methods if all(m in results.get(game, {}) for game in settings.games)]
@@ -95,9 +95,9 @@ def _only(scores: Scores | None, game: str) -> Scores | None:
 
 def _row(
     game: str, method: str, own: Scores, single: Scores | None, agents: list[float], rng: np.random.Generator
-) -> Row:
+) -> MethodRow:
     improvement = None if single is None or method == A else estimate_improvement(own, single, rng)
-    return Row(
+    return MethodRow(
         game,
         method,
         sum(len(runs) for runs in own.values()),
@@ -136,7 +136,7 @@ def _recoveries(results: Results, methods: list[str]) -> dict[str, dict[str, flo
     return found
 
 
-def _sentence(scores: Mapping[str, Scores], settings: Settings, rng: np.random.Generator) -> str:
+def _sentence(scores: Mapping[str, Scores], settings: ExperimentSettings, rng: np.random.Generator) -> str:
     """What can be said: that B beats A, that A beats B, or that these runs cannot tell."""
     if B not in scores or A not in scores:
         return "Not enough runs are finished to compare the mixture with the single agent."
@@ -162,7 +162,7 @@ def _sentence(scores: Mapping[str, Scores], settings: Settings, rng: np.random.G
 def show(answer: Answer) -> list[str]:
     """As text for a terminal or a document."""
 
-    def of(number: Estimate, row: Row) -> str:
+    def of(number: BootstrapEstimate, row: MethodRow) -> str:
         alone = row.runs == 1  # one run has no interval
         return f"{number.value:.2f}" if alone else f"{number.value:.2f} [{number.low:.2f}, {number.high:.2f}]"
 

@@ -29,7 +29,7 @@ class JobFailed(MillpondError):
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A run's name, its recipe, and how it differs from that."""
 
     name: str
@@ -38,7 +38,7 @@ class Job:
 
 
 def run_jobs(
-    jobs: Sequence[Job], folder: Path, *, at_once: int, say: Callable[[str], None] = lambda line: None
+    jobs: Sequence[TrainingJob], folder: Path, *, at_once: int, say: Callable[[str], None] = lambda line: None
 ) -> None:
     """Run each job to its end, in `folder`/runs/NAME; what an earlier call finished or began is taken up from there.
 
@@ -70,12 +70,12 @@ def run_jobs(
         raise JobFailed(f"{len(failed)} of {len(jobs)} runs failed; see {logs}. The same command goes on with them")
 
 
-def finished(folder: Path, job: Job) -> bool:
+def finished(folder: Path, job: TrainingJob) -> bool:
     path = folder / "runs" / job.name
     return is_run(path) and read_status(path).state == "finished"
 
 
-def _start(job: Job, folder: Path) -> subprocess.Popen[bytes]:
+def _start(job: TrainingJob, folder: Path) -> subprocess.Popen[bytes]:
     """Begin the run, or go on with it. One thread each: the runs are what is parallel."""
     path = folder / "runs" / job.name
     words = ["train", "--resume", str(path)]

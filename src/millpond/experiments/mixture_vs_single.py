@@ -18,7 +18,7 @@ from typing import Any
 from millpond.config import load
 from millpond.config.recipe import MixtureRecipe
 from millpond.errors import MillpondError
-from millpond.experiments.jobs import Job
+from millpond.experiments.jobs import TrainingJob
 from millpond.planner import MixturePlan
 from millpond.planner import plan as make_plan
 
@@ -31,7 +31,7 @@ EVALUATION_SEED = 7_000_003  # apart from those that a run evaluates itself with
 
 
 @dataclass(frozen=True)
-class Settings:
+class ExperimentSettings:
     """What is asked. Games and seeds may be added later; the rest is what makes runs comparable."""
 
     frames: int = 1_048_576
@@ -47,7 +47,7 @@ class Settings:
         return asdict(self)
 
 
-def check(settings: Settings) -> None:
+def check(settings: ExperimentSettings) -> None:
     """Refuse what cannot be run before anything is run."""
     unknown = [method for method in settings.methods if method not in METHODS]
     if unknown:
@@ -59,10 +59,10 @@ def check(settings: Settings) -> None:
             load(settings.recipe, overrides_of(settings, game, method, 1))
 
 
-def all_jobs(settings: Settings) -> list[Job]:
+def all_jobs(settings: ExperimentSettings) -> list[TrainingJob]:
     """Seed by seed, so that an experiment that is broken off can be read for as many seeds as are done."""
     return [
-        Job(run_name(game, method, seed), settings.recipe, overrides_of(settings, game, method, seed))
+        TrainingJob(run_name(game, method, seed), settings.recipe, overrides_of(settings, game, method, seed))
         for seed in range(1, settings.seeds + 1)
         for game in settings.games
         for method in settings.methods
@@ -73,7 +73,7 @@ def run_name(game: str, method: str, seed: int) -> str:
     return f"{game.replace(':', '-')}.{method}.seed{seed}"
 
 
-def overrides_of(settings: Settings, game: str, method: str, seed: int) -> tuple[str, ...]:
+def overrides_of(settings: ExperimentSettings, game: str, method: str, seed: int) -> tuple[str, ...]:
     """A round has the same frames for every method: one agent alone has as many collections as all agents together."""
     base = load(settings.recipe, settings.overrides).recipe
     if not isinstance(base, MixtureRecipe):

@@ -1,4 +1,4 @@
-"""What the runs of an experiment came to: final scores, curves, recoveries. Read from the run folders, and kept."""
+"""A player that knows nothing: the zero of every scale."""
 
 from __future__ import annotations
 
@@ -6,17 +6,57 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from millpond.config import load
 from millpond.config.recipe import MixtureRecipe
 from millpond.durable import replace_json
-from millpond.experiments.mixture_vs_single import EVALUATION_SEED, Settings, run_folder
-from millpond.experiments.random_player import play_at_random
+from millpond.experiments.mixture_vs_single import EVALUATION_SEED, ExperimentSettings, run_folder
 from millpond.record import read_records
 from millpond.store import read_status
 from millpond.store.run import is_run
+from millpond.trainers.common.envs import evaluation_vector
+from millpond.trainers.common.evaluate import Evaluation, evaluate
 from millpond.trainers.common.play import evaluate_run
+
+
+class RandomPlayer:
+    """Every action as likely as any other."""
+
+    def __init__(self, actions: int) -> None:
+        self.actions = actions
+
+    def initial_state(self, batch: int, device: torch.device) -> Tensor:
+        return torch.zeros(batch, 0, 0, device=device)
+
+    def value(self, observation: Tensor, state: Tensor) -> Tensor:
+        return torch.zeros(len(observation), device=observation.device)
+
+    def act(
+        self,
+        observation: Tensor,
+        state: Tensor,
+        *,
+        action_mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+    ) -> Any:
+        action = torch.randint(self.actions, (len(observation),), generator=generator, device=observation.device)
+        return SimpleNamespace(action=action.int(), state=state)
+
+
+def play_at_random(recipe: MixtureRecipe, *, episodes: int, seed: int) -> Evaluation:
+    """Episodes of the recipe's environment, played at random."""
+    with evaluation_vector(recipe.env, recipe.vector, episodes) as vector:
+        player = RandomPlayer(vector.spec.action.sizes[0])
+        return evaluate(player, vector, episodes=episodes, seed=seed, device=torch.device("cpu"))
+
+
+# -- What the runs of an experiment came to: final scores, curves, recoveries. Read from the run folders, and kept.
 
 FILE = "experiment_result.json"
 
@@ -69,7 +109,9 @@ def result_of(folder: Path, episodes: int) -> RunResult:
 Results = dict[str, dict[str, dict[int, RunResult]]]  # game, method, seed
 
 
-def collect_results(folder: Path, settings: Settings, say: Callable[[str], None] = lambda line: None) -> Results:
+def collect_results(
+    folder: Path, settings: ExperimentSettings, say: Callable[[str], None] = lambda line: None
+) -> Results:
     """All runs that are finished."""
     results: Results = {}
     for game in settings.games:
@@ -81,7 +123,7 @@ def collect_results(folder: Path, settings: Settings, say: Callable[[str], None]
     return results
 
 
-def random_scores(folder: Path, settings: Settings) -> dict[str, float]:
+def random_scores(folder: Path, settings: ExperimentSettings) -> dict[str, float]:
     """What a random player gets in each game, played once and kept."""
     path = folder / "random.json"
     kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}

@@ -1,27 +1,81 @@
-"""An experiment from beginning to end, in a folder of its own; the same command goes on with what is there."""
+"""Curves of an experiment: a panel a game, a line a method, mean over seeds between the worst and the best."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from millpond.config import load
 from millpond.durable import replace_file, replace_json
 from millpond.errors import MillpondError
 from millpond.experiments.analysis import Answer, analyse, show
-from millpond.experiments.curves import all_curves, draw_curves
 from millpond.experiments.jobs import run_jobs
-from millpond.experiments.mixture_vs_single import Settings, all_jobs, check
-from millpond.experiments.results import collect_results, random_scores
+from millpond.experiments.mixture_vs_single import ExperimentSettings, all_jobs, check
+from millpond.experiments.results import Results, RunResult, collect_results, random_scores
 from millpond.trainers.common.session import require_machine
+
+COLOURS = {
+    "mixture": "#0b6e99",
+    "single": "#d1495b",
+    "single-resets": "#edae49",
+    "no-resets": "#66a182",
+    "live": "#6a4c93",
+}
+
+
+def curve_of(runs: Mapping[int, RunResult]) -> dict[str, list[float]]:
+    """Frames at which every seed was evaluated, with mean, worst and best over the seeds."""
+    tables = [{frames: value for frames, value in run.curve} for run in runs.values()]  # noqa: C416
+    frames = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
+    values = np.array([[table[frame] for frame in frames] for table in tables]).reshape(len(tables), len(frames))
+    return {
+        "frames": [float(frame) for frame in frames],
+        "mean": values.mean(axis=0).tolist(),
+        "low": values.min(axis=0).tolist(),
+        "high": values.max(axis=0).tolist(),
+    }
+
+
+def all_curves(results: Results) -> dict[str, dict[str, dict[str, list[float]]]]:
+    return {game: {method: curve_of(runs) for method, runs in methods.items()} for game, methods in results.items()}
+
+
+def draw_curves(results: Results, random: Mapping[str, float], settings: ExperimentSettings, paths: list[Path]) -> None:
+    """One picture, in each of the formats that the paths' endings name."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    games = [game for game in settings.games if game in results]
+    figure = Figure(figsize=(5.2 * len(games), 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots(1, len(games), squeeze=False)[0]
+    for axis, game in zip(axes, games, strict=True):
+        for method, runs in results[game].items():
+            curve, colour = curve_of(runs), COLOURS[method]
+            axis.plot(curve["frames"], curve["mean"], color=colour, label=method, marker="o", markersize=3)
+            axis.fill_between(curve["frames"], curve["low"], curve["high"], color=colour, alpha=0.15, linewidth=0)
+        axis.axhline(random[game], color="#777777", linestyle=":", linewidth=1, label="random player")
+        axis.set_title(game)
+        axis.set_xlabel("frames of all agents")
+        axis.set_xlim(left=0)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("return of greedy episodes")
+    axes[0].legend(frameon=False, fontsize=8)
+    for path in paths:
+        figure.savefig(path, dpi=140, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+# -- An experiment from beginning to end, in a folder of its own; the same command goes on with what is there.
 
 MAY_GROW = {"seeds", "games", "methods", "episodes"}
 
 
 def run_experiment(
-    folder: Path, settings: Settings, *, at_once: int, say: Callable[[str], None] = lambda line: None
+    folder: Path, settings: ExperimentSettings, *, at_once: int, say: Callable[[str], None] = lambda line: None
 ) -> Answer:
     """Run what is missing, then write `results.json`, `table.txt`, `curves.json`, `curves.png` and `curves.svg`."""
     check(settings)
@@ -32,7 +86,7 @@ def run_experiment(
     return report(folder, settings)
 
 
-def report(folder: Path, settings: Settings) -> Answer:
+def report(folder: Path, settings: ExperimentSettings) -> Answer:
     """Analyse the runs that are finished, and write everything down."""
     results, random = collect_results(folder, settings), random_scores(folder, settings)
     if not results:
@@ -55,7 +109,7 @@ def _runs(results: Any) -> dict[str, Any]:
     }
 
 
-def _keep_settings(folder: Path, settings: Settings) -> None:
+def _keep_settings(folder: Path, settings: ExperimentSettings) -> None:
     """Runs of other settings cannot be compared with those that are there."""
     folder.mkdir(parents=True, exist_ok=True)
     path, asked = folder / "experiment.json", json.loads(json.dumps(settings.to_json()))

@@ -26,7 +26,7 @@ MOST_WAYS = 200_000
 
 
 @dataclass(frozen=True)
-class Estimate:
+class BootstrapEstimate:
     """A number and its 95 % bootstrap interval."""
 
     value: float
@@ -62,7 +62,7 @@ def probability_of_improvement(x: Array, y: Array) -> float:
     return float(above + 0.5 * ties)
 
 
-def estimate(scores: Scores, statistic: Callable[[Array], float], rng: np.random.Generator) -> Estimate:
+def estimate(scores: Scores, statistic: Callable[[Array], float], rng: np.random.Generator) -> BootstrapEstimate:
     """A statistic of all games' runs together, with an interval from runs drawn anew within each game."""
     games = [_array(game, values) for game, values in scores.items()]
 
@@ -72,7 +72,7 @@ def estimate(scores: Scores, statistic: Callable[[Array], float], rng: np.random
     return _interval(pooled(games), [pooled([_again(game, rng) for game in games]) for _ in range(RESAMPLES)])
 
 
-def estimate_improvement(x: Scores, y: Scores, rng: np.random.Generator) -> Estimate:
+def estimate_improvement(x: Scores, y: Scores, rng: np.random.Generator) -> BootstrapEstimate:
     """The chance that x beats y, averaged over the games."""
     if x.keys() != y.keys():
         raise MillpondError(f"two methods are compared on the same games, not on {sorted(x)} and {sorted(y)}")
@@ -129,6 +129,6 @@ def _again(scores: Array, rng: np.random.Generator) -> Array:
     return scores[rng.integers(0, len(scores), len(scores))]
 
 
-def _interval(value: float, drawn: list[float]) -> Estimate:
+def _interval(value: float, drawn: list[float]) -> BootstrapEstimate:
     low, high = np.quantile(drawn, [0.025, 0.975])
-    return Estimate(value, float(low), float(high))
+    return BootstrapEstimate(value, float(low), float(high))

@@ -1,6 +1,6 @@
-"""One batch: draw steps, and what the objective makes of them.
+"""Drawn steps as tensors: from recorded episodes, prepared once where they fit, or read and normalised as they are drawn.
 
-# B episodes in a batch   K steps drawn of each
+# B episodes in a batch   K steps drawn of each   D numbers of an observation   F features of a step
 """
 
 from __future__ import annotations
@@ -11,12 +11,92 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from millpond.data import Episodes
+from millpond.data import VECTOR, Episodes, RecordedTransitions
 from millpond.rewards import objectives
-from millpond.rewards.ahead import BatchesAhead
-from millpond.rewards.draw import Integers, StepDraw
-from millpond.rewards.network import RewardNetwork
-from millpond.rewards.source import RecordedSteps
+from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch
+from millpond.rewards.sampling import Integers, PrefetchedBatches, StepSampler
+
+
+def inputs_of(data: Episodes) -> RewardInputs:
+    """What a network will be given of these episodes."""
+    images = []
+    for name, field in data.images.items():
+        height, width, *channels = field.shape
+        images.append((name, (height, width, channels[0] if channels else 1)))
+    action = 0 if data.action is None else data.action.width
+    return RewardInputs(len(data.columns), data.num_actions if data.discrete else action, tuple(images))
+
+
+def step_batch(drawn: RecordedTransitions, shape: RewardInputs, device: torch.device) -> StepBatch:
+    """Gathered transitions [B, K, ...] as one batch of B x K steps. Discrete actions become one number each."""
+    action = torch.from_numpy(drawn.action).to(device)
+    if not action.is_floating_point():
+        action = torch.nn.functional.one_hot(action, shape.action)
+    rows = int(np.prod(drawn.action.shape[:2]))
+
+    def numbers(observation: dict[str, Any]) -> Tensor:
+        if VECTOR not in observation:
+            return torch.zeros((rows, 0), device=device)
+        return torch.from_numpy(observation[VECTOR]).to(device).flatten(0, 1)
+
+    def images(observation: dict[str, Any]) -> dict[str, Tensor]:
+        return {
+            name: torch.from_numpy(observation[name]).to(device).reshape(rows, *image) for name, image in shape.images
+        }
+
+    return StepBatch(
+        numbers(drawn.observation),
+        action.reshape(rows, shape.action).float(),
+        numbers(drawn.next_observation),
+        images(drawn.observation),
+        images(drawn.next_observation),
+    )
+
+
+class RecordedSteps:
+    """Features of steps for one network, whose normaliser stays as it is.
+
+    Where all numbers are in memory and there are no images, the features of every step are prepared once, and a batch
+    is one gather. Otherwise frames are read as they are drawn.
+    """
+
+    def __init__(self, data: Episodes, network: RewardNetwork, device: torch.device) -> None:
+        self._data, self._network, self._device = data, network, device
+        self._shape = network.shape
+        self.prepared = not self._shape.images and {"action", VECTOR} <= set(data.kept_in_memory)
+        if self.prepared:
+            self._first = np.concatenate([[0], np.cumsum(data.lengths)])
+            self._table = torch.cat([self._features_of(episode) for episode in range(len(data))])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what was prepared."""
+        return self._table.nbytes if self.prepared else 0
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of one step of what was prepared."""
+        return self._table[:1].nbytes if self.prepared else 0
+
+    def __call__(self, episodes: Integers, steps: Integers) -> tuple[Tensor, Tensor | None]:
+        """Features [B x K, F] of the drawn steps [B, K], and those of their images."""
+        if self.prepared:
+            rows = torch.from_numpy((self._first[episodes][:, None] + steps).reshape(-1))
+            return self._table.index_select(0, rows.to(self._device)), None
+        batch = step_batch(self._data.gather(episodes, steps), self._shape, self._device)
+        features = self._network.features(batch.observation, batch.action, batch.next_observation)
+        return features, self._network.pixels(batch.images, batch.next_images)
+
+    @torch.no_grad()
+    def _features_of(self, episode: int) -> Tensor:
+        steps = np.arange(int(self._data.lengths[episode]))[None]
+        batch = step_batch(self._data.gather(np.array([episode]), steps), self._shape, self._device)
+        return self._network.features(batch.observation, batch.action, batch.next_observation)
+
+
+# -- One batch: draw steps, and what the objective makes of them.
+#
+# # B episodes in a batch   K steps drawn of each
 
 WINDOW = 0.05  # the share of a successful episode, at its end, in which the task counts as done
 UNCLEAR = 0.25  # before that, down to this share from the end, a state is neither done nor not
@@ -49,21 +129,21 @@ class RewardBatches:
         self.input_noise, self.noise = input_noise, noise
         self.steps = RecordedSteps(data, network, device)
         self.lengths = data.lengths[episodes]
-        self.draw = StepDraw(self.lengths, per_batch, steps)
+        self.draw = StepSampler(self.lengths, per_batch, steps)
         self._length = torch.from_numpy(self.lengths).to(device, torch.float32)
         self.unit = 1.0
-        self._ahead: BatchesAhead | None = None
+        self._ahead: PrefetchedBatches | None = None
         if network.of_transitions:
             assert data.returns is not None
             mean = (data.returns[episodes] / self.lengths - float(network.shift)) / float(network.scale)
             self._returns = torch.from_numpy(mean).to(device, torch.float32)
             self.unit = float(network.scale) ** 2
             if self.steps.prepared:
-                self._ahead = BatchesAhead(self.draw, self._gather, self.steps.step_bytes)
+                self._ahead = PrefetchedBatches(self.draw, self._gather, self.steps.step_bytes)
         self._success = None if data.success is None else data.success[episodes]
         self._others = None
         if others is not None:
-            self._others = (RecordedSteps(others, network, device), StepDraw(others.lengths, per_batch, steps))
+            self._others = (RecordedSteps(others, network, device), StepSampler(others.lengths, per_batch, steps))
 
     def loss(self, rng: np.random.Generator) -> Tensor:
         """Draw a batch and judge it."""

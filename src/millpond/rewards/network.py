@@ -18,7 +18,7 @@ OF_TRANSITIONS = ("lrd", "rrd")  # the others judge states
 
 
 @dataclass(frozen=True)
-class Inputs:
+class RewardInputs:
     """What is known of a step: numbers of the observation, numbers of the action, images by name as (H, W, C)."""
 
     numbers: int
@@ -57,7 +57,13 @@ class RewardNetwork(nn.Module):
     shift: Tensor
 
     def __init__(
-        self, objective: Objective, inputs: Inputs, hidden_size: int, *, normalize: bool = True, clip: float = CLIP
+        self,
+        objective: Objective,
+        inputs: RewardInputs,
+        hidden_size: int,
+        *,
+        normalize: bool = True,
+        clip: float = CLIP,
     ) -> None:
         super().__init__()
         self.objective, self.shape = objective, inputs

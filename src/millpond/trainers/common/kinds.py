@@ -11,7 +11,7 @@ from millpond.store import Run
 from millpond.trainers.common.session import require_machine
 
 if TYPE_CHECKING:
-    from millpond.trainers.reward.data import Recorded
+    from millpond.trainers.reward.setup import RecordedData
 
 
 class Trainer(Protocol):
@@ -30,12 +30,12 @@ class Trainer(Protocol):
         """Lines to print when the run is over; none where it was stopped before its end."""
 
 
-def require_trainer(loaded: Loaded) -> Recorded | None:
+def require_trainer(loaded: Loaded) -> RecordedData | None:
     """Refuse what cannot be trained, before a folder is made for it. Data that was read for that is given back."""
     require_machine(loaded.recipe)
     if not isinstance(loaded.recipe, RewardRecipe) or not loaded.recipe.reward.reward_only:
         return None
-    from millpond.trainers.reward.data import audit_recorded, open_recorded
+    from millpond.trainers.reward.setup import audit_recorded, open_recorded
 
     recorded = open_recorded(loaded.recipe)
     audit_recorded(loaded.recipe, recorded)
@@ -48,7 +48,7 @@ def make_trainer(
     *,
     weights_from: Run | None = None,
     ranks: Ranks = ALONE,
-    recorded: Recorded | None = None,
+    recorded: RecordedData | None = None,
 ) -> Trainer:
     """The trainer for a recipe of any kind. Heavy modules are imported for the kind that is asked for.
 

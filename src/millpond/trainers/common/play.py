@@ -57,7 +57,7 @@ class LoadedPolicy:
                 self.description = f"{which}, the BigAgent after {plural(own, 'update')} of its own"
             self.policy = make_network(self.recipe, self.spec).to(self.device)
         elif isinstance(self.recipe, RewardRecipe):
-            from millpond.trainers.reward.networks import make_player
+            from millpond.trainers.reward.setup import make_player
 
             part = "agent"
             self.policy = make_player(self.spec).to(self.device)

@@ -24,7 +24,7 @@ from millpond.store import Run, RunError, check_changes, find_run
 from millpond.trainers.common.envs import env_agents
 
 if TYPE_CHECKING:
-    from millpond.trainers.reward.data import Recorded
+    from millpond.trainers.reward.setup import RecordedData
 
 # Lengths and logging: what was learned so far stays right when these change.
 MAY_CHANGE = {
@@ -68,7 +68,7 @@ def config_text(loaded: Loaded) -> str:
 
 
 def start_run(
-    loaded: Loaded, name: str | None, *, overwrite: bool = False, ranks: int = 1, recorded: Recorded | None = None
+    loaded: Loaded, name: str | None, *, overwrite: bool = False, ranks: int = 1, recorded: RecordedData | None = None
 ) -> Run:
     """A new run's folder. Without a name it is called after the recipe, with the next free number.
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from millpond.data import Episodes
 from millpond.planner.lines import table
 from millpond.plurals import plural
+from millpond.record import Counters, show_seconds
 from millpond.record.headline import HELD_OUT
-from millpond.rewards.evaluate import METRICS, Judged, baselines_of, measure
+from millpond.rewards.batches import step_batch
+from millpond.rewards.metrics import METRICS, JudgedEpisode, baselines_of, measure
 from millpond.rewards.network import RewardNetwork
-from millpond.rewards.source import judge_episode
-from millpond.trainers.reward.data import Recorded
+from millpond.trainers.common.evaluate import Evaluation
+from millpond.trainers.reward.setup import RecordedData
+
+CHUNK, IMAGE_CHUNK = 4096, 64  # steps that are judged at once, without images and with them
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutEvaluation:
     """Metrics of the learned reward and of each baseline, by name."""
 
     episodes: int
@@ -46,7 +52,24 @@ class HeldOut:
         return [heading, *table(["", "learned", *self.baselines], rows)] if rows else [heading]
 
 
-def evaluate_reward(network: RewardNetwork, recorded: Recorded, device: torch.device) -> HeldOut | None:
+@torch.no_grad()
+def judge_episode(
+    network: RewardNetwork, data: Episodes, episode: int, device: torch.device
+) -> tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.float32]] | None]:
+    """The reward [T] that a network gives each step of an episode, and, where it has one, the value [T] of each state."""
+    length = int(data.lengths[episode])
+    rewards, values = [], []
+    chunk = IMAGE_CHUNK if network.shape.images else CHUNK
+    for first in range(0, length, chunk):
+        steps = np.arange(first, min(first + chunk, length))[None]
+        batch = step_batch(data.gather(np.array([episode]), steps), network.shape, device)
+        rewards.append(network.reward(batch).cpu().numpy())
+        if not network.of_transitions:
+            values.append(network.value(batch).cpu().numpy())
+    return np.concatenate(rewards), np.concatenate(values) if values else None
+
+
+def evaluate_reward(network: RewardNetwork, recorded: RecordedData, device: torch.device) -> HeldOutEvaluation | None:
     """None where no episode was held out."""
     data = recorded.data
     if not len(recorded.held_out):
@@ -58,7 +81,7 @@ def evaluate_reward(network: RewardNetwork, recorded: Recorded, device: torch.de
         success = None if data.success is None else bool(data.success[episode])
         values = None if value is None else value.astype(np.float64)
         backwards = None if values is None else values[::-1]  # states are judged one by one
-        judged.append(Judged(reward.astype(np.float64), values, backwards, truth, success))
+        judged.append(JudgedEpisode(reward.astype(np.float64), values, backwards, truth, success))
     training = recorded.training
     steps = float(data.lengths[training].sum())
     mean_reward = float(data.returns[training].sum()) / steps if data.returns is not None else 0.0
@@ -69,4 +92,18 @@ def evaluate_reward(network: RewardNetwork, recorded: Recorded, device: torch.de
             _, value = judge_episode(network, recorded.others, episode, device)
             assert value is not None
             others.append(value.astype(np.float64))
-    return HeldOut(len(judged), measure(judged, others), {name: measure(episodes) for name, episodes in beside.items()})
+    return HeldOutEvaluation(
+        len(judged), measure(judged, others), {name: measure(episodes) for name, episodes in beside.items()}
+    )
+
+
+# -- What a person wants to know when reward learning is over.
+
+
+def summarise_reward(counters: Counters, held_out: HeldOutEvaluation | None, tested: Evaluation | None) -> list[str]:
+    """Held-out figures beside the baselines, or the agent's return, and the time."""
+    lines = [] if held_out is None else held_out.lines()
+    if tested is not None:
+        low, high = tested.interval()
+        lines.append(f"Test rollouts: return {tested.mean:.1f}, 95% interval {low:.1f} to {high:.1f}")
+    return [*lines, "", f"{plural(counters.updates, 'update')} in {show_seconds(counters.seconds)}"]

@@ -14,18 +14,19 @@ from millpond.config import RewardRecipe
 from millpond.data import DataError, open_episodes
 from millpond.errors import MillpondError
 from millpond.plurals import plural
-from millpond.rewards.network import OF_TRANSITIONS, Inputs
-from millpond.rewards.source import inputs_of, judge_episode
+from millpond.rewards.batches import inputs_of
+from millpond.rewards.network import OF_TRANSITIONS, RewardInputs
 from millpond.store import Checkpoints, RunError
 from millpond.trainers.common.session import open_run
-from millpond.trainers.reward.networks import make_network
+from millpond.trainers.reward.evaluation import judge_episode
+from millpond.trainers.reward.setup import make_network
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 SHOWN = 4  # episodes in a picture when none are chosen
 
 
 @dataclass(frozen=True)
-class Scores:
+class RewardScores:
     """A reward for every step of every episode. `values` are those of states, where the objective has them."""
 
     objective: str
@@ -36,7 +37,7 @@ class Scores:
     truths: list[Floats] | None
 
 
-def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs") -> Scores:
+def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs") -> RewardScores:
     """Judge the episodes of a file by the reward network of a run."""
     loaded, run = open_run(name, run_dir)
     recipe = loaded.recipe
@@ -76,7 +77,7 @@ def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs"
     network.eval()
     judged = [judge_episode(network, data, episode, torch.device("cpu")) for episode in range(len(data))]
     values = [value for _, value in judged if value is not None]
-    return Scores(
+    return RewardScores(
         recipe.reward.objective,
         checkpoint.updates,
         data.names,
@@ -86,7 +87,7 @@ def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs"
     )
 
 
-def _actions_known(weights: Mapping[str, Any], inputs: Inputs, recipe: RewardRecipe) -> int:
+def _actions_known(weights: Mapping[str, Any], inputs: RewardInputs, recipe: RewardRecipe) -> int:
     """Discrete actions of a run, by the width of its first layer; of no matter where only states are judged."""
     if recipe.reward.objective not in OF_TRANSITIONS:
         return inputs.action
@@ -108,7 +109,7 @@ def parse_episodes(text: str | None, count: int) -> list[int]:
     return chosen
 
 
-def write_scores(scores: Scores, path: Path) -> None:
+def write_scores(scores: RewardScores, path: Path) -> None:
     """An .npz with `rewards`, `lengths`, `names` (no pickle), or an .hdf5 with one group an episode."""
     if path.suffix not in (".npz", ".hdf5", ".h5"):
         raise MillpondError(f"--out {path} must end in .npz, .hdf5 or .h5")
@@ -135,7 +136,7 @@ def write_scores(scores: Scores, path: Path) -> None:
                 group["value"] = scores.values[number]
 
 
-def draw_scores(scores: Scores, episodes: Sequence[int], path: Path) -> None:
+def draw_scores(scores: RewardScores, episodes: Sequence[int], path: Path) -> None:
     """Reward and cumulative reward over time, one row an episode, as PNG or SVG."""
     if path.suffix not in (".png", ".svg"):
         raise MillpondError(f"--plot {path} must end in .png or .svg")

@@ -23,18 +23,14 @@ from millpond.planner.lines import sentence
 from millpond.plurals import plural
 from millpond.record import Console, Counters, Recorder, Timer, cycle_rows
 from millpond.report import Picture
-from millpond.rewards.batches import RewardBatches
-from millpond.rewards.source import inputs_of
+from millpond.rewards.batches import RewardBatches, inputs_of
 from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, training
 from millpond.trainers.common.evaluate import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.sinks import make_sinks
-from millpond.trainers.reward.agent import RewardAgent
-from millpond.trainers.reward.data import Recorded, audit_recorded, open_recorded
-from millpond.trainers.reward.evaluation import HeldOut, evaluate_reward
-from millpond.trainers.reward.networks import fit_network, make_network
-from millpond.trainers.reward.pond import PondBatches
-from millpond.trainers.reward.summary import summarise_reward
+from millpond.trainers.reward.agent import PondBatches, RewardAgent
+from millpond.trainers.reward.evaluation import HeldOutEvaluation, evaluate_reward, summarise_reward
+from millpond.trainers.reward.setup import RecordedData, audit_recorded, fit_network, make_network, open_recorded
 
 
 class RewardTrainer:
@@ -44,7 +40,7 @@ class RewardTrainer:
     """
 
     def __init__(
-        self, loaded: Loaded, run: Run, *, weights_from: Run | None = None, recorded: Recorded | None = None
+        self, loaded: Loaded, run: Run, *, weights_from: Run | None = None, recorded: RecordedData | None = None
     ) -> None:
         recipe = loaded.recipe
         assert isinstance(recipe, RewardRecipe)
@@ -97,7 +93,7 @@ class RewardTrainer:
             },
             values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
         )
-        self.held_out: HeldOut | None = None
+        self.held_out: HeldOutEvaluation | None = None
         self.tested: Evaluation | None = None
         self.figures: list[str] = []
         self.picture: Picture | None = None

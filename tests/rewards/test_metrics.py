@@ -1,18 +1,55 @@
-"""Metrics of rewards whose quality is known."""
+"""Correlations against SciPy and hand-worked numbers; metrics of rewards of known quality."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from millpond.rewards.evaluate import Judged, baselines_of, measure
+from millpond.rewards.metrics import (
+    JudgedEpisode,
+    area_under_curve,
+    baselines_of,
+    measure,
+    pearson,
+    ranks,
+    spearman,
+    value_order,
+)
+
+numbers = st.lists(st.integers(-20, 20), min_size=3, max_size=30)
 
 
-def episode(truth: np.ndarray, reward: np.ndarray) -> Judged:
-    return Judged(reward, None, None, truth)
+@given(numbers, st.integers(0, 1000))
+def test_against_scipy(values: list[int], seed: int) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    other = np.random.default_rng(seed).integers(0, 5, size=len(values))
+    if len(set(values)) > 1 and len(set(other.tolist())) > 1:
+        assert pearson(values, other) == pytest.approx(stats.pearsonr(values, other)[0], abs=1e-9)
+        assert spearman(values, other) == pytest.approx(stats.spearmanr(values, other)[0], abs=1e-9)
+    else:
+        assert math.isnan(pearson(values, other))
 
 
-def progress(value: np.ndarray, success: bool | None = None) -> Judged:
-    return Judged(np.diff(value, append=value[-1]), value, value[::-1], None, success)
+def test_by_hand() -> None:
+    assert ranks([3, 1, 3, 2]).tolist() == [3.5, 1.0, 3.5, 2.0]
+    assert value_order([0.1, 0.2, 0.9]) == 1.0
+    assert value_order([0.9, 0.2, 0.1]) == -1.0
+    assert area_under_curve([0.9, 0.8, 0.3], [True, False, False]) == 1.0
+    assert area_under_curve([0.5, 0.5], [True, False]) == 0.5
+    assert math.isnan(area_under_curve([0.5, 0.4], [True, True]))
+    assert math.isnan(pearson([0.1 + 0.2] * 5, [1, 2, 3, 4, 5]))
+
+
+def episode(truth: np.ndarray, reward: np.ndarray) -> JudgedEpisode:
+    return JudgedEpisode(reward, None, None, truth)
+
+
+def progress(value: np.ndarray, success: bool | None = None) -> JudgedEpisode:
+    return JudgedEpisode(np.diff(value, append=value[-1]), value, value[::-1], None, success)
 
 
 def test_the_truth_scores_one_and_its_opposite_minus_one() -> None:

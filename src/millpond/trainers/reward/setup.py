@@ -7,20 +7,25 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from millpond.config import RewardRecipe
-from millpond.data import DataError, Episodes, Finding, audit, refuse_unfit
+from millpond.data import AuditFinding, DataError, Episodes, audit, refuse_unfit
 from millpond.data.fitting import split_episodes
+from millpond.envs.spec import EnvSpec
+from millpond.learners import QNetwork, build_q_network
+from millpond.learners.sac import Actor
 from millpond.planner.dataset import Dataset, dataset_of, open_data, open_training_data
 from millpond.planner.lines import sentence
 from millpond.plurals import plural
-from millpond.rewards.source import inputs_of
+from millpond.rewards.batches import inputs_of
+from millpond.rewards.network import RewardInputs, RewardNetwork, reset_parameters
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedData:
     """Episodes to train on and episodes to judge by, as numbers into `data`."""
 
     data: Episodes
@@ -30,7 +35,7 @@ class Recorded:
     dataset: Dataset  # the same for the plan
 
     @cached_property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[AuditFinding]:
         """The audit of the data, done once."""
         return audit(self.data)
 
@@ -49,7 +54,7 @@ class Recorded:
         return sentence(f"{text}.", 0)
 
 
-def open_recorded(recipe: RewardRecipe) -> Recorded:
+def open_recorded(recipe: RewardRecipe) -> RecordedData:
     """Open and check everything that a run will read; errors name the key and the fix. Vectors are read once, here."""
     data = open_training_data(recipe)
     refuse_unfit(data, recipe.reward.objective)
@@ -61,10 +66,10 @@ def open_recorded(recipe: RewardRecipe) -> Recorded:
         data, recipe.reward.objective, recipe.data.holdout, recipe.data.held_out, recipe.seed
     )
     data.hold_vectors()
-    return Recorded(data, training, held_out, others, dataset_of(recipe, data))
+    return RecordedData(data, training, held_out, others, dataset_of(recipe, data))
 
 
-def audit_recorded(recipe: RewardRecipe, recorded: Recorded) -> list[Finding]:
+def audit_recorded(recipe: RewardRecipe, recorded: RecordedData) -> list[AuditFinding]:
     """Warnings of the audit. What would make the training meaningless is refused: broken data, and a clock for progress."""
     for finding in recorded.findings:
         clock = finding.code == "clock-column" and recipe.reward.objective in ("progress", "success")
@@ -91,3 +96,34 @@ def _check_others(recipe: RewardRecipe, data: Episodes, others: Episodes) -> Non
             f"{len(others.columns)} numbers, {data.path} has {list(data.fields)} with {len(data.columns)}; episodes of "
             f"another task must have the same, so choose others or set data.observation_keys"
         )
+
+
+# -- The networks of reward learning: the one that judges steps, and the one that an agent plays with.
+
+PLAYER_HIDDEN = 256  # width of the agent's layers
+
+
+def make_network(recipe: RewardRecipe, inputs: RewardInputs, seed: int) -> RewardNetwork:
+    """The reward network of a config, from one seed."""
+    reward = recipe.reward
+    network = RewardNetwork(
+        reward.objective, inputs, reward.hidden_size, normalize=reward.normalize, clip=reward.normalize_clip
+    )
+    reset_parameters(network, torch.Generator().manual_seed(seed))
+    return network
+
+
+def fit_network(network: RewardNetwork, recorded: RecordedData) -> None:
+    """Exact statistics of the training episodes for the normaliser, and the scale of their returns."""
+    data, episodes = recorded.data, recorded.training
+    if network.normalizer is not None:
+        network.normalizer.set_moments(*data.moments(episodes), count=int(data.lengths[episodes].sum()))
+    if data.returns is not None and network.of_transitions:
+        network.set_scale(data.returns[episodes] / data.lengths[episodes])
+
+
+def make_player(spec: EnvSpec, generator: torch.Generator | None = None) -> Actor | QNetwork:
+    """What the agent of full mode plays with: SAC's actor for continuous actions, DQN's network for discrete ones."""
+    if spec.action.kind == "discrete":
+        return build_q_network(spec.observation, spec.action, hidden_size=PLAYER_HIDDEN, generator=generator)
+    return Actor(spec.observation, spec.action, PLAYER_HIDDEN)

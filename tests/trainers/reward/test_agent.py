@@ -16,13 +16,13 @@ from millpond.planner import RewardPlan, plan_loaded
 from millpond.replay.pond import Pond
 from millpond.replay.schema import Field, Schema
 from millpond.replay.steps import Steps
-from millpond.rewards.network import Inputs, RewardNetwork
+from millpond.rewards.network import RewardInputs, RewardNetwork
 from millpond.rewards.objectives import decomposition_loss
 from millpond.store import Checkpoints
 from millpond.store.checkpoint import read_checkpoint
 from millpond.trainers.common.play import evaluate_run
 from millpond.trainers.common.session import resume_run, start_run
-from millpond.trainers.reward.pond import PondBatches
+from millpond.trainers.reward.agent import PondBatches
 from millpond.trainers.reward.trainer import RewardTrainer
 
 TINY = {
@@ -150,7 +150,7 @@ def test_a_pond_gives_whole_episodes_and_their_returns() -> None:
             )
         )
         clock += 100.0
-    network = RewardNetwork("lrd", Inputs(1, 1), 8, normalize=False)
+    network = RewardNetwork("lrd", RewardInputs(1, 1), 8, normalize=False)
     batches = PondBatches(pond, network, per_batch=6, steps=4)
     batches.refresh()
     assert batches.episodes == 8  # a ring of 20 rows holds four episodes of five

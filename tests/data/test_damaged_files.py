@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.data.written import made, write_lake, write_libero, write_minari, write_npz, write_robomimic
 
 from millpond.data import DataError, audit, open_episodes
 from millpond.errors import MillpondError
+from support.episode_files import made, write_lake, write_libero, write_minari, write_npz, write_robomimic
 
 Write = Callable[[Path], None]
 

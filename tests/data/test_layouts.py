@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.data.written import (
+
+from millpond.data import DataError, open_episodes, refuse_unfit, unfit
+from millpond.data.lake import import_episodes
+from support.episode_files import (
     LIBERO_IMAGES,
     LIBERO_VECTORS,
     Made,
@@ -23,9 +26,6 @@ from tests.data.written import (
     write_robomimic,
     write_robosuite,
 )
-
-from millpond.data import DataError, open_episodes, refuse_unfit, unfit
-from millpond.data.into_lake import import_episodes
 
 Writer = Callable[[Path, list[Made]], None]
 GZIP = {"compression": "gzip", "chunks": True}

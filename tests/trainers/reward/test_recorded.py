@@ -10,7 +10,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from tests.data.written import Made, made, write_libero, write_npz, write_robosuite
 
 from millpond.cli import main
 from millpond.config import load
@@ -19,6 +18,7 @@ from millpond.trainers.common.kinds import require_trainer
 from millpond.trainers.common.session import start_run
 from millpond.trainers.reward.score import score_run
 from millpond.trainers.reward.trainer import RewardTrainer
+from support.episode_files import Made, made, write_libero, write_npz, write_robosuite
 
 TINY = {
     "reward.epochs": 1,
@@ -136,7 +136,7 @@ def test_scores_are_written_and_drawn(
     assert rewards.dtype == np.float32
     assert len(rewards) == 56 * 200
     assert len(names) == 56
-    from millpond.rewards.source import judge_episode
+    from millpond.trainers.reward.evaluation import judge_episode
 
     expected, _ = judge_episode(trainer.network, trainer.recorded.data, 3, torch.device("cpu"))
     assert np.array_equal(rewards[600:800], expected)

@@ -369,7 +369,7 @@ def test_the_command_reads_the_recorded_vectors_once(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(NpzSource, "frames", counted)
     audits: list[Any] = []
-    monkeypatch.setattr("millpond.trainers.reward.data.audit", lambda data: audits.append(data) or audit(data))
+    monkeypatch.setattr("millpond.trainers.reward.setup.audit", lambda data: audits.append(data) or audit(data))
     changes = [f"{key}={value}" for key, value in {**SMALL, "run_dir": tmp_path}.items()]
     monkeypatch.setattr("sys.argv", ["millpond", "train", "reward", *changes, "--run", "once"])
     with contextlib.suppress(SystemExit):

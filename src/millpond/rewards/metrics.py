@@ -1,16 +1,85 @@
-"""How good a learned reward is on episodes that it was not trained on, beside baselines."""
+"""How well two lists of numbers agree. `nan` where one of them never changes, since nothing can be said then."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from millpond.rewards.baselines import BASELINES, Numbers, baseline_reward, baseline_value
-from millpond.rewards.correlation import area_under_curve, pearson, spearman, value_order
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def pearson(one: Any, other: Any) -> float:
+    """Linear correlation: cov(x, y) / (std(x) std(y))."""
+    x, y = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    if len(x) < 2:
+        return float("nan")
+    x, y = x - x.mean(), y - y.mean()
+    scale = np.sqrt((x @ x) * (y @ y))
+    flat = np.sqrt(x @ x) < 1e-12 * (1 + np.abs(one).max()) or np.sqrt(y @ y) < 1e-12 * (1 + np.abs(other).max())
+    return float("nan") if flat or scale == 0 else float(np.clip(x @ y / scale, -1, 1))
+
+
+def ranks(values: Any) -> Numbers:
+    """Ranks from 1; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    mean_rank: Numbers = (last - (counts - 1) / 2)[inverse]
+    return mean_rank
+
+
+def spearman(one: Any, other: Any) -> float:
+    """Correlation of ranks."""
+    return pearson(ranks(one), ranks(other))
+
+
+def value_order(values: Any) -> float:
+    """Value-order correlation (VOC): the rank correlation of an episode's values with time.
+
+    1 where every step is worth more than the one before. A clock has it, too: look at spoiled episodes beside it.
+    """
+    return spearman(values, np.arange(len(values)))
+
+
+def area_under_curve(score: Any, positive: Any) -> float:
+    """The chance that a positive has a higher score than a negative (ties count half): the area under the ROC curve."""
+    truth = np.asarray(positive, bool)
+    positives, negatives = int(truth.sum()), int((~truth).sum())
+    if not positives or not negatives:
+        return float("nan")
+    wins = ranks(score)[truth].sum() - positives * (positives + 1) / 2
+    return float(wins / (positives * negatives))
+
+
+# -- What a learned reward has to beat. Each gives rewards [T] and values [T] from less than the network sees.
+
+Baseline = Literal["even", "constant", "time"]
+BASELINES: tuple[Baseline, ...] = ("even", "constant", "time")
+
+
+def baseline_reward(baseline: Baseline, length: int, episode_return: float | None, mean_reward: float) -> Numbers:
+    """even: the episode's own return spread over its steps. constant: the training data's mean. time: t / (T - 1)."""
+    if baseline == "even":
+        return np.full(length, np.nan if episode_return is None else episode_return / length)
+    if baseline == "constant":
+        return np.full(length, mean_reward)
+    return np.arange(length) / max(length - 1, 1)
+
+
+def baseline_value(baseline: Baseline, length: int, mean_length: float) -> Numbers:
+    """The value of the t-th state that is shown, whatever it is: a clock in units of a usual episode, or a constant.
+
+    The sum of evenly spread rewards is a clock, too.
+    """
+    if baseline == "constant":
+        return np.full(length, 0.5)
+    return np.arange(length) / mean_length
+
+
+# -- How good a learned reward is on episodes that it was not trained on, beside baselines.
 
 PAIRS = 1_000  # of steps of an episode, for the accuracy of preferences
 
@@ -31,7 +100,7 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedEpisode:
     """An episode and what was said of it. `value` is None for rewards of transitions."""
 
     reward: Numbers  # [T]
@@ -41,9 +110,11 @@ class Judged:
     success: bool | None = None
 
 
-def baselines_of(judged: Sequence[Judged], mean_reward: float, mean_length: float) -> dict[str, list[Judged]]:
+def baselines_of(
+    judged: Sequence[JudgedEpisode], mean_reward: float, mean_length: float
+) -> dict[str, list[JudgedEpisode]]:
     """The same episodes as each baseline would judge them."""
-    found: dict[str, list[Judged]] = {}
+    found: dict[str, list[JudgedEpisode]] = {}
     for baseline in BASELINES:
         found[baseline] = []
         for episode in judged:
@@ -51,11 +122,11 @@ def baselines_of(judged: Sequence[Judged], mean_reward: float, mean_length: floa
             total = None if episode.truth is None else float(episode.truth.sum())
             value = None if episode.value is None else baseline_value(baseline, length, mean_length)
             reward = baseline_reward(baseline, length, total, mean_reward)
-            found[baseline].append(Judged(reward, value, value, episode.truth, episode.success))
+            found[baseline].append(JudgedEpisode(reward, value, value, episode.truth, episode.success))
     return found
 
 
-def measure(judged: Sequence[Judged], others: Sequence[Numbers] = ()) -> dict[str, float]:
+def measure(judged: Sequence[JudgedEpisode], others: Sequence[Numbers] = ()) -> dict[str, float]:
     """Everything that can be said of judged episodes; what cannot be (a constant has no correlation) is left out.
 
     `others` are values of episodes of another task.
@@ -96,7 +167,7 @@ def _share(truth: Numbers, guess: Numbers) -> float:
     return float(np.mean(np.where(guess == 0, 0.5, truth == guess))) if len(truth) else math.nan
 
 
-def _values(judged: Sequence[Judged]) -> dict[str, float]:
+def _values(judged: Sequence[JudgedEpisode]) -> dict[str, float]:
     values: list[Any] = [episode.value for episode in judged]
 
     def mean(of: Callable[[Any], float]) -> float:
