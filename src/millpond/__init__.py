@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # envs' workers and whatever else the machine does: beside a few busy processes, training became ten times slower.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Lake", "Loop", "Pond", "load", "plan", "train"]
 
 _LATER = {"Lake": "millpond.replay", "Pond": "millpond.replay", "Loop": "millpond.loop"}
