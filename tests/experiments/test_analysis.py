@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.config import load
-from millpond.config.recipe import MixtureRecipe
+from millpond.config import MixtureRecipe, load
 from millpond.errors import MillpondError
 from millpond.experiments.analysis import analyse, show
 from millpond.experiments.mixture_vs_single import (

@@ -21,7 +21,7 @@ from millpond.bench.result import Arithmetic, Bench, Iteration, Measurement, Sta
 from millpond.bench.stages import Chooser, RandomSteps, measure_lake
 from millpond.bench.timing import Effort, Spread, Watch, median_seconds
 from millpond.config import Loaded
-from millpond.config.env_facts import env_options
+from millpond.config.env_options import env_options
 from millpond.envs.env_batch import Buffers
 from millpond.loop import Ended, Loop
 from millpond.planner import PPOPlan, plan_loaded

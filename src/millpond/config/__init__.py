@@ -1,7 +1,10 @@
 """Typed recipes: read, merged, checked. `load("metta", ["trainer.batch_size=262_144"])` is the way in."""
 
 from millpond.config.load import Loaded, load, recipe_names
-from millpond.config.recipe import MixtureRecipe, PPORecipe, Recipe, RewardRecipe
+from millpond.config.mixture import MixtureRecipe
+from millpond.config.ppo import PPORecipe
+from millpond.config.recipe import Recipe
+from millpond.config.reward import RewardRecipe
 from millpond.config.violations import ConfigError, Violation
 
 __all__ = [

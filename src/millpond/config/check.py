@@ -10,8 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from millpond.config import rules
 from millpond.config.keys import keys, kinds_of, nearest_key, sections
-from millpond.config.recipe import KINDS, Recipe
-from millpond.config.violations import ConfigError, Overrides, Violation, show
+from millpond.config.recipe import Recipe
+from millpond.config.violations import ConfigError, Overrides, Rule, Values, Violation, show
+from millpond.kinds import KINDS
 
 ROUNDS = 20  # of mending; each mends one rule, and there are fewer rules than this
 
@@ -63,7 +64,7 @@ def check(values: Mapping[str, Any], source: str = "") -> Recipe:
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError([_wrong_kind(kind)], source=source)
-    model = KINDS[kind]
+    model = KINDS[kind].recipe.load()
     try:
         recipe = model.model_validate(dict(values))
     except ValidationError as error:
@@ -88,7 +89,7 @@ def check(values: Mapping[str, Any], source: str = "") -> Recipe:
     return recipe
 
 
-def refuse_violations(recipe: Recipe, rule: rules.Rule, source: str = "") -> None:
+def refuse_violations(recipe: Recipe, rule: Rule, source: str = "") -> None:
     """Hold a recipe, which keeps its own rules, to one more. Fixes keep them all."""
     flat, set_keys = flatten(recipe), written(recipe)
     found = list(rule(flat))
@@ -96,12 +97,12 @@ def refuse_violations(recipe: Recipe, rule: rules.Rule, source: str = "") -> Non
         raise ConfigError(_with_valid_fixes(found, flat, set_keys, rule), mend(flat, set_keys, None, rule), source)
 
 
-def _no_more(values: rules.Values) -> Iterator[Violation]:
+def _no_more(values: Values) -> Iterator[Violation]:
     return iter(())
 
 
 def mend(
-    flat: Mapping[str, Any], set_keys: set[str], first: Overrides | None = None, more: rules.Rule = _no_more
+    flat: Mapping[str, Any], set_keys: set[str], first: Overrides | None = None, more: Rule = _no_more
 ) -> dict[str, Any] | None:
     """Overrides after which no rule is broken: `first`, and then the best fix of whatever is still wrong."""
     fix: dict[str, Any] = dict(first or {})
@@ -117,7 +118,7 @@ def mend(
 
 
 def _with_valid_fixes(
-    found: list[Violation], flat: Mapping[str, Any], set_keys: set[str], more: rules.Rule = _no_more
+    found: list[Violation], flat: Mapping[str, Any], set_keys: set[str], more: Rule = _no_more
 ) -> list[Violation]:
     """A single violation's proposals are completed; of several, the one fix for all says what is valid."""
     return [_completed(found[0], flat, set_keys, more)] if len(found) == 1 else found
@@ -135,9 +136,7 @@ def _within_limits(violation: Violation, rest: Mapping[str, Any], model: type[Ba
     return Violation(violation.keys, violation.message, tuple(allowed))
 
 
-def _completed(
-    violation: Violation, flat: Mapping[str, Any], set_keys: set[str], more: rules.Rule = _no_more
-) -> Violation:
+def _completed(violation: Violation, flat: Mapping[str, Any], set_keys: set[str], more: Rule = _no_more) -> Violation:
     """The violation with its proposals completed so that taking one of them alone is enough; the others are dropped."""
     completed: list[Overrides] = []
     for fix in violation.fixes:

@@ -11,9 +11,11 @@ from math import ceil, lcm
 from typing import Any
 
 from millpond.config.check import flatten
-from millpond.config.mixture_rules import SINGLE, frame_skip
-from millpond.config.recipe import MixtureRecipe, PPORecipe, Recipe, RewardRecipe
+from millpond.config.mixture import SINGLE, frame_skip
+from millpond.config.recipe import Recipe
+from millpond.config.violations import Values
 from millpond.envs.families import family_of
+from millpond.kinds import KINDS
 from millpond.sizes import rows_per_round
 
 DEBUG = "debug"
@@ -30,24 +32,19 @@ def debug_settings(recipe: Recipe, fixed: Collection[str] = ()) -> dict[str, Any
     settings: dict[str, Any] = {"trainer.total_iterations": 1, "eval.episodes": 1}
     if recipe.policy.target is None:  # a custom policy may need its own width
         settings["policy.hidden_size"] = min(recipe.policy.hidden_size, HIDDEN)
-    if _can_cut_episodes(recipe):
+    if _can_cut_episodes(recipe.env.id):
         settings["env.max_steps"] = min(recipe.env.max_steps or EPISODE, EPISODE)
     values = flatten(recipe)
-    if isinstance(recipe, PPORecipe):
-        settings |= _ppo(values, fixed)
-    elif isinstance(recipe, MixtureRecipe):
-        settings |= _mixture(values, fixed)
-    elif isinstance(recipe, RewardRecipe):
-        settings |= _reward(values, _can_cut_episodes(recipe))
+    settings |= KINDS[recipe.kind].debug_sizes.load()(values, fixed)
     return {key: value for key, value in settings.items() if key not in fixed and value != values[key]}
 
 
-def _can_cut_episodes(recipe: Recipe) -> bool:
-    family = family_of(recipe.env.id)
+def _can_cut_episodes(env_id: str) -> bool:
+    family = family_of(env_id)
     return family is not None and family.name not in ("recall", "pettingzoo")
 
 
-def _ppo(values: dict[str, Any], fixed: Collection[str]) -> dict[str, Any]:
+def ppo_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any]:
     """One iteration of one epoch of one minibatch: whole rounds of a few envs, at least `ROWS` rows."""
     settings: dict[str, Any] = {
         "trainer.update_epochs": 1,
@@ -80,7 +77,7 @@ def _ppo(values: dict[str, Any], fixed: Collection[str]) -> dict[str, Any]:
     return settings
 
 
-def _mixture(values: dict[str, Any], fixed: Collection[str]) -> dict[str, Any]:
+def mixture_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any]:
     """One round: one collection of each of two agents, one update of the BigAgent."""
     settings: dict[str, Any] = {
         "mixture.collections_per_round": 1,
@@ -110,7 +107,7 @@ def _mixture(values: dict[str, Any], fixed: Collection[str]) -> dict[str, Any]:
     return settings
 
 
-def _reward(values: dict[str, Any], can_cut_episodes: bool) -> dict[str, Any]:
+def reward_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any]:
     """One batch; with an agent, a few short episodes for it to learn from."""
     settings: dict[str, Any] = dict.fromkeys(
         ("reward.epochs", "reward.cycles", "reward.iterations", "reward.train_batches"), 1
@@ -126,7 +123,7 @@ def _reward(values: dict[str, Any], can_cut_episodes: bool) -> dict[str, Any]:
         "agent.batch_size": 8,
         "agent.test_episodes": 1,
     }
-    if can_cut_episodes:
+    if _can_cut_episodes(values["env.id"]):
         settings["env.max_steps"] = 5  # so that episodes end within the warm-up: returns are of whole episodes
     return settings
 

@@ -1,4 +1,4 @@
-"""The keys of each kind of recipe: dotted names, descriptions, defaults, and the nearest to a mistyped one."""
+"""The keys of each kind of recipe: dotted names, types, defaults, descriptions, and the nearest to a mistyped one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from millpond.config.recipe import KINDS
+from millpond.kinds import KINDS
 
 NEAR = 0.7  # of difflib: below this, a name is another name and not a slip of the fingers
 
@@ -93,13 +93,13 @@ def keys(kind: str) -> dict[str, Key]:
     return {
         name: Key(
             name=name,
-            kinds=tuple(k for k, model in KINDS.items() if any(name == other for other, _ in _walk(model))),
+            kinds=tuple(k.name for k in KINDS.values() if any(name == other for other, _ in _walk(k.recipe.load()))),
             description=info.description or "",
             type=_type_name(info.annotation),
             default=_default(info),
             limits=", ".join(_limits(info.annotation, info)),
         )
-        for name, info in _walk(KINDS[kind])
+        for name, info in _walk(KINDS[kind].recipe.load())
     }
 
 
@@ -113,7 +113,7 @@ def sections(kind: str) -> dict[str, str]:
                 yield f"{prefix}{name}", info.description or ""
                 yield from walk(info.annotation, f"{prefix}{name}.")
 
-    return dict(walk(KINDS[kind], ""))
+    return dict(walk(KINDS[kind].recipe.load(), ""))
 
 
 # Names of the same setting in Stable-Baselines3, CleanRL and PufferLib -> the keys here; of these a kind has at most one.

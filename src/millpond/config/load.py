@@ -15,12 +15,13 @@ from millpond.config import puffer
 from millpond.config.check import check, merge, overlay
 from millpond.config.debug import DEBUG, debug_settings
 from millpond.config.env import EnvConfig
-from millpond.config.env_facts import decides_its_agents, refuse_many_agents, refuse_wrong_agents
-from millpond.config.recipe import KINDS, Recipe
+from millpond.config.env_options import decides_its_agents, refuse_many_agents, refuse_wrong_agents
+from millpond.config.recipe import Recipe
 from millpond.config.violations import ConfigError, as_overrides
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
 from millpond.envs.families import family_of
 from millpond.errors import MillpondError
+from millpond.kinds import KINDS
 
 SUFFIXES = (".yaml", ".yml", ".ini")
 SIZES_OF_DATA = ("expected_episodes", "expected_steps")
@@ -253,7 +254,9 @@ def _debug(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any
     """Return the sizes of `debug` for these values; none where they are not valid, which `check` then reports."""
     kind = values.get("kind")
     try:
-        recipe = KINDS[kind].model_validate(dict(values)) if isinstance(kind, str) and kind in KINDS else None
+        recipe = (
+            KINDS[kind].recipe.load().model_validate(dict(values)) if isinstance(kind, str) and kind in KINDS else None
+        )
     except ValidationError:
         recipe = None
     return {} if recipe is None else debug_settings(recipe, fixed)

@@ -1,13 +1,21 @@
-"""Sections of kind `ppo`: batch arithmetic in `trainer`, the algorithm in `ppo`."""
+"""Kind `ppo`: its sections, its recipe, and its rules.
+
+Envs fill workers and groups, rows fill the batch, minibatches divide it.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from math import lcm
+from typing import Any, Literal
 
 from pydantic import Field
 
 from millpond.config.base import Count, Few, Fraction, NonNegative, Positive, Section, Size, Switch
-from millpond.config.run import TrainerConfig
+from millpond.config.recipe import Recipe, TrainerConfig
+from millpond.config.violations import Rule, Values, Violation, show
+from millpond.envs.families import family_of
+from millpond.sizes import envs_per_group, nearest_divisors, nearest_multiples, rows_per_round, trainer_envs
 
 BatchUnit = Literal["env_steps", "agent_steps"]
 Schedule = Literal["constant", "linear", "cosine"]
@@ -94,3 +102,230 @@ class PPOConfig(Section):
     )
     prio_alpha: Fraction = Field(0.0, description="Priority exponent; 0 makes all rows alike.")
     prio_beta0: Fraction = Field(0.6, description="Importance-weight exponent at the start; it is annealed to 1.")
+
+
+class PPORecipe(Recipe):
+    """Recurrent PPO: rows of experience, advantages, minibatches."""
+
+    kind: Literal["ppo"] = Field("ppo", description="ppo, mixture or reward.")
+    trainer: PPOTrainerConfig = Field(default_factory=PPOTrainerConfig, description="Sizes and length of the run.")
+    ppo: PPOConfig = Field(default_factory=PPOConfig, description="The algorithm.")
+
+
+# Keys that rules read.
+ENVS = "trainer.num_envs"
+TARGET = "trainer.forward_pass_minibatch_target_size"
+WORKERS = "trainer.num_workers"
+GROUPS = "trainer.async_factor"
+AGENTS = "env.num_agents"
+BATCH = "trainer.batch_size"
+MINIBATCH = "trainer.minibatch_size"
+LARGEST = "trainer.max_minibatch_size"
+HORIZON = "trainer.bptt_horizon"
+UNIT = "trainer.batch_unit"
+TOTAL = "trainer.total_timesteps"
+TRAINER_SHARE = "vector.trainer_share"
+ENV_COUNT = (ENVS, TARGET, WORKERS, GROUPS, AGENTS)
+
+
+def num_envs(values: Values) -> int | None:
+    """Envs in all, or None where the rules on env counts are broken."""
+    if (values[ENVS] is None) == (values[TARGET] is None):
+        return None
+    if values[ENVS] is not None:
+        count: int = values[ENVS]
+        return count if count % lcm(values[WORKERS], values[GROUPS]) == 0 else None
+    return envs_per_group(values[TARGET], values[AGENTS], values[WORKERS]) * values[GROUPS] or None
+
+
+def batch_size(values: Values) -> int | None:
+    """Steps of an iteration with `auto` worked out, or None where it cannot be."""
+    if values[BATCH] != "auto":
+        size: int = values[BATCH]
+        return size
+    envs = num_envs(values)
+    return envs and rows_per_round(envs, values[AGENTS], values[UNIT]) * values[HORIZON]
+
+
+def batch_step(values: Values) -> int | None:
+    """What a batch must be a multiple of: a row, or a whole round in environments whose envs all step together."""
+    family = family_of(values["env.id"])
+    if family is None or family.partial_step:
+        horizon: int = values[HORIZON]
+        return horizon
+    envs = num_envs(values)
+    return envs and rows_per_round(envs, values[AGENTS], values[UNIT]) * values[HORIZON]
+
+
+def _one_way_to_count_envs(values: Values) -> Iterator[Violation]:
+    if values[ENVS] is not None and values[TARGET] is not None:
+        yield Violation(
+            (ENVS, TARGET),
+            f"{ENVS}={values[ENVS]:,} and {TARGET}={values[TARGET]:,} both say how many envs there are; keep one",
+            ({TARGET: None}, {ENVS: None}),
+        )
+    elif values[ENVS] is None and values[TARGET] is None:
+        yield Violation(
+            (ENVS, TARGET),
+            f"neither {ENVS} nor {TARGET} says how many envs there are",
+            ({ENVS: 64 * lcm(values[WORKERS], values[GROUPS])},),
+        )
+
+
+def _envs_fill_workers_and_groups(values: Values) -> Iterator[Violation]:
+    agents, workers, groups = values[AGENTS], values[WORKERS], values[GROUPS]
+    if values[TARGET] is not None and values[ENVS] is None:
+        if envs_per_group(values[TARGET], agents, workers) == 0:
+            fixes: list[dict[str, Any]] = [{TARGET: agents * workers}]
+            if values[TARGET] >= agents:
+                fixes.append({WORKERS: values[TARGET] // agents})
+            yield Violation(
+                (TARGET, AGENTS, WORKERS),
+                f"{TARGET}={values[TARGET]:,} with {AGENTS}={agents:,} gives {WORKERS}={workers:,} workers less than "
+                f"one env each",
+                tuple(fixes),
+            )
+    elif values[ENVS] is not None and values[TARGET] is None:
+        unit = lcm(workers, groups)
+        if values[ENVS] % unit:
+            yield Violation(
+                (ENVS, WORKERS, GROUPS),
+                f"{ENVS}={values[ENVS]:,} is not a multiple of both {WORKERS}={workers:,} and {GROUPS}={groups:,}",
+                tuple({ENVS: count} for count in nearest_multiples(values[ENVS], unit)),
+            )
+
+
+def _a_share_leaves_envs_for_workers(values: Values) -> Iterator[Violation]:
+    share, workers, envs = values[TRAINER_SHARE], values[WORKERS], num_envs(values)
+    if not share or not envs:
+        return
+    size = envs // values[GROUPS]
+    its = trainer_envs(share, size)
+    if size - its < workers:
+        yield Violation(
+            (TRAINER_SHARE, WORKERS),
+            f"{TRAINER_SHARE}={share:g} of the {size:,} envs of a group are {its:,}, which leaves fewer envs than there are "
+            f"workers ({WORKERS}={workers:,})",
+            ({TRAINER_SHARE: 0.0},),
+        )
+
+
+def _rows_fill_the_batch(values: Values) -> Iterator[Violation]:
+    unit = batch_step(values)
+    if values[BATCH] == "auto" or unit is None or values[BATCH] % unit == 0:
+        return
+    horizon, batch = values[HORIZON], values[BATCH]
+    if unit == horizon:
+        rule = f"{BATCH}={batch:,} is not a multiple of {HORIZON}={horizon:,}, so rows do not fill it"
+        keys: tuple[str, ...] = (BATCH, HORIZON)
+    else:
+        rule = (
+            f"{BATCH}={batch:,} is not a whole number of rounds of {unit:,} steps, and the envs of "
+            f"{values['env.id']} cannot be stepped in part"
+        )
+        keys = (BATCH, HORIZON, UNIT, "env.id", *ENV_COUNT)
+    yield Violation(keys, rule, tuple(batch_fixes(batch, unit, values[MINIBATCH], horizon)))
+
+
+def batch_fixes(batch: int, unit: int, minibatch: int, horizon: int) -> Iterator[dict[str, Any]]:
+    """Nearby multiples of `unit`, with another minibatch size where the present one would not divide."""
+    if minibatch % horizon == 0:
+        for size in nearest_multiples(batch, lcm(unit, minibatch)):
+            if _near(size, batch):
+                yield {BATCH: size}
+    pairs = [(size, nearest_divisors(minibatch, size, horizon)[0]) for size in nearest_multiples(batch, unit)]
+    for size, other in [pair for pair in pairs if _near(pair[1], minibatch)] or pairs[:1]:
+        yield {BATCH: size} if other == minibatch else {BATCH: size, MINIBATCH: other}
+
+
+def _near(value: int, wanted: int) -> bool:
+    return wanted / 2 <= value <= wanted * 2
+
+
+def _minibatches_divide_the_batch(values: Values) -> Iterator[Violation]:
+    batch, minibatch, horizon, unit = batch_size(values), values[MINIBATCH], values[HORIZON], batch_step(values)
+    batch_is_right = batch is not None and unit is not None and batch % unit == 0
+    if minibatch % horizon:
+        near = sorted(nearest_multiples(minibatch, horizon))
+        fits = nearest_divisors(minibatch, batch, horizon) if batch is not None and batch_is_right else near
+        shown = f" (the nearest are {' and '.join(f'{m:,}' for m in near)}), and it must divide {BATCH}"
+        yield Violation(
+            (MINIBATCH, HORIZON, BATCH),
+            f"{MINIBATCH}={minibatch:,} is not a multiple of {HORIZON}={horizon:,}{shown}"
+            + (f"={batch:,}" if batch_is_right else ""),
+            tuple({MINIBATCH: size} for size in fits),
+        )
+    elif batch is not None and unit is not None and batch_is_right and batch % minibatch:
+        sizes = nearest_multiples(batch, lcm(unit, minibatch))
+        batches = [{BATCH: size} for size in sizes if _near(size, batch) and values[BATCH] != "auto"]
+        auto = f"auto, which is {batch:,}" if values[BATCH] == "auto" else f"{batch:,}"
+        yield Violation(
+            (MINIBATCH, BATCH),
+            f"{MINIBATCH}={minibatch:,} does not divide {BATCH}={auto}",
+            (*({MINIBATCH: size} for size in nearest_divisors(minibatch, batch, horizon)), *batches),
+        )
+
+
+def _parts_divide_a_minibatch(values: Values) -> Iterator[Violation]:
+    largest, minibatch, horizon = values[LARGEST], values[MINIBATCH], values[HORIZON]
+    if largest is None:
+        return
+    fits = minibatch % horizon == 0  # else the minibatch itself is mended first
+    if largest % horizon or (fits and minibatch > largest and minibatch % largest):
+        sizes = nearest_divisors(largest, minibatch, horizon) if fits else nearest_multiples(largest, horizon)
+        yield Violation(
+            (LARGEST, MINIBATCH, HORIZON),
+            f"{LARGEST}={largest:,} must be a multiple of {HORIZON}={horizon:,} and, where it is smaller, "
+            f"divide {MINIBATCH}={minibatch:,}",
+            tuple({LARGEST: size} for size in sizes),
+        )
+
+
+def _at_least_one_iteration(values: Values) -> Iterator[Violation]:
+    batch = batch_size(values)
+    if batch is not None and values[TOTAL] < batch:
+        yield Violation(
+            (TOTAL, BATCH),
+            f"{TOTAL}={values[TOTAL]:,} is less than one iteration of {BATCH}={show(values[BATCH])}"
+            + (f", which is {batch:,}" if values[BATCH] == "auto" else ""),
+            ({TOTAL: batch},),
+        )
+
+
+def _sampling(values: Values) -> Iterator[Violation]:
+    sampling, alpha = values["ppo.sampling"], values["ppo.prio_alpha"]
+    if sampling == "prioritized" and alpha == 0:
+        yield Violation(
+            ("ppo.sampling", "ppo.prio_alpha"),
+            "ppo.sampling=prioritized with ppo.prio_alpha=0 draws all rows alike, which is ppo.sampling=uniform",
+            ({"ppo.prio_alpha": 0.8}, {"ppo.sampling": "uniform"}),
+        )
+    if sampling != "prioritized" and alpha > 0:
+        yield Violation(
+            ("ppo.sampling", "ppo.prio_alpha"),
+            f"ppo.prio_alpha={alpha} has no effect with ppo.sampling={sampling}",
+            ({"ppo.sampling": "prioritized"}, {"ppo.prio_alpha": 0}),
+        )
+
+
+def _value_of_own_policy(values: Values) -> Iterator[Violation]:
+    if not values["ppo.value_trains_core"] and values["policy.target"] is not None:
+        yield Violation(
+            ("ppo.value_trains_core", "policy.target"),
+            f"ppo.value_trains_core=false is of the built-in policy; that of policy.target={values['policy.target']} "
+            "says itself what its value trains",
+            ({"ppo.value_trains_core": True},),
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    _one_way_to_count_envs,
+    _envs_fill_workers_and_groups,
+    _a_share_leaves_envs_for_workers,
+    _rows_fill_the_batch,
+    _minibatches_divide_the_batch,
+    _parts_divide_a_minibatch,
+    _at_least_one_iteration,
+    _sampling,
+    _value_of_own_policy,
+)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from math import lcm
 from typing import Any
 
-from millpond.config.mixture_rules import SINGLE
-from millpond.config.ppo_rules import (
+from millpond.config.mixture import SINGLE
+from millpond.config.ppo import (
     BATCH,
     ENVS,
     GROUPS,
@@ -20,15 +20,14 @@ from millpond.config.ppo_rules import (
     batch_size,
     batch_step,
 )
-from millpond.config.violations import Violation
+from millpond.config.violations import Rule, Values, Violation
 from millpond.sizes import divisors, nearest_divisors, nearest_multiples
 
-Values = Mapping[str, Any]
 THREADS = "vector.threads"
 BIG_BATCH = "dqn.batch_size"
 
 
-def rank_rules(ranks: int) -> Callable[[Values], Iterator[Violation]]:
+def rank_rules(ranks: int) -> Rule:
     """The rules for so many ranks, as one rule. A recipe that keeps its own rules is assumed."""
 
     def rule(values: Values) -> Iterator[Violation]:
@@ -39,7 +38,7 @@ def rank_rules(ranks: int) -> Callable[[Values], Iterator[Violation]]:
     return rule
 
 
-def mixture_rank_rules(ranks: int) -> Callable[[Values], Iterator[Violation]]:
+def mixture_rank_rules(ranks: int) -> Rule:
     """The same for a mixture, whose agents are shared out. What belongs to one agent stays as it is."""
 
     def rule(values: Values) -> Iterator[Violation]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millpond.config.keys import Key, keys, sections
-from millpond.config.recipe import KINDS
 from millpond.config.violations import show
+from millpond.kinds import KINDS
 
 HEAD = """# Settings
 

@@ -1,12 +1,16 @@
-"""Sections of kind `reward`: learning a per-step reward from recorded episodes."""
+"""Kind `reward`: a reward for each step, learned from recorded episodes. Its sections, recipe and rules."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
 from millpond.config.base import Count, Fraction, Natural, Positive, Section, Size, Switch
+from millpond.config.recipe import Recipe, TrainerConfig
+from millpond.config.violations import Rule, Values, Violation
 
 
 class DataConfig(Section):
@@ -90,3 +94,77 @@ class AgentConfig(Section):
     learning_rate: Positive = Field(3e-4, description="Learning rate of actor and critics.")
     target_tau: Fraction = Field(0.005, description="Share of the online network at each update of a target.")
     test_episodes: Count = Field(5, description="Test rollouts at the end of each cycle.")
+
+
+class RewardRecipe(Recipe):
+    """Reward learning from recorded episodes."""
+
+    kind: Literal["reward"] = Field("reward", description="ppo, mixture or reward.")
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="Length of the run.")
+    data: DataConfig = Field(default_factory=DataConfig, description="Recorded episodes.")
+    reward: RewardConfig = Field(default_factory=RewardConfig, description="The loop and the objective.")
+    agent: AgentConfig = Field(default_factory=AgentConfig, description="The agent of full mode.")
+
+    @property
+    def acts(self) -> bool:
+        return not self.reward.reward_only
+
+
+def _one_way_to_save(values: Values) -> Iterator[Violation]:
+    if values["reward.save_freq"] is not None and values["checkpoint.interval"] is not None:
+        yield Violation(
+            ("reward.save_freq", "checkpoint.interval"),
+            f"reward.save_freq={values['reward.save_freq']} and checkpoint.interval={values['checkpoint.interval']} "
+            f"both say when to save; keep one",
+            ({"checkpoint.interval": None}, {"reward.save_freq": None}),
+        )
+
+
+def _full_mode(values: Values) -> Iterator[Violation]:
+    objective = values["reward.objective"]
+    if not values["reward.reward_only"]:
+        if objective not in ("lrd", "rrd"):
+            yield Violation(
+                ("reward.reward_only", "reward.objective"),
+                f"reward.objective={objective} with reward.reward_only=false: an agent learns from its own episodes' "
+                f"returns, which lrd and rrd take apart",
+                ({"reward.objective": "lrd"}, {"reward.reward_only": True}),
+            )
+        if values["env.num_agents"] != 1:
+            yield Violation(
+                ("env.num_agents",),
+                f"env.num_agents={values['env.num_agents']:,}: full mode trains one agent an env",
+                ({"env.num_agents": 1},),
+            )
+        if values["agent.replay_transitions"] < values["agent.batch_size"]:
+            yield Violation(
+                ("agent.replay_transitions", "agent.batch_size"),
+                f"agent.replay_transitions={values['agent.replay_transitions']:,} does not hold one batch of "
+                f"agent.batch_size={values['agent.batch_size']:,}",
+                ({"agent.replay_transitions": values["agent.batch_size"]},),
+            )
+
+
+def _data(values: Values) -> Iterator[Violation]:
+    episodes, steps = values["data.expected_episodes"], values["data.expected_steps"]
+    if episodes is not None and steps is not None and steps < episodes:
+        yield Violation(
+            ("data.expected_episodes", "data.expected_steps"),
+            f"data.expected_steps={steps:,} is less than one step for each of data.expected_episodes={episodes:,}",
+            ({"data.expected_steps": None},),
+        )
+
+
+def _columns(values: Values) -> Iterator[Violation]:
+    dropped = values["data.drop_columns"]
+    wrong = [column for column in dropped if not re.fullmatch(r".+:\d+", column)]
+    if wrong:
+        kept = [column for column in dropped if column not in wrong]
+        yield Violation(
+            ("data.drop_columns",),
+            f"data.drop_columns has {', '.join(wrong)}; a column is named FIELD:COLUMN, such as states:0",
+            ({"data.drop_columns": kept},),
+        )
+
+
+RULES: tuple[Rule, ...] = (_one_way_to_save, _full_mode, _data, _columns)

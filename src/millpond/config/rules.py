@@ -7,32 +7,24 @@ premises are broken by an earlier one stays silent: that one is mended first.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from math import isqrt
 from typing import Any
 
-from millpond.config import mixture_rules, ppo_rules, reward_rules, vector_rules
-from millpond.config.violations import Violation
+from millpond.config.violations import Rule, Values, Violation
 from millpond.envs import atari, minatar
 from millpond.envs.families import FAMILIES, LOOPED, family_of
+from millpond.kinds import KINDS
 
-Values = Mapping[str, Any]
-Rule = Callable[[Values], Iterator[Violation]]
-
+BACKEND, TRAINER_SHARE = "vector.backend", "vector.trainer_share"
 LARGEST_MAP = 1_000  # cells a side
 GAMES = {"atari": list(atari.MINIMAL_ACTIONS), "minatar": list(minatar.GAMES)}
-
-KIND_RULES: dict[str, list[Rule]] = {
-    "ppo": [*ppo_rules.RULES],
-    "mixture": [*mixture_rules.RULES],
-    "reward": [*reward_rules.RULES],
-}
 
 
 def violations(values: Values, written: set[str]) -> list[Violation]:
     """Every rule that these values break."""
     found = [*_env_settings(values, written), *_presets(values)]
-    for rule in (_env, _agents, _grid, _recall, _steps, _looped, *vector_rules.RULES, *KIND_RULES[values["kind"]]):
+    for rule in (*COMMON, *KINDS[values["kind"]].rules.load()):
         found.extend(rule(values))
     return found
 
@@ -154,3 +146,16 @@ def _presets(values: Values) -> Iterator[Violation]:
                 near = difflib.get_close_matches(key, list(values), n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 yield Violation(("presets",), f"presets.{name} sets {key}, which is not a known key{hint}")
+
+
+def _trainer_share(values: Values) -> Iterator[Violation]:
+    share, backend = values[TRAINER_SHARE], values[BACKEND]
+    if share and backend not in ("auto", "processes"):
+        yield Violation(
+            (TRAINER_SHARE, BACKEND),
+            f"{TRAINER_SHARE}={share:g} is what the trainer steps beside worker processes, and {BACKEND}={backend} has none",
+            ({TRAINER_SHARE: 0.0}, {BACKEND: "processes"}),
+        )
+
+
+COMMON: tuple[Rule, ...] = (_env, _agents, _grid, _recall, _steps, _looped, _trainer_share)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,10 @@ class Violation:
         if len({tuple(fix) for fix in self.fixes}) == 1 and len(self.fixes[0]) == 1:  # one key: name it once
             choices[1:] = [choice.partition("=")[2] for choice in choices[1:]]
         return f"{self.message}; try {' or '.join(choices)}"
+
+
+Values = Mapping[str, Any]  # every key of a recipe by its dotted name
+Rule = Callable[[Values], Iterator[Violation]]
 
 
 class ConfigError(MillpondError):

@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from millpond.config import load
-from millpond.config.recipe import MixtureRecipe
+from millpond.config import MixtureRecipe, load
 from millpond.errors import MillpondError
 from millpond.experiments.jobs import TrainingJob
 from millpond.planner import MixturePlan

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from millpond.config import load
-from millpond.config.recipe import MixtureRecipe
+from millpond.config import MixtureRecipe, load
 from millpond.durable import replace_json
 from millpond.experiments.mixture_vs_single import EVALUATION_SEED, ExperimentSettings, run_folder
 from millpond.record import read_records

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from millpond.config import Recipe
 from millpond.config.check import check, flatten, mend, overlay, written
-from millpond.config.recipe import Recipe
 from millpond.config.violations import ConfigError, as_overrides
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)

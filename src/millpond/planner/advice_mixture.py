@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from millpond.config.recipe import MixtureRecipe
+from millpond.config import MixtureRecipe
 from millpond.envs.spec import EnvSpec
 from millpond.planner.advice import Advice, Adviser
 from millpond.planner.host import Host

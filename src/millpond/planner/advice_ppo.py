@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from millpond.config.recipe import PPORecipe
+from millpond.config import PPORecipe
 from millpond.envs.spec import EnvSpec
 from millpond.planner.advice import Advice, Adviser
 from millpond.planner.estimate import estimate_time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millpond.config.recipe import RewardRecipe
+from millpond.config import RewardRecipe
 from millpond.planner.advice import Advice, Adviser
 from millpond.planner.lines import number
 from millpond.planner.reward import RewardPlan, plan_reward

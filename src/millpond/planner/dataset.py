@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond.config.recipe import RewardRecipe
+from millpond.config import RewardRecipe
 from millpond.data import DataError, Episodes, open_episodes, unfit
 from millpond.data.fitting import OBJECTIVES, refusal, split_episodes
 from millpond.data.opening import is_there

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from millpond.config.recipe import Recipe
+from millpond.config import Recipe
 from millpond.planner.lines import figures, sentence
 from millpond.planner.measured import Measured, settings_of
 from millpond.planner.mixture import MixturePlan

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.config import Loaded, MixtureRecipe, PPORecipe, Recipe, RewardRecipe, load
-from millpond.config.agents import AgentCount, agents_from
-from millpond.config.env_facts import env_spec
+from millpond.config.env_options import AgentCount, agents_from, env_spec
 from millpond.config.load import env_of
 from millpond.config.violations import as_override
 from millpond.envs.families import install_command, missing_extra
@@ -135,6 +134,7 @@ def plan_loaded(
         plan = plan_mixture(recipe, spec)
         advice = advise_mixture(recipe, plan, spec, host)
     else:
+        assert isinstance(recipe, RewardRecipe)
         if dataset is None:
             dataset, notes = read_dataset(recipe)
             loaded = replace(loaded, notes=(*loaded.notes, *notes))

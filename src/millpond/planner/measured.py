@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from millpond.config.recipe import MixtureRecipe, PPORecipe, Recipe
+from millpond.config import MixtureRecipe, PPORecipe, Recipe, RewardRecipe
 from millpond.errors import MillpondError
 from millpond.planner.host import Host
 from millpond.processor import cache_folder
@@ -64,6 +64,7 @@ def settings_of(recipe: Recipe) -> str:
             "dqn": recipe.dqn.model_dump(mode="json", include={"batch_size", "n_step", "double", "loss"}),
         }
     else:
+        assert isinstance(recipe, RewardRecipe)
         online = () if recipe.reward.reward_only else ("env", "vector", "agent")
         decisive = _sections(recipe, "data", "reward", *online)
     return json.dumps({"kind": recipe.kind, "device": recipe.device, **decisive}, sort_keys=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from millpond.config import MixtureRecipe
 from millpond.config.check import flatten
-from millpond.config.mixture_rules import SINGLE, frame_skip, own_envs
-from millpond.config.recipe import MixtureRecipe
+from millpond.config.mixture import SINGLE, frame_skip, own_envs
 from millpond.envs.spec import EnvSpec
 from millpond.replay.schema import Schema
 from millpond.replay.widths import lake_row_bytes, row_bytes

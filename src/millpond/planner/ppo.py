@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from millpond.config import PPORecipe
 from millpond.config.check import flatten
-from millpond.config.ppo_rules import batch_size, num_envs
-from millpond.config.recipe import PPORecipe
+from millpond.config.ppo import batch_size, num_envs
 from millpond.envs.spec import EnvSpec
 from millpond.planner.memory import (
     TrainingMemory,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond.config.recipe import RewardRecipe
+from millpond.config import RewardRecipe
 from millpond.planner.dataset import Dataset
 
 

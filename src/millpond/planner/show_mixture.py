@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.config.recipe import MixtureRecipe
+from millpond.config import MixtureRecipe
 from millpond.planner.lines import box, exact_size, figures, number, sentence, size
 from millpond.planner.mixture import MixturePlan
 from millpond.plurals import plural

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.config.recipe import PPORecipe
+from millpond.config import PPORecipe
 from millpond.planner.lines import bar, box, exact_size, figures, number, sentence, size
 from millpond.planner.ppo import PPOPlan
 from millpond.plurals import plural, verb

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.config.recipe import RewardRecipe
+from millpond.config import RewardRecipe
 from millpond.planner.dataset import Dataset
 from millpond.planner.lines import figures, number, sentence
 from millpond.planner.reward import RewardPlan

@@ -8,7 +8,7 @@ from functools import cache
 
 from millpond.config import load
 from millpond.config.env import EnvConfig
-from millpond.config.env_facts import env_options
+from millpond.config.env_options import env_options
 from millpond.errors import MillpondError
 from millpond.plurals import plural
 from millpond.record import Record

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from millpond.config.policy import PolicyConfig
+from millpond.config.recipe import PolicyConfig
 from millpond.envs.check import Finding
 from millpond.envs.env_batch import EnvBatch
 from millpond.envs.errors import describe_error

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpond.config.env import EnvConfig, VectorConfig
-from millpond.config.env_facts import env_options
+from millpond.config.env_options import env_options
 from millpond.envs.env_batch import Buffers, EnvBatch
 from millpond.envs.registry import describe, make_env_batch, prepare
 from millpond.envs.render import options_for_drawing

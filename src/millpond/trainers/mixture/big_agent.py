@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from millpond.config.recipe import MixtureRecipe
+from millpond.config import MixtureRecipe
 from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
 from millpond.learners import DQN, AgentGroup, Collection, Epsilon

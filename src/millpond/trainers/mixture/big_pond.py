@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from millpond.config.recipe import MixtureRecipe
+from millpond.config import MixtureRecipe
 from millpond.planner import MixturePlan
 from millpond.replay import Lake, LakeError, Steps
 from millpond.replay.pond import Pond, PondBatch

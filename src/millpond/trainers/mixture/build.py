@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from millpond.config.recipe import MixtureRecipe
+from millpond.config import MixtureRecipe
 from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
 from millpond.learners import AgentGroup, QNetwork

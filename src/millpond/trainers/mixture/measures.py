@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from millpond.config.recipe import MixtureRecipe
+from millpond.config import MixtureRecipe
 from millpond.distributed import ALONE, Ranks
 from millpond.learners import Collection, QNetwork
 from millpond.store.tree import tree_from_bytes, tree_to_bytes

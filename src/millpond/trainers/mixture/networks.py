@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from millpond.config.recipe import MixtureRecipe
+from millpond.config import MixtureRecipe
 from millpond.envs.spec import EnvSpec
 from millpond.learners import QNetwork, build_q_network
 

@@ -1,19 +1,22 @@
-"""From the `env` section of a config to an environment's id and the options that its family takes."""
+"""From the `env` section of a config to the environment: the options of its family, its spec, its number of agents."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from millpond.config.check import refuse_violations
 from millpond.config.env import EnvConfig
 from millpond.config.recipe import Recipe
-from millpond.config.rules import Values
-from millpond.config.violations import Violation
-from millpond.envs.families import LOOPED, family_of
+from millpond.config.violations import Values, Violation
+from millpond.config.yaml import parse, read_text
+from millpond.envs.families import FAMILIES, LOOPED, family_of
 from millpond.envs.registry import describe
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
+from millpond.kinds import KINDS
 from millpond.plurals import plural
 
 
@@ -81,7 +84,7 @@ def decides_its_agents(env: EnvConfig) -> bool:
 
 def refuse_many_agents(env: EnvConfig, kind: str, agents: int) -> None:
     """Refuse an environment of several agents where recipes of this kind train one per env."""
-    if agents != 1 and kind != "ppo":
+    if agents != 1 and kind in KINDS and not KINDS[kind].several_agents:
         raise MillpondError(
             f"an env of env.id={env.id} has {plural(agents, 'agent')}, and recipes of kind {kind} train one per env; "
             "choose another env.id, or a recipe of kind ppo"
@@ -98,3 +101,57 @@ def refuse_wrong_agents(recipe: Recipe, agents: int, source: str) -> None:
             yield Violation(("env.num_agents", "env.id"), message, ({"env.num_agents": agents},))
 
     refuse_violations(recipe, rule, source)
+
+
+@dataclass(frozen=True)
+class AgentCount:
+    """Agents in one env, and who says so."""
+
+    agents: int
+    source: str
+
+
+def agents_from(source: str, env: EnvConfig | None = None) -> AgentCount:
+    """The answer of a YAML file that has `num_agents` somewhere in it, or of an environment, which is made for this.
+
+    The environment of the config `env` is made with the options that it has there.
+    """
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml"):
+        return AgentCount(_in_file(path), path.name)
+    family = family_of(source)
+    if family is None:
+        forms = ", ".join(f.form for f in FAMILIES.values())
+        raise MillpondError(
+            f"{source} is neither a YAML file nor an environment that can be asked; environments are {forms}"
+        )
+    if family.name in ("grid", "mettagrid"):
+        raise MillpondError(f"{source} has as many agents as env.num_agents says; ask a file with its map instead")
+    try:
+        own = env_options(env)[1] if env is not None and env.id == source else {}
+        return AgentCount(describe(source, own).num_agents, source)
+    except MillpondError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the code of an environment may do when it is called
+        raise MillpondError(f"{source} cannot be asked: {type(error).__name__}: {error}") from None
+
+
+def _in_file(path: Path) -> int:
+    """`num_agents` of a file about an environment; read as carefully as a recipe, since it may be anybody's."""
+    found = set(_values_of("num_agents", parse(read_text(path), str(path))))
+    if len(found) != 1:
+        what = "nowhere" if not found else f"as {', '.join(map(str, sorted(found)))}"
+        raise MillpondError(f"{path} gives num_agents {what}; it should stand there once, as a whole number")
+    agents = found.pop()
+    if agents < 1:
+        raise MillpondError(f"{path} gives num_agents={agents}; it must be at least 1")
+    return agents
+
+
+def _values_of(key: str, content: Any) -> list[int]:
+    if isinstance(content, Mapping):
+        own = [content[key]] if isinstance(content.get(key), int) and not isinstance(content[key], bool) else []
+        return own + [found for value in content.values() for found in _values_of(key, value)]
+    if isinstance(content, list):
+        return [found for value in content for found in _values_of(key, value)]
+    return []

@@ -1,17 +1,42 @@
-"""How many agents an environment or a file says there are."""
+"""From the `env` section to the environment: options that reach it, and the number of agents that it has."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from millpond.config.agents import agents_from
+from millpond.config import load
 from millpond.config.env import EnvConfig
+from millpond.config.env_options import agents_from, env_options
+from millpond.envs.registry import describe, make_env_batch
 from millpond.errors import MillpondError
 
+ONE = {"env.num_agents": 1, "env.max_steps": None, "env.stagger": False}
 DATA = Path(__file__).parent.parent / "data"
 PARALLEL = "pettingzoo:pettingzoo.butterfly.does_not_matter_v1"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "settings", "reaches"),
+    [
+        ("recall", {"env.recall.cues": 3, "env.recall.max_delay": 9}, {"cues": 3, "min_delay": 8, "max_delay": 9}),
+        ("gymnasium:Pendulum-v1", {"env.clip_actions": True, "env.info": "last"}, {"clip_actions": True, "info": "last"}),
+        ("atari:pong", {"env.atari.num_threads": 3}, {"num_threads": 3}),
+    ],
+)  # fmt: skip
+def test_settings_reach_the_env(env_id: str, settings: dict[str, Any], reaches: dict[str, Any]) -> None:
+    recipe = load("grid", {"env.id": env_id, **ONE, **settings}).recipe
+    _, options = env_options(recipe.env)
+    assert {name: options[name] for name in reaches} == reaches
+    assert describe(env_id, options).id == env_id
+    env_batch = make_env_batch(env_id, 1, options)
+    try:
+        held = env_batch.options  # type: ignore[attr-defined]
+        assert {name: getattr(held, name) for name in reaches} == reaches
+    finally:
+        env_batch.close()
 
 
 @pytest.mark.parametrize(

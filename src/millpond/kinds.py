@@ -1,0 +1,71 @@
+"""The table of the kinds of recipe: everything that a kind consists of, one row per kind.
+
+A kind is added by writing its modules and a row here; nothing else asks which kind a recipe is. Rows name objects by path,
+and `load` imports them when they are needed, so the table itself imports nothing and a plan never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from millpond.config import Recipe
+    from millpond.config.violations import Rule
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Lazy(Generic[T]):
+    """An object named by its path, `package.module:name`, and imported by `load`."""
+
+    path: str
+
+    def load(self) -> T:
+        module, _, name = self.path.partition(":")
+        loaded: T = getattr(import_module(module), name)
+        return loaded
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One row of the table. Functions take the recipe (and plan) of their own kind."""
+
+    name: str
+    several_agents: bool  # an env may have more than one agent
+
+    # config
+    recipe: Lazy[type[Recipe]]
+    rules: Lazy[Sequence[Rule]]
+    debug_sizes: Lazy[Callable[[Mapping[str, Any], Collection[str]], dict[str, Any]]]
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            name="ppo",
+            several_agents=True,
+            recipe=Lazy("millpond.config.ppo:PPORecipe"),
+            rules=Lazy("millpond.config.ppo:RULES"),
+            debug_sizes=Lazy("millpond.config.debug:ppo_debug_sizes"),
+        ),
+        Kind(
+            name="mixture",
+            several_agents=False,
+            recipe=Lazy("millpond.config.mixture:MixtureRecipe"),
+            rules=Lazy("millpond.config.mixture:RULES"),
+            debug_sizes=Lazy("millpond.config.debug:mixture_debug_sizes"),
+        ),
+        Kind(
+            name="reward",
+            several_agents=False,
+            recipe=Lazy("millpond.config.reward:RewardRecipe"),
+            rules=Lazy("millpond.config.reward:RULES"),
+            debug_sizes=Lazy("millpond.config.debug:reward_debug_sizes"),
+        ),
+    )
+}
