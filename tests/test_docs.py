@@ -15,9 +15,20 @@ from typing import Any
 import pytest
 import typer
 
-from doc_session import COMMENT, FENCE, INSTALL, LANGUAGES, MARKS, ROOT, Block, Session, make_installation, read_page
 from millpond.cli.app import app
 from millpond.config.reference import page
+from tests.support.doc_session import (
+    COMMENT,
+    FENCE,
+    INSTALL,
+    LANGUAGES,
+    MARKS,
+    ROOT,
+    Block,
+    Session,
+    make_installation,
+    read_page,
+)
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = {path.name: read_page(path) for path in PAGES}

@@ -7,11 +7,11 @@ import tempfile
 from typing import Any
 
 import torch
+
+import millpond
 from benchmarks.hardware import processor
 from benchmarks.learning.page import RESULTS
 from benchmarks.learning.tasks import TASKS, records
-
-import millpond
 
 
 def train(name: str, seed: int) -> dict[str, Any]:

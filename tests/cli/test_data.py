@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from millpond.cli import main
-from support.episode_files import made, write_libero, write_minari, write_robosuite
+from tests.support.episode_files import made, write_libero, write_minari, write_robosuite
 
 
 @dataclass

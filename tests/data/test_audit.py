@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from millpond.data import AuditFinding, DataError, audit, open_episodes, refuse_unfit, unfit
-from support.episode_files import Made, made, write_libero, write_minari, write_npz, write_robomimic
+from tests.support.episode_files import Made, made, write_libero, write_minari, write_npz, write_robomimic
 
 Array = np.ndarray[Any, Any]
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from millpond.data import DataError, audit, open_episodes
 from millpond.errors import MillpondError
-from support.episode_files import made, write_lake, write_libero, write_minari, write_npz, write_robomimic
+from tests.support.episode_files import made, write_lake, write_libero, write_minari, write_npz, write_robomimic
 
 Write = Callable[[Path], None]
 

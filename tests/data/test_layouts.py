@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from millpond.data import DataError, open_episodes, refuse_unfit, unfit
 from millpond.data.lake import import_episodes
-from support.episode_files import (
+from tests.support.episode_files import (
     LIBERO_IMAGES,
     LIBERO_VECTORS,
     Made,

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.distributed.processes import run_ranks, run_torchrun, start_and_signal
-from tests.trainers.test_mixture import LIVE, SMALL, assert_same_run, finish, records, start, watch, water, weights
 
 from millpond.config import ConfigError, load
 from millpond.distributed import RankError, Ranks
@@ -24,6 +22,8 @@ from millpond.trainers.mixture import measures as mixture_measures
 from millpond.trainers.mixture import trainer as module
 from millpond.trainers.mixture.ranks import refresh_together
 from millpond.trainers.mixture.trainer import MixtureTrainer
+from tests.support.mixture_runs import LIVE, SMALL, assert_same_run, finish, records, start, watch, water, weights
+from tests.support.rank_processes import run_ranks, run_torchrun, start_and_signal
 
 # Name -> what differs from `SMALL`, whose two agents have a rank each.
 MIXTURES: dict[str, dict[str, Any]] = {

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.distributed.processes import run_ranks
 from torch import nn
 
 from millpond.distributed import (
@@ -26,6 +25,7 @@ from millpond.distributed import (
 )
 from millpond.errors import MillpondError
 from millpond.store import Checkpoints, Parts, RandomState, ResumeError
+from tests.support.rank_processes import run_ranks
 
 SILENCE = 5.0  # seconds
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.distributed.processes import run_ranks
 
 from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
@@ -17,6 +16,7 @@ from millpond.rollout import Draw, Rows
 from millpond.trainers.common.over_ranks import begin_with_weights
 from millpond.trainers.ppo.micro_batch import Coefficients
 from millpond.trainers.ppo.update import estimate_advantages, train_minibatch
+from tests.support.rank_processes import run_ranks
 
 ROWS, HORIZON, AGENTS, HIDDEN = 12, 6, 2, 8
 MINIBATCHES = ([0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11])  # half of each is rank 0's

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.distributed.processes import run_torchrun, start_and_signal
 from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner
 
 from millpond.cli.app import app
 from millpond.store import Checkpoints, ResumeError, read_status
 from millpond.trainers.common.session import resume_run
+from tests.support.rank_processes import run_torchrun, start_and_signal
 
 ITERATIONS = 24
 SETTINGS = {

@@ -9,10 +9,9 @@ from millpond.envs.check import Finding, check_env
 from millpond.envs.registry import make_env_batch
 from millpond.envs.sampling import play
 from millpond.envs.seeds import spawn_seeds
+from tests.support import custom_envs
 
-from . import own_envs
-
-OWN = own_envs.__name__
+OWN = custom_envs.__name__
 
 
 def wrong(findings: list[Finding]) -> dict[str, Finding]:

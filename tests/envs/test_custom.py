@@ -6,10 +6,9 @@ import pytest
 from millpond.envs.env_batch import Buffers
 from millpond.envs.errors import EnvError
 from millpond.envs.registry import describe, make_env_batch
+from tests.support import custom_envs
 
-from . import own_envs
-
-OWN = own_envs.__name__
+OWN = custom_envs.__name__
 
 
 def test_a_function_that_takes_num_envs_makes_a_whole_env_in_the_given_buffers():
@@ -39,17 +38,17 @@ def test_an_env_that_goes_agent_by_agent_is_refused_with_the_way_out(monkeypatch
         def agent_iter(self):
             return iter(())
 
-    monkeypatch.setattr(own_envs, "by_turns", ByTurns, raising=False)
+    monkeypatch.setattr(custom_envs, "by_turns", ByTurns, raising=False)
     with pytest.raises(EnvError, match="aec_to_parallel"):
         make_env_batch(f"{OWN}:by_turns", 1, {})
 
 
 def test_an_env_that_is_not_one_is_refused(monkeypatch):
-    monkeypatch.setattr(own_envs, "half", lambda num_envs, buffers: object(), raising=False)
+    monkeypatch.setattr(custom_envs, "half", lambda num_envs, buffers: object(), raising=False)
     with pytest.raises(EnvError, match="must make a Environment, but what it made has no 'spec'"):
         make_env_batch(f"{OWN}:half", 1, {})
-    stubborn = lambda num_envs, buffers: own_envs.Constant(num_envs, None, 3)  # noqa: E731
-    monkeypatch.setattr(own_envs, "stubborn", stubborn, raising=False)
+    stubborn = lambda num_envs, buffers: custom_envs.Constant(num_envs, None, 3)  # noqa: E731
+    monkeypatch.setattr(custom_envs, "stubborn", stubborn, raising=False)
     buffers = Buffers.allocate(describe(f"{OWN}:stubborn", {}), 1)
     with pytest.raises(EnvError, match="must write into the buffers it is given"):
         make_env_batch(f"{OWN}:stubborn", 1, {}, buffers)

@@ -83,7 +83,7 @@ def test_the_last_value_of_each_agent_counts_wherever_it_leaves():
 
 @pytest.mark.parametrize("backend", ["inline", "threads", "processes"])
 def test_a_win_in_every_episode_is_a_rate_of_one_in_every_backend(backend):
-    env_id = "envs.own_envs:Outcomes"
+    env_id = "tests.support.custom_envs:Outcomes"
     factory, workers = EnvBatchFactory(env_id, {}), 2 if backend == "processes" else 1
     episodes = []
     with make_vector(

@@ -9,10 +9,9 @@ from millpond.envs.registry import make_env_batch
 from millpond.envs.sampling import play
 from millpond.envs.seeds import spawn_seeds
 from millpond.envs.spaces import read_part
+from tests.support import custom_envs
 
-from . import own_envs
-
-OWN = own_envs.__name__
+OWN = custom_envs.__name__
 
 
 def test_cartpole_steps_as_gymnasium_steps_it_and_keeps_the_true_final_observation():
@@ -116,7 +115,7 @@ def test_images_become_channels_first_and_masks_come_from_a_method():
     assert (part.kind, part.shape, part.high) == ("pixels", (3, 10, 12), 255.0)
     env_batch.reset(np.array([1, 2], np.uint64))
     assert env_batch.buffers.action_mask[1, 0].tolist() == [False, False, True, False]
-    same = own_envs.Masked()
+    same = custom_envs.Masked()
     shown, _ = same.reset(seed=2)
     np.testing.assert_array_equal(env_batch.buffers.observation[1, 0], shown.transpose(2, 0, 1))
     env_batch.buffers.action[:] = 2  # the space begins at 10

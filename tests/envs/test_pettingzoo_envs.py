@@ -6,10 +6,9 @@ import pytest
 from millpond.envs.errors import EnvError
 from millpond.envs.registry import make_env_batch
 from millpond.envs.spec import ActionSpec
+from tests.support import custom_envs
 
-from . import own_envs
-
-OWN = own_envs.__name__
+OWN = custom_envs.__name__
 
 
 def test_agents_that_leave_are_masked_and_the_episode_goes_on_until_none_is_left():

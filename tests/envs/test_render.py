@@ -12,7 +12,7 @@ from millpond.envs.errors import EnvError
 from millpond.envs.registry import make_env_batch
 from millpond.envs.render import options_for_drawing, render_rgb
 
-OWN = "envs.own_envs"
+OWN = "tests.support.custom_envs"
 
 
 def drawn(env_id: str, options: dict[str, Any] | None = None) -> np.ndarray:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.learners.corridor import CORRIDOR, SMALL, make, make_group, network_for
 
 from millpond.config.env import EnvConfig
 from millpond.config.mixture import DQNConfig
@@ -19,6 +18,7 @@ from millpond.learners.dqn import loss_of
 from millpond.replay import Schema, Steps
 from millpond.replay.pond import Pond
 from millpond.trainers.common.evaluate import evaluate
+from tests.support.corridor import CORRIDOR, SMALL, make, make_group, network_for
 
 CPU = torch.device("cpu")
 

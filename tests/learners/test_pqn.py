@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.learners.corridor import CORRIDOR, SMALL, make, make_group, network_for
 
 from millpond.config.env import EnvConfig, VectorConfig
 from millpond.learners import AgentGroup, LearnerError
@@ -16,6 +15,7 @@ from millpond.replay.pond import Pond
 from millpond.store.tree import tree_from_bytes, tree_to_bytes
 from millpond.trainers.common.envs import build_vector
 from millpond.trainers.common.evaluate import evaluate
+from tests.support.corridor import CORRIDOR, SMALL, make, make_group, network_for
 
 CARTPOLE = EnvConfig(id="gymnasium:CartPole-v1", reward_scale=0.1)
 RECALL = EnvConfig(id="recall")
@@ -92,7 +92,7 @@ def test_a_lost_step_is_not_learned_from() -> None:
 
 
 def test_a_crashed_env_marks_its_step_as_lost() -> None:
-    env = EnvConfig(id="tests.vector.raising_env:make_env")
+    env = EnvConfig(id="tests.support.raising_env:make_env")
     restarting = VectorConfig(backend="inline", on_crash="restart")
     vector = build_vector(env, restarting, num_envs=8, groups=1, num_workers=1, stacked=True)
     vector.reset(0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.learners.corridor import make
 from torch import nn
 
 from millpond.config.env import EnvConfig
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.learners import Epsilon, LearnerError, build_q_network, epsilon_greedy
 from millpond.policies.pixels import ChannelNorm
+from tests.support.corridor import make
 
 FOUR = ActionSpec.discrete(4)
 SPECS = {

@@ -18,7 +18,7 @@ from millpond.config.reward import RewardConfig
 from millpond.data import DataError
 from millpond.planner import RewardPlan, plan
 from millpond.planner.show import show
-from support.episode_files import (
+from tests.support.episode_files import (
     Made,
     made,
     write_lake,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from parts_policy import Parts
 from torch import nn
 
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.policies import Policy, PolicyError, build_policy, check_policy, load_policy_factory
+from tests.support.parts_policy import Parts
 
 OBSERVATION = ObservationSpec.single((4,), "float32", "vector")
 ACTION = ActionSpec.discrete(2)
@@ -76,7 +76,7 @@ def test_a_policy_that_should_normalise_must_be_able_to() -> None:
 
 def test_a_custom_policy_is_called_with_the_parts_of_an_observation() -> None:
     spec = ObservationSpec.packed([("kind", "vector", (3,), "uint8"), ("speed", "vector", (1,), "float32")])
-    policy: Any = load_policy_factory("parts_policy:build_policy")(spec, ACTION)
+    policy: Any = load_policy_factory("tests.support.parts_policy:build_policy")(spec, ACTION)
     stored = torch.zeros(5, 6, *spec.shape, dtype=torch.uint8)
     state, action = policy.initial_state(5), torch.zeros(5, 6, dtype=torch.int32)
     policy.act(stored[:, 0], state)

@@ -9,7 +9,7 @@ import pytest
 
 from millpond.replay import Lake, LakeError
 from millpond.replay.verify import verify
-from replay.naive_lake import FRAME, NaiveLake, assert_transition
+from tests.support.naive_lake import FRAME, NaiveLake, assert_transition
 
 LIMIT = 600_000
 

@@ -10,7 +10,7 @@ import pytest
 from millpond.replay import Lake, LakeError
 from millpond.replay.compact import compact
 from millpond.replay.verify import verify
-from replay.naive_lake import MIXED, NaiveLake, assert_transition
+from tests.support.naive_lake import MIXED, NaiveLake, assert_transition
 
 
 def test_compact_while_others_read_and_write(tmp_path: Path) -> None:

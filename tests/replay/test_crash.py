@@ -9,49 +9,23 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from millpond.replay import Lake, LakeBusy
 from millpond.replay.verify import verify
-from replay.naive_lake import FRAME, NaiveLake, shown
+from tests.support.lake_crashes import (
+    LANES,
+    acknowledged_until_death,
+    append_number,
+    assert_holds,
+    die_at_call,
+    in_child,
+)
+from tests.support.naive_lake import FRAME, NaiveLake, shown
 
-LANES = 3
 SEGMENT_BYTES = 30_000
-
-
-def append_number(number: int, naive: NaiveLake | None = None) -> Any:
-    """The steps of append `number`: always the same, so that a reader knows what should be there."""
-    naive = naive or NaiveLake()
-    naive.numbers = number * 50
-    rng = np.random.default_rng(number)
-    return naive.generate("a", LANES, 1 + number % 7, rng, FRAME, fresh=False, ends=0.1)
-
-
-def in_child(work: Callable[[int], None]) -> tuple[int, int]:
-    """Run `work(pipe)` in a process of its own; returns its id and the reading end of the pipe."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        try:
-            work(writing)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    return child, reading
-
-
-def acknowledged_until_death(child: int, pipe: int) -> list[int]:
-    """What the child reported before it died."""
-    data = b""
-    while chunk := os.read(pipe, 1 << 16):
-        data += chunk
-    os.close(pipe)
-    os.waitpid(child, 0)
-    return [int(line) for line in data.split()]
 
 
 def append_forever(folder: Path, start: int) -> Callable[[int], None]:
@@ -68,27 +42,6 @@ def append_forever(folder: Path, start: int) -> Callable[[int], None]:
             os.write(pipe, f"{number}\n".encode())
 
     return work
-
-
-def assert_holds(folder: Path, commits: int) -> None:
-    """The stream holds exactly the first `commits` appends, byte for byte."""
-    if commits == 0:
-        return
-    naive = NaiveLake()
-    for number in range(commits):
-        append_number(number, naive)
-    with Lake(folder) as lake:
-        view = lake.view("a")
-        records, damaged = lake.assembler().records(np.zeros(1, np.int32), np.arange(view.rows)[None])
-        frames, more = lake.assembler().frames(np.zeros(1, np.int32), np.arange(view.rows)[None])
-        assert not damaged
-        assert not more
-        steps = records[0][records[0]["flags"] & 8 == 0]
-        expected = {step.number: step for lane in naive.lanes.values() for step in lane}
-        assert sorted(steps["id"].tolist()) == sorted(expected)
-        assert all(float(r["reward"]) == expected[int(r["id"])].reward for r in steps)
-        assert shown(frames["observation"][0][records[0]["flags"] & 8 == 0]) == steps["id"].tolist()
-        assert lake.transitions(2) == len(naive.transitions(stack=2, n_step=1, gamma=1.0, repeat=False))
 
 
 def kill_repeatedly(folder: Path, times: int, longest: float) -> None:
@@ -119,25 +72,6 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
 def test_kill_at_random_moments_300_times(tmp_path: Path) -> None:
     for part in range(30):
         kill_repeatedly(tmp_path / f"lake{part}", 10, 0.15)
-
-
-def die_at_call(count: int, *, half: bool) -> None:
-    """In this process, the `count`-th call that changes a file is the last; a write may be half done."""
-    left = [count]
-
-    def guard(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
-                if half and name == "pwrite":
-                    original(arguments[0], memoryview(arguments[1])[: len(arguments[1]) // 2], arguments[2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*arguments)
-
-        return call
-
-    for name in ("pwrite", "fdatasync", "fsync", "ftruncate", "replace", "unlink", "open"):
-        setattr(os, name, guard(getattr(os, name), name))
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from millpond.replay import Lake, LakeDamaged, LakeError
 from millpond.replay.compact import compact
 from millpond.replay.verify import verify
-from replay.naive_lake import MIXED, NaiveLake, assert_transition
+from tests.support.naive_lake import MIXED, NaiveLake, assert_transition
 
 # These two files hold a process id for people to read, nothing else.
 NO_DATA = {"lock", "maintenance"}

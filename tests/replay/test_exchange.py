@@ -13,7 +13,7 @@ from millpond.data.lake import import_episodes
 from millpond.replay import Episode, Field, Lake, LakeError, Schema, Steps
 from millpond.replay.exporting import export
 from millpond.replay.info import info
-from replay.naive_lake import FRAME, MIXED, VECTOR, NaiveLake
+from tests.support.naive_lake import FRAME, MIXED, VECTOR, NaiveLake
 
 SCHEMAS = {"frame": FRAME, "vector": VECTOR, "mixed": MIXED}
 

@@ -13,7 +13,7 @@ import pytest
 
 from millpond.replay import Lake, LakeFull, Writer
 from millpond.replay.verify import verify
-from replay.naive_lake import FRAME, NaiveLake
+from tests.support.naive_lake import FRAME, NaiveLake
 
 
 def fill_until_refused(writer: Writer, naive: NaiveLake, rng: np.random.Generator) -> tuple[int, str]:

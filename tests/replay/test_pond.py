@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from millpond.replay import Lake, LakeError, LakeFull, PondFull
 from millpond.replay.pond import Pond, row_bytes
 from millpond.replay.pour import fill, pour
-from replay.naive_lake import FRAME, MIXED, SCHEMAS, NaiveLake, assert_transition
-from replay.test_sampling import chi_square
+from tests.support.naive_lake import FRAME, MIXED, SCHEMAS, NaiveLake, assert_transition
+from tests.support.sampling import chi_square
 
 
 def in_ring(naive: NaiveLake, ring: int) -> NaiveLake:

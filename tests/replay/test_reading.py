@@ -11,7 +11,7 @@ import pytest
 from millpond.replay import Lake
 from millpond.replay.reading import SpanReader
 from millpond.replay.spans import Spans
-from replay.naive_lake import FRAME, NaiveLake
+from tests.support.naive_lake import FRAME, NaiveLake
 
 
 def spans(*rows: tuple[int, int, int, int]) -> Spans:

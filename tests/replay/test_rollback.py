@@ -14,8 +14,15 @@ import pytest
 
 from millpond.replay import Lake
 from millpond.replay.verify import verify
-from replay.naive_lake import FRAME
-from replay.test_crash import LANES, acknowledged_until_death, append_number, assert_holds, die_at_call, in_child
+from tests.support.lake_crashes import (
+    LANES,
+    acknowledged_until_death,
+    append_number,
+    assert_holds,
+    die_at_call,
+    in_child,
+)
+from tests.support.naive_lake import FRAME
 
 
 def grow(folder: Path, commits: int) -> None:

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.replay import Lake, LakeError
-from replay.naive_lake import FRAME, SCHEMAS, VECTOR, NaiveLake, assert_transition
+from tests.support.naive_lake import FRAME, SCHEMAS, VECTOR, NaiveLake, assert_transition
+from tests.support.sampling import chi_square
 
 
 @settings(max_examples=40)
@@ -65,13 +66,6 @@ def test_samples_are_those_of_the_naive_lake(
         assert set(ids) == set(valid)
         for i in range(0, n, 1 + n // 120):
             assert_transition(batch, i, valid[ids[i]], schema, stacked=stack is not None)
-
-
-def chi_square(counts: np.ndarray) -> float:
-    """How many standard deviations the chi-square statistic of equal chances lies from its mean."""
-    expected = counts.sum() / len(counts)
-    degrees = len(counts) - 1
-    return float((((counts - expected) ** 2 / expected).sum() - degrees) / np.sqrt(2 * degrees))
 
 
 @pytest.fixture

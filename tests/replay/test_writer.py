@@ -15,7 +15,7 @@ import pytest
 from millpond.data import open_episodes
 from millpond.replay import Field, Lake, LakeDamaged, LakeError, Schema, Steps
 from millpond.replay.verify import verify
-from replay.naive_lake import FRAME, NaiveLake
+from tests.support.naive_lake import FRAME, NaiveLake
 
 VECTOR = Schema((Field("observation", (2,), "float32"),), Field("action", (), "int32"))
 

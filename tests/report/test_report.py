@@ -30,8 +30,8 @@ from millpond.trainers.common.play import evaluate_run
 from millpond.trainers.common.session import start_run
 from millpond.trainers.mixture.trainer import MixtureTrainer
 from millpond.trainers.reward.trainer import RewardTrainer
-from report.pages import Page
-from trainers.test_ppo import records, run_to_the_end
+from tests.support.html_page import Page
+from tests.support.ppo_runs import records, run_to_the_end
 
 
 @pytest.fixture(scope="module")
@@ -220,9 +220,9 @@ ALONE = {"env.num_agents": 1, "env.stagger": False, "env.max_steps": None, "trai
     ],
 )
 def test_an_env_that_cannot_draw_has_a_report_that_says_why(tmp_path: Path, env_batch: str, reason: str) -> None:
-    trainer = run_to_the_end(tmp_path, "blind", **{**ALONE, "env.id": f"envs.own_envs:{env_batch}"})
+    trainer = run_to_the_end(tmp_path, "blind", **{**ALONE, "env.id": f"tests.support.custom_envs:{env_batch}"})
     found = Page(trainer.run.report_path.read_text())
-    words = f"env 'envs.own_envs:{env_batch}' cannot be drawn: {reason}"
+    words = f"env 'tests.support.custom_envs:{env_batch}' cannot be drawn: {reason}"
     assert f"No picture: {words}" in found.text
     assert found.count("img") == 0
     assert "Curves" in found.headings
@@ -236,7 +236,7 @@ def test_an_env_that_cannot_draw_has_a_report_that_says_why(tmp_path: Path, env_
 
 def test_the_picture_shows_an_episode_from_its_first_state_to_its_last_action(tmp_path: Path) -> None:
     """The env is made anew in the mode rgb_array, also where the run's had none; bar k is k steps long."""
-    trainer = run_to_the_end(tmp_path, "bar", **{**ALONE, "env.id": "envs.own_envs:make_bar"})
+    trainer = run_to_the_end(tmp_path, "bar", **{**ALONE, "env.id": "tests.support.custom_envs:make_bar"})
     assert Page(trainer.run.report_path.read_text()).count("img") == 1
     assert any("--render bar.gif" in line for line in trainer.summary())
     path = tmp_path / "bar.gif"

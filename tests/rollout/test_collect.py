@@ -3,55 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.vector.vector_envs import AGENT, ENV_STEPS, IDENTITY, CountingEnvs, counting_spec
 
-from millpond.config import load
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 from millpond.errors import MillpondError
-from millpond.planner import PPOPlan, plan_loaded
-from millpond.planner.memory import STATES, row_fields, state_shape
-from millpond.policies import Policy, build_policy
-from millpond.rollout import Collector, Rows
+from millpond.planner.memory import row_fields, state_shape
+from millpond.rollout import Rows
 from millpond.rollout.rows import resets
 from millpond.trainers.common.envs import EnvBatchFactory
-from millpond.vector import Vector, make_vector
-
-HIDDEN = 16  # in whole panels: weights are packed for a collection
-
-
-def planned(**settings: Any) -> PPOPlan:
-    dotted = {"trainer.num_workers": 1, "policy.hidden_size": HIDDEN, "env.grid.width": 60, "env.grid.height": 60}
-    plan = plan_loaded(load("metta", {**dotted, **settings})).plan
-    assert isinstance(plan, PPOPlan)
-    return plan
-
-
-def open_collector(plan: PPOPlan, vector: Vector, core: str = "lstm") -> tuple[Collector, Policy]:
-    torch.manual_seed(0)
-    policy = build_policy(vector.spec.observation, vector.spec.action, core=core, hidden_size=HIDDEN)
-    rows = Rows(
-        row_fields(vector.spec, state_shape(core, HIDDEN)),
-        plan.buffer_rows,
-        plan.bptt_horizon,
-        plan.num_agents,
-        plan.num_agents if plan.batch_unit == "env_steps" else 1,
-        "cpu",
-    )
-    states = STATES[core]
-    collector = Collector(
-        vector,
-        rows,
-        rows_wanted=plan.segments,
-        state_shape=(states, HIDDEN if states else 0),
-        device="cpu",
-        generator=torch.Generator().manual_seed(1),
-    )
-    return collector, policy
+from millpond.vector import make_vector
+from tests.support.collecting import HIDDEN, open_collector, planned
+from tests.support.vector_envs import AGENT, ENV_STEPS, IDENTITY, CountingEnvs, counting_spec
 
 
 def counting(agents: int) -> EnvSpec:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.rollout.test_collect import open_collector, planned
 
 from millpond.rollout import Collector
 from millpond.rollout.rows import resets
 from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import make_vector
+from tests.support.collecting import open_collector, planned
 
 HORIZON, ENVS = 16, 8
 OF_WORKER_1 = [2, 3, 6, 7]

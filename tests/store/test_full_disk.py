@@ -5,14 +5,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import tiny_training
 
 from millpond.store import Checkpoints
-
-SCRIPT = Path(__file__).with_name("full_disk.py")
+from tests.support import tiny_training
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +31,7 @@ def can_mount():
 def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path, expected, kind):
     if kind == "tmpfs" and not can_mount():
         pytest.skip("mounting a tmpfs needs root; the limit on file sizes is tested instead")
-    command = [sys.executable, str(SCRIPT), kind, str(tmp_path)]
+    command = [sys.executable, "-m", "tests.support.full_disk", kind, str(tmp_path)]
     if kind == "tmpfs":
         command = ["unshare", "--mount", *command]  # the mount ends with the process
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

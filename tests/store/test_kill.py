@@ -4,13 +4,13 @@ import random
 import signal
 
 import pytest
-import tiny_training
 import torch
-from training_process import Training
 
 from millpond.record import COUNTERS, read_records
 from millpond.store import Checkpoints, read_status
 from millpond.store.checkpoint import read_checkpoint
+from tests.support import tiny_training
+from tests.support.training_process import Training
 
 
 def without_times(record):

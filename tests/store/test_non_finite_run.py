@@ -1,11 +1,11 @@
 """A value that is not finite, in the real training run."""
 
 import pytest
-import tiny_training
 from safetensors.torch import load_file
 
 from millpond.loop import NonFiniteError
 from millpond.store import Checkpoints, read_status
+from tests.support import tiny_training
 
 
 def test_the_batch_is_in_the_run_folder_and_the_checkpoint_is_from_before(tmp_path):

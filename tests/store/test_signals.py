@@ -5,14 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-
-import tiny_training
-from training_process import Training
 
 from millpond.store import Checkpoints, read_status
-
-SCRIPT = Path(__file__).with_name("tiny_training.py")
+from tests.support import tiny_training
+from tests.support.training_process import Training
 
 
 def weights(run_folder):
@@ -32,7 +28,7 @@ def assert_stopped(folder, name, lines):
 
 def test_interrupt_finishes_the_step_saves_and_says_the_way_on(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SLEEP": "0.1", "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, str(SCRIPT), str(tmp_path)]
+    command = [sys.executable, "-m", "tests.support.tiny_training", str(tmp_path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         for line in process.stdout:

@@ -10,7 +10,7 @@ import pytest
 from millpond.store import Checkpoints, Run, list_runs, show_runs
 from millpond.store.checkpoint import read_manifest
 from millpond.trainers.common.play import evaluate_run
-from trainers.test_ppo import records, run_to_the_end
+from tests.support.ppo_runs import records, run_to_the_end
 
 RETURN = "eval/episode_return"
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import millpond
-from envs import own_envs
 from millpond.config import ConfigError, load
 from millpond.envs.errors import EnvError
 from millpond.policies import build_policy
@@ -24,9 +23,10 @@ from millpond.trainers.common.build import check_policy_on
 from millpond.trainers.common.envs import evaluation_vector
 from millpond.trainers.common.evaluate import EndlessEpisodeError, evaluate
 from millpond.trainers.common.play import evaluate_run
+from tests.support import custom_envs
 
 DOCS = Path(__file__).parents[2] / "docs"
-OWN = own_envs.__name__
+OWN = custom_envs.__name__
 TINY = {
     "trainer.num_envs": 4,
     "trainer.num_workers": 1,
@@ -81,7 +81,7 @@ def test_a_parallel_env_of_pettingzoo_is_asked_for_its_agents(tmp_path: Path) ->
     assert len(evaluate_run(str(run), episodes=2)[0].returns[0]) == 3
 
 
-@pytest.mark.parametrize("shown", list(own_envs.SHOWN))
+@pytest.mark.parametrize("shown", list(custom_envs.SHOWN))
 def test_every_space_trains_and_acts_on_a_batch_of_one(tmp_path: Path, shown: str) -> None:
     run = train(tmp_path, f"{OWN}:make_strange", {"env.options": {"shown": shown}, "policy.core": "gru"})
     policy = millpond.load(run)
@@ -97,7 +97,7 @@ def test_an_env_that_a_policy_cannot_learn_from_is_found_by_the_check() -> None:
 
 
 def test_an_env_that_raises_is_reported_in_one_line_with_its_place(tmp_path: Path) -> None:
-    says = r"cannot be made: RuntimeError: there is no display \(own_envs.py:\d+, in reset\)$"
+    says = r"cannot be made: RuntimeError: there is no display \(custom_envs.py:\d+, in reset\)$"
     with pytest.raises(EnvError, match=says):
         train(tmp_path, f"{OWN}:Unresettable")
     assert list(tmp_path.iterdir()) == []
@@ -118,9 +118,8 @@ def test_the_pages_own_policy_without_memory_trains_whatever_the_core(
 def test_a_custom_policy_sees_the_parts_in_training_evaluation_and_when_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "policies"))
-    count = len(importlib.import_module("parts_policy").MADE)
-    target = {"policy.target": "parts_policy:build_policy", "env.options": {"shown": "seven bytes"}}
+    count = len(importlib.import_module("tests.support.parts_policy").MADE)
+    target = {"policy.target": "tests.support.parts_policy:build_policy", "env.options": {"shown": "seven bytes"}}
     run = train(tmp_path, f"{OWN}:make_strange", target)
     policy = millpond.load(run)
     speed, kind = np.full((2, 1), 0.5, np.float32), np.eye(3, dtype=np.uint8)[:2]
@@ -129,7 +128,7 @@ def test_a_custom_policy_sees_the_parts_in_training_evaluation_and_when_loaded(
     stored[:, :3], stored[:, 4:] = kind, speed.view(np.uint8)
     assert torch.equal(by_part, policy.act(stored)[0])
     evaluate_run(str(run), episodes=2)
-    made = sys.modules["parts_policy"].MADE[count:]
+    made = sys.modules["tests.support.parts_policy"].MADE[count:]
     used = [
         parts for parts in made if parts.shown
     ]  # the report makes one, too, before it finds that nothing can be drawn

@@ -12,34 +12,7 @@ import pytest
 import torch
 
 from millpond.config import load
-from millpond.trainers.common.session import start_run
-from millpond.trainers.ppo.trainer import PPOTrainer
-
-RECIPES = Path(__file__).parents[2] / "benchmarks" / "learning"
-SHORT_RECALL = {
-    "env.recall.min_delay": 3,
-    "env.recall.max_delay": 7,
-    "trainer.num_envs": 128,
-    "trainer.bptt_horizon": 16,
-    "trainer.batch_size": 2_048,
-    "trainer.minibatch_size": 512,
-    "trainer.update_epochs": 4,
-    "trainer.total_timesteps": 51_200,
-    "policy.hidden_size": 32,
-    "ppo.learning_rate": 5e-3,
-    "eval.episodes": 500,
-    "eval.interval": None,
-}
-
-
-def trained(recipe: str, root: Path, **changes: Any) -> PPOTrainer:
-    loaded = load(RECIPES / f"{recipe}.yaml", {"run_dir": str(root), "log.tensorboard": False, **changes})
-    trainer = PPOTrainer(loaded, start_run(loaded, "pond"))
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
-    return trainer
+from tests.support.ppo_runs import RECIPES, SHORT_RECALL, trained
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])

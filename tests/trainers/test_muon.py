@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainers.test_ppo import run_to_the_end
 
 from millpond.trainers.common.muon import Muon, orthogonal
+from tests.support.ppo_runs import run_to_the_end
 
 
 def orthogonal_reference(matrix: np.ndarray[Any, Any], rounds: int = 5) -> np.ndarray[Any, Any]:

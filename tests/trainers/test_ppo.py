@@ -22,54 +22,9 @@ from millpond.store import Checkpoints
 from millpond.trainers.common.play import LoadedPolicy
 from millpond.trainers.common.session import resume_run, start_run
 from millpond.trainers.ppo.trainer import PPOTrainer
-
-SMALL = {
-    "trainer.num_workers": 1,
-    "trainer.num_envs": 6,
-    "trainer.async_factor": 2,
-    "trainer.bptt_horizon": 8,
-    "trainer.batch_size": 8 * 16,
-    "trainer.minibatch_size": 8 * 8,
-    "trainer.update_epochs": 2,
-    "trainer.total_iterations": 4,
-    "policy.hidden_size": 16,
-    "env.max_steps": 20,
-    "env.grid.width": 12,
-    "env.grid.height": 12,
-    "env.grid.walls": 6,
-    "env.grid.mines": 6,
-    "env.grid.generators": 4,
-    "env.grid.altars": 4,
-    "eval.episodes": 2,
-    "eval.interval": 2,
-    "checkpoint.interval": 1,
-    "log.tensorboard": False,
-}
-
+from tests.support.ppo_runs import SMALL, records, run_to_the_end
 
 CARTPOLE = {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1, "env.stagger": False}
-
-
-def run_to_the_end(root: Path, name: str, **changes: Any) -> PPOTrainer:
-    settings = {**SMALL, "run_dir": str(root), **changes}
-    if "env.id" in changes:
-        settings = {key: value for key, value in settings.items() if not key.startswith("env.grid.")}
-    loaded = load("grid", settings)
-    trainer = PPOTrainer(loaded, start_run(loaded, name))
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
-    return trainer
-
-
-def records(folder: Path) -> list[dict[str, float]]:
-    """The metrics, times excepted."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    timed = ("seconds", "agent_steps_per_second")
-    return [
-        {k: v for k, v in json.loads(line).items() if k not in timed and not k.startswith("time/")} for line in lines
-    ]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainers.test_learning import SHORT_RECALL, trained
-from tests.trainers.test_ppo import SMALL
 
 from millpond.config import load
 from millpond.rollout.rows import resets
@@ -19,6 +17,7 @@ from millpond.trainers.common.session import start_run
 from millpond.trainers.ppo.micro_batch import Estimate
 from millpond.trainers.ppo.trainer import PPOTrainer
 from millpond.trainers.ppo.update import train_minibatch
+from tests.support.ppo_runs import SHORT_RECALL, SMALL, trained
 
 
 @dataclass

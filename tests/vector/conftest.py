@@ -1,4 +1,4 @@
-"""Puts the environments of these tests where worker processes can import them, and watches that no test leaves a process."""
+"""Fixtures of these tests: another system, and a check that no test leaves a process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(params=["linux", "any system"])

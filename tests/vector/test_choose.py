@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from vector_envs import CountingEnvs, counting, counting_spec
 
 from millpond.envs.env_batch import Buffers
 from millpond.vector import Choice, VectorError, WorkerError, choose, make_vector
+from tests.support.vector_envs import CountingEnvs, counting, counting_spec
 
 
 def chosen(*, backend: str = "auto", workers: int = 16, threads: int | None = None, **changes: Any) -> Choice:

@@ -9,10 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playing import play
-from vector_envs import ENV_STEPS, IDENTITY, SEED, FaultyEnvs, counting_spec, faulty, unbuildable, unwatched
 
 from millpond.vector import Vector, VectorError, WorkerError, env_seed, make_vector
+from tests.support.playing import play
+from tests.support.vector_envs import (
+    ENV_STEPS,
+    IDENTITY,
+    SEED,
+    FaultyEnvs,
+    counting_spec,
+    faulty,
+    unbuildable,
+    unwatched,
+)
 
 PROCESSES: dict[str, Any] = {"backend": "processes", "num_workers": 2}
 # With 8 envs in 2 groups and 2 workers, worker 1 has the envs 2, 3 (group A) and 6, 7 (group B).
@@ -121,7 +130,7 @@ def test_a_thread_that_hangs_is_told(on_crash: str, monkeypatch: pytest.MonkeyPa
     """It cannot be ended, so it cannot be restarted either."""
     import threading
 
-    import vector_envs
+    from tests.support import vector_envs
 
     wake = threading.Event()
     monkeypatch.setattr(vector_envs, "sleep_for_a_long_time", lambda: wake.wait(60))

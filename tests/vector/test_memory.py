@@ -6,13 +6,13 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from vector_envs import counting_spec
 
 from millpond.envs.env_batch import Buffers
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.vector import VectorError
 from millpond.vector.layout import Layout
 from millpond.vector.memory import ALIGNMENT, Arena
+from tests.support.vector_envs import counting_spec
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="worker processes as Linux has them; test_spawned.py is for other systems"

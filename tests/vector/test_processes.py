@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playing import act, play
-from vector_envs import TORCH, counting, counting_spec, modules, telling
 
 from millpond.vector import Vector, VectorError, make_vector
+from tests.support.playing import act, play
+from tests.support.vector_envs import TORCH, counting, counting_spec, modules, telling
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="worker processes as Linux has them; test_spawned.py is for other systems"
 )
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 
 
 def make(num_workers: int = 2) -> Vector:
@@ -144,9 +144,9 @@ def test_a_forked_copy_of_the_trainer_leaves_the_workers_alone() -> None:
 
 TRAINER = """
     import sys, time
-    sys.path.insert(0, {here!r})
+    sys.path.insert(0, {root!r})
     import numpy as np
-    from vector_envs import counting_spec, faulty, FaultyEnvs
+    from tests.support.vector_envs import counting_spec, faulty, FaultyEnvs
     from millpond.vector import make_vector
 
     vector = make_vector(counting_spec(), faulty, num_envs=12, backend="processes", num_workers=3)
@@ -163,7 +163,7 @@ TRAINER = """
 
 
 def run_trainer(then: str, hang: bool = False) -> tuple[subprocess.Popen[str], list[int]]:
-    code = textwrap.dedent(TRAINER).format(here=str(HERE), then=then, hang=hang)
+    code = textwrap.dedent(TRAINER).format(root=str(ROOT), then=then, hang=hang)
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None
     pids = [int(pid) for pid in trainer.stdout.readline().split()]
@@ -213,7 +213,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_trainer_alone() -> None:
     """A terminal signals the whole process group; workers must not die of it before the trainer has closed them."""
     first = "import signal; signals = []; signal.signal(signal.SIGINT, lambda *_: signals.append(1))\n"
     code = first + textwrap.dedent(TRAINER).format(
-        here=str(HERE), hang=False, then="while not signals:\n    time.sleep(0.01)"
+        root=str(ROOT), hang=False, then="while not signals:\n    time.sleep(0.01)"
     )
     code += textwrap.dedent("""
         for _ in range(6):
@@ -242,8 +242,8 @@ def test_an_env_that_cannot_be_pickled() -> None:
 
 def test_an_env_of_the_script_itself() -> None:
     code = f"""if True:
-        import sys; sys.path.insert(0, {str(HERE)!r})
-        from vector_envs import *
+        import sys; sys.path.insert(0, {str(ROOT)!r})
+        from tests.support.vector_envs import *
         from millpond.vector import make_vector, VectorError
         def mine(*sizes): return counting(*sizes)
         try: make_vector(counting_spec(), mine, num_envs=4, backend="processes")
@@ -273,8 +273,8 @@ def test_the_nursery_ends_with_the_trainer_even_while_it_imports(tmp_path: Path)
         "def make(*sizes): raise AssertionError\n"
     )
     code = f"""if True:
-        import sys; sys.path[:0] = [{str(HERE)!r}, {str(tmp_path)!r}]
-        from vector_envs import counting_spec
+        import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]
+        from tests.support.vector_envs import counting_spec
         from slow_env import make
         from millpond.vector import make_vector
         make_vector(counting_spec(), make, num_envs=4, backend="processes")
@@ -320,7 +320,7 @@ def test_options_of_an_env_travel_by_partial() -> None:
 
 
 def counting_named(num_envs, buffers, first_env, spec):
-    from vector_envs import CountingEnvs
+    from tests.support.vector_envs import CountingEnvs
 
     assert spec.id == "renamed"
     return CountingEnvs(num_envs, buffers, first_env, spec)

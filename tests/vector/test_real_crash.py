@@ -20,7 +20,7 @@ def step_often(vector: Vector) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"reward_scale": 2.0}])
 def test_the_env_that_raised_is_named(options: dict[str, Any]) -> None:
-    env_id = "tests.vector.raising_env:make_env"
+    env_id = "tests.support.raising_env:make_env"
     vector = make_vector(
         describe(env_id, options),
         EnvBatchFactory(env_id, options),

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playing import play
-from vector_envs import counting, counting_spec
 
 from millpond.vector import VectorError, make_vector
 from millpond.vector.layout import Layout
 from millpond.vector.memory import Arena
+from tests.support.playing import play
+from tests.support.vector_envs import counting, counting_spec
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 LINUX_ONLY = ("memfd_create", "eventfd", "pidfd_open")
 
 
@@ -89,9 +89,9 @@ def test_workers_end_and_remove_the_files_when_the_trainer_is_killed(hang: bool,
         import os, sys, time
         for name in {LINUX_ONLY!r}:
             delattr(os, name)
-        sys.path.insert(0, {str(HERE)!r})
+        sys.path.insert(0, {str(ROOT)!r})
         import numpy as np
-        from vector_envs import counting_spec, faulty, FaultyEnvs
+        from tests.support.vector_envs import counting_spec, faulty, FaultyEnvs
         from millpond.vector import make_vector
 
         vector = make_vector(counting_spec(), faulty, num_envs=4, groups=1, backend="processes", num_workers=2)

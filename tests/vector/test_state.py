@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playing import Diary, act, play
-from vector_envs import counting, counting_spec, cut_off
 
 from millpond.vector import Vector, VectorError, make_vector
+from tests.support.playing import Diary, act, play
+from tests.support.vector_envs import counting, counting_spec, cut_off
 
 BACKENDS: list[dict[str, Any]] = [
     {"backend": "inline"},

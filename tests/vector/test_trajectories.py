@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playing import Diary, play
-from vector_envs import EPISODE, SEED, counting, counting_spec, whole
 
 from millpond.vector import VectorError, env_seed, env_seeds, make_vector
+from tests.support.playing import Diary, play
+from tests.support.vector_envs import EPISODE, SEED, counting, counting_spec, whole
 
 NUM_ENVS = 12
 MAKERS = [

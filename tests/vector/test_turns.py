@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from playing import act, play
-from vector_envs import AGENT, ENV_STEPS, IDENTITY, LAST_ACTION, counting, counting_spec, sleeping
 
 from millpond.vector import Batch, Turns, Vector, VectorError, make_vector
+from tests.support.playing import act, play
+from tests.support.vector_envs import AGENT, ENV_STEPS, IDENTITY, LAST_ACTION, counting, counting_spec, sleeping
 
 
 def check_identity(batch: Batch, env_steps: np.ndarray) -> None:

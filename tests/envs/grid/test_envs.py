@@ -13,8 +13,7 @@ from millpond.envs.grid.players import Player
 from millpond.envs.grid.spec import ALTAR, ALTAR_COOLING, GENERATOR, MINE, WALL, GridOptions
 from millpond.envs.sampling import play, play_on
 from millpond.envs.seeds import spawn_seeds
-
-from .reference import ReferenceEnv
+from tests.support.grid_reference import ReferenceEnv
 
 SMALL = {"width": 8, "height": 7, "walls": 6, "mines": 2, "generators": 2, "altars": 2, "max_steps": 40}
 

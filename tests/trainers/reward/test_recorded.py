@@ -18,7 +18,7 @@ from millpond.trainers.common.kinds import require_trainer
 from millpond.trainers.common.session import start_run
 from millpond.trainers.reward.score import score_run
 from millpond.trainers.reward.trainer import RewardTrainer
-from support.episode_files import Made, made, write_libero, write_npz, write_robosuite
+from tests.support.episode_files import Made, made, write_libero, write_npz, write_robosuite
 
 TINY = {
     "reward.epochs": 1,

@@ -1,7 +1,7 @@
 """Train on a disk that fills up, then make room and resume. Prints what was seen as JSON.
 
-python full_disk.py tmpfs FOLDER     on a small tmpfs, in a mount namespace of its own (needs root)
-python full_disk.py limit FOLDER     with a limit on the size of files
+python -m tests.support.full_disk tmpfs FOLDER     on a small tmpfs, in a mount namespace of its own (needs root)
+python -m tests.support.full_disk limit FOLDER     with a limit on the size of files
 """
 
 import json
@@ -10,9 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import tiny_training
-
 from millpond.store import Checkpoints, DiskFullError, read_status
+from tests.support import tiny_training
 
 
 def seen(folder):

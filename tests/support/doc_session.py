@@ -25,7 +25,7 @@ from pathlib import Path
 
 import millpond
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LANGUAGES = ("console", "python", "sh", "text", "yaml")
 MARKS = ("slow", "adds", "numbers vary", "not run", "fragment")
 CLONE = ("README.md", "benchmarks", "docs", "tests")  # what pages name of a clone: linked into the reader's folder

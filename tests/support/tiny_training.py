@@ -1,6 +1,6 @@
 """A small but real training run on the loop, the recorder and the store, to be killed at any moment.
 
-    python tiny_training.py ROOT [--resume]
+    python -m tests.support.tiny_training ROOT [--resume]
 
 A regression network with dropout learns from batches of random rows and random size. Python's, NumPy's and torch's
 generators all matter to the result. The environment may name a moment at which the process kills itself:

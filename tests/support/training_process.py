@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-import tiny_training
+from tests.support import tiny_training
 
 # A server with torch loaded forks each process, so that a test need not wait for the import each time.
 context = multiprocessing.get_context("forkserver")

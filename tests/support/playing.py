@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from vector_envs import ENV_STEPS
 
 from millpond.vector import Batch, Turns, Vector
+from tests.support.vector_envs import ENV_STEPS
 
 SHOWN = ("observation", "reward", "terminated", "truncated", "alive", "action_mask", "restarted")
 

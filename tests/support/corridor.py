@@ -44,7 +44,7 @@ def make_env(limit: int = 30) -> Corridor:
     return Corridor(limit)
 
 
-CORRIDOR = EnvConfig(id="tests.learners.corridor:make_env")
+CORRIDOR = EnvConfig(id="tests.support.corridor:make_env")
 SMALL = PQNConfig(
     num_envs=8, num_steps=16, num_minibatches=4, update_epochs=2, gamma=0.9, learning_rate=2e-3, epsilon_end=0.1
 )

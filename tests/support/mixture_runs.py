@@ -1,0 +1,114 @@
+"""Small mixtures: their settings, training to the end, and comparing two runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from millpond.config import load
+from millpond.loop import Address
+from millpond.replay import Lake
+from millpond.replay.verify import verify
+from millpond.store import Checkpoints
+from millpond.trainers.common.session import start_run
+from millpond.trainers.mixture.trainer import MixtureTrainer
+
+# 2 agents x 4 envs x 8 steps: 64 frames a collection of all; 8 collections in rounds of 3, 3 and 2.
+SMALL: dict[str, Any] = {
+    "mixture.agents": 2,
+    "mixture.total_frames": 8 * 64,
+    "mixture.collections_per_round": 3,
+    "mixture.big_updates": 5,
+    "mixture.pond_transitions": 128,
+    "mixture.big_pond_transitions": 100,
+    "pqn.num_envs": 4,
+    "pqn.num_steps": 8,
+    "pqn.num_minibatches": 2,
+    "pqn.update_epochs": 2,
+    "lake.acknowledge_every": 20,
+    "dqn.batch_size": 8,
+    "policy.hidden_size": 16,
+    "env.max_steps": 30,
+    "eval.episodes": 2,
+    "log.tensorboard": False,
+}
+
+
+LIVE = {
+    "mixture.mode": "live",
+    "mixture.own_fraction": 0.2,
+    "mixture.big_pond_transitions": 200,
+    "mixture.total_frames": 8 * 80,
+}
+
+
+def start(root: Path, name: str, changes: dict[str, Any]) -> MixtureTrainer:
+    loaded = load("mixture", {**SMALL, "run_dir": str(root), **changes})
+    return MixtureTrainer(loaded, start_run(loaded, name))
+
+
+def finish(trainer: MixtureTrainer) -> MixtureTrainer:
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return trainer
+
+
+def records(folder: Path) -> list[dict[str, float]]:
+    """The metrics, without times and bytes on disk."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    apart = ("seconds", "lake/bytes")
+    return [
+        {k: v for k, v in json.loads(line).items() if k not in apart and not k.startswith("time/")} for line in lines
+    ]
+
+
+def weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    found = Checkpoints(folder / "checkpoints").find().checkpoint
+    assert found is not None
+    return {part: dict(tensors) for part, tensors in found.weights.items()}
+
+
+def water(folder: Path) -> dict[str, list[bytes]]:
+    """Everything in the lake but the time at which it was written, in the order in which it is drawn."""
+    found = {}
+    with Lake(folder / "lake") as lake:
+        for number, name in enumerate(lake.streams):
+            rows = np.arange(lake.view(name).rows)[None]
+            stream = np.full(1, number, np.int32)
+            every, damaged = lake.assembler().records(stream, rows)
+            frames, more = lake.assembler().frames(stream, rows)
+            assert not damaged
+            assert not more
+            names = [n for n in every.dtype.names or () if n not in ("checksum", "time", "frame_end")]
+            found[name] = [every[n].tobytes() for n in names] + [frame.tobytes() for frame in frames.values()]
+    return found
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    for part, tensors in first.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, second[part][name]), (part, name)
+    assert records(one) == records(other)
+    if (one / "lake").exists():
+        assert water(one) == water(other)
+        assert verify(other / "lake").good
+
+
+def watch(trainer: MixtureTrainer, see: Callable[[Address], None]) -> None:
+    """Call `see` in every portion, when everything of it is done but the reset."""
+    evaluate = trainer._evaluate
+
+    def seen(at: Address) -> None:
+        evaluate(at)
+        see(at)
+
+    trainer._evaluate = seen  # type: ignore[method-assign]
