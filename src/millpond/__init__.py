@@ -54,7 +54,7 @@ def plan(
     """
     from millpond.planner import Host
     from millpond.planner import plan as make_plan
-    from millpond.planner.measured import read_measured
+    from millpond.planner.estimate import read_measured
 
     changes, measured = _together(overrides, settings), read_measured()
     return make_plan(recipe, changes, preset=preset, agents_source=agents_from, host=Host.here(), measured=measured)

@@ -16,7 +16,7 @@ from millpond.bench.timing import Effort
 from millpond.config import load
 from millpond.config.debug import debug_settings
 from millpond.planner import MixturePlan, plan
-from millpond.planner.measured import read_measured
+from millpond.planner.estimate import read_measured
 
 LAKE = ["lake append", "lake sample"]
 STAGES = {

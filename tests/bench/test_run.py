@@ -13,7 +13,7 @@ from millpond.bench.show import draw_bench, show_bench, waterfall
 from millpond.config import load
 from millpond.config.debug import debug_settings
 from millpond.planner import plan
-from millpond.planner.measured import read_measured
+from millpond.planner.estimate import read_measured
 
 STAGES = ["world", "vector", "inference", "storing", "advantage", "training", "loop", "lake append", "lake sample"]
 

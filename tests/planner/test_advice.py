@@ -8,7 +8,7 @@ import pytest
 
 from millpond.config import load
 from millpond.planner import Host, MixturePlan, PPOPlan, plan
-from millpond.planner.measured import Measured, settings_of, this_machine
+from millpond.planner.estimate import Measured, settings_of, this_machine
 
 BIG = Host(cores=64, memory=10**12)
 

@@ -11,8 +11,15 @@ import pytest
 from millpond.config import load
 from millpond.errors import MillpondError
 from millpond.planner import plan
-from millpond.planner.estimate import duration
-from millpond.planner.measured import Measured, kept_path, read_measured, settings_of, this_machine, with_measured
+from millpond.planner.estimate import (
+    Measured,
+    duration,
+    kept_path,
+    read_measured,
+    settings_of,
+    this_machine,
+    with_measured,
+)
 from millpond.planner.show import show
 
 SIZES = {

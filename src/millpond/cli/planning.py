@@ -16,10 +16,10 @@ from millpond.envs.families import family_of, install_command, missing_extra
 from millpond.errors import MillpondError
 from millpond.planner import Host, plan
 from millpond.planner.compare import compare
+from millpond.planner.estimate import read_measured
 from millpond.planner.host import DeviceError
 from millpond.planner.lines import figures, sentence
-from millpond.planner.make import preset_batches
-from millpond.planner.measured import read_measured
+from millpond.planner.planned import preset_batches
 from millpond.planner.scale import scale, show_scale
 from millpond.planner.show import show
 from millpond.planner.show_compare import show_compare

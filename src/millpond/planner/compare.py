@@ -10,10 +10,10 @@ from millpond.config import RewardRecipe
 from millpond.config.check import flatten
 from millpond.config.violations import show as show_value
 from millpond.planner.lines import number, size
-from millpond.planner.make import Planned
-from millpond.planner.mixture import MixturePlan
-from millpond.planner.ppo import PPOPlan
-from millpond.planner.reward import RewardPlan
+from millpond.planner.mixture.numbers import MixturePlan
+from millpond.planner.planned import Planned
+from millpond.planner.ppo.numbers import PPOPlan
+from millpond.planner.reward.numbers import RewardPlan
 from millpond.planner.words import Words, alerts_between, words_between
 
 

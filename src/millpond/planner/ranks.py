@@ -9,11 +9,11 @@ from millpond.config import Loaded, MixtureRecipe, PPORecipe
 from millpond.config.check import refuse_violations
 from millpond.config.rank_rules import mixture_rank_rules, rank_rules
 from millpond.errors import MillpondError
-from millpond.planner.dataset import Dataset
-from millpond.planner.make import Planned, plan_loaded
 from millpond.planner.memory import TrainingMemory
-from millpond.planner.mixture import MixturePlan
-from millpond.planner.ppo import PPOPlan
+from millpond.planner.mixture.numbers import MixturePlan
+from millpond.planner.planned import Planned, plan_loaded
+from millpond.planner.ppo.numbers import PPOPlan
+from millpond.planner.reward.dataset import Dataset
 
 # Numbers of a plan that add up over ranks. The others, such as horizon or iterations, are the same for all.
 ADDED = (

@@ -13,10 +13,10 @@ from millpond.config.violations import show as show_value
 from millpond.errors import MillpondError
 from millpond.planner.host import Host
 from millpond.planner.lines import number, sentence, size, table
-from millpond.planner.make import Planned, plan
-from millpond.planner.mixture import MixturePlan
-from millpond.planner.ppo import PPOPlan
-from millpond.planner.reward import RewardPlan
+from millpond.planner.mixture.numbers import MixturePlan
+from millpond.planner.planned import Planned, plan
+from millpond.planner.ppo.numbers import PPOPlan
+from millpond.planner.reward.numbers import RewardPlan
 from millpond.plurals import plural
 
 MOST_VALUES = 32

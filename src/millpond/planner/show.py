@@ -6,13 +6,13 @@ from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
 from millpond.config.violations import as_override, as_overrides
 from millpond.planner.estimate import show_estimate
 from millpond.planner.lines import sentence
-from millpond.planner.make import Planned
-from millpond.planner.mixture import MixturePlan
-from millpond.planner.ppo import PPOPlan
-from millpond.planner.reward import RewardPlan
-from millpond.planner.show_mixture import show_mixture
-from millpond.planner.show_ppo import show_ppo
-from millpond.planner.show_reward import show_reward
+from millpond.planner.mixture.numbers import MixturePlan
+from millpond.planner.mixture.text import show_mixture
+from millpond.planner.planned import Planned
+from millpond.planner.ppo.numbers import PPOPlan
+from millpond.planner.ppo.text import show_ppo
+from millpond.planner.reward.numbers import RewardPlan
+from millpond.planner.reward.text import show_reward
 
 
 def show(planned: Planned) -> str:

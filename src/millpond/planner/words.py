@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
 from millpond.planner.lines import number, size
-from millpond.planner.make import Planned
-from millpond.planner.mixture import MixturePlan
-from millpond.planner.ppo import PPOPlan
-from millpond.planner.reward import RewardPlan
+from millpond.planner.mixture.numbers import MixturePlan
+from millpond.planner.planned import Planned
+from millpond.planner.ppo.numbers import PPOPlan
+from millpond.planner.reward.numbers import RewardPlan
 from millpond.plurals import plural, verb
 
 

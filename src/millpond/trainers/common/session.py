@@ -18,7 +18,7 @@ from millpond.durable import replace_file
 from millpond.envs.errors import require_extra
 from millpond.envs.families import FAMILIES, family_of
 from millpond.planner.host import require_device
-from millpond.planner.make import needs_env
+from millpond.planner.planned import needs_env
 from millpond.planner.ranks import plan_over_ranks
 from millpond.store import Run, RunError, check_changes, find_run
 from millpond.trainers.common.envs import env_agents

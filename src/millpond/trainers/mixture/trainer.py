@@ -26,7 +26,7 @@ from millpond.distributed import (
 from millpond.loop import Address, Ended, Loop
 from millpond.planner import MixturePlan, plan_loaded
 from millpond.planner.lines import sentence
-from millpond.planner.mixture import big_updates_of_round
+from millpond.planner.mixture.numbers import big_updates_of_round
 from millpond.planner.ranks import share_of_rank
 from millpond.record import Counters, Recorder, Timer
 from millpond.replay import Steps

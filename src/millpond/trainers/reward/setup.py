@@ -15,8 +15,8 @@ from millpond.data.fitting import split_episodes
 from millpond.envs.spec import EnvSpec
 from millpond.learners import QNetwork, build_q_network
 from millpond.learners.sac import Actor
-from millpond.planner.dataset import Dataset, dataset_of, open_data, open_training_data
 from millpond.planner.lines import sentence
+from millpond.planner.reward.dataset import Dataset, dataset_of, open_data, open_training_data
 from millpond.plurals import plural
 from millpond.rewards.batches import inputs_of
 from millpond.rewards.network import RewardInputs, RewardNetwork, reset_parameters

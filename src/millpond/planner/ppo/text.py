@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millpond.config import PPORecipe
 from millpond.planner.lines import bar, box, exact_size, figures, number, sentence, size
-from millpond.planner.ppo import PPOPlan
+from millpond.planner.ppo.numbers import PPOPlan
 from millpond.plurals import plural, verb
 
 FLOAT32 = 4

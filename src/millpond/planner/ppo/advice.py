@@ -9,11 +9,10 @@ from typing import Literal
 from millpond.config import PPORecipe
 from millpond.envs.spec import EnvSpec
 from millpond.planner.advice import Advice, Adviser
-from millpond.planner.estimate import estimate_time
+from millpond.planner.estimate import Measured, estimate_time
 from millpond.planner.host import Host
 from millpond.planner.lines import number, size
-from millpond.planner.measured import Measured
-from millpond.planner.ppo import PPOPlan, plan_ppo
+from millpond.planner.ppo.numbers import PPOPlan, plan_ppo
 from millpond.plurals import plural, verb
 from millpond.sizes import nearest_divisors, nearest_multiples
 

@@ -10,7 +10,7 @@ from millpond.envs.spec import EnvSpec
 from millpond.planner.advice import Advice, Adviser
 from millpond.planner.host import Host
 from millpond.planner.lines import number, size
-from millpond.planner.mixture import MixturePlan, plan_mixture
+from millpond.planner.mixture.numbers import MixturePlan, plan_mixture
 from millpond.plurals import plural, verb
 
 SINGLE_AGENT_COLLECTION = 128 * 32  # what PQN's authors give one agent on Atari and MinAtar

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millpond.config import MixtureRecipe
 from millpond.planner.lines import box, exact_size, figures, number, sentence, size
-from millpond.planner.mixture import MixturePlan
+from millpond.planner.mixture.numbers import MixturePlan
 from millpond.plurals import plural
 
 MODES = {

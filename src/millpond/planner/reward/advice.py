@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from millpond.config import RewardRecipe
 from millpond.planner.advice import Advice, Adviser
 from millpond.planner.lines import number
-from millpond.planner.reward import RewardPlan, plan_reward
+from millpond.planner.reward.numbers import RewardPlan, plan_reward
 from millpond.plurals import plural
 
 MOST_PASSES = 1_000

@@ -13,16 +13,15 @@ from millpond.config.load import env_of
 from millpond.config.violations import as_override
 from millpond.envs.families import install_command, missing_extra
 from millpond.planner.advice import Advice
-from millpond.planner.advice_mixture import advise_mixture
-from millpond.planner.advice_ppo import advise_ppo
-from millpond.planner.advice_reward import advise_reward
-from millpond.planner.dataset import Dataset, read_dataset
-from millpond.planner.estimate import Estimate, estimate_time
+from millpond.planner.estimate import Estimate, Measured, estimate_time
 from millpond.planner.host import DeviceError, Host, require_device
-from millpond.planner.measured import Measured
-from millpond.planner.mixture import MixturePlan, plan_mixture
-from millpond.planner.ppo import PPOPlan, plan_ppo
-from millpond.planner.reward import RewardPlan, plan_reward
+from millpond.planner.mixture.advice import advise_mixture
+from millpond.planner.mixture.numbers import MixturePlan, plan_mixture
+from millpond.planner.ppo.advice import advise_ppo
+from millpond.planner.ppo.numbers import PPOPlan, plan_ppo
+from millpond.planner.reward.advice import advise_reward
+from millpond.planner.reward.dataset import Dataset, read_dataset
+from millpond.planner.reward.numbers import RewardPlan, plan_reward
 from millpond.plurals import plural, verb
 
 Plan = PPOPlan | MixturePlan | RewardPlan

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from millpond.config import RewardRecipe
-from millpond.planner.dataset import Dataset
 from millpond.planner.lines import figures, number, sentence
-from millpond.planner.reward import RewardPlan
+from millpond.planner.reward.dataset import Dataset
+from millpond.planner.reward.numbers import RewardPlan
 from millpond.plurals import plural
 
 

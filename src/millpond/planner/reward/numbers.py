@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millpond.config import RewardRecipe
-from millpond.planner.dataset import Dataset
+from millpond.planner.reward.dataset import Dataset
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Plans of mixtures: numbers, advice, and both as text."""

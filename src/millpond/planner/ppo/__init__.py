@@ -1,0 +1,1 @@
+"""Plans of PPO: numbers, advice, and both as text."""

@@ -1,0 +1,1 @@
+"""Plans of reward learning: numbers, advice, and both as text."""
