@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from graphlib import TopologicalSorter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,26 @@ def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
     for path in modules()[package]:
         beyond = imported(path) - ALLOWED[package] - {package}
         assert not beyond, f"{path.relative_to(ROOT)} imports {beyond}; {package} may use {ALLOWED[package]}"
+
+
+def test_tests_share_code_through_tests_support_alone() -> None:
+    """`from tests.support.NAME import ...`: one style, and no test module imports from another."""
+    here = Path(__file__).parent
+    local = {path.stem for path in here.rglob("*") if path.is_dir() or path.suffix == ".py"}
+    for path in sorted(here.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path.relative_to(here)}: relative import"
+                names = [node.module or ""]
+            for name in names:
+                first = name.split(".")[0]
+                installed = first in sys.stdlib_module_names or find_spec(first) is not None
+                shared = name.startswith("tests.support")
+                if first == "tests" or (first in local and not installed):
+                    assert shared, f"{path.relative_to(here)} imports {name}; shared code belongs in tests.support"
 
 
 LIGHT = [
