@@ -15,7 +15,7 @@ from millpond.bench.arithmetic import Network, PlainNetwork, Ready, make_ready
 from millpond.bench.timing import Effort
 from millpond.config import load
 from millpond.envs.registry import describe
-from millpond.rollout import Draw
+from millpond.rollout.sampling import Draw
 from millpond.trainers.common.session import start_run
 from millpond.trainers.ppo.micro_batch import Coefficients, Estimate, Part
 from millpond.trainers.ppo.trainer import PPOTrainer

@@ -10,9 +10,10 @@ import torch
 
 from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
-from millpond.planner.memory import row_fields
 from millpond.policies import build_policy
-from millpond.rollout import Draw, Rows
+from millpond.rollout.rows import Rows
+from millpond.rollout.sampling import Draw
+from millpond.rollout.schema import row_fields
 from millpond.trainers.common.over_ranks import begin_with_weights
 from millpond.trainers.ppo.micro_batch import Coefficients
 from millpond.trainers.ppo.update import estimate_advantages, train_minibatch

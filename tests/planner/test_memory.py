@@ -20,15 +20,15 @@ from millpond.planner.memory import (
     THREAD_SEQUENCES,
     THREAD_STEPS,
     parameters,
-    row_fields,
-    state_shape,
     training_memory,
 )
 from millpond.policies import build_policy, count_parameters, lstm_rows
 from millpond.policies.lstm import LEAST as LEAST_SEQUENCES
 from millpond.policies.threads import torch_threads
 from millpond.policies.unrolling import BLOCK
-from millpond.rollout import Draw, Rows
+from millpond.rollout.rows import Rows
+from millpond.rollout.sampling import Draw
+from millpond.rollout.schema import row_fields, state_shape
 from millpond.trainers.common.envs import build_vector
 from millpond.trainers.ppo.micro_batch import Coefficients, Estimate
 from millpond.trainers.ppo.update import LEAST, least_rows, train_minibatch

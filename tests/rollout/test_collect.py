@@ -10,9 +10,8 @@ import torch
 
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 from millpond.errors import MillpondError
-from millpond.planner.memory import row_fields, state_shape
-from millpond.rollout import Rows
-from millpond.rollout.rows import resets
+from millpond.rollout.rows import Rows, resets
+from millpond.rollout.schema import row_fields, state_shape
 from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import make_vector
 from tests.support.collecting import HIDDEN, open_collector, planned

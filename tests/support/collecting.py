@@ -8,9 +8,10 @@ import torch
 
 from millpond.config import load
 from millpond.planner import PPOPlan, plan_loaded
-from millpond.planner.memory import STATES, row_fields, state_shape
 from millpond.policies import Policy, build_policy
-from millpond.rollout import Collector, Rows
+from millpond.rollout.collect import Collector
+from millpond.rollout.rows import Rows
+from millpond.rollout.schema import STATES, row_fields, state_shape
 from millpond.vector import Vector
 
 HIDDEN = 16  # in whole panels: weights are packed for a collection

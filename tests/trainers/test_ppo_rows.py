@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from millpond.envs.spec import ActionSpec, ObservationSpec
-from millpond.planner.memory import RowField
 from millpond.policies import build_policy
 from millpond.policies.threads import torch_threads
-from millpond.rollout import Draw, Rows
+from millpond.rollout.rows import Rows
+from millpond.rollout.sampling import Draw
+from millpond.rollout.schema import RowField
 from millpond.trainers.common.clipping import clip_gradients
 from millpond.trainers.ppo.compiled_rows import RowsCall, can_take, policy_of
 from millpond.trainers.ppo.micro_batch import Coefficients, Estimate, Part, learned_in_torch

@@ -27,7 +27,7 @@ from millpond.loop import Ended, Loop
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.record import Timer
 from millpond.record.jsonlines import Record, read_records
-from millpond.rollout import Draw
+from millpond.rollout.sampling import Draw
 from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.trainers.common.session import start_run
 from millpond.trainers.ppo.compiled_rows import RowsCall

@@ -1,7 +1,4 @@
-"""Bytes: of the experience rows field by field, and of a training step.
-
-The rows are allocated from this very list of fields, so what the plan says of them is what a run takes.
-"""
+"""Bytes of a training step and of collecting. Those of the rows: `millpond.rollout.schema`."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from math import prod
 
 from millpond.envs.env_batch import Buffers
 from millpond.envs.spec import EnvSpec, ObservationSpec, Part
+from millpond.rollout.schema import STATES
 
 FLOAT = 4  # bytes of a float32
-STATES = {"lstm": 2, "gru": 1, "none": 0}  # vectors of a core's recurrent state
 GATES = {"lstm": 4, "gru": 3, "none": 0}
 CELL_KINDS = 16  # codes of a grid cell, where the environment does not say how many there are
 GATE_STEPS = 1_024  # sequence steps whose gates are in hand at once on the way back through a core
@@ -21,70 +18,6 @@ PLAIN_VECTORS = 21  # that one step of a core's way back has at once in plain to
 THREAD_STEPS = 1_024  # steps of sequences for which another thread is worth waking
 THREAD_SEQUENCES = 4  # the same in sequences, within an LSTM
 MOMENTS = {"adam": 2, "adamw": 2, "radam": 2, "muon": 1}  # numbers that an optimiser keeps a parameter
-
-
-@dataclass(frozen=True)
-class RowField:
-    """One array of the rows. `per_step`: [rows, horizon, agents, *shape], else [rows, agents, *shape]."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    itemsize: int
-    per_step: bool
-    trained: bool  # gathered into minibatches
-
-    @property
-    def bytes_each(self) -> int:
-        return prod(self.shape) * self.itemsize
-
-
-def state_shape(core: str, hidden_size: int) -> tuple[int, int]:
-    """Shape of one agent's recurrent state in the built-in policy."""
-    return STATES[core], hidden_size
-
-
-def row_fields(spec: EnvSpec | None, state_shape: tuple[int, ...]) -> list[RowField]:
-    """Every array that the rows hold; without a spec, all but observations and actions.
-
-    `state_shape` is that of one agent's recurrent state, with a 0 in it where the policy has no memory.
-    """
-    fields = []
-    if spec is not None:
-        observation, action = spec.observation, spec.action
-        fields.append(
-            RowField(
-                "observation",
-                observation.shape,
-                observation.dtype,
-                observation.nbytes // prod(observation.shape),
-                per_step=True,
-                trained=True,
-            )
-        )
-        fields.append(RowField("action", action.shape, action.dtype, 4, per_step=True, trained=True))
-        if spec.action_masks:
-            fields.append(RowField("action_mask", (sum(action.sizes),), "bool", 1, per_step=True, trained=True))
-    for name, dtype, trained in (
-        ("reward", "float32", False),
-        ("terminated", "bool", True),
-        ("truncated", "bool", True),
-        ("alive", "bool", True),
-        ("log_prob", "float32", True),
-        ("value", "float32", True),
-        ("final_value", "float32", False),
-        ("advantage", "float32", True),
-    ):
-        size = 1 if dtype == "bool" else FLOAT
-        fields.append(RowField(name, (), dtype, size, per_step=True, trained=trained))
-    fields.append(RowField("next_value", (), "float32", FLOAT, per_step=False, trained=False))
-    fields.append(RowField("initial_state", state_shape, "float32", FLOAT, per_step=False, trained=True))
-    return fields
-
-
-def field_bytes(field: RowField, rows: int, horizon: int, agents_per_row: int) -> int:
-    """Bytes of one array."""
-    return rows * agents_per_row * (horizon if field.per_step else 1) * field.bytes_each
 
 
 def parameters(spec: EnvSpec | None, core: str, hidden_size: int) -> int | None:

@@ -1,7 +1,5 @@
-"""Experience on policy: rows, how they are filled, and how they are drawn."""
+"""On-policy experience.
 
-from millpond.rollout.collect import Collector
-from millpond.rollout.rows import Rows
-from millpond.rollout.sampling import Draw, draw_minibatches
-
-__all__ = ["Collector", "Draw", "Rows", "draw_minibatches"]
+`schema` lists the arrays of a row, `rows` holds them, `collector` fills them, `sampling` draws minibatches. Nothing is
+imported here, since the planner reads the schema and must not wait for torch.
+"""

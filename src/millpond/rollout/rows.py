@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from millpond.errors import MillpondError
-from millpond.planner.memory import RowField
 from millpond.rollout.picking import pick_sequences
+from millpond.rollout.schema import RowField
 
 Array = npt.NDArray[Any]
 TORCH = {"bool": torch.bool, "uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32,

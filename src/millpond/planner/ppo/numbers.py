@@ -11,14 +11,8 @@ from millpond.config import PPORecipe
 from millpond.config.check import flatten
 from millpond.config.ppo import batch_size, num_envs
 from millpond.envs.spec import EnvSpec
-from millpond.planner.memory import (
-    TrainingMemory,
-    collecting_bytes,
-    field_bytes,
-    row_fields,
-    state_shape,
-    training_memory,
-)
+from millpond.planner.memory import TrainingMemory, collecting_bytes, training_memory
+from millpond.rollout.schema import field_bytes, row_fields, state_shape
 from millpond.sizes import rows_per_round, trainer_envs
 
 

@@ -27,15 +27,15 @@ from millpond.loop import Address, Ended, Loop
 from millpond.losses import mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.lines import sentence
-from millpond.planner.memory import row_fields
 from millpond.planner.ranks import plan_over_ranks, share_of_rank
 from millpond.policies.threads import torch_in_one_thread, torch_threads
 from millpond.processor import prepare_bfloat16
 from millpond.record import Counters, Recorder, Timer
 from millpond.report import Picture
-from millpond.rollout import Collector, Draw, Rows, draw_minibatches
-from millpond.rollout.collect import Collected
-from millpond.rollout.sampling import annealed_beta
+from millpond.rollout.collect import Collected, Collector
+from millpond.rollout.rows import Rows
+from millpond.rollout.sampling import Draw, annealed_beta, draw_minibatches
+from millpond.rollout.schema import row_fields
 from millpond.schedules import named
 from millpond.store import Checkpoints, Parts, RandomState, Run
 from millpond.trainers.common.build import make_policy
