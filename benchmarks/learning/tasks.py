@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from millpond.config import PPORecipe, load
+from millpond.report.evaluation import yardsticks
 from millpond.store import Checkpoints, Run
 from millpond.trainers.common.play import LoadedPolicy
-from millpond.trainers.common.summary import yardsticks
 
 HERE = Path(__file__).parent
 Curve = list[tuple[int, float]]  # agent steps, and what was reached by then

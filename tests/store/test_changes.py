@@ -1,12 +1,8 @@
 import pytest
 
-from millpond.store import ResumeError, check_changes, flatten
+from millpond.store import ResumeError, check_changes
 
-OLD = flatten({"seed": 1, "trainer": {"gamma": 0.99, "total_iterations": 10}, "log": {"wandb": False}})
-
-
-def test_flatten():
-    assert OLD == {"seed": 1, "trainer.gamma": 0.99, "trainer.total_iterations": 10, "log.wandb": False}
+OLD = {"seed": 1, "trainer.gamma": 0.99, "trainer.total_iterations": 10, "log.wandb": False}
 
 
 def test_lengths_and_logging_may_change():

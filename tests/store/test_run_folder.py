@@ -19,9 +19,8 @@ from millpond.store import (
     show_runs,
     training,
 )
-from millpond.store.host import git_commit
-from millpond.store.process import Process, start_of
-from millpond.store.status import write_status
+from millpond.store.host_facts import git_commit
+from millpond.store.status import Process, start_of, write_status
 
 
 def start(root, name="pond", **options):

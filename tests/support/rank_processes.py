@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.distributed import Ranks, join
-from millpond.distributed.join import TIMEOUT
+from millpond.distributed.ranks import TIMEOUT
 from millpond.store import Checkpoints
 
 

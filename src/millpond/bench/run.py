@@ -22,7 +22,7 @@ from millpond.config.load import parse_override
 from millpond.durable import replace_json
 from millpond.planner.estimate import Measured, kept_path, read_kept, settings_of, this_machine, with_measured
 from millpond.processor import can_use_bfloat16
-from millpond.store.host import host_facts
+from millpond.store.host_facts import host_facts
 from millpond.trainers.common.envs import env_agents
 from millpond.trainers.common.session import require_machine
 

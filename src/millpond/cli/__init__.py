@@ -35,7 +35,7 @@ def main() -> None:
 
 def _who() -> str:
     """Which rank speaks, where it is not the first."""
-    from millpond.distributed.place import Place
+    from millpond.distributed.ranks import Place
 
     rank = Place.here().rank
     return f"rank {rank}: " if rank else ""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millpond.cli.output import print_json, print_text
-from millpond.cli.progress import watched
+from millpond.cli.output import print_json, print_text, watched
 from millpond.errors import MillpondError
 
 PICTURES = (".png", ".svg", ".pdf")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from millpond.cli.output import print_json, print_text
-from millpond.cli.progress import watched
+from millpond.cli.output import print_json, print_text, watched
 from millpond.config.check import overlay
 from millpond.config.load import parse_override
 from millpond.envs.check import check_env, in_order

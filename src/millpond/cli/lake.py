@@ -36,7 +36,7 @@ def info(path: PathArgument, json: JsonOption = False) -> None:
       millpond lake info runs/mixture-1/lake
       millpond lake info runs/mixture-1/lake --json
     """
-    from millpond.cli.progress import watched
+    from millpond.cli.output import watched
     from millpond.replay.info import info as look
 
     with watched("reading") as watch:
@@ -57,7 +57,7 @@ def verify(path: PathArgument, json: JsonOption = False) -> None:
       millpond lake verify runs/mixture-1/lake
       millpond lake verify runs/mixture-1/lake --json
     """
-    from millpond.cli.progress import watched
+    from millpond.cli.output import watched
     from millpond.replay.layout import require_lake
     from millpond.replay.verify import verify as check
 
@@ -87,7 +87,7 @@ def compact(
       millpond lake compact runs/mixture-1/lake
       millpond lake compact runs/mixture-1/lake --stream agent0 --keep 2
     """
-    from millpond.cli.progress import watched
+    from millpond.cli.output import watched
     from millpond.plurals import plural
     from millpond.replay.compact import compact as make_denser
 
@@ -119,7 +119,7 @@ def export_episodes(
       millpond lake export runs/mixture-1/lake gravitar-random      # Minari
       millpond lake export runs/mixture-1/lake episodes.npz --stream agent0
     """
-    from millpond.cli.progress import watched
+    from millpond.cli.output import watched
     from millpond.plurals import plural
     from millpond.replay.exporting import export
 
@@ -153,7 +153,7 @@ def import_others(
       millpond lake import demonstrations demos.hdf5
       millpond lake import runs/mixture-1/lake episodes.npz --stream human
     """
-    from millpond.cli.progress import watched
+    from millpond.cli.output import watched
     from millpond.data.lake import import_episodes
     from millpond.plurals import plural
 

@@ -96,7 +96,7 @@ def _infos(evaluation: Any) -> dict[str, float]:
 
 def write_report(name: str, run_dir: str, pictures: Path | None, as_json: bool) -> None:
     """The page of a run, whatever its state."""
-    from millpond.cli.progress import watched
+    from millpond.cli.output import watched
     from millpond.report import read_facts
     from millpond.report.page import write_pictures
     from millpond.trainers.common.reporting import find_reportable, report_run

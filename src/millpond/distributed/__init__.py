@@ -3,12 +3,9 @@
 Started by `torchrun`. A process on its own is `ALONE`, for which everything here is free: no collective is called.
 """
 
-from millpond.distributed.errors import RankError, RankLostError
-from millpond.distributed.frame import NoRecorder, training_over_ranks
-from millpond.distributed.join import join
-from millpond.distributed.parts import PerRank, restore_over_ranks, save_over_ranks
-from millpond.distributed.place import Place
-from millpond.distributed.ranks import ALONE, Ranks
+from millpond.distributed.checkpoints import PerRank, restore_over_ranks, save_over_ranks
+from millpond.distributed.ranks import ALONE, Place, RankError, RankLostError, Ranks, join
+from millpond.distributed.training import NoRecorder, training_over_ranks
 
 __all__ = [
     "ALONE",

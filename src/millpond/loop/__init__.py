@@ -3,12 +3,9 @@
 Imports nothing of Millpond but its errors. `record` may import this package, and `store` both.
 """
 
-from millpond.loop.address import Address
-from millpond.loop.errors import LoopError, NonFiniteError
-from millpond.loop.hooks import Ended
-from millpond.loop.levels import Until
-from millpond.loop.loop import Loop, Redraw
+from millpond.loop.levels import Address, LoopError, NonFiniteError, Until
+from millpond.loop.loop import Ended, Loop, Redraw
 from millpond.loop.moments import Moments
-from millpond.loop.signals import stop_on_signals
+from millpond.loop.stopping import stop_on_signals
 
 __all__ = ["Address", "Ended", "Loop", "LoopError", "Moments", "NonFiniteError", "Redraw", "Until", "stop_on_signals"]

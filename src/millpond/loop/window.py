@@ -11,7 +11,7 @@ import math
 from math import inf
 from typing import Any, SupportsFloat
 
-from millpond.loop.errors import LoopError
+from millpond.loop.levels import LoopError
 from millpond.loop.moments import Moments
 
 

@@ -1,9 +1,9 @@
-"""What a person sees while a run goes on."""
+"""Progress on the console: live display, log lines, remaining time and tables."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from rich.console import Console as Terminal
 from rich.console import Group, RenderableType
@@ -11,11 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from millpond.loop import Loop
-from millpond.record.counters import COUNTERS, Axis, Counters
+from millpond.loop import Address, Loop
 from millpond.record.jsonlines import Record
-from millpond.record.pace import Pace, show_seconds
-from millpond.record.table import show_number, show_table
+from millpond.record.recorder import COUNTERS, Axis, Counters
 from millpond.record.timer import Timer
 
 REFRESH_PER_SECOND = 2.0  # each refresh takes a few milliseconds from the training
@@ -112,3 +110,84 @@ class Console:
             if name not in COUNTERS and not name.startswith("time/"):
                 before = self._before.get(name, value)
                 yield name, show_number(value), " ↑" if value > before else " ↓" if value < before else " →"
+
+
+class Pace:
+    """Estimates from what this process has done so far: the mean time of a level's items, times those left."""
+
+    def __init__(self, loop: Loop, clock: Callable[[], float] = time.monotonic) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._began = clock()
+        self._totals = list(loop.totals.values())
+
+    def seconds_left(self) -> dict[str, float | None]:
+        """For each level, the time until its current parent ends; None where that cannot be known."""
+        indices, sizes = self._loop.address.indices, tuple(self._loop.sizes.values())
+        each = self._seconds_each(sizes)
+        left: float | None = 0.0
+        result: dict[str, float | None] = {}
+        for depth in reversed(range(len(sizes))):
+            size, seconds, below = sizes[depth], each[depth], left
+            if size is None or seconds is None:
+                left = None
+            elif depth == len(sizes) - 1 or below is None:
+                left = max(0, size - indices[depth]) * seconds
+            else:
+                left = max(0, size - indices[depth] - 1) * seconds + below
+            result[self._loop.names[depth]] = left
+        return dict(reversed(result.items()))
+
+    def _seconds_each(self, sizes: tuple[int | None, ...]) -> list[float | None]:
+        elapsed = self._clock() - self._began
+        each: list[float | None] = [None] * len(sizes)
+        totals = list(self._loop.totals.values())
+        for depth in reversed(range(len(sizes))):
+            ended = totals[depth] - self._totals[depth]
+            if ended:
+                each[depth] = elapsed / ended
+            elif depth + 1 < len(sizes):
+                below, size = each[depth + 1], sizes[depth + 1]
+                each[depth] = None if below is None or size is None else below * size
+        return each
+
+
+def show_seconds(seconds: float | None) -> str:
+    """A time that can be read at a glance: "8s", "4m05s", "2h30m", "3d04h", and "?" for unknown."""
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    for unit, lower, size, part in (("d", "h", 86400, 3600), ("h", "m", 3600, 60), ("m", "s", 60, 1)):
+        if whole >= size:
+            return f"{whole // size}{unit}{whole % size // part:02d}{lower}"
+    return f"{whole}s"
+
+
+def cycle_rows(address: Address, sizes: Mapping[str, int | None], record: Record) -> dict[str, str]:
+    """The rows of the cycle table, in the documents' names: Epoch, Cycle, Episodes, Timesteps, TimeCost, then metrics.
+
+    Timesteps are agent steps. The times are those of the phases `train` and `test` in the record.
+    """
+    rows = {
+        level.capitalize(): f"{index}" if sizes.get(level) is None else f"{index}/{sizes[level]}"
+        for level, index in address.items()
+    }
+    rows["Episodes"] = f"{record['episodes']:,}"
+    rows["Timesteps"] = f"{record['agent_steps']:,}"
+    for phase in ("train", "test"):
+        rows[f"TimeCost(sec)/{phase}"] = f"{record.get(f'time/{phase}', 0.0):.2f}"
+    metrics = {name: value for name, value in record.items() if name not in COUNTERS and not name.startswith("time/")}
+    return rows | {name: show_number(value) for name, value in metrics.items()}
+
+
+def show_table(rows: Mapping[str, str]) -> str:
+    """Two columns in a frame of plain characters, so that a log file keeps it."""
+    left = max(len(name) for name in rows)
+    right = max(len(value) for value in rows.values())
+    rule = f"+{'-' * (left + 2)}+{'-' * (right + 2)}+"
+    return "\n".join([rule, *(f"| {name:<{left}} | {value:>{right}} |" for name, value in rows.items()), rule])
+
+
+def show_number(value: float) -> str:
+    """Whole numbers with separators, others with five significant digits."""
+    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.5g}"

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a line, the record that all others are made from."""
+"""metrics.jsonl: one JSON object per line, the record that all other sinks are made from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from millpond.durable import open_file
-from millpond.record.errors import RecordError
+from millpond.errors import MillpondError
+
+
+class RecordError(MillpondError):
+    """A record that cannot be written or read."""
+
 
 Record = dict[str, float]
 
@@ -92,3 +97,25 @@ class JsonLines:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+RETURNS = ("eval/episode_return", "episode_return")  # an evaluation counts more than the episodes of training
+HELD_OUT = ("step_pearson", "voc", "success_auc", "return_pearson")  # of a learned reward; the first there is
+HEADLINES = (*RETURNS, *(f"held_out/{name}" for name in HELD_OUT), "R_loss")
+
+
+def newest_headline(path: Path) -> tuple[str, float] | None:
+    """Return name and newest value of the first headline that a `metrics.jsonl` has; not every record has one."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return None
+    for name in HEADLINES:
+        quoted = json.dumps(name).encode()
+        for line in reversed(lines):
+            if quoted in line:
+                try:
+                    return name, float(json.loads(line)[name])
+                except (ValueError, KeyError, TypeError):
+                    continue  # a line half written, or one that is no record
+    return None

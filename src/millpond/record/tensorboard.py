@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from millpond.record.counters import Axis
 from millpond.record.jsonlines import Record
+from millpond.record.recorder import Axis
 
 EVENT_FILES = "events.out.tfevents.*"
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from millpond.record.counters import Axis
-from millpond.record.errors import RecordError
-from millpond.record.jsonlines import Record
+from millpond.record.jsonlines import Record, RecordError
+from millpond.record.recorder import Axis
 
 
 class WeightsAndBiases:

@@ -13,7 +13,7 @@ import yaml
 from millpond.errors import MillpondError
 from millpond.record import HEADLINES, Record, read_records
 from millpond.store import Status, read_status
-from millpond.store.saved import Saved, saved_checkpoints
+from millpond.store.checkpoints import Saved, saved_checkpoints
 
 UNKNOWN = "unknown"
 

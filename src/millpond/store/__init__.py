@@ -3,8 +3,7 @@
 May import `loop` and `record`; neither imports this package. torch is loaded when it is first needed.
 """
 
-from millpond.store.changes import check_changes, flatten
-from millpond.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from millpond.store.checkpoint import Checkpoint, Parts, Stateful, load_weights, read_checkpoint, write_checkpoint
 from millpond.store.checkpoints import Checkpoints
 from millpond.store.errors import (
     CheckpointError,
@@ -15,13 +14,11 @@ from millpond.store.errors import (
     RunError,
     UnsafeCheckpointError,
 )
-from millpond.store.host import host_facts
+from millpond.store.host_facts import host_facts
 from millpond.store.listing import RunRow, list_runs, show_runs
-from millpond.store.parts import Parts, Stateful, load_weights
 from millpond.store.random_state import RandomState
-from millpond.store.run import Run, find_run
+from millpond.store.run import Run, check_changes, find_run, training
 from millpond.store.status import Status, read_status
-from millpond.store.training import training
 
 __all__ = [
     "Checkpoint",
@@ -41,7 +38,6 @@ __all__ = [
     "UnsafeCheckpointError",
     "check_changes",
     "find_run",
-    "flatten",
     "host_facts",
     "list_runs",
     "load_weights",

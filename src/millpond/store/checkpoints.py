@@ -1,15 +1,17 @@
-"""The checkpoints of a run: which are kept, and which is used."""
+"""The checkpoints of a run: which are kept, which is used, and a list of them."""
 
 from __future__ import annotations
 
 import os
 import re
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from millpond.store.checkpoint import (
     Checkpoint,
+    Parts,
     delete_checkpoint,
     read_checkpoint,
     read_manifest,
@@ -17,7 +19,6 @@ from millpond.store.checkpoint import (
     write_checkpoint,
 )
 from millpond.store.errors import CheckpointError, DamagedCheckpointError
-from millpond.store.parts import Parts
 
 DIGITS = 12
 
@@ -144,3 +145,33 @@ def _free_name(path: Path) -> Path:
         number += 1
         name = path.with_name(f"{path.name}.damaged{number}")
     return name
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint at a glance. `score` is that of its evaluation, if it had one."""
+
+    updates: int
+    path: Path
+    score: float | None
+    nbytes: int
+    saved_at: float
+    best: bool
+
+
+def saved_checkpoints(folder: Path) -> tuple[list[Saved], list[str]]:
+    """All checkpoints whose manifests are whole, oldest first, and a sentence about each of the others."""
+    checkpoints, found, problems = Checkpoints(folder), [], []
+    best = checkpoints.best_score()
+    for updates in checkpoints.updates():
+        path = checkpoints.path(updates)
+        try:
+            manifest, saved_at = read_manifest(path), path.stat().st_mtime
+        except (CheckpointError, OSError) as error:
+            if path.exists():  # a run that goes on may have deleted it just now
+                problems.append(f"checkpoint {updates:,} is damaged: {error}")
+            continue
+        nbytes = sum(int(file["bytes"]) for file in manifest["files"].values())
+        is_best = best is not None and best[0] == updates
+        found.append(Saved(updates, path, manifest["score"], nbytes, saved_at, is_best))
+    return found, problems

@@ -1,4 +1,4 @@
-"""The folder of a run."""
+"""The run folder: start, resume and find runs, and keep their state while they train."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millpond.durable import replace_json, sync_folder, write_file
-from millpond.loop import Address
+from millpond.loop import Address, Loop, stop_on_signals
+from millpond.record import Recorder
 from millpond.store.checkpoints import Checkpoints
-from millpond.store.errors import RunError
-from millpond.store.host import host_facts
+from millpond.store.errors import ResumeError, RunError
+from millpond.store.host_facts import host_facts
 from millpond.store.status import SETTING_UP, died_in_setup, read_status, write_status
 
 if TYPE_CHECKING:
@@ -182,3 +184,67 @@ def _clear_leftovers(root: Path, name: str) -> None:
         path = root / f"{kind}{name}"
         if path.exists():
             shutil.rmtree(path)
+
+
+@contextmanager
+def training(run: Run, loop: Loop, recorder: Recorder) -> Iterator[None]:
+    """Within this context the run is `running` and SIGINT and SIGTERM stop it after the step.
+
+    Afterwards it is `finished`, `stopped` (with a line that says how to resume) or `failed`.
+    """
+    write_status(run.folder, "running")
+    try:
+        with closing(recorder), stop_on_signals(loop):
+            recorder.begin()
+            yield
+    except KeyboardInterrupt:
+        write_status(
+            run.folder, "stopped", "interrupted within a step; what came after the last checkpoint is repeated"
+        )
+        raise
+    except BaseException as error:
+        write_status(run.folder, "failed", f"{type(error).__name__}: {error}")
+        raise
+    if loop.done:
+        write_status(run.folder, "finished")
+    else:
+        reason = loop.stopped or "the portion asked for is done"
+        write_status(run.folder, "stopped", reason)
+        print(f"stopped ({reason}) before {loop.address}; resume with: {run.resume_command}", flush=True)
+
+
+_ABSENT = object()
+
+
+def check_changes(
+    old: Mapping[str, Any], new: Mapping[str, Any], may_change: Collection[str] | Callable[[str], bool]
+) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ between a run's flat settings and those it is to be resumed with.
+
+    Those that may not change are refused by name, all at once.
+    """
+    allowed = may_change if callable(may_change) else may_change.__contains__
+    changes = {
+        key: (old.get(key, _ABSENT), new.get(key, _ABSENT))
+        for key in sorted({*old, *new})
+        if old.get(key, _ABSENT) != new.get(key, _ABSENT)
+    }
+    refused = [
+        f"{key}: {_show(before)} -> {_show(after)}" for key, (before, after) in changes.items() if not allowed(key)
+    ]
+    if refused:
+        examples = f" (such as {', '.join(sorted(may_change)[:6])})" if not callable(may_change) and may_change else ""
+        raise ResumeError(
+            "a resumed run keeps the settings it began with; these may not change:\n  "
+            + "\n  ".join(refused)
+            + f"\nOnly lengths and logging{examples} may. For other settings start a new run; --from keeps the weights."
+        )
+    return {key: (_plain(before), _plain(after)) for key, (before, after) in changes.items()}
+
+
+def _show(value: Any) -> str:
+    return "absent" if value is _ABSENT else repr(value)
+
+
+def _plain(value: Any) -> Any:
+    return None if value is _ABSENT else value

@@ -1,15 +1,83 @@
-"""Whether a run is running, finished, stopped or failed."""
+"""State of a run (running, finished, stopped or failed), and the process that it belongs to."""
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from millpond.durable import replace_json
-from millpond.store.process import Process
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process id is used again after a while; together with the time of its start it is not."""
+
+    pid: int
+    started: str
+    host: str
+
+    @staticmethod
+    def this() -> Process:
+        return Process(os.getpid(), start_of(os.getpid()) or "", socket.gethostname())
+
+    @property
+    def here(self) -> bool:
+        return self.host == socket.gethostname()
+
+    def is_alive(self) -> bool:
+        """Whether it runs. On another machine that cannot be seen, and is believed."""
+        return not self.here or start_of(self.pid) == self.started
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def start_of(pid: int) -> str | None:
+    """When a process started, in whatever terms the system has; None when it is gone, or is a zombie."""
+    stat = Path(f"/proc/{pid}/stat")
+    if stat.parent.parent.joinpath("self").exists():  # Linux
+        try:
+            # The name in parentheses may hold anything; after it come the state (field 3) and the start (field 22).
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return None if fields[0] in "ZX" else f"{boot} {fields[19]}"
+    if sys.platform == "win32":
+        return _start_on_windows(pid)
+    asked = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or None
+
+
+if sys.platform == "win32":
+    import ctypes
+    from ctypes import wintypes
+
+    def _start_on_windows(pid: int) -> str | None:
+        query = 0x1000  # PROCESS_QUERY_LIMITED_INFORMATION
+        kernel = ctypes.WinDLL("kernel32")
+        kernel.OpenProcess.restype = wintypes.HANDLE
+        kernel.OpenProcess.argtypes = wintypes.DWORD, wintypes.BOOL, wintypes.DWORD
+        kernel.GetProcessTimes.argtypes = wintypes.HANDLE, *[ctypes.POINTER(wintypes.FILETIME)] * 4
+        kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
+        process = kernel.OpenProcess(query, False, pid)
+        if not process:
+            return None
+        try:
+            start, end, system, user = (wintypes.FILETIME() for _ in range(4))
+            known = kernel.GetProcessTimes(process, *map(ctypes.byref, (start, end, system, user)))
+        finally:
+            kernel.CloseHandle(process)
+        ended = end.dwHighDateTime or end.dwLowDateTime
+        return f"{start.dwHighDateTime} {start.dwLowDateTime}" if known and not ended else None
+
 
 State = Literal["running", "finished", "stopped", "failed"]
 FILE = "state.json"

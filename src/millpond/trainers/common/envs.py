@@ -1,10 +1,13 @@
-"""The environment of a config, ready for a vector."""
+"""The environment of a config: its spec, its vector of envs, and their state in a checkpoint."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from millpond.config.env import EnvConfig, VectorConfig
 from millpond.config.env_options import env_options
@@ -85,3 +88,28 @@ def evaluation_vector(
     """One env an episode, in this process, each from the very beginning of its episode."""
     whole, inline = env.model_copy(update={"stagger": False}), vector.model_copy(update=INLINE)
     return build_vector(whole, inline, num_envs=episodes, groups=1, num_workers=1, stacked=True, made=made)
+
+
+class VectorState:
+    """Environments that can save their state go on from it; others start fresh episodes on resume, and say so."""
+
+    def __init__(self, vector: Vector, seed: int) -> None:
+        self._vector = vector
+        self._seed = seed
+        self._resumes = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        envs = self._vector.save_state() if self._vector.spec.savable else None
+        return {"resumes": self._resumes, "envs": envs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._resumes = int(state["resumes"]) + 1
+        if state["envs"] is not None:
+            self._vector.load_state(state["envs"])
+            return
+        warnings.warn(
+            f"{self._vector.spec.id} cannot save its state: all episodes start afresh, so this resume is not bit for bit",
+            stacklevel=2,
+        )
+        fresh = np.random.SeedSequence([self._seed, self._resumes]).generate_state(1)
+        self._vector.reset(int(fresh[0]))

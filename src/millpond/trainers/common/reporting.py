@@ -1,15 +1,21 @@
-"""The report of a run: an episode of its policy is drawn here, the page is written by `millpond.report`."""
+"""The end of a run: its summary, and its report with an episode of its policy."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
+from millpond.config import PPORecipe
 from millpond.errors import MillpondError
+from millpond.planner.lines import figures, number
+from millpond.plurals import plural
 from millpond.report import Picture, write_report
+from millpond.report.evaluation import share, yardsticks
 from millpond.store import NothingToPlayError, Run, find_run
-from millpond.store.saved import saved_checkpoints
+from millpond.store.checkpoints import saved_checkpoints
+from millpond.trainers.common.evaluate import Evaluation
 
 LONGEST = 512  # frames of a GIF
 
@@ -80,3 +86,21 @@ def draw_episode(folder: Path) -> Picture | None:
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, MillpondError) else f"{type(error).__name__}: {error}"
+
+
+def summarise(
+    recipe: PPORecipe, evaluation: Evaluation | None, shares: Mapping[str, float], steps_per_second: float
+) -> list[str]:
+    """Return against the yardsticks, speed, and where the time went."""
+    lines: list[str] = []
+    if evaluation is not None:
+        low, high = evaluation.interval()
+        rows = [("learned", f"{evaluation.mean:.3f}", f"95% interval {low:.3f} to {high:.3f}")]
+        marks = yardsticks(recipe.env)
+        rows += [(name, f"{value:.3f}", "scripted player") for name, value in marks.items()]
+        part = share(evaluation.mean, marks)
+        if part is not None:
+            rows.append(("(learned - random) / (greedy - random)", f"{part:.2f}", ""))
+        lines += [f"Return, mean of {plural(len(evaluation.lengths), 'episode')} on seeds of their own", *figures(rows)]
+    spent = [(name, f"{of_all:.0%}", "") for name, of_all in shares.items() if of_all >= 0.005]
+    return [*lines, "", f"Time: {number(round(steps_per_second))} agent steps a second", *figures(spent)]

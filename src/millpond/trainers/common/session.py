@@ -1,4 +1,4 @@
-"""Starting a run, taking one up again, and which settings may differ then."""
+"""Start, resume and open runs, and connect their sinks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from millpond.config import Loaded, Recipe, load
+from millpond.config import Loaded, Recipe, RewardRecipe, load
 from millpond.config.check import check, flatten
 from millpond.distributed import Ranks
-from millpond.distributed.parts import require_ranks
+from millpond.distributed.checkpoints import require_ranks
 from millpond.durable import replace_file
 from millpond.envs.errors import require_extra
 from millpond.envs.families import FAMILIES, family_of
+from millpond.loop import Loop
 from millpond.planner.host import require_device
 from millpond.planner.planned import needs_env
 from millpond.planner.ranks import plan_over_ranks
+from millpond.record import Axis, Console, Counters, Sink, TensorBoard, Timer, WeightsAndBiases
 from millpond.store import Run, RunError, check_changes, find_run
 from millpond.trainers.common.envs import env_agents
 
@@ -126,3 +128,31 @@ def open_run(name: str, run_dir: str = "runs") -> tuple[Loaded, Run]:
     if not run.config_path.is_file():
         raise RunError(f"{run.folder} has no config.yaml, so it is not a run that can be read")
     return load(run.config_path), run
+
+
+def axis_of(recipe: Recipe) -> Axis:
+    """Agent steps online, updates offline, unless the config names another."""
+    if recipe.log.axis != "auto":
+        return recipe.log.axis
+    return "updates" if isinstance(recipe, RewardRecipe) and recipe.reward.reward_only else "agent_steps"
+
+
+def make_sinks(recipe: Recipe, run: Run, loop: Loop, counters: Counters, timer: Timer) -> list[Sink]:
+    """Console always; TensorBoard and Weights & Biases where they are asked for."""
+    axis = axis_of(recipe)
+    sinks: list[Sink] = [Console(loop, counters, timer, axis, seconds_between_lines=recipe.log.console_seconds)]
+    if recipe.log.tensorboard:
+        sinks.append(TensorBoard(run.tensorboard_path, axis))
+    if recipe.log.wandb != "off":
+        sinks.append(
+            WeightsAndBiases(
+                run.folder,
+                run.name,
+                run.run_id,
+                axis,
+                project=recipe.log.wandb_project,
+                mode=recipe.log.wandb,
+                config=recipe.model_dump(mode="json"),
+            )
+        )
+    return sinks

@@ -32,10 +32,10 @@ from millpond.record import Counters, Recorder, Timer
 from millpond.replay import Steps
 from millpond.report import Picture
 from millpond.store import Checkpoints, Parts, RandomState, Run, RunError
+from millpond.trainers.common.envs import VectorState
 from millpond.trainers.common.evaluate import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
-from millpond.trainers.common.sinks import make_sinks
-from millpond.trainers.common.vector_state import VectorState
+from millpond.trainers.common.session import make_sinks
 from millpond.trainers.mixture.big_agent import BigAgent
 from millpond.trainers.mixture.big_pond import spread
 from millpond.trainers.mixture.build import agent_name, make_players, make_ponds

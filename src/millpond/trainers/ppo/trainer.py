@@ -39,7 +39,7 @@ from millpond.rollout.schema import row_fields
 from millpond.schedules import named
 from millpond.store import Checkpoints, Parts, RandomState, Run
 from millpond.trainers.common.build import make_policy
-from millpond.trainers.common.envs import build_vector, evaluation_vector
+from millpond.trainers.common.envs import VectorState, build_vector, evaluation_vector
 from millpond.trainers.common.evaluate import Evaluation, evaluate
 from millpond.trainers.common.optimizers import make_optimizer
 from millpond.trainers.common.over_ranks import (
@@ -49,10 +49,8 @@ from millpond.trainers.common.over_ranks import (
     rank_seeds,
     rank_vector,
 )
-from millpond.trainers.common.reporting import next_steps, report_at_end
-from millpond.trainers.common.sinks import make_sinks
-from millpond.trainers.common.summary import summarise
-from millpond.trainers.common.vector_state import VectorState
+from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
+from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.compiled_rows import RowsCall
 from millpond.trainers.ppo.micro_batch import Coefficients, Estimate
 from millpond.trainers.ppo.update import estimate_advantages, train_minibatch

@@ -26,9 +26,8 @@ from millpond.rewards import objectives
 from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch
 from millpond.rewards.sampling import StepSampler
 from millpond.rollout.actions import put_actions
-from millpond.trainers.common.envs import build_vector, evaluation_vector
+from millpond.trainers.common.envs import VectorState, build_vector, evaluation_vector
 from millpond.trainers.common.evaluate import Evaluation, evaluate
-from millpond.trainers.common.vector_state import VectorState
 from millpond.trainers.reward.setup import PLAYER_HIDDEN, make_player
 
 

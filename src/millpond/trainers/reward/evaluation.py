@@ -12,7 +12,7 @@ from millpond.data import Episodes
 from millpond.planner.lines import table
 from millpond.plurals import plural
 from millpond.record import Counters, show_seconds
-from millpond.record.headline import HELD_OUT
+from millpond.record.jsonlines import HELD_OUT
 from millpond.rewards.batches import step_batch
 from millpond.rewards.metrics import METRICS, JudgedEpisode, baselines_of, measure
 from millpond.rewards.network import RewardNetwork

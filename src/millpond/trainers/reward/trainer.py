@@ -27,7 +27,7 @@ from millpond.rewards.batches import RewardBatches, inputs_of
 from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, training
 from millpond.trainers.common.evaluate import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
-from millpond.trainers.common.sinks import make_sinks
+from millpond.trainers.common.session import make_sinks
 from millpond.trainers.reward.agent import PondBatches, RewardAgent
 from millpond.trainers.reward.evaluation import HeldOutEvaluation, evaluate_reward, summarise_reward
 from millpond.trainers.reward.setup import RecordedData, audit_recorded, fit_network, make_network, open_recorded

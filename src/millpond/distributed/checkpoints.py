@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from millpond.distributed.errors import RankError
-from millpond.distributed.place import launcher
-from millpond.distributed.ranks import Ranks
+from millpond.distributed.ranks import RankError, Ranks, launcher
 from millpond.plurals import plural
 from millpond.store import Checkpoint, Checkpoints, Parts, ResumeError, Stateful
 from millpond.store.tree import tree_from_bytes, tree_to_bytes

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from millpond.distributed.errors import RankLostError
-from millpond.distributed.ranks import Ranks
+from millpond.distributed.ranks import RankLostError, Ranks
 from millpond.loop import Loop
 from millpond.plurals import plural
 from millpond.record import Recorder
