@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.env_batch import Buffers, Episode
+from millpond.envs.env_batch import Buffers, EpisodeStats
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 
 STEP_SECONDS = 0.005
@@ -27,7 +27,7 @@ class EmptyEnvs:
     def step(self, first: int, last: int) -> None:
         pass
 
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[EpisodeStats]:
         return []
 
     def save_state(self) -> dict[str, npt.NDArray[Any]]:

@@ -29,7 +29,7 @@ print(json.dumps({name: m.version(name) for name in ("torch", "numpy", "gymnasiu
 """
 SCENARIO = """
 from millpond.envs.mettagrid.scenario import forage_config
-from millpond.envs.mettagrid.spec import Forage
+from millpond.envs.mettagrid.scenario import Forage
 print(forage_config(Forage()).model_dump_json())
 """
 

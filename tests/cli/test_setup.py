@@ -17,14 +17,14 @@ import pytest
 import torch
 
 from millpond.cli import main
+from millpond.envs.adapters.minatar import load_game
 from millpond.envs.families import FAMILIES
-from millpond.envs.minatar import load_game
 
 WORLDS = '''
 import time
 import gymnasium
 import numpy as np
-from millpond.envs.errors import EnvError
+from millpond.envs.env_batch import EnvError
 
 
 class Corridor(gymnasium.Env):

@@ -5,16 +5,16 @@ from importlib.util import find_spec
 
 import pytest
 
-from millpond.envs.check import Finding, check_env
+from millpond.envs.check import CheckResult, check_env
+from millpond.envs.random_play import play
 from millpond.envs.registry import make_env_batch
-from millpond.envs.sampling import play
 from millpond.envs.seeds import spawn_seeds
 from tests.support import custom_envs
 
 OWN = custom_envs.__name__
 
 
-def wrong(findings: list[Finding]) -> dict[str, Finding]:
+def wrong(findings: list[CheckResult]) -> dict[str, CheckResult]:
     return {finding.rule: finding for finding in findings if finding.status != "ok"}
 
 
@@ -102,7 +102,7 @@ def test_a_slow_env_is_played_for_fewer_steps_unless_told_how_many(monkeypatch):
 
 
 def test_a_check_keeps_few_whole_observations_and_compares_all(monkeypatch):
-    monkeypatch.setattr("millpond.envs.sampling.KEPT_BYTES", 1)
+    monkeypatch.setattr("millpond.envs.random_play.KEPT_BYTES", 1)
     env_batch = make_env_batch("recall", 2, {})
     one, again = (play(env_batch, spawn_seeds(0, 2), 50) for _ in range(2))
     assert len(one.observation) == 2

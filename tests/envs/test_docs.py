@@ -4,8 +4,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from millpond.envs.atari import AtariOptions
-from millpond.envs.grid.spec import GridOptions
+from millpond.envs.adapters.atari import AtariOptions
+from millpond.envs.grid.rules import GridOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 

@@ -3,36 +3,38 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from millpond.envs.episodes import EpisodeBook
+from millpond.envs.episodes import EpisodeTracker
 from millpond.envs.registry import describe
 from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import make_vector
 
 
 def test_numbers_are_kept_and_everything_else_is_left_out():
-    book = EpisodeBook(2, 1)
-    book.add(0, 2, np.ones((2, 1), np.float32))
-    book.report(1, {"a": 1, "b": np.float32(2), "flag": True, "text": "x", "nan": float("nan"), "array": np.ones(3)})
-    book.report(1, {"a": 3, "zero-d": np.array(4.0)})
-    book.end(1, {"extra": 5.0})
-    (episode,) = book.drain()
+    tracker = EpisodeTracker(2, 1)
+    tracker.add_step(0, 2, np.ones((2, 1), np.float32))
+    tracker.add_infos(
+        1, {"a": 1, "b": np.float32(2), "flag": True, "text": "x", "nan": float("nan"), "array": np.ones(3)}
+    )
+    tracker.add_infos(1, {"a": 3, "zero-d": np.array(4.0)})
+    tracker.end_episode(1, {"extra": 5.0})
+    (episode,) = tracker.pop_ended()
     assert episode.info == {"a": 2.0, "b": 2.0, "flag": 1.0, "zero-d": 4.0, "extra": 5.0}
     assert (episode.env, episode.returns, episode.length) == (1, (1.0,), 1)
-    assert book.length.tolist() == [1, 0]
-    assert book.drain() == []
+    assert tracker.length.tolist() == [1, 0]
+    assert tracker.pop_ended() == []
 
 
 def test_a_saved_book_goes_on_in_the_middle_of_an_episode():
-    book, other = EpisodeBook(2, 2), EpisodeBook(2, 2)
+    tracker, other = EpisodeTracker(2, 2), EpisodeTracker(2, 2)
     for _ in range(3):
-        book.add(0, 2, np.full((2, 2), 0.1, np.float32))
-        book.report(0, {"a": 1 / 3})
-    book.end(1)
-    other.load_state(book.save_state())
-    for each in (book, other):
-        each.add(0, 1, np.ones((1, 2), np.float32))
-        each.end(0)
-    assert other.drain() == book.drain()
+        tracker.add_step(0, 2, np.full((2, 2), 0.1, np.float32))
+        tracker.add_infos(0, {"a": 1 / 3})
+    tracker.end_episode(1)
+    other.load_state(tracker.save_state())
+    for each in (tracker, other):
+        each.add_step(0, 1, np.ones((1, 2), np.float32))
+        each.end_episode(0)
+    assert other.pop_ended() == tracker.pop_ended()
 
 
 #        won at step 1, 2, 3    place   a number at the end only
@@ -52,33 +54,33 @@ STEPS = [{"won": False, "is_success": 0.0, "place": 1}, {"won": True, "is_succes
 )
 @pytest.mark.parametrize("cut", [0, 1, 2, 3])
 def test_each_aggregate_gives_the_same_when_its_state_is_saved_in_between(aggregate, expected, cut):
-    book = EpisodeBook(1, 1, aggregate)
+    tracker = EpisodeTracker(1, 1, aggregate)
     for k, infos in enumerate(STEPS):
         if k == cut:
-            saved = book.save_state()
-            book = EpisodeBook(1, 1, aggregate)
-            book.load_state(saved)
-        book.report(0, infos)
-    book.end(0)
-    (episode,) = book.drain()
+            saved = tracker.save_state()
+            tracker = EpisodeTracker(1, 1, aggregate)
+            tracker.load_state(saved)
+        tracker.add_infos(0, infos)
+    tracker.end_episode(0)
+    (episode,) = tracker.pop_ended()
     assert episode.info == pytest.approx(expected)
 
 
 def test_a_name_that_was_once_a_number_is_averaged():
-    book = EpisodeBook(1, 1)
+    tracker = EpisodeTracker(1, 1)
     for value in (True, 0, True):
-        book.report(0, {"flag": value})
-    book.end(0)
-    assert book.drain()[0].info == {"flag": pytest.approx(2 / 3)}
+        tracker.add_infos(0, {"flag": value})
+    tracker.end_episode(0)
+    assert tracker.pop_ended()[0].info == {"flag": pytest.approx(2 / 3)}
 
 
 def test_the_last_value_of_each_agent_counts_wherever_it_leaves():
-    book = EpisodeBook(1, 2)
-    book.report(0, {"won": False}, agent=0)
-    book.report(0, {"won": True}, agent=1)  # leaves here
-    book.report(0, {"won": False}, agent=0)
-    book.end(0)
-    assert book.drain()[0].info == {"won": 0.5}
+    tracker = EpisodeTracker(1, 2)
+    tracker.add_infos(0, {"won": False}, agent=0)
+    tracker.add_infos(0, {"won": True}, agent=1)  # leaves here
+    tracker.add_infos(0, {"won": False}, agent=0)
+    tracker.end_episode(0)
+    assert tracker.pop_ended()[0].info == {"won": 0.5}
 
 
 @pytest.mark.parametrize("backend", ["inline", "threads", "processes"])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from millpond.envs.listing import list_envs
-from millpond.envs.registry import known_ids
+from millpond.envs.registry import known_ids, list_envs
 
 
 def test_every_known_id_is_listed_with_its_spaces():

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from millpond.envs.errors import EnvError
+from millpond.envs.env_batch import EnvError
+from millpond.envs.random_play import play, play_on
 from millpond.envs.recall import RecallEnvs
-from millpond.envs.sampling import play, play_on
 from millpond.envs.seeds import spawn_seeds
 
 

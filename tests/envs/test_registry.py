@@ -8,8 +8,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from millpond.envs.env_batch import Buffers
-from millpond.envs.errors import EnvError
+from millpond.envs.env_batch import Buffers, EnvError
 from millpond.envs.registry import describe, known_ids, make_env_batch, prepare
 from millpond.envs.seeds import spawn_seeds
 
@@ -106,8 +105,8 @@ def test_an_unknown_id_gets_a_hint(env_id, message):
     ],
 )
 def test_a_missing_extra_is_named_with_its_command(env_id, module, extra, monkeypatch):
-    from millpond.envs.listing import missing
-    from millpond.envs.minatar import load_game
+    from millpond.envs.adapters.minatar import load_game
+    from millpond.envs.registry import missing
 
     load_game.cache_clear()
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:

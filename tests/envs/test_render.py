@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from millpond.envs.errors import EnvError
+from millpond.envs.env_batch import EnvError
 from millpond.envs.registry import make_env_batch
 from millpond.envs.render import options_for_drawing, render_rgb
 

@@ -6,7 +6,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.envs.errors import EnvError
+from millpond.envs.env_batch import EnvError
 from millpond.envs.spaces import ActionLayout, ObservationLayout, read_part
 
 LEAVES = st.sampled_from(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.envs.sampling import play, play_on
+from millpond.envs.random_play import play, play_on
 from millpond.envs.seeds import spawn_seeds
 from millpond.envs.truncation import TruncationEnvs
 

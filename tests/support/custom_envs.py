@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from millpond.envs.env_batch import Buffers, Episode
+from millpond.envs.env_batch import Buffers, EpisodeStats
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 
 
@@ -209,7 +209,7 @@ class Constant:
         self.spec = EnvSpec("constant", observation, ActionSpec.discrete(2), max_steps=length)
         self.num_envs = num_envs
         self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
-        self.length, self.ended = length, []  # type: int, list[Episode]
+        self.length, self.ended = length, []  # type: int, list[EpisodeStats]
 
     def reset(self, seeds: np.ndarray) -> None:
         self.clock = np.zeros(self.num_envs, np.int64)
@@ -225,9 +225,9 @@ class Constant:
         self.buffers.truncated[first:last, 0] = over
         for env in first + np.flatnonzero(over):
             self.buffers.final_observation[env] = self.buffers.observation[env]
-            self.ended.append(Episode(int(env), (float(self.length),), self.length))
+            self.ended.append(EpisodeStats(int(env), (float(self.length),), self.length))
 
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[EpisodeStats]:
         ended, self.ended = self.ended, []
         return ended
 
@@ -247,7 +247,9 @@ class Forgetful(Constant):
         over = self.clock[first:last] % self.length == 0
         self.buffers.reward[first:last] = 1.0
         self.buffers.terminated[first:last, 0] = over
-        self.ended += [Episode(int(env), (float(self.length),), self.length) for env in first + np.flatnonzero(over)]
+        self.ended += [
+            EpisodeStats(int(env), (float(self.length),), self.length) for env in first + np.flatnonzero(over)
+        ]
 
 
 def make_forgetful_env(num_envs: int, buffers: Buffers | None = None) -> Forgetful:

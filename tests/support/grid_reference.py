@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.envs.grid.envs import GridEnvs
-from millpond.envs.grid.render import agent_places, inner
-from millpond.envs.grid.spec import (
+from millpond.envs.grid.envs import GridEnvs, agent_places, inner
+from millpond.envs.grid.rules import (
     AGENT,
     ALTAR,
     ALTAR_COOLING,

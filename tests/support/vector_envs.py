@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.env_batch import Buffers, Episode
+from millpond.envs.env_batch import Buffers, EpisodeStats
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 
 IDENTITY, AGENT, ENV_STEPS, SEED, EPISODE, LAST_ACTION, DRAW, TORCH = range(8)
@@ -45,7 +45,7 @@ class CountingEnvs:
         self.length = np.zeros(num_envs, np.int64)
         self.returns = np.zeros((num_envs, self.spec.num_agents))
         self.generators: list[np.random.Generator] = []
-        self.ended: list[Episode] = []
+        self.ended: list[EpisodeStats] = []
         self.progress: npt.NDArray[np.int64] | None = None
 
     def watch(self, progress: npt.NDArray[np.int64]) -> None:
@@ -79,7 +79,7 @@ class CountingEnvs:
         if end < 2:
             self.show(buffers.final_observation, env, 1)
             info = {"last": float(self.env_steps[env])}
-            self.ended.append(Episode(env, tuple(self.returns[env]), int(self.length[env]), info))
+            self.ended.append(EpisodeStats(env, tuple(self.returns[env]), int(self.length[env]), info))
             self.episode[env] += 1
             self.length[env] = 0
             self.returns[env] = 0
@@ -96,7 +96,7 @@ class CountingEnvs:
         row[:, DRAW] = -1 if final else self.generators[env].integers(1 << 40)
         row[:, TORCH] = 0
 
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[EpisodeStats]:
         ended, self.ended = self.ended, []
         return ended
 
@@ -223,11 +223,11 @@ class CutOffEnvs(CountingEnvs):
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
         super().reset(seeds)
-        self.ended.append(Episode(0, (-1.0, -1.0), -1))
+        self.ended.append(EpisodeStats(0, (-1.0, -1.0), -1))
 
     def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
         super().load_state(state)
-        self.ended.append(Episode(0, (-1.0, -1.0), -1))
+        self.ended.append(EpisodeStats(0, (-1.0, -1.0), -1))
 
 
 def cut_off(num_envs: int, buffers: Buffers, first_env: int) -> CutOffEnvs:

@@ -16,7 +16,7 @@ import torch
 
 import millpond
 from millpond.config import ConfigError, load
-from millpond.envs.errors import EnvError
+from millpond.envs.env_batch import EnvError
 from millpond.policies import build_policy
 from millpond.store import RunError
 from millpond.trainers.common.build import check_policy_on

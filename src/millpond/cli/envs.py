@@ -8,8 +8,8 @@ from millpond.cli.output import print_json, print_text, watched
 from millpond.config.check import overlay
 from millpond.config.load import parse_override
 from millpond.envs.check import check_env, in_order
-from millpond.envs.errors import require_extra
-from millpond.envs.listing import list_envs
+from millpond.envs.families import require_extra
+from millpond.envs.registry import list_envs
 from millpond.planner.lines import sentence
 from millpond.plurals import plural
 

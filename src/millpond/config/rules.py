@@ -12,7 +12,7 @@ from math import isqrt
 from typing import Any
 
 from millpond.config.violations import Rule, Values, Violation
-from millpond.envs import atari, minatar
+from millpond.envs.adapters import atari, minatar
 from millpond.envs.families import FAMILIES, LOOPED, family_of
 from millpond.kinds import KINDS
 

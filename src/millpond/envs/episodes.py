@@ -1,4 +1,4 @@
-"""The books of episodes under way: returns, lengths and the numbers that an environment reports."""
+"""Track episodes in progress: returns, lengths and the numbers that an environment reports in its infos."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.env_batch import Episode
+from millpond.envs.env_batch import EpisodeStats
 
 Aggregate = Literal["auto", "mean", "sum", "last", "max"]
-OUTCOMES = frozenset({"won", "win", "success", "is_success", "solved"})  # outcomes, also where they are 0.0 and 1.0
+OUTCOMES = frozenset({"won", "win", "success", "is_success", "solved"})  # outcomes even if reported as 0.0 and 1.0
 
 
 @dataclass
-class Reported:
-    """Everything that was reported under one name in an episode so far."""
+class InfoStatistics:
+    """Statistics of the values reported under one name in the current episode."""
 
     total: float = 0.0
     count: int = 0
@@ -34,7 +34,7 @@ class Reported:
         self.last[agent] = number
 
     def value(self, aggregate: Aggregate) -> float:
-        """One number for the episode. `auto`: `last` for an outcome, else `mean`."""
+        """Return one number for the episode. `auto` is `last` for an outcome, else `mean`."""
         if aggregate == "auto":
             aggregate = "last" if self.outcome else "mean"
         if aggregate == "last":
@@ -44,34 +44,34 @@ class Reported:
         return self.total if aggregate == "sum" else self.total / self.count
 
 
-class EpisodeBook:
-    """Adds up rewards and reported numbers per env, and hands over whole episodes.
+class EpisodeTracker:
+    """Accumulates rewards and reported numbers per env, and returns the statistics of episodes that ended.
 
-    A number that an environment reports in its infos is aggregated over the steps and agents that reported it, so one that is
-    reported only at the end stays as it is. Of several agents, `last` is the mean of each one's last value.
+    A number in the infos is aggregated over the steps and agents that reported it, so a number that is reported only
+    at the end is returned unchanged. With several agents, `last` is the mean of each agent's last value.
     """
 
     def __init__(self, num_envs: int, num_agents: int, aggregate: Aggregate = "auto") -> None:
         self.aggregate = aggregate
         self.returns = np.zeros((num_envs, num_agents), np.float64)
         self.length = np.zeros(num_envs, np.int64)
-        self._reported: list[dict[str, Reported]] = [{} for _ in range(num_envs)]
-        self._ended: list[Episode] = []
+        self._reported: list[dict[str, InfoStatistics]] = [{} for _ in range(num_envs)]
+        self._ended: list[EpisodeStats] = []
 
-    def begin_all(self) -> None:
-        """Forget everything: all envs begin afresh."""
+    def reset(self) -> None:
+        """Forget everything: all envs start a new episode."""
         self.returns[:] = 0.0
         self.length[:] = 0
         self._reported = [{} for _ in self._reported]
         self._ended = []
 
-    def add(self, first: int, last: int, reward: npt.NDArray[np.float32]) -> None:
-        """One step of the envs first..last-1; `reward` is their slice."""
+    def add_step(self, first: int, last: int, reward: npt.NDArray[np.float32]) -> None:
+        """Count one step of the envs first..last-1; `reward` is their slice."""
         self.returns[first:last] += reward
         self.length[first:last] += 1
 
-    def report(self, env: int, infos: Mapping[str, Any], agent: int = 0) -> None:
-        """Take the numbers of an agent's infos after a step. What is not a number is left out, and so is NaN."""
+    def add_infos(self, env: int, infos: Mapping[str, Any], agent: int = 0) -> None:
+        """Record the numbers in an agent's infos after a step, ignoring NaN and everything that is not a number."""
         reported = self._reported[env]
         for name, value in infos.items():
             if isinstance(value, np.ndarray) and value.ndim == 0:
@@ -79,28 +79,28 @@ class EpisodeBook:
             if not isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating) or value != value:
                 continue
             if name not in reported:
-                reported[name] = Reported()
+                reported[name] = InfoStatistics()
             reported[name].add(float(value), agent, isinstance(value, bool | np.bool_) or name in OUTCOMES)
 
-    def end(self, env: int, info: Mapping[str, float] | None = None) -> None:
-        """An env's episode is over; `info` adds to what was reported."""
+    def end_episode(self, env: int, info: Mapping[str, float] | None = None) -> None:
+        """End an env's episode; `info` is added to the reported numbers."""
         numbers = {name: reported.value(self.aggregate) for name, reported in self._reported[env].items()}
-        self.append(env, self.returns[env], int(self.length[env]), numbers | dict(info or {}))
+        self.add_ended(env, self.returns[env], int(self.length[env]), numbers | dict(info or {}))
         self.returns[env] = 0.0
         self.length[env] = 0
         self._reported[env] = {}
 
-    def append(self, env: int, returns: npt.NDArray[np.float64], length: int, info: dict[str, float]) -> None:
-        """An episode whose books the environment kept itself."""
-        self._ended.append(Episode(env, tuple(float(value) for value in returns), length, info))
+    def add_ended(self, env: int, returns: npt.NDArray[np.float64], length: int, info: dict[str, float]) -> None:
+        """Record an ended episode that the environment tracked itself."""
+        self._ended.append(EpisodeStats(env, tuple(float(value) for value in returns), length, info))
 
-    def drain(self) -> list[Episode]:
-        """Episodes that ended since the last call, in the order of their ending."""
+    def pop_ended(self) -> list[EpisodeStats]:
+        """Return the episodes that ended since the last call, in the order in which they ended."""
         ended, self._ended = self._ended, []
         return ended
 
     def save_state(self) -> dict[str, npt.NDArray[Any]]:
-        """Everything, episodes not yet handed over included; the open texts are JSON in bytes."""
+        """Return everything, including ended episodes not yet returned; infos are JSON in bytes."""
         ended = [[e.env, list(e.returns), e.length, e.info] for e in self._ended]
         reported = [{name: asdict(numbers) for name, numbers in one.items()} for one in self._reported]
         text = json.dumps({"reported": reported, "ended": ended}).encode()
@@ -115,9 +115,9 @@ class EpisodeBook:
         self.length[:] = state["book.length"]
         text = json.loads(state["book.text"].tobytes())
         self._reported = [{name: _reported(saved) for name, saved in one.items()} for one in text["reported"]]
-        self._ended = [Episode(env, tuple(returns), length, info) for env, returns, length, info in text["ended"]]
+        self._ended = [EpisodeStats(env, tuple(returns), length, info) for env, returns, length, info in text["ended"]]
 
 
-def _reported(saved: Mapping[str, Any]) -> Reported:
-    """From JSON, whose keys are texts."""
-    return Reported(**{**saved, "last": {int(agent): number for agent, number in saved["last"].items()}})
+def _reported(saved: Mapping[str, Any]) -> InfoStatistics:
+    """Build from JSON, whose keys are strings."""
+    return InfoStatistics(**{**saved, "last": {int(agent): number for agent, number in saved["last"].items()}})

@@ -1,20 +1,26 @@
-"""Families of environments and what is known of each from its id alone, before anything is imported."""
+"""Families of environments: what an env id alone says, and the optional extra that its envs need."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+
+from millpond.envs.env_batch import EnvError
 
 
 @dataclass(frozen=True)
 class Family:
-    """`single_agent`: there is one agent an env, always. `partial_step`: a part of the envs can be stepped alone.
+    """Facts that hold for every env of a family.
 
-    `extra` of Millpond brings `module`, which its envs need; None where the base installation is enough.
+    `single_agent`  every env has one agent
+    `partial_step`  a slice of the batch can be stepped alone
+    `extra`         the extra of Millpond that installs `module`, which the envs need; None if nothing is needed
     """
 
     name: str
@@ -40,11 +46,11 @@ FAMILIES = {
     )
 }
 
-LOOPED = ("gymnasium", "pettingzoo", "custom")  # one Python object an env, stepped in a loop
+LOOPED = ("gymnasium", "pettingzoo", "custom")  # one Python object per env, stepped in a loop
 
 
 def family_of(env_id: str) -> Family | None:
-    """The family of an id, or None where it has the form of none."""
+    """Return the family of an id, or None if the id has the form of no family."""
     name, colon, rest = env_id.partition(":")
     if name in FAMILIES and name != "custom":
         family = FAMILIES[name]
@@ -56,7 +62,7 @@ def family_of(env_id: str) -> Family | None:
 
 
 def missing_extra(env_id: str) -> str | None:
-    """Return the extra that envs of this id need and that is not installed; None where nothing is missing."""
+    """Return the extra that envs of this id need and that is not installed; None if nothing is missing."""
     family = family_of(env_id)
     if family is None or family.extra is None or importlib.util.find_spec(family.module) is not None:
         return None
@@ -64,7 +70,33 @@ def missing_extra(env_id: str) -> str | None:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra of Millpond into the environment that runs this."""
-    found = shutil.which("pip")
-    own = found is not None and Path(found).parent == Path(sys.executable).parent
-    return f"{'' if own else f'{sys.executable} -m '}pip install 'millpond[{extra}]'"
+    """Return the command that installs an extra of Millpond for the running interpreter."""
+    pip = shutil.which("pip")
+    is_ours = pip is not None and Path(pip).parent == Path(sys.executable).parent
+    return f"{'' if is_ours else f'{sys.executable} -m '}pip install 'millpond[{extra}]'"
+
+
+def require_extra(env_id: str) -> None:
+    """Raise an error with the install command if the extra of this env is missing."""
+    extra = missing_extra(env_id)
+    if extra is not None:
+        raise _missing(env_id, extra)
+
+
+def _missing(env_id: str, extra: str) -> EnvError:
+    return EnvError(
+        f"env {env_id!r} needs the extra {extra!r}, which is not installed; install it with: {install_command(extra)}"
+    )
+
+
+def import_extra(module: str, *, extra: str, env_id: str) -> ModuleType:
+    """Import a module of an optional extra, or raise an error that names the extra and how to install it.
+
+    An installed module that fails during import raises its own error: that is not a missing extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise _missing(env_id, extra) from error

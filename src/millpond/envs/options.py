@@ -1,28 +1,32 @@
-"""Options of an environment: a mapping from a config file, turned into a frozen dataclass or refused with a reason."""
+"""Options of an environment: parse a mapping into a frozen dataclass, and load objects named `package.module:name`."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from millpond.envs.errors import EnvError
+from millpond.envs.env_batch import EnvError
+from millpond.errors import MillpondError
 
 Options = TypeVar("Options")
 
 
 def parse_options(kind: type[Options], options: Mapping[str, Any], *, env_id: str) -> Options:
-    """Make `kind`, a dataclass, of a mapping. Unknown names and wrong types are errors; nothing is converted
-    except an int where a float is asked for and a list where a tuple is."""
+    """Build the dataclass `kind` from a mapping. Unknown names and wrong types are errors.
+
+    Only an int for a float and a list for a tuple are converted.
+    """
     declared = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     unknown = [name for name in options if name not in declared]
     if unknown:
         near = difflib.get_close_matches(str(unknown[0]), declared, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else "."
-        raise EnvError(f"env {env_id!r} has no option {unknown[0]!r}{meant} Its options are: {', '.join(declared)}")
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise EnvError(f"env {env_id!r} has no option {unknown[0]!r}{hint} Its options are: {', '.join(declared)}")
     missing = [
         n for n, f in declared.items() if n not in options and f.default is MISSING and f.default_factory is MISSING
     ]
@@ -65,6 +69,35 @@ def _name(choice: Any) -> str:
 
 
 def require(rule_holds: bool, env_id: str, message: str) -> None:
-    """Raise an EnvError unless the rule holds; the message names the option, its value, the rule and the fix."""
+    """Raise an EnvError unless the rule holds; `message` names the option, its value, the rule and a fix."""
     if not rule_holds:
         raise EnvError(f"env {env_id!r}: {message}")
+
+
+def load_dotted(path: str, *, key: str = "", error: type[MillpondError] = EnvError) -> Any:
+    """Return the callable that `package.module:name` names.
+
+    `key`    the config key to name in error messages
+    `error`  the class of the errors that are raised
+    """
+    setting = f"{key}={path!r}" if key else repr(path)
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise error(f"{setting} must be written package.module:name")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not (module_name == missing.name or module_name.startswith(f"{missing.name}.")):
+            raise
+        raise error(
+            f"{setting}: there is no module {missing.name!r}; it must be on the Python path "
+            "(run from its folder with PYTHONPATH=. or install it)"
+        ) from missing
+    target: Any = module
+    for part in name.split("."):
+        if not hasattr(target, part):
+            raise error(f"{setting}: module {module_name} has no {name!r}")
+        target = getattr(target, part)
+    if not callable(target):
+        raise error(f"{setting} is a {type(target).__name__}, not a function or class")
+    return target

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.env_batch import Buffers, Episode
-from millpond.envs.episodes import EpisodeBook
+from millpond.envs.env_batch import Buffers, EpisodeStats, buffer_arrays, load_arrays, save_arrays
+from millpond.envs.episodes import EpisodeTracker
 from millpond.envs.options import parse_options, require
-from millpond.envs.saving import buffer_arrays, load_arrays, save_arrays
 from millpond.envs.seeds import check_seeds, draw_below
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 
@@ -63,11 +62,11 @@ class RecallEnvs:
         self._random = np.zeros(num_envs, np.uint64)
         self._cue = np.zeros(num_envs, np.int64)
         self._left = np.zeros(num_envs, np.int64)  # steps until the question
-        self._book = EpisodeBook(num_envs, 1)
+        self._tracker = EpisodeTracker(num_envs, 1)
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
         self._random[:] = check_seeds(seeds, self.num_envs)
-        self._book.begin_all()
+        self._tracker.reset()
         self.buffers.reward[:] = 0.0
         self.buffers.terminated[:] = False
         self.buffers.truncated[:] = False
@@ -81,7 +80,7 @@ class RecallEnvs:
         right = asked & (buffers.action[first:last, 0] == self._cue[first:last])
         buffers.reward[first:last, 0] = right
         buffers.terminated[first:last, 0] = asked
-        self._book.add(first, last, buffers.reward[first:last])
+        self._tracker.add_step(first, last, buffers.reward[first:last])
 
         self._left[first:last] -= 1
         observation = buffers.observation[first:last, 0]
@@ -91,7 +90,7 @@ class RecallEnvs:
         if len(ended):
             buffers.final_observation[ended] = 0
             for env in ended.tolist():
-                self._book.end(env, {"correct": float(buffers.reward[env, 0])})
+                self._tracker.end_episode(env, {"correct": float(buffers.reward[env, 0])})
             self._begin(ended)
 
     def _begin(self, envs: npt.NDArray[np.int64]) -> None:
@@ -104,20 +103,20 @@ class RecallEnvs:
         self.buffers.observation[envs, 0] = 0
         self.buffers.observation[envs, 0, self._cue[envs]] = 1
 
-    def episodes(self) -> list[Episode]:
-        return self._book.drain()
+    def episodes(self) -> list[EpisodeStats]:
+        return self._tracker.pop_ended()
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
         return {"random": self._random, "cue": self._cue, "left": self._left}
 
     def save_state(self) -> dict[str, npt.NDArray[Any]]:
         buffers = save_arrays("buffers", buffer_arrays(self.buffers))
-        return save_arrays("recall", self._arrays()) | buffers | self._book.save_state()
+        return save_arrays("recall", self._arrays()) | buffers | self._tracker.save_state()
 
     def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
         load_arrays("recall", self._arrays(), state, env_id="recall")
         load_arrays("buffers", buffer_arrays(self.buffers), state, env_id="recall")
-        self._book.load_state(state)
+        self._tracker.load_state(state)
 
     def close(self) -> None:
         """Nothing is held but arrays."""

@@ -9,18 +9,21 @@ plain values, and nothing here imports torch.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from millpond.envs import families
-from millpond.envs.env_batch import Buffers, EnvBatch
-from millpond.envs.episodic import EpisodicEnvs
-from millpond.envs.errors import EnvError, describe_error
+from millpond.envs.adapters import atari, minatar
+from millpond.envs.env_batch import Buffers, EnvBatch, EnvError
+from millpond.envs.families import install_command, missing_extra
 from millpond.envs.options import parse_options
-from millpond.envs.reward import RewardEnvs, RewardOptions
-from millpond.envs.spec import EnvSpec
+from millpond.envs.reward_wrappers import EpisodicEnvs, RewardEnvs, RewardOptions
+from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 from millpond.errors import MillpondError
+from millpond.plurals import plural
 
 BUILT_IN = tuple(family.name for family in families.FAMILIES.values() if ":" not in family.form)
 FAMILIES = tuple(family.name for family in families.FAMILIES.values() if family.form.startswith(f"{family.name}:"))
@@ -29,7 +32,7 @@ REWARD_NAMES = tuple(f.name for f in fields(RewardOptions))
 
 def known_ids() -> list[str]:
     """Every id that can be named beforehand; of the families with a name to fill in, the form."""
-    from millpond.envs import atari, minatar
+    from millpond.envs.adapters import atari, minatar
 
     games = [f"minatar:{game}" for game in minatar.GAMES] + [f"atari:{game}" for game in sorted(atari.MINIMAL_ACTIONS)]
     return [*BUILT_IN, *games, "gymnasium:ID", "pettingzoo:MODULE", "package.module:make_env"]
@@ -47,7 +50,7 @@ def describe(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
     own = {name: value for name, value in options.items() if name not in REWARD_NAMES}
     family, _, name = env_id.partition(":")
     if env_id == "grid":
-        from millpond.envs.grid.spec import describe as describe_grid
+        from millpond.envs.grid.rules import describe as describe_grid
 
         return describe_grid(own)
     if env_id == "recall":
@@ -59,15 +62,15 @@ def describe(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
 
         return describe_truncation(own)
     if env_id == "mettagrid":
-        from millpond.envs.mettagrid.spec import describe as describe_mettagrid
+        from millpond.envs.mettagrid.scenario import describe as describe_mettagrid
 
         return describe_mettagrid(own)
     if family == "atari":
-        from millpond.envs.atari import describe as describe_atari
+        from millpond.envs.adapters.atari import describe as describe_atari
 
         return describe_atari(name, own)
     if family == "minatar":
-        from millpond.envs.minatar import describe as describe_minatar
+        from millpond.envs.adapters.minatar import describe as describe_minatar
 
         return describe_minatar(name, own)
     try:
@@ -111,26 +114,26 @@ def _make(env_id: str, num_envs: int, own: Mapping[str, Any], buffers: Buffers |
 
         return MettaGridEnvs(num_envs, own, buffers)
     if family == "atari":
-        from millpond.envs.atari import AtariEnvs
+        from millpond.envs.adapters.atari import AtariEnvs
 
         return AtariEnvs(name, num_envs, own, buffers)
     if family == "minatar":
-        from millpond.envs.minatar import MinAtarEnvs
+        from millpond.envs.adapters.minatar import MinAtarEnvs
 
         return MinAtarEnvs(name, num_envs, own, buffers)
     if family == "gymnasium" and name:
-        from millpond.envs.gymnasium_envs import GymnasiumEnvs, LoopOptions, gymnasium_maker
+        from millpond.envs.adapters.gymnasium import GymnasiumEnvs, LoopOptions, gymnasium_maker
 
         loop = parse_options(LoopOptions, own, env_id=env_id)
         return GymnasiumEnvs(env_id, gymnasium_maker(name, loop), num_envs, own, buffers)
     if family == "pettingzoo" and name:
-        from millpond.envs.gymnasium_envs import LoopOptions
-        from millpond.envs.pettingzoo_envs import PettingZooEnvs, pettingzoo_maker
+        from millpond.envs.adapters.gymnasium import LoopOptions
+        from millpond.envs.adapters.pettingzoo import PettingZooEnvs, pettingzoo_maker
 
         loop = parse_options(LoopOptions, own, env_id=env_id)
         return PettingZooEnvs(env_id, pettingzoo_maker(name, loop), num_envs, own, buffers)
     if name:
-        from millpond.envs.custom import custom_env
+        from millpond.envs.adapters.custom import custom_env
 
         return custom_env(env_id, num_envs, own, buffers)
     raise unknown(env_id)
@@ -157,3 +160,89 @@ def prepare(env_id: str, options: Mapping[str, Any]) -> None:
         env_batch.reset(np.zeros(1, np.uint64))
         env_batch.step(0, 1)
         env_batch.close()
+
+
+def describe_error(error: Exception) -> str:
+    """An error in one line: type, message, notes, and the line of somebody else's code that raised it."""
+    notes = "; ".join(getattr(error, "__notes__", []))
+    text = str(error) if isinstance(error, MillpondError) else f"{type(error).__name__}: {error}".removesuffix(": ")
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        text += f"; install it, perhaps with: pip install {error.name.split('.')[0]}"
+    frames = [] if isinstance(error, MillpondError) else traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name}" if frames else ""
+    return f"{text}{''.join(f' ({part})' for part in (place, notes) if part)}"
+
+
+# -- What `millpond envs` lists: every id, its spaces, its agents, and whether its extra is installed.
+
+
+@dataclass(frozen=True)
+class EnvListing:
+    """One line of the list, all text."""
+
+    id: str
+    observation: str
+    action: str
+    agents: str
+    savable: str
+    needs: str  # the pip command for what is _install_command_if_missing; empty when all is there
+    about: str
+
+
+ABOUT = {
+    "grid": "agents forage: ore, batteries, hearts; built in, millions of steps a second",
+    "recall": "built in: remember a cue for 8 to 32 steps",
+    "truncation": "built in: its value is right only when truncation bootstraps",
+    "mettagrid": "the real MettaGrid: the forage scenario, or a config of your own",
+}
+
+
+def _install_command_if_missing(env_id: str) -> str:
+    """The pip command for an id's extra, or nothing when it is installed."""
+    extra = missing_extra(env_id)
+    return install_command(extra) if extra else ""
+
+
+def describe_observation(observation: ObservationSpec) -> str:
+    parts = [f"{part.name} {'x'.join(map(str, part.shape))} {part.dtype}" for part in observation.parts]
+    return " + ".join(parts)
+
+
+def describe_action(action: ActionSpec) -> str:
+    if action.kind == "continuous":
+        return plural(len(action.low), "number")
+    return " x ".join(str(size) for size in action.sizes) + " choices"
+
+
+def _listing(spec: EnvSpec, about: str) -> EnvListing:
+    return EnvListing(
+        spec.id,
+        describe_observation(spec.observation),
+        describe_action(spec.action),
+        str(spec.num_agents),
+        "yes" if spec.savable else "no",
+        _install_command_if_missing(spec.id),
+        about,
+    )
+
+
+def list_envs(*, games: bool = False) -> list[EnvListing]:
+    """All environments with their default options. Atari's and MinAtar's games one by one only if asked."""
+    listings = [_listing(describe(env_id, {}), ABOUT[env_id]) for env_id in BUILT_IN]
+    minatar_games = list(minatar.GAMES) if games else ["breakout"]
+    atari_games = sorted(atari.MINIMAL_ACTIONS) if games else ["gravitar"]
+    listings += [
+        _listing(describe(f"minatar:{game}", {}), f"one of {len(minatar.GAMES)} games") for game in minatar_games
+    ]
+    listings += [
+        _listing(describe(f"atari:{g}", {}), f"one of {len(atari.MINIMAL_ACTIONS)} games") for g in atari_games
+    ]
+    for env_id, about in (
+        ("gymnasium:ID", "any env of Gymnasium's registry, as gymnasium:CartPole-v1"),
+        ("pettingzoo:MODULE", "any parallel env of PettingZoo, as pettingzoo:butterfly.pistonball_v6"),
+        ("package.module:make_env", "your own env, see docs/environments.md"),
+    ):
+        listings.append(
+            EnvListing(env_id, "its own", "its own", "its own", "no", _install_command_if_missing(env_id), about)
+        )
+    return listings

@@ -10,10 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.dotted import load_dotted
-from millpond.envs.env_batch import EnvBatch
-from millpond.envs.errors import EnvError
+from millpond.envs.env_batch import EnvBatch, EnvError
 from millpond.envs.families import family_of
+from millpond.envs.options import load_dotted
 
 Frame = npt.NDArray[np.uint8]  # [height, width, 3]
 

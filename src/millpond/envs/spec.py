@@ -1,6 +1,6 @@
-"""What an environment shows and takes: plain facts, known before anything heavy is imported.
+"""Specs of observations, actions and environments: plain data, known before anything heavy is imported.
 
-The plan counts bytes from these, buffers are allocated from them, and the policy is built from them.
+The planner computes bytes from them, buffers are allocated from them, and the policy is built from them.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Literal
 
 import numpy as np
 
-TOKEN_PADDING = 0xFF  # the place of a token that is none
+TOKEN_PADDING = 0xFF  # location byte of an unused token
 PartKind = Literal["grid", "tokens", "pixels", "vector"]
 ActionKind = Literal["discrete", "multidiscrete", "continuous"]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One named piece of an observation: a byte range of the stored array, and how an encoder should read it.
+    """One named part of an observation: a byte range of the stored array, and how an encoder should read it.
 
     grid     cells of codes 0..high, shape (height, width)
-    tokens   rows of (place, feature, value), shape (tokens, 3)
+    tokens   rows of (location, feature, value), shape (tokens, 3)
     pixels   an image, channels first: shape (channels, height, width)
     vector   numbers, any shape
 
-    `high` is the largest value where the environment knows it: the number of codes of a grid less one, the largest feature of
-    tokens, 1 for planes of zeros and ones. An encoder scales or counts codes by it; without it, bytes go to 255 and
-    floats are as they are.
+    `high` is the largest value, if the environment knows it: the number of codes of a grid minus one, the largest
+    feature of tokens, 1 for planes of zeros and ones. Encoders use it to scale values or to size embeddings; without
+    it, bytes are assumed to reach 255 and floats are left unscaled.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Part:
 
 @dataclass(frozen=True)
 class ObservationSpec:
-    """One agent's observation: a single array of one dtype, so that it is stored, moved and gathered in one piece.
+    """One agent's observation: a single array of one dtype, so that it is stored, moved and gathered as one array.
 
-    An observation of several parts (a Dict, a Tuple) is one flat array. Where the parts share a dtype the array
-    has it; where they do not, the array is bytes, and `Part.offset` says where each part begins: at a multiple of its
-    item size. The whole is a multiple of the largest item size, so that parts of every observation in a batch are aligned.
+    An observation of several parts (a Dict, a Tuple) is one flat array. If all parts share a dtype, the array has that
+    dtype; otherwise it is uint8, and `Part.offset` is the first byte of each part, a multiple of its item size. The
+    total size is a multiple of the largest item size, so that parts are aligned in every observation of a batch.
     """
 
     shape: tuple[int, ...]
@@ -69,20 +69,20 @@ class ObservationSpec:
     def packed(
         parts: list[tuple[str, PartKind, tuple[int, ...], str]], high: Mapping[str, float] | None = None
     ) -> ObservationSpec:
-        """Lay parts one after another in one flat array, each aligned to its dtype; bytes between them are padding.
+        """Pack parts one after another into one flat array, each aligned to its dtype, with padding bytes between.
 
-        `high` gives a part's largest value by its name.
+        `high` gives the largest value of a part by its name.
         """
-        placed: list[Part] = []
+        packed: list[Part] = []
         end = 0
         for name, kind, shape, dtype in parts:
             offset = _round_up(end, np.dtype(dtype).itemsize)
-            placed.append(Part(name, kind, shape, dtype, offset, (high or {}).get(name)))
-            end = offset + placed[-1].nbytes
-        dtypes = {part.dtype for part in placed}
+            packed.append(Part(name, kind, shape, dtype, offset, (high or {}).get(name)))
+            end = offset + packed[-1].nbytes
+        dtypes = {part.dtype for part in packed}
         end = _round_up(end, max(np.dtype(dtype).itemsize for dtype in dtypes))
-        stored = dtypes.pop() if len(dtypes) == 1 else "uint8"
-        return ObservationSpec((end // np.dtype(stored).itemsize,), stored, tuple(placed))
+        array_dtype = dtypes.pop() if len(dtypes) == 1 else "uint8"
+        return ObservationSpec((end // np.dtype(array_dtype).itemsize,), array_dtype, tuple(packed))
 
 
 def _round_up(offset: int, multiple: int) -> int:
@@ -91,10 +91,10 @@ def _round_up(offset: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """What an agent may do.
+    """The action space of one agent.
 
-    discrete       one choice of sizes[0]          stored as int32, shape ()
-    multidiscrete  a choice of each of sizes       stored as int32, shape (len(sizes),)
+    discrete       one of sizes[0] actions         stored as int32, shape ()
+    multidiscrete  one action for each of sizes    stored as int32, shape (len(sizes),)
     continuous     a vector between low and high   stored as float32, shape `shape`
     """
 
@@ -127,14 +127,14 @@ class ActionSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Everything that the rest of Millpond needs to know of an environment.
+    """Everything that the rest of Millpond needs to know about an environment.
 
     `savable`        its whole state can be saved and restored, so that a run resumes bit for bit
-    `partial_step`   a part of its envs can be stepped alone (the top-up round needs it)
-    `releases_gil`   steps without holding Python's lock, so that threads help
+    `partial_step`   a slice of the batch can be stepped alone (the top-up round needs it)
+    `releases_gil`   steps without holding the GIL, so that threads run in parallel
     `native_vector`  many envs are stepped by the environment's own code in one call
-    `action_masks`   says which actions are allowed at each step
-    `info_names`     numbers that it reports at the end of each episode, where they are known beforehand
+    `action_masks`   reports which actions are allowed at each step
+    `info_names`     names of the numbers reported at the end of each episode, if known in advance
     """
 
     id: str

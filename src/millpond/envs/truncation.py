@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.env_batch import Buffers, Episode
-from millpond.envs.episodes import EpisodeBook
+from millpond.envs.env_batch import Buffers, EpisodeStats, buffer_arrays, load_arrays, save_arrays
+from millpond.envs.episodes import EpisodeTracker
 from millpond.envs.options import parse_options, require
-from millpond.envs.saving import buffer_arrays, load_arrays, save_arrays
 from millpond.envs.seeds import check_seeds
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 
@@ -51,12 +50,12 @@ class TruncationEnvs:
         self.num_envs = num_envs
         self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
         self._clock = np.zeros(num_envs, np.int64)
-        self._book = EpisodeBook(num_envs, 1)
+        self._tracker = EpisodeTracker(num_envs, 1)
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
         """Nothing here is random but the point of its length at which an env's first episode begins."""
         self._clock[:] = (check_seeds(seeds, self.num_envs) % np.uint64(self.options.max_steps)).astype(np.int64)
-        self._book.begin_all()
+        self._tracker.reset()
         self.buffers.observation[:] = 1.0
         self.buffers.reward[:] = 0.0
         self.buffers.terminated[:] = False
@@ -70,23 +69,23 @@ class TruncationEnvs:
         buffers.reward[first:last] = 1.0
         buffers.truncated[first:last, 0] = over
         buffers.observation[first:last] = 1.0
-        self._book.add(first, last, buffers.reward[first:last])
+        self._tracker.add_step(first, last, buffers.reward[first:last])
         for env in (first + np.flatnonzero(over)).tolist():
             buffers.final_observation[env] = 1.0
             self._clock[env] = 0
-            self._book.end(env)
+            self._tracker.end_episode(env)
 
-    def episodes(self) -> list[Episode]:
-        return self._book.drain()
+    def episodes(self) -> list[EpisodeStats]:
+        return self._tracker.pop_ended()
 
     def save_state(self) -> dict[str, npt.NDArray[Any]]:
         buffers = save_arrays("buffers", buffer_arrays(self.buffers))
-        return save_arrays("truncation", {"clock": self._clock}) | buffers | self._book.save_state()
+        return save_arrays("truncation", {"clock": self._clock}) | buffers | self._tracker.save_state()
 
     def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
         load_arrays("truncation", {"clock": self._clock}, state, env_id="truncation")
         load_arrays("buffers", buffer_arrays(self.buffers), state, env_id="truncation")
-        self._book.load_state(state)
+        self._tracker.load_state(state)
 
     def close(self) -> None:
         """Nothing is held but arrays."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from millpond.envs.env_batch import Episode
+from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import EnvSpec
 
 Final = tuple[int, int, np.ndarray[Any, Any]]  # t, env, observation
@@ -38,7 +38,7 @@ class Collection:
     epsilon: float
     final_observation: np.ndarray[Any, Any]  # [K, *observation], of the places in `has_final`, in their order
     has_final: np.ndarray[Any, np.dtype[np.bool_]]  # [T, E]
-    episodes: list[Episode] = field(default_factory=list)
+    episodes: list[EpisodeStats] = field(default_factory=list)
 
     @property
     def env_steps(self) -> int:
@@ -78,7 +78,7 @@ class Storage:
         self.value, self.final_value = numbers(), numbers()
         self.next_value = torch.zeros((agents, envs), device=device)
 
-    def view(self, agent: int, epsilon: float, finals: list[Final], episodes: list[Episode]) -> Collection:
+    def view(self, agent: int, epsilon: float, finals: list[Final], episodes: list[EpisodeStats]) -> Collection:
         """One agent's collection. `finals` are ordered by t, then env."""
         has_final = np.zeros((self.steps, self.envs), np.bool_)
         for t, env, _ in finals:

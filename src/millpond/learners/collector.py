@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from millpond.envs.env_batch import Episode
+from millpond.envs.env_batch import EpisodeStats
 from millpond.learners.collection import Collection, Final, Storage
 from millpond.learners.exploration import Epsilon
 from millpond.learners.side_by_side import SideBySide
@@ -30,7 +30,7 @@ class Collector:
         """One collection for each agent."""
         explore, drawn = self._explorations(epsilons, generators)
         finals: list[list[Final]] = [[] for _ in self.agents]
-        episodes: list[list[Episode]] = [[] for _ in self.agents]
+        episodes: list[list[EpisodeStats]] = [[] for _ in self.agents]
         with torch.inference_mode():
             for t in range(self.storage.steps + 1):
                 for unit in self.q.units:

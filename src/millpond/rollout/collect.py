@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from millpond.envs.env_batch import Episode
+from millpond.envs.env_batch import EpisodeStats
 from millpond.rollout.actions import put_actions
 from millpond.rollout.rows import Rows
 from millpond.vector import Batch, Vector
@@ -64,7 +64,7 @@ class Collected:
     env_steps: int = 0
     agent_steps: int = 0
     dropped_agent_steps: int = 0
-    episodes: list[Episode] = field(default_factory=list)
+    episodes: list[EpisodeStats] = field(default_factory=list)
 
 
 class _Turns(Protocol):

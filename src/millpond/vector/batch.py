@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.env_batch import Buffers, Episode
+from millpond.envs.env_batch import Buffers, EpisodeStats
+from millpond.vector.layout import Task
 
 
 @dataclass(eq=False)
@@ -36,7 +38,7 @@ class Batch:
     action_mask: npt.NDArray[np.bool_]
     restarted: npt.NDArray[np.bool_]  # [envs]
     stepped: bool = False
-    episodes: list[Episode] = field(default_factory=list)  # `Episode.env` is the env's index in the vector
+    episodes: list[EpisodeStats] = field(default_factory=list)  # `EpisodeStats.env` is the env's index in the vector
 
     @staticmethod
     def view(group: int, first: int, last: int, buffers: Buffers, restarted: npt.NDArray[np.bool_]) -> Batch:
@@ -59,3 +61,32 @@ class Batch:
     @property
     def num_envs(self) -> int:
         return self.last - self.first
+
+
+# -- A run of envs that steps together: a group, or a piece of a part.
+
+NO_TICKET = 0  # tickets begin at 1
+
+
+class Status(IntEnum):
+    REST = 0  # nothing asked for; its latest observation can be received
+    HELD = 1  # received: the policy has it
+    FLYING = 2  # sent: workers have it
+    LANDED = 3  # stepped, and not yet received
+
+
+@dataclass(eq=False)
+class Stretch:
+    batch: Batch
+    tasks: tuple[Task, ...]
+    tickets: list[int]
+    status: Status = Status.REST
+    ended: list[EpisodeStats] = field(default_factory=list)  # episodes, until they are received
+
+    @property
+    def first(self) -> int:
+        return self.batch.first
+
+    @property
+    def last(self) -> int:
+        return self.batch.last

@@ -7,16 +7,15 @@ from collections import Counter
 from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from millpond.envs.spec import EnvSpec
-from millpond.vector.batch import Batch
-from millpond.vector.crash import Failure, VectorError, WorkerError
-from millpond.vector.crew import Command, Op
+from millpond.vector.backends.pool import Pool
+from millpond.vector.batch import NO_TICKET, Batch, Status, Stretch
+from millpond.vector.failures import Failure, VectorError, WorkerError
 from millpond.vector.layout import Layout, Shard
-from millpond.vector.memory import Arena
-from millpond.vector.pool import Pool
-from millpond.vector.seeds import env_seed, env_seeds
-from millpond.vector.stretch import NO_TICKET, Status, Stretch
+from millpond.vector.shared_memory import Arena
+from millpond.vector.worker import Command, Op
 
 OnCrash = Literal["stop", "restart"]
 MOST_CRASHES_IN_A_ROW = 3
@@ -257,3 +256,19 @@ class Fleet:
                     if reply is not None and not isinstance(reply, Failure):
                         stretch.ended += reply
                     stretch.tickets[place] = NO_TICKET
+
+
+# -- Where each env's seed comes from.
+
+
+def env_seed(seed: int, env: int, restarts: int = 0) -> int:
+    """The seed of one env: a function of the run's seed, the env's index and how often the env was restarted.
+
+    It is the child (env, restarts) of `SeedSequence(seed)`, so neither backend, workers nor groups can change it.
+    """
+    return int(np.random.SeedSequence(seed, spawn_key=(env, restarts)).generate_state(1, np.uint64)[0])
+
+
+def env_seeds(seed: int, num_envs: int) -> npt.NDArray[np.uint64]:
+    """The seeds [num_envs] of a fresh start."""
+    return np.array([env_seed(seed, env) for env in range(num_envs)], dtype=np.uint64)

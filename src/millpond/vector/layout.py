@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from millpond.envs.spec import EnvSpec
 from millpond.plurals import plural
-from millpond.vector.crash import VectorError
+from millpond.vector.failures import VectorError
 
 
 @dataclass(frozen=True, slots=True)

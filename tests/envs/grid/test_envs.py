@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.envs.errors import EnvError
+from millpond.envs.env_batch import EnvError
 from millpond.envs.grid.envs import GridEnvs
 from millpond.envs.grid.players import Player
-from millpond.envs.grid.spec import ALTAR, ALTAR_COOLING, GENERATOR, MINE, WALL, GridOptions
-from millpond.envs.sampling import play, play_on
+from millpond.envs.grid.rules import ALTAR, ALTAR_COOLING, GENERATOR, MINE, WALL, GridOptions
+from millpond.envs.random_play import play, play_on
 from millpond.envs.seeds import spawn_seeds
 from tests.support.grid_reference import ReferenceEnv
 
@@ -20,7 +20,7 @@ SMALL = {"width": 8, "height": 7, "walls": 6, "mines": 2, "generators": 2, "alta
 
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, object]:
-    """Rules of every shape, crowded ones too."""
+    """GridRules of every shape, crowded ones too."""
     width, height = draw(st.integers(5, 14)), draw(st.integers(5, 14))
     mines, generators, altars = (draw(st.integers(1, 2)) for _ in range(3))
     room = width * height // 3 - mines - generators - altars

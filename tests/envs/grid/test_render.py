@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from millpond.envs.grid.envs import GridEnvs
+from millpond.envs.grid.envs import TILE, GridEnvs
 from millpond.envs.grid.players import Player
-from millpond.envs.grid.render import TILE
 from millpond.envs.render import render_rgb, write_gif
 
 

@@ -1,1 +1,1 @@
-"""The built-in environment: agents forage on a grid. Nothing heavy is imported here; see `spec` and `env_batch`."""
+"""The built-in environment: agents forage on a grid. Nothing heavy is imported here; see `rules` and `envs`."""

@@ -8,14 +8,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.env_batch import Buffers, Episode
-from millpond.envs.episodes import EpisodeBook
-from millpond.envs.errors import EnvError
+from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, buffer_arrays, load_arrays, save_arrays
+from millpond.envs.episodes import EpisodeTracker
 from millpond.envs.grid.kernels import reset_envs, step_envs
-from millpond.envs.grid.render import render_rgb, render_text
-from millpond.envs.grid.spec import ACTION_NAMES, INFO_NAMES, GridOptions, describe, options
-from millpond.envs.grid.state import Rules, State
-from millpond.envs.saving import buffer_arrays, load_arrays, save_arrays
+from millpond.envs.grid.rules import (
+    ACTION_NAMES,
+    BATTERY,
+    HEART,
+    INFO_NAMES,
+    ORE,
+    GridOptions,
+    GridRules,
+    GridState,
+    describe,
+    options,
+    padded_stride,
+)
 from millpond.envs.seeds import check_seeds
 
 
@@ -27,13 +35,13 @@ class GridEnvs:
         self.options: GridOptions = options(mapping)
         self.num_envs = num_envs
         self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
-        self.state = State.allocate(self.options, num_envs)
-        self.rules = Rules.of(self.options)
-        self._book = EpisodeBook(num_envs, self.spec.num_agents)
+        self.state = GridState.allocate(self.options, num_envs)
+        self.rules = GridRules.of(self.options)
+        self._tracker = EpisodeTracker(num_envs, self.spec.num_agents)
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
         self.state.random[:] = check_seeds(seeds, self.num_envs)
-        self._book.begin_all()
+        self._tracker.reset()
         buffers = self.buffers
         buffers.reward[:] = 0.0
         buffers.terminated[:] = False
@@ -59,24 +67,24 @@ class GridEnvs:
             for env in first + np.flatnonzero(buffers.truncated[first:last, 0]):
                 made = zip(INFO_NAMES, self.state.ended_made[env], strict=True)
                 length = int(self.state.ended_length[env])
-                self._book.append(
+                self._tracker.add_ended(
                     int(env), self.state.ended_returns[env], length, {name: float(value) for name, value in made}
                 )
 
-    def episodes(self) -> list[Episode]:
-        return self._book.drain()
+    def episodes(self) -> list[EpisodeStats]:
+        return self._tracker.pop_ended()
 
     def save_state(self) -> dict[str, npt.NDArray[Any]]:
         return (
             save_arrays("grid", self.state._asdict())
             | save_arrays("buffers", buffer_arrays(self.buffers))
-            | self._book.save_state()
+            | self._tracker.save_state()
         )
 
     def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
         load_arrays("grid", self.state._asdict(), state, env_id="grid")
         load_arrays("buffers", buffer_arrays(self.buffers), state, env_id="grid")
-        self._book.load_state(state)
+        self._tracker.load_state(state)
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
         """The whole map of one env as an image."""
@@ -104,3 +112,65 @@ class GridEnvs:
             f"env 'grid': no room was left for all objects of env {-1 - code} on the map of "
             f"{rules.width}x{rules.height}; enlarge width or height, or take walls away (walls={rules.walls})"
         )
+
+
+# -- Pictures of the grid environment.
+
+TILE = 8  # pixels a cell
+COLOURS = np.array(
+    [
+        (24, 26, 32),  # empty
+        (92, 96, 106),  # wall
+        (196, 132, 60),  # mine
+        (70, 150, 220),  # generator
+        (222, 72, 88),  # altar
+        (112, 50, 58),  # cooling altar
+        (250, 250, 250),  # agent, drawn over in its own colour
+    ],
+    np.uint8,
+)
+CHARACTERS = ".#mgaz@"  # by code
+AGENT_COLOURS = np.array(
+    [(250, 222, 80), (120, 220, 130), (200, 130, 240), (90, 220, 220), (250, 150, 90), (240, 240, 240)], np.uint8
+)
+
+
+def inner(options: GridOptions, state: GridState, env: int) -> npt.NDArray[np.uint8]:
+    """The map of one env without its margin, [height, width]; a view."""
+    margin, stride = options.margin, padded_stride(options)
+    rows = state.cells[env, margin * stride : (margin + options.height) * stride].reshape(options.height, stride)
+    return rows[:, margin:]
+
+
+def agent_places(options: GridOptions, state: GridState, env: int) -> list[tuple[int, int]]:
+    """Row and column of each agent on the map without its margin."""
+    stride = padded_stride(options)
+    return [(int(c) // stride - options.margin, int(c) % stride - options.margin) for c in state.agent[env]]
+
+
+def render_rgb(options: GridOptions, state: GridState, env: int) -> npt.NDArray[np.uint8]:
+    """[height * TILE, width * TILE, 3], one colour an agent; what it carries as a dot in the object's colour."""
+    image = COLOURS[inner(options, state, env)].repeat(TILE, 0).repeat(TILE, 1)
+    for agent, (row, column) in enumerate(agent_places(options, state, env)):
+        tile = image[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE]
+        tile[:] = COLOURS[0]
+        tile[1:-1, 1:-1] = AGENT_COLOURS[agent % len(AGENT_COLOURS)]
+        ore, battery = state.inventory[env, agent, ORE], state.inventory[env, agent, BATTERY]
+        if battery:
+            tile[2:-2, 2:-2] = COLOURS[3]
+        elif ore:
+            tile[2:-2, 2:-2] = COLOURS[2]
+    return np.ascontiguousarray(image)
+
+
+def render_text(options: GridOptions, state: GridState, env: int) -> str:
+    """One character a cell: empty `.`, wall `#`, mine `m`, generator `g`, altar `a`, cooling altar `z`; agents as the
+    last digit of their number. Below, the clock and what each agent carries."""
+    drawn = np.array(list(CHARACTERS))[inner(options, state, env)]
+    for agent, (row, column) in enumerate(agent_places(options, state, env)):
+        drawn[row, column] = str(agent % 10)
+    carried = "  ".join(
+        f"{agent}: ore {kept[ORE]} battery {kept[BATTERY]} heart {kept[HEART]}"
+        for agent, kept in enumerate(state.inventory[env])
+    )
+    return "\n".join("".join(row) for row in drawn) + f"\nstep {state.clock[env]}/{options.max_steps}  {carried}"

@@ -1,22 +1,19 @@
-"""The grid environment's rules, compiled: a slice of envs is stepped, shown and reset in one call, without Python's lock.
-
-Everything compiled is in this one file, because numba's cache on disk notices changes of a function's own file only.
-
-Maps are random, and everything on them can be reached, in time linear in what is placed: blocks (walls and objects)
-go one by one to random free cells. A block may go to a cell when the free cells around it hang together without it:
-then no placing can cut the free cells in two, and since they begin in one piece they stay so. And every object keeps
-a free cell beside it. Both tests look at the cell's neighbours only.
-"""
+"""What numba has no word for: a hint to the processor's cache."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from millpond.compiled import compiled
-from millpond.envs.grid.spec import (
+from millpond.envs.grid.rules import (
     AGENT,
     ALTAR,
     ALTAR_COOLING,
@@ -32,10 +29,41 @@ from millpond.envs.grid.spec import (
     SOUTH,
     WALL,
     WEST,
+    GridRules,
+    GridState,
 )
-from millpond.envs.grid.state import Rules, State
-from millpond.envs.prefetch import prefetch
 from millpond.envs.seeds import GAMMA, MIX_1, MIX_2, SHIFT_1, SHIFT_2, SHIFT_3
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Callable[..., Any]]:
+    """Ask the processor to bring array[row, column] into its cache, and do not wait for it.
+
+    Who goes through many envs, each a kilobyte in a random order, otherwise waits for memory at every one.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = signature.args[0]
+        made = context.make_array(kind)(context, builder, arguments[0])
+        place = cgutils.get_item_pointer(context, builder, kind, made, arguments[1:], wraparound=False)
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        hint = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, hint, "llvm.prefetch.p0")
+        # The three numbers of LLVM's instruction: to read, to keep in all caches, data.
+        builder.call(function, [builder.bitcast(place, byte), word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp), generate
+
+
+# -- The grid environment's rules, compiled: a slice of envs is stepped, shown and reset in one call, without Python's lock.
+#
+# Everything compiled is in this one file, because numba's cache on disk notices changes of a function's own file only.
+#
+# Maps are random, and everything on them can be reached, in time linear in what is placed: blocks (walls and objects)
+# go one by one to random free cells. A block may go to a cell when the free cells around it hang together without it:
+# then no placing can cut the free cells in two, and since they begin in one piece they stay so. And every object keeps
+# a free cell beside it. Both tests look at the cell's neighbours only.
 
 Array = npt.NDArray[Any]
 HALF = np.uint64(32)
@@ -101,13 +129,13 @@ def may_block(cells: Array, cell: int, stride: int) -> bool:
 
 
 @compiled
-def inner_cell(rules: Rules, index: int) -> int:
+def inner_cell(rules: GridRules, index: int) -> int:
     """Cell of the padded map of the index-th cell of the map itself."""
     return (index // rules.width + rules.margin) * rules.stride + index % rules.width + rules.margin
 
 
 @compiled
-def find_cell(rules: Rules, state: State, env: int, block: bool) -> int:
+def find_cell(rules: GridRules, state: GridState, env: int, block: bool) -> int:
     """A random free cell: any for an agent, one that may be blocked for a block; -1 when there is none.
 
     Random tries first; where they fail, the map is gone through from a random start.
@@ -127,7 +155,7 @@ def find_cell(rules: Rules, state: State, env: int, block: bool) -> int:
 
 
 @compiled
-def new_map(rules: Rules, state: State, env: int) -> bool:
+def new_map(rules: GridRules, state: GridState, env: int) -> bool:
     """Draw maps until one takes all blocks and agents: on a crowded map some thousandth do not. False when none does,
     which the limits of `GridOptions` keep from happening on any map of sensible size."""
     tries = 0
@@ -139,7 +167,7 @@ def new_map(rules: Rules, state: State, env: int) -> bool:
 
 
 @compiled
-def draw_map(rules: Rules, state: State, env: int) -> bool:
+def draw_map(rules: GridRules, state: GridState, env: int) -> bool:
     """Draw a map and place the agents. False when the blocks do not fit as they fell."""
     cells = state.cells[env]
     cells[:] = WALL
@@ -170,7 +198,7 @@ def draw_map(rules: Rules, state: State, env: int) -> bool:
 
 
 @compiled
-def begin_episode(rules: Rules, state: State, env: int) -> bool:
+def begin_episode(rules: GridRules, state: GridState, env: int) -> bool:
     """Clear the episode's books and draw a new map. False when the blocks do not fit."""
     state.clock[env] = 0
     state.began[env] = 0
@@ -182,7 +210,7 @@ def begin_episode(rules: Rules, state: State, env: int) -> bool:
 
 
 @compiled
-def show(rules: Rules, cells: Array, place: Array, inventory: Array, env: int, observation: Array) -> None:
+def show(rules: GridRules, cells: Array, place: Array, inventory: Array, env: int, observation: Array) -> None:
     """Write what each agent of an env sees: the window's cells, row by row, then its own inventory.
 
     Hearts are not limited, so they are shown up to `capacity`, as the others are.
@@ -204,7 +232,7 @@ def show(rules: Rules, cells: Array, place: Array, inventory: Array, env: int, o
 
 @compiled
 def act(
-    rules: Rules,
+    rules: GridRules,
     cells: Array,
     place: Array,
     inventory: Array,
@@ -259,8 +287,8 @@ def act(
 
 @compiled
 def step_envs(
-    rules: Rules,
-    state: State,
+    rules: GridRules,
+    state: GridState,
     first: int,
     last: int,
     action: Array,
@@ -319,7 +347,7 @@ def step_envs(
 
 
 @compiled
-def reset_envs(rules: Rules, state: State, observation: Array) -> int:
+def reset_envs(rules: GridRules, state: GridState, observation: Array) -> int:
     """Begin a first episode everywhere, from `state.random`. Returns 0; -1 - env when a map does not fit."""
     for env in range(state.clock.shape[0]):
         if not begin_episode(rules, state, env):

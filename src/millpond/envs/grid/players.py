@@ -16,7 +16,7 @@ import numpy.typing as npt
 from millpond.compiled import compiled
 from millpond.envs.grid.envs import GridEnvs
 from millpond.envs.grid.kernels import draw_below
-from millpond.envs.grid.spec import (
+from millpond.envs.grid.rules import (
     ALTAR,
     ALTAR_COOLING,
     BATTERY,
@@ -29,8 +29,9 @@ from millpond.envs.grid.spec import (
     ORE,
     SOUTH,
     WEST,
+    GridRules,
+    GridState,
 )
-from millpond.envs.grid.state import Rules, State
 from millpond.envs.seeds import spawn_seeds
 
 Array = npt.NDArray[Any]
@@ -76,7 +77,7 @@ def first_move(cells: Array, start: int, goal: int, stride: int, move: Array, qu
 
 
 @compiled
-def greedy_actions(rules: Rules, state: State, first: int, last: int, random: Array, action: Array) -> None:
+def greedy_actions(rules: GridRules, state: GridState, first: int, last: int, random: Array, action: Array) -> None:
     """Greedy's actions in the envs first..last-1. Who finds no way, because others stand in it, moves at random."""
     size = state.cells.shape[1]
     move = np.empty(size, np.int8)

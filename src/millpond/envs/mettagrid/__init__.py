@@ -1,1 +1,1 @@
-"""The real MettaGrid. Nothing heavy is imported here; see `spec`, `scenario` and `env_batch`."""
+"""The real MettaGrid. Nothing heavy is imported here; see `scenario` and `envs`."""

@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.env_batch import Buffers, Episode
-from millpond.envs.episodes import EpisodeBook
-from millpond.envs.errors import EnvError
-from millpond.envs.mettagrid.scenario import Scenario
-from millpond.envs.mettagrid.spec import options
+from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats
+from millpond.envs.episodes import EpisodeTracker
+from millpond.envs.mettagrid.scenario import Scenario, options
 from millpond.envs.seeds import check_seeds, draw
 
 SEED_SHIFT = np.uint64(33)  # the core takes 31 bits
@@ -39,7 +37,7 @@ class MettaGridEnvs:
         self._random = np.zeros(num_envs, np.uint64)
         self.cores: list[Any] = [None] * num_envs
         self._steps: list[Any] = [None] * num_envs
-        self._book = EpisodeBook(num_envs, agents)
+        self._tracker = EpisodeTracker(num_envs, agents)
         self._progress = np.zeros(1, np.int64)
 
     def watch(self, progress: npt.NDArray[np.int64]) -> None:
@@ -48,7 +46,7 @@ class MettaGridEnvs:
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
         self._random[:] = check_seeds(seeds, self.num_envs)
-        self._book.begin_all()
+        self._tracker.reset()
         self.buffers.alive[:] = True
         for env in range(self.num_envs):
             self._begin(env)
@@ -115,14 +113,14 @@ class MettaGridEnvs:
         buffers.final_observation[env] = buffers.observation[env]
         core = self.cores[env]  # which keeps returns and lengths itself
         info = agent_means(core.get_episode_stats())
-        self._book.append(env, core.get_episode_rewards(), int(core.current_step), info)
+        self._tracker.add_ended(env, core.get_episode_rewards(), int(core.current_step), info)
         kept = [(array, array[env].copy()) for array in (buffers.reward, buffers.terminated, buffers.truncated)]
         self._begin(env)
         for array, values in kept:
             array[env] = values
 
-    def episodes(self) -> list[Episode]:
-        return self._book.drain()
+    def episodes(self) -> list[EpisodeStats]:
+        return self._tracker.pop_ended()
 
     def save_state(self) -> dict[str, npt.NDArray[Any]]:
         raise EnvError("the state of env 'mettagrid' cannot be saved: its core does not give it; see spec.savable")

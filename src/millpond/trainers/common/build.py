@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from millpond.config.recipe import PolicyConfig
-from millpond.envs.check import Finding
+from millpond.envs.check import CheckResult
 from millpond.envs.env_batch import EnvBatch
-from millpond.envs.errors import describe_error
-from millpond.envs.registry import make_env_batch
+from millpond.envs.registry import describe_error, make_env_batch
 from millpond.envs.seeds import spawn_seeds
 from millpond.envs.spec import EnvSpec
 from millpond.policies import build_policy, load_policy_factory
@@ -35,7 +34,7 @@ def make_policy(policy: PolicyConfig, spec: EnvSpec, device: torch.device) -> An
     ).to(device)
 
 
-def check_policy_on(env_id: str, options: Mapping[str, Any]) -> Finding:
+def check_policy_on(env_id: str, options: Mapping[str, Any]) -> CheckResult:
     """Find out whether the built-in policy acts on an environment's observations, one at a time and in a batch, and learns."""
     rule = "a policy acts and learns"
     fix = "show Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these, with finite numbers"
@@ -46,8 +45,10 @@ def check_policy_on(env_id: str, options: Mapping[str, Any]) -> Finding:
         finally:
             env_batch.close()
     except Exception as error:
-        return Finding(rule, "error", describe_error(error), fix)
-    return Finding(rule, "error", wrong, fix) if wrong else Finding(rule, "ok", "on a batch of one and of several")
+        return CheckResult(rule, "error", describe_error(error), fix)
+    return (
+        CheckResult(rule, "error", wrong, fix) if wrong else CheckResult(rule, "ok", "on a batch of one and of several")
+    )
 
 
 def _try_policy(env_batch: EnvBatch) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 
 from millpond.config.env import VectorConfig
 from millpond.distributed import Place, Ranks
-from millpond.envs.env_batch import Episode
+from millpond.envs.env_batch import EpisodeStats
 from millpond.errors import MillpondError
 from millpond.rollout.collect import Collected
 from millpond.store import Run, load_weights
@@ -68,5 +68,5 @@ def collected_by_all(ranks: Ranks, own: Collected, num_envs: int) -> Collected:
         total.dropped_agent_steps += found["dropped_agent_steps"]
         for episode in found["episodes"]:
             env = rank * num_envs + episode["env"]
-            total.episodes.append(Episode(env, tuple(episode["returns"]), episode["length"], episode["info"]))
+            total.episodes.append(EpisodeStats(env, tuple(episode["returns"]), episode["length"], episode["info"]))
     return total

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
 from millpond.envs.env_batch import EnvBatch
-from millpond.envs.errors import require_extra
+from millpond.envs.families import require_extra
 from millpond.envs.render import render_rgb, write_gif
 from millpond.planner.host import require_device
 from millpond.plurals import plural

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from millpond.config import RewardRecipe
 from millpond.config.mixture import DQNConfig
-from millpond.envs.env_batch import Episode
+from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
 from millpond.learners import DQN, SAC, Epsilon, QNetwork, epsilon_greedy
@@ -169,7 +169,7 @@ class RewardAgent:
 
     # -- playing
 
-    def act(self, env_steps: int, *, at_random: bool) -> list[Episode]:
+    def act(self, env_steps: int, *, at_random: bool) -> list[EpisodeStats]:
         """Take so many steps in every env, and put them into the pond; the episodes that ended on the way."""
         fields: dict[str, list[Any]] = {
             name: [] for name in ("observation", "action", "reward", "terminated", "truncated")

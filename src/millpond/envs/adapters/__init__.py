@@ -1,0 +1,1 @@
+"""Environments of other libraries as `EnvBatch`: Gymnasium, PettingZoo, Atari, MinAtar and custom envs."""

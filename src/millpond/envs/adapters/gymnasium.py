@@ -1,0 +1,198 @@
+"""Gymnasium envs, one object an env, stepped in a loop: `gymnasium:ID`, or whatever a factory makes.
+
+An env is seeded once, at `reset`; the episodes that follow continue its own generator. So env i's trajectory depends
+on its own seed and actions alone, as long as it draws from `self.np_random`, as Gymnasium asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, unsavable
+from millpond.envs.episodes import Aggregate, EpisodeTracker
+from millpond.envs.options import parse_options
+from millpond.envs.render import render_env
+from millpond.envs.seeds import check_seeds
+from millpond.envs.spaces import ActionLayout, ObservationLayout, find_mask, mask_method, shows_mask, write_mask
+from millpond.envs.spec import EnvSpec
+
+MakeEnv = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """Options of the environments that loop over env objects.
+
+    `kwargs` go to the env's constructor. `max_steps` truncates episodes; it replaces the limit that a Gymnasium env was
+    registered with. `clip_actions` clips continuous actions to the space's bounds before the env sees them. `info` says
+    how a number that the env reports at several steps is aggregated over an episode.
+    """
+
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_steps: int | None = None
+    clip_actions: bool = False
+    info: Aggregate = "auto"
+
+
+def gymnasium_maker(name: str, options: LoopOptions) -> MakeEnv:
+    """A function that makes one env of Gymnasium's registry."""
+    import gymnasium
+
+    env_id = f"gymnasium:{name}"
+    extra = {} if options.max_steps is None else {"max_episode_steps": options.max_steps}
+    try:
+        spec = gymnasium.spec(name)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise EnvError(f"env {env_id!r} is not known to Gymnasium: {error}") from error
+
+    def make() -> Any:
+        try:
+            return gymnasium.make(spec, disable_env_checker=True, **extra, **options.kwargs)
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise EnvError(f"env {env_id!r} lacks something: {error}") from error
+        except TypeError as error:
+            raise EnvError(f"env {env_id!r} does not take kwargs {dict(options.kwargs)}: {error}") from error
+
+    return make
+
+
+class GymnasiumSpaces:
+    """What one env object tells of its kind: layouts of observations and actions, and whether it masks actions."""
+
+    def __init__(self, env: Any, env_id: str, options: LoopOptions) -> None:
+        self.mask_in_observation = shows_mask(env.observation_space)
+        space = env.observation_space["observation"] if self.mask_in_observation else env.observation_space
+        self.observation = ObservationLayout(space, env_id)
+        self.action = ActionLayout(env.action_space, env_id, options.clip_actions)
+        _, infos = reset_one(env, 0, env_id)
+        masks = self.mask_in_observation or "action_mask" in infos or mask_method(env) is not None
+        registered = getattr(env, "spec", None)
+        self.spec = EnvSpec(
+            id=env_id,
+            observation=self.observation.spec,
+            action=self.action.spec,
+            max_steps=getattr(registered, "max_episode_steps", None),
+            action_masks=masks and self.action.spec.kind != "continuous",
+        )
+
+
+def reset_one(env: Any, seed: int | None, env_id: str) -> tuple[Any, Mapping[str, Any]]:
+    """Reset an env, and see that it speaks Gymnasium's language of 0.26 and later."""
+    result = env.reset() if seed is None else env.reset(seed=seed)
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        raise EnvError(
+            f"env {env_id!r}: reset() must return (observation, infos), but returned a {type(result).__name__}; "
+            "this is the old gym API: wrap the env, e.g. with shimmy"
+        )
+    return result
+
+
+class GymnasiumEnvs:
+    def __init__(
+        self,
+        env_id: str,
+        make: MakeEnv,
+        num_envs: int,
+        mapping: Mapping[str, Any],
+        buffers: Buffers | None = None,
+    ) -> None:
+        self.options = parse_options(LoopOptions, mapping, env_id=env_id)
+        self.envs = [make() for _ in range(num_envs)]
+        self._spaces = GymnasiumSpaces(self.envs[0], env_id, self.options)
+        self.spec = self._spaces.spec
+        self.num_envs = num_envs
+        self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
+        self._tracker = EpisodeTracker(num_envs, 1, self.options.info)
+        self._progress = np.zeros(1, np.int64)
+
+    def watch(self, progress: npt.NDArray[np.int64]) -> None:
+        """Say in `progress[0]` which env is being stepped or reset, so that a crash can name it."""
+        self._progress = progress
+
+    def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
+        self._tracker.reset()
+        self.buffers.reward[:] = 0.0
+        self.buffers.terminated[:] = False
+        self.buffers.truncated[:] = False
+        self.buffers.alive[:] = True
+        for env, seed in enumerate(check_seeds(seeds, self.num_envs).tolist()):
+            self._begin(env, seed)
+
+    def step(self, first: int, last: int) -> None:
+        buffers, spaces, progress, ended = self.buffers, self._spaces, self._progress, []
+        outcomes: list[tuple[float, bool, bool]] = []
+        observations: list[Any] = []
+        actions = spaces.action.read_all(buffers.action[first:last, 0])
+        for env, action in zip(range(first, last), actions, strict=True):
+            progress[0] = env
+            try:
+                result = self.envs[env].step(action)
+            except Exception as error:
+                error.add_note(f"in env {env} of {self.spec.id!r}, {self._tracker.length[env]} steps into its episode")
+                raise
+            if len(result) != 5:
+                raise EnvError(
+                    f"env {self.spec.id!r}: step() must return (observation, reward, terminated, truncated, infos), "
+                    f"but returned {len(result)} values; this is the old gym API: wrap the env, e.g. with shimmy"
+                )
+            observation, reward, terminated, truncated, infos = result
+            outcomes.append((reward, terminated, truncated))
+            observations.append(observation)
+            if infos:
+                self._tracker.add_infos(env, infos)
+            if terminated or truncated:
+                self._show(observation, buffers.final_observation[env, 0])
+                ended.append(env)
+            elif spaces.spec.action_masks:
+                self._mask(env, observation, infos)
+        self._show_all(observations, buffers.observation[first:last, 0])
+        columns = zip(*outcomes, strict=True)
+        for array, column in zip((buffers.reward, buffers.terminated, buffers.truncated), columns, strict=True):
+            array[first:last, 0] = column
+        self._tracker.add_step(first, last, buffers.reward[first:last])
+        for env in ended:
+            self._tracker.end_episode(env)
+            self._begin(env, None)
+
+    def _begin(self, env: int, seed: int | None) -> None:
+        self._progress[0] = env
+        observation, infos = reset_one(self.envs[env], seed, self.spec.id)
+        self._show(observation, self.buffers.observation[env, 0])
+        self._mask(env, observation, infos)
+
+    def _show(self, observation: Any, into: npt.NDArray[Any]) -> None:
+        if self._spaces.mask_in_observation:
+            observation = observation["observation"]
+        self._spaces.observation.write(observation, into)
+
+    def _show_all(self, observations: list[Any], into: npt.NDArray[Any]) -> None:
+        if self._spaces.mask_in_observation:
+            observations = [observation["observation"] for observation in observations]
+        self._spaces.observation.write_all(observations, into)
+
+    def _mask(self, env: int, observation: Any, infos: Mapping[str, Any]) -> None:
+        if self.spec.action_masks:
+            mask = find_mask(infos, observation, self.envs[env], in_observation=self._spaces.mask_in_observation)
+            write_mask(mask, self.buffers.action_mask[env, 0], env_id=self.spec.id, env=env)
+
+    def episodes(self) -> list[EpisodeStats]:
+        return self._tracker.pop_ended()
+
+    def save_state(self) -> dict[str, npt.NDArray[Any]]:
+        raise unsavable(self.spec.id, "saved")
+
+    def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        raise unsavable(self.spec.id, "restored")
+
+    def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
+        """Draw one env; most draw only when made with kwargs={'render_mode': 'rgb_array'}."""
+        return render_env(self.envs[env], self.spec.id)
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()

@@ -1,0 +1,208 @@
+"""PettingZoo's parallel envs: `pettingzoo:MODULE`, or whatever a factory makes.
+
+Agents stand in the order of `possible_agents`. One that is not in the env's `agents` is not alive: its observation is
+zero, its reward 0, its flags False, and its actions are not looked at. An agent that ends before the others has its
+flag and its final observation at its last step; the episode goes on until no agent is left.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.adapters.gymnasium import LoopOptions, MakeEnv, reset_one
+from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, unsavable
+from millpond.envs.episodes import EpisodeTracker
+from millpond.envs.families import import_extra
+from millpond.envs.options import parse_options
+from millpond.envs.render import render_env
+from millpond.envs.seeds import check_seeds
+from millpond.envs.spaces import ActionLayout, ObservationLayout, shows_mask, write_mask
+from millpond.envs.spec import EnvSpec
+
+EXTRAS = ("atari", "butterfly", "classic", "sisl")  # families of PettingZoo's envs that need packages of their own
+
+
+def pettingzoo_maker(name: str, options: LoopOptions) -> MakeEnv:
+    """A function that makes one env of a module: `pettingzoo.NAME`, or NAME itself, with its `parallel_env`."""
+    env_id = f"pettingzoo:{name}"
+    import_extra("pettingzoo", extra="pettingzoo", env_id=env_id)
+    for path in (f"pettingzoo.{name}", name):
+        try:
+            module = importlib.import_module(path)
+            break
+        except ModuleNotFoundError as error:
+            if error.name is not None and path != error.name and not path.startswith(f"{error.name}."):
+                family = name.split(".")[0]
+                needs = f"'pettingzoo[{family}]'" if family in EXTRAS else error.name.split(".")[0]
+                raise EnvError(
+                    f"env {env_id!r} needs the module {error.name!r}, which is not installed; install it with: "
+                    f"pip install {needs}"
+                ) from error
+    else:
+        raise EnvError(f"env {env_id!r}: there is no module pettingzoo.{name}, nor {name}")
+    if not hasattr(module, "parallel_env"):
+        raise EnvError(f"env {env_id!r}: module {module.__name__} has no parallel_env; only parallel envs can be used")
+
+    def make() -> Any:
+        return module.parallel_env(**options.kwargs)
+
+    return make
+
+
+class PettingZooSpaces:
+    """Layouts of a parallel env. All agents must share them: one policy acts for all."""
+
+    def __init__(self, env: Any, env_id: str, options: LoopOptions) -> None:
+        agents = getattr(env, "possible_agents", None)
+        if not agents:
+            raise EnvError(
+                f"env {env_id!r} does not say its possible_agents, so the number of agents is not known; set "
+                "possible_agents to all agents that can ever appear"
+            )
+        self.agents: list[Any] = list(agents)
+        first = self.agents[0]
+        for what, space_of in (("observation", env.observation_space), ("action", env.action_space)):
+            for agent in self.agents[1:]:
+                if space_of(agent) != space_of(first):
+                    raise EnvError(
+                        f"env {env_id!r}: agents {first!r} and {agent!r} have different {what} spaces "
+                        f"({space_of(first)} and {space_of(agent)}); pad them to one space in a wrapper of your own"
+                    )
+        shown = env.observation_space(first)
+        self.mask_in_observation = shows_mask(shown)
+        self.observation = ObservationLayout(shown["observation"] if self.mask_in_observation else shown, env_id)
+        self.action = ActionLayout(env.action_space(first), env_id, options.clip_actions)
+        _, infos = reset_one(env, 0, env_id)
+        masks = self.mask_in_observation or any("action_mask" in info for info in infos.values())
+        self.spec = EnvSpec(
+            id=env_id,
+            observation=self.observation.spec,
+            action=self.action.spec,
+            num_agents=len(self.agents),
+            max_steps=options.max_steps,
+            action_masks=masks and self.action.spec.kind != "continuous",
+        )
+
+
+class PettingZooEnvs:
+    def __init__(
+        self,
+        env_id: str,
+        make: MakeEnv,
+        num_envs: int,
+        mapping: Mapping[str, Any],
+        buffers: Buffers | None = None,
+    ) -> None:
+        self.options = parse_options(LoopOptions, mapping, env_id=env_id)
+        self.envs = [make() for _ in range(num_envs)]
+        self._spaces = PettingZooSpaces(self.envs[0], env_id, self.options)
+        self.spec = self._spaces.spec
+        self.num_envs = num_envs
+        self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
+        self._tracker = EpisodeTracker(num_envs, self.spec.num_agents, self.options.info)
+        self._progress = np.zeros(1, np.int64)
+
+    def watch(self, progress: npt.NDArray[np.int64]) -> None:
+        """Say in `progress[0]` which env is being stepped or reset, so that a crash can name it."""
+        self._progress = progress
+
+    def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
+        self._tracker.reset()
+        self.buffers.reward[:] = 0.0
+        self.buffers.terminated[:] = False
+        self.buffers.truncated[:] = False
+        for env, seed in enumerate(check_seeds(seeds, self.num_envs).tolist()):
+            self._begin(env, seed)
+
+    def step(self, first: int, last: int) -> None:
+        for env in range(first, last):
+            self._progress[0] = env
+            try:
+                self._step_one(env)
+            except Exception as error:
+                error.add_note(f"in env {env} of {self.spec.id!r}, {self._tracker.length[env]} steps into its episode")
+                raise
+
+    def _step_one(self, env: int) -> None:
+        buffers, parallel, names = self.buffers, self.envs[env], self._spaces.agents
+        acting = [place for place, name in enumerate(names) if buffers.alive[env, place]]
+        actions = {names[place]: self._spaces.action.read(buffers.action[env, place]) for place in acting}
+        observations, rewards, terminations, truncations, infos = parallel.step(actions)
+
+        buffers.reward[env] = 0.0
+        buffers.terminated[env] = False
+        buffers.truncated[env] = False
+        buffers.alive[env] = False
+        buffers.observation[env] = 0
+        out_of_time = self._tracker.length[env] + 1 == self.spec.max_steps
+        for place in acting:
+            name = names[place]
+            buffers.reward[env, place] = rewards[name]
+            terminated = bool(terminations[name])
+            truncated = bool(truncations[name]) or (out_of_time and not terminated)
+            buffers.terminated[env, place] = terminated
+            buffers.truncated[env, place] = truncated
+            if terminated or truncated:
+                self._show(observations[name], buffers.final_observation[env, place])
+            self._tracker.add_infos(env, infos.get(name, {}), place)
+        self._tracker.add_step(env, env + 1, buffers.reward[env : env + 1])
+        if parallel.agents and not out_of_time:
+            self._show_all(env, observations, infos)
+            return
+        if not (buffers.terminated[env] | buffers.truncated[env])[acting].all():
+            raise EnvError(
+                f"env {self.spec.id!r} has no agents left, but not all that acted are terminated or truncated; an "
+                "agent must be one of the two when it leaves"
+            )
+        self._tracker.end_episode(env)
+        self._begin(env, None)
+
+    def _begin(self, env: int, seed: int | None) -> None:
+        self._progress[0] = env
+        observations, infos = reset_one(self.envs[env], seed, self.spec.id)
+        self.buffers.alive[env] = False
+        self.buffers.observation[env] = 0
+        self._show_all(env, observations, infos)
+
+    def _show_all(self, env: int, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
+        """Observations and masks of the agents that are in the env now. The others' masks allow all: an empty one
+        would leave a policy nothing to choose from."""
+        buffers = self.buffers
+        buffers.action_mask[env] = True
+        for name in self.envs[env].agents:
+            if name not in self._spaces.agents:
+                raise EnvError(f"env {self.spec.id!r}: agent {name!r} is not in possible_agents; name it there")
+            place = self._spaces.agents.index(name)
+            buffers.alive[env, place] = True
+            self._show(observations[name], buffers.observation[env, place])
+            if self.spec.action_masks:
+                shown = observations[name]["action_mask"] if self._spaces.mask_in_observation else None
+                mask = infos.get(name, {}).get("action_mask", shown)
+                write_mask(mask, buffers.action_mask[env, place], env_id=self.spec.id, env=env)
+
+    def _show(self, observation: Any, into: npt.NDArray[Any]) -> None:
+        if self._spaces.mask_in_observation:
+            observation = observation["observation"]
+        self._spaces.observation.write(observation, into)
+
+    def episodes(self) -> list[EpisodeStats]:
+        return self._tracker.pop_ended()
+
+    def save_state(self) -> dict[str, npt.NDArray[Any]]:
+        raise unsavable(self.spec.id, "saved")
+
+    def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        raise unsavable(self.spec.id, "restored")
+
+    def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
+        """Draw one env; most draw only when made with kwargs={'render_mode': 'rgb_array'}."""
+        return render_env(self.envs[env], self.spec.id)
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()

@@ -1,0 +1,177 @@
+"""Random play of any environment, each env from a generator of its own, and a record of what happened."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.env_batch import Buffers, EnvBatch, EpisodeStats
+from millpond.envs.spec import ActionSpec
+
+UNLIKELY = 0xA5  # a byte that no env is likely to show throughout: who still has it was not written to
+KEPT_BYTES = 64 * 1024**2  # of whole observations: those of 20 agents that see images are megabytes a step
+COMPARED = {  # arrays of a trajectory, and what they are called where two differ
+    "checksum": "observation",
+    "reward": "reward",
+    "terminated": "terminated",
+    "truncated": "truncated",
+    "alive": "alive",
+    "final_checksum": "final_observation",
+}
+Watch = Callable[[int], None]  # called with the steps done
+UNBOUNDED = 1.0  # a continuous action without bounds is drawn from -1..1
+
+
+def sample_action(spec: ActionSpec, mask: npt.NDArray[np.bool_], random: np.random.Generator) -> npt.NDArray[Any]:
+    """A uniform action of one agent that its mask allows; an empty mask allows all."""
+    if spec.kind == "continuous":
+        low, high = np.array(spec.low), np.array(spec.high)
+        low, high = np.where(np.isfinite(low), low, -UNBOUNDED), np.where(np.isfinite(high), high, UNBOUNDED)
+        return random.uniform(low, high).astype(np.float32)
+    chosen, begin = [], 0
+    for size in spec.sizes:
+        allowed = np.flatnonzero(mask[begin : begin + size]) if mask.size else np.arange(size)
+        chosen.append(int(random.choice(allowed)) if len(allowed) else 0)
+        begin += size
+    return np.array(chosen if spec.kind == "multidiscrete" else chosen[0], np.int32)
+
+
+def sample_actions(spec: ActionSpec, buffers: Buffers, randoms: list[np.random.Generator]) -> None:
+    """Write an action for every agent, each env drawing from its own generator."""
+    for env, random in enumerate(randoms):
+        for agent in range(buffers.alive.shape[1]):
+            buffers.action[env, agent] = sample_action(spec, buffers.action_mask[env, agent], random)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What an environment showed: T steps, first axis time; observations have one more, the first.
+
+    Whole observations are kept of the first steps only, as many as fit in `KEPT_BYTES`; checksums are there of all.
+    """
+
+    observation: npt.NDArray[Any]  # [at most T + 1, N, A, ...]
+    final_observation: npt.NDArray[Any]  # [ended, ...], of agents whose episode ended in those steps
+    checksum: npt.NDArray[np.uint32]  # [T + 1, N, A], of observations
+    final_checksum: npt.NDArray[np.uint32]  # [T, N, A], 0 where no episode ended
+    final_written: npt.NDArray[np.bool_]  # [T, N, A], True where no episode ended
+    reward: npt.NDArray[np.float32]  # [T, N, A]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    alive: npt.NDArray[np.bool_]  # [T + 1, N, A]
+    episodes: list[EpisodeStats]
+
+    @property
+    def ended(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.terminated | self.truncated)
+
+    def differs_from(self, other: Trajectory) -> str | None:
+        """Where two trajectories first differ, in words, or None."""
+        for name, words in COMPARED.items():
+            ours, theirs = getattr(self, name), getattr(other, name)
+            same = (ours == theirs) | ((ours != ours) & (theirs != theirs))
+            if not same.all():
+                step, env = np.argwhere(~same)[0][:2]
+                return f"{words} of env {env} differs first at step {step}"
+        return None
+
+    def env(self, place: int) -> Trajectory:
+        """One env's part; its episodes and its whole final observations are left out."""
+        pick = slice(place, place + 1)
+        return Trajectory(
+            self.observation[:, pick],
+            self.final_observation[:0],
+            self.checksum[:, pick],
+            self.final_checksum[:, pick],
+            self.final_written[:, pick],
+            self.reward[:, pick],
+            self.terminated[:, pick],
+            self.truncated[:, pick],
+            self.alive[:, pick],
+            [],
+        )
+
+
+def play(
+    env_batch: EnvBatch,
+    seeds: npt.NDArray[np.uint64],
+    steps: int,
+    cut: int | None = None,
+    *,
+    seconds: float | None = None,
+    watch: Watch | None = None,
+) -> Trajectory:
+    """Reset an environment and play it at random. With `cut`, each step goes in two parts, 0..cut-1 and cut..N-1."""
+    env_batch.reset(seeds)
+    randoms = [np.random.default_rng(int(seed)) for seed in seeds]
+    return play_on(env_batch, randoms, steps, cut, seconds=seconds, watch=watch)
+
+
+def play_on(
+    env_batch: EnvBatch,
+    randoms: list[np.random.Generator],
+    steps: int,
+    cut: int | None = None,
+    *,
+    seconds: float | None = None,
+    watch: Watch | None = None,
+) -> Trajectory:
+    """Play on from where an environment is: `steps` steps, or as many as are begun in `seconds`. `watch(done)` follows it."""
+    buffers, shape = env_batch.buffers, env_batch.buffers.alive.shape
+    final_bytes = buffers.final_observation.reshape(*shape, -1).view(np.uint8)
+    kept_steps = max(2, KEPT_BYTES // max(1, buffers.observation.nbytes))
+    seen, checksums, alive = [buffers.observation.copy()], [_checksums(buffers.observation)], [buffers.alive.copy()]
+    finals: list[npt.NDArray[Any]] = []
+    final_checksums: list[npt.NDArray[np.uint32]] = []
+    written: list[npt.NDArray[np.bool_]] = []
+    rewards: list[npt.NDArray[np.float32]] = []
+    terminated: list[npt.NDArray[np.bool_]] = []
+    truncated: list[npt.NDArray[np.bool_]] = []
+    episodes: list[EpisodeStats] = []
+    begun = time.monotonic()
+    for step in range(steps):
+        if step and seconds is not None and time.monotonic() - begun > seconds:
+            break
+        sample_actions(env_batch.spec.action, buffers, randoms)
+        final_bytes[...] = UNLIKELY
+        for first, last in ((0, env_batch.num_envs),) if cut is None else ((0, cut), (cut, env_batch.num_envs)):
+            env_batch.step(first, last)
+        ended = buffers.terminated | buffers.truncated
+        written.append(~ended)
+        written[-1][ended] = (final_bytes[ended] != UNLIKELY).any(1)
+        final_checksums.append(np.zeros(shape, np.uint32))
+        final_checksums[-1][ended] = [zlib.crc32(final.tobytes()) for final in final_bytes[ended]]
+        checksums.append(_checksums(buffers.observation))
+        if len(seen) < kept_steps:
+            seen.append(buffers.observation.copy())
+            finals.append(buffers.final_observation[ended])
+        rewards.append(buffers.reward.copy())
+        terminated.append(buffers.terminated.copy())
+        truncated.append(buffers.truncated.copy())
+        alive.append(buffers.alive.copy())
+        episodes += env_batch.episodes()
+        if watch is not None:
+            watch(step + 1)
+    return Trajectory(
+        np.stack(seen),
+        np.concatenate(finals),
+        np.stack(checksums),
+        np.stack(final_checksums),
+        np.stack(written),
+        np.stack(rewards),
+        np.stack(terminated),
+        np.stack(truncated),
+        np.stack(alive),
+        episodes,
+    )
+
+
+def _checksums(observation: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    """observation [N, A, ...] -> [N, A]"""
+    return np.array([[zlib.crc32(one.tobytes()) for one in env] for env in observation], np.uint32)

@@ -1,0 +1,128 @@
+"""Where rewards are changed, and only when asked: `reward_scale`, `reward_clip` and `episodic`, off by default.
+
+    reward <- clip(reward, -reward_clip, reward_clip) * reward_scale
+
+`episodic` then holds them back to the end of the episode (millpond.envs.reward_wrappers). Episodes keep the rewards as the env
+gave them, so returns stay comparable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.env_batch import Buffers, EnvBatch, EpisodeStats, load_arrays, save_arrays
+from millpond.envs.options import require
+from millpond.envs.spec import EnvSpec
+
+
+@dataclass(frozen=True)
+class RewardOptions:
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
+    episodic: bool = False
+
+    def __post_init__(self) -> None:
+        scale, clip = self.reward_scale, self.reward_clip
+        require(np.isfinite(scale) and scale != 0.0, "env", f"reward_scale={scale} must be finite and not 0")
+        require(clip is None or clip > 0.0, "env", f"reward_clip={clip} must be above 0, or null for none")
+
+    @property
+    def changes(self) -> bool:
+        """Whether single rewards are clipped or scaled."""
+        return self.reward_scale != 1.0 or self.reward_clip is not None
+
+
+class RewardEnvs:
+    """An environment whose rewards are clipped and scaled after each step."""
+
+    def __init__(self, env_batch: EnvBatch, options: RewardOptions) -> None:
+        self.env_batch = env_batch
+        self.options = options
+        self.spec: EnvSpec = env_batch.spec
+        self.num_envs = env_batch.num_envs
+        self.buffers: Buffers = env_batch.buffers
+        if hasattr(env_batch, "watch"):  # only then can a crash name its env
+            self.watch = env_batch.watch
+
+    def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
+        self.env_batch.reset(seeds)
+
+    def step(self, first: int, last: int) -> None:
+        self.env_batch.step(first, last)
+        reward = self.buffers.reward[first:last]
+        if self.options.reward_clip is not None:
+            np.clip(reward, -self.options.reward_clip, self.options.reward_clip, out=reward)
+        reward *= np.float32(self.options.reward_scale)
+
+    def episodes(self) -> list[EpisodeStats]:
+        return self.env_batch.episodes()
+
+    def save_state(self) -> dict[str, npt.NDArray[Any]]:
+        return self.env_batch.save_state()
+
+    def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        self.env_batch.load_state(state)
+
+    def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
+        from millpond.envs.render import render_rgb
+
+        return render_rgb(self.env_batch, env)
+
+    def close(self) -> None:
+        self.env_batch.close()
+
+
+# -- Rewards held back to the end of the episode: the return at once and nothing before, the hard case for credit.
+#
+#     reward_t <- 0                          while the agent's episode goes on
+#     reward_t <- r_0 + r_1 + ... + r_t      at the step that ends it
+#
+# Every agent's rewards are held by themselves. Clipping and scaling come first, so that what is added up is what the
+# learner would have seen.
+
+
+class EpisodicEnvs:
+    """An environment that gives the sum of an episode's rewards with its last step."""
+
+    def __init__(self, env_batch: EnvBatch) -> None:
+        self.env_batch = env_batch
+        self.spec: EnvSpec = env_batch.spec
+        self.num_envs = env_batch.num_envs
+        self.buffers: Buffers = env_batch.buffers
+        self._held = np.zeros((env_batch.num_envs, env_batch.spec.num_agents), np.float64)
+        if hasattr(env_batch, "watch"):  # only then can a crash name its env
+            self.watch = env_batch.watch
+
+    def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
+        self.env_batch.reset(seeds)
+        self._held[:] = 0.0
+
+    def step(self, first: int, last: int) -> None:
+        self.env_batch.step(first, last)
+        part = self.buffers.envs(first, last)
+        held, ended = self._held[first:last], part.terminated | part.truncated
+        held += part.reward
+        part.reward[...] = np.where(ended, held, 0.0)
+        held[ended] = 0.0
+
+    def episodes(self) -> list[EpisodeStats]:
+        return self.env_batch.episodes()
+
+    def save_state(self) -> dict[str, npt.NDArray[Any]]:
+        return self.env_batch.save_state() | save_arrays("episodic", {"held": self._held})
+
+    def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        load_arrays("episodic", {"held": self._held}, state, env_id=self.spec.id)
+        self.env_batch.load_state(state)
+
+    def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
+        from millpond.envs.render import render_rgb
+
+        return render_rgb(self.env_batch, env)
+
+    def close(self) -> None:
+        self.env_batch.close()

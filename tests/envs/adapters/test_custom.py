@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from millpond.envs.env_batch import Buffers, EnvError
+from millpond.envs.registry import describe, make_env_batch
+from tests.support import custom_envs
+
+OWN = custom_envs.__name__
+
+
+def test_a_function_that_takes_num_envs_makes_a_whole_env_in_the_given_buffers():
+    path = f"{OWN}:make_constant_env"
+    spec = describe(path, {"kwargs": {"length": 3}})
+    assert spec.max_steps == 3
+    buffers = Buffers.allocate(spec, 4)
+    env_batch = make_env_batch(path, 4, {"kwargs": {"length": 3}}, buffers)
+    env_batch.reset(np.array([1, 2, 3, 100], np.uint64))
+    assert buffers.observation[:, 0, 0].tolist() == [1.0, 2.0, 3.0, 3.0]
+    assert env_batch.buffers is buffers
+
+
+def test_a_limit_can_be_put_on_an_env_of_ones_own():
+    env_batch = make_env_batch(f"{OWN}:Counter", 2, {"kwargs": {"length": 50}, "max_steps": 6})
+    assert env_batch.spec.max_steps == 6
+    env_batch.reset(np.array([1, 2], np.uint64))
+    for _ in range(6):
+        env_batch.step(0, 2)
+    assert env_batch.buffers.truncated.all()
+    assert not env_batch.buffers.terminated.any()
+    env_batch.close()
+
+
+def test_an_env_that_goes_agent_by_agent_is_refused_with_the_way_out(monkeypatch):
+    class ByTurns:
+        def agent_iter(self):
+            return iter(())
+
+    monkeypatch.setattr(custom_envs, "by_turns", ByTurns, raising=False)
+    with pytest.raises(EnvError, match="aec_to_parallel"):
+        make_env_batch(f"{OWN}:by_turns", 1, {})
+
+
+def test_an_env_that_is_not_one_is_refused(monkeypatch):
+    monkeypatch.setattr(custom_envs, "half", lambda num_envs, buffers: object(), raising=False)
+    with pytest.raises(EnvError, match="must make a Environment, but what it made has no 'spec'"):
+        make_env_batch(f"{OWN}:half", 1, {})
+    stubborn = lambda num_envs, buffers: custom_envs.Constant(num_envs, None, 3)  # noqa: E731
+    monkeypatch.setattr(custom_envs, "stubborn", stubborn, raising=False)
+    buffers = Buffers.allocate(describe(f"{OWN}:stubborn", {}), 1)
+    with pytest.raises(EnvError, match="must write into the buffers it is given"):
+        make_env_batch(f"{OWN}:stubborn", 1, {}, buffers)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [
+        ({"shown": "int64", "size": 3}, "got an unexpected keyword argument 'size'"),
+        ({}, "missing a required argument: 'shown'"),
+    ],
+)
+def test_arguments_that_a_function_does_not_take_or_lacks_are_named(kwargs, says):
+    with pytest.raises(EnvError, match=rf"takes \(shown: .*{says}; its arguments are env.options.NAME=VALUE"):
+        make_env_batch(f"{OWN}:make_strange", 1, {"kwargs": kwargs})

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from millpond.envs.env_batch import EnvError
+from millpond.envs.registry import make_env_batch
+from millpond.envs.spec import ActionSpec
+from tests.support import custom_envs
+
+OWN = custom_envs.__name__
+
+
+def test_agents_that_leave_are_masked_and_the_episode_goes_on_until_none_is_left():
+    env_batch = make_env_batch(f"{OWN}:Leaving", 2, {})
+    buffers = env_batch.buffers
+    assert env_batch.spec.num_agents == 3
+    assert env_batch.spec.action == ActionSpec.discrete(2)
+    env_batch.reset(np.array([3, 4], np.uint64))
+    assert buffers.alive.all()
+    assert buffers.observation[0, :, 0].tolist() == [1.0, 2.0, 3.0]
+    start = buffers.observation[0, 0, 2]
+    buffers.action[:] = 1
+    env_batch.step(0, 2)
+    assert not (buffers.terminated | buffers.truncated).any()
+    env_batch.step(0, 2)  # the first leaves
+    assert buffers.terminated[0].tolist() == [True, False, False]
+    assert buffers.alive[0].tolist() == [False, True, True]
+    assert buffers.final_observation[0, 0].tolist() == [1.0, 2.0, start]
+    assert buffers.observation[0, 0].tolist() == [0.0, 0.0, 0.0]
+    assert env_batch.episodes() == []
+    env_batch.step(0, 2)  # the second leaves
+    assert buffers.terminated[0].tolist() == [False, True, False]
+    assert buffers.reward[0].tolist() == [0.0, 2.0, 2.0]
+    assert buffers.alive[0].tolist() == [False, False, True]
+    env_batch.step(0, 2)  # the third is truncated, and the next episode begins at once
+    assert buffers.terminated[0].tolist() == [False, False, False]
+    assert buffers.truncated[0].tolist() == [False, False, True]
+    assert buffers.final_observation[0, 2].tolist() == [3.0, 4.0, start]
+    assert buffers.alive.all()
+    assert buffers.observation[0, :, 1].tolist() == [0.0, 0.0, 0.0]
+    episodes = env_batch.episodes()
+    assert [episode.env for episode in episodes] == [0, 1]
+    assert (episodes[0].returns, episodes[0].length) == ((4.0, 6.0, 8.0), 4)
+    assert episodes[0].info["clock"] == pytest.approx((3 * 1 + 3 * 2 + 2 * 3 + 1 * 4) / 9)
+    env_batch.close()
+
+
+def test_a_step_limit_truncates_the_agents_that_are_left():
+    env_batch = make_env_batch(f"{OWN}:Leaving", 1, {"max_steps": 3})
+    buffers = env_batch.buffers
+    assert env_batch.spec.max_steps == 3
+    env_batch.reset(np.array([3], np.uint64))
+    start = buffers.observation[0, 0, 2]
+    for _ in range(3):
+        env_batch.step(0, 1)
+    assert buffers.terminated[0].tolist() == [False, True, False]  # the first left before, the second just now
+    assert buffers.truncated[0].tolist() == [False, False, True]
+    assert buffers.final_observation[0, 2].tolist() == [3.0, 3.0, start]
+    assert buffers.alive.all()  # the next episode has begun
+    assert [episode.length for episode in env_batch.episodes()] == [3]
+
+
+def test_agents_of_different_spaces_are_refused():
+    with pytest.raises(
+        EnvError, match=r"'one' and 'two' have different action spaces \(Discrete\(2\) and Discrete\(3\)"
+    ):
+        make_env_batch(f"{OWN}:Leaving", 1, {"kwargs": {"different": True}})
+
+
+def test_an_env_of_pettingzoo_itself_without_possible_agents_is_refused_with_the_reason():
+    with pytest.raises(EnvError, match="does not say its possible_agents"):
+        make_env_batch("pettingzoo:test.example_envs.generated_agents_parallel_v0", 1, {})
+
+
+def test_a_module_that_lacks_something_or_does_not_exist_is_named():
+    with pytest.raises(EnvError, match=r"no module pettingzoo\.nowhere_v0, nor nowhere_v0"):
+        make_env_batch("pettingzoo:nowhere_v0", 1, {})
+    with pytest.raises(EnvError, match="has no parallel_env"):
+        make_env_batch("pettingzoo:utils", 1, {})
