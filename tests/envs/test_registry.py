@@ -106,7 +106,7 @@ def test_an_unknown_id_gets_a_hint(env_id, message):
 )
 def test_a_missing_extra_is_named_with_its_command(env_id, module, extra, monkeypatch):
     from millpond.envs.adapters.minatar import load_game
-    from millpond.envs.registry import missing
+    from millpond.envs.registry import install_command_for
 
     load_game.cache_clear()
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
@@ -114,7 +114,7 @@ def test_a_missing_extra_is_named_with_its_command(env_id, module, extra, monkey
     monkeypatch.setitem(sys.modules, module, None)  # what Python does for a module that must not be found
     with pytest.raises(EnvError, match=rf"needs the extra '{extra}'.*pip install 'millpond\[{extra}\]'"):
         make_env_batch(env_id, 1, {})
-    assert missing(env_id).endswith(f"pip install 'millpond[{extra}]'")
+    assert install_command_for(env_id).endswith(f"pip install 'millpond[{extra}]'")
 
 
 def test_rewards_are_scaled_and_clipped_only_when_asked_and_returns_stay_as_they_were():

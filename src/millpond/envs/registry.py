@@ -185,7 +185,7 @@ class EnvListing:
     action: str
     agents: str
     savable: str
-    needs: str  # the pip command for what is _install_command_if_missing; empty when all is there
+    needs: str  # the pip command for what is install_command_for; empty when all is there
     about: str
 
 
@@ -197,7 +197,7 @@ ABOUT = {
 }
 
 
-def _install_command_if_missing(env_id: str) -> str:
+def install_command_for(env_id: str) -> str:
     """The pip command for an id's extra, or nothing when it is installed."""
     extra = missing_extra(env_id)
     return install_command(extra) if extra else ""
@@ -221,7 +221,7 @@ def _listing(spec: EnvSpec, about: str) -> EnvListing:
         describe_action(spec.action),
         str(spec.num_agents),
         "yes" if spec.savable else "no",
-        _install_command_if_missing(spec.id),
+        install_command_for(spec.id),
         about,
     )
 
@@ -242,7 +242,5 @@ def list_envs(*, games: bool = False) -> list[EnvListing]:
         ("pettingzoo:MODULE", "any parallel env of PettingZoo, as pettingzoo:butterfly.pistonball_v6"),
         ("package.module:make_env", "your own env, see docs/environments.md"),
     ):
-        listings.append(
-            EnvListing(env_id, "its own", "its own", "its own", "no", _install_command_if_missing(env_id), about)
-        )
+        listings.append(EnvListing(env_id, "its own", "its own", "its own", "no", install_command_for(env_id), about))
     return listings
