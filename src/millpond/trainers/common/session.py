@@ -15,8 +15,7 @@ from millpond.config.check import check, flatten
 from millpond.distributed import Ranks
 from millpond.distributed.checkpoints import require_ranks
 from millpond.durable import replace_file
-from millpond.envs.families import require_extra
-from millpond.envs.families import FAMILIES, family_of
+from millpond.envs.families import FAMILIES, family_of, require_extra
 from millpond.loop import Loop
 from millpond.planner.host import require_device
 from millpond.planner.planned import needs_env
