@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from millpond.cli import main
-from tests.support.episode_files import made, write_libero, write_minari, write_robosuite
+from tests.support.episode_files import make_episodes, write_libero, write_minari, write_robosuite
 
 
 @dataclass
@@ -78,7 +78,9 @@ def test_audit_for_an_objective(millpond: Command, objective: str, code: int, tm
 
 
 def test_broken_data_exits_with_one(millpond: Command, tmp_path: Path) -> None:
-    write_minari(tmp_path / "a.hdf5", made(np.random.default_rng(0), [5, 6, 7], {"observations": ((2,), "float32")}))
+    write_minari(
+        tmp_path / "a.hdf5", make_episodes(np.random.default_rng(0), [5, 6, 7], {"observations": ((2,), "float32")})
+    )
     with h5py.File(tmp_path / "a.hdf5", "r+") as file:
         file["episode_1/observations"][3, 1] = np.nan
     run = millpond("data", "audit", str(tmp_path / "a.hdf5"))
@@ -93,7 +95,7 @@ def test_bad_input_exits_with_two_and_no_traceback(millpond: Command, verb: str,
     (tmp_path / "cut.hdf5").write_bytes(content[: len(content) // 2])
     for arguments, says in (
         (["nowhere"], "no such file or folder"),
-        ([str(tmp_path / "cut.hdf5")], "expected a whole HDF5 file"),
+        ([str(tmp_path / "cut.hdf5")], "expected a complete HDF5 file"),
         (["lift", "--key", "state"], "no field 'state'"),
     ):
         run = millpond("data", verb, *arguments)
@@ -104,7 +106,7 @@ def test_bad_input_exits_with_two_and_no_traceback(millpond: Command, verb: str,
 
 def test_old_robosuite_files_are_described_and_audited(millpond: Command, tmp_path: Path) -> None:
     path = tmp_path / "old.hdf5"
-    write_robosuite(path, made(np.random.default_rng(0), [9, 8], {"states": ((4,), "f8")}), actions=False)
+    write_robosuite(path, make_episodes(np.random.default_rng(0), [9, 8], {"states": ((4,), "f8")}), actions=False)
     info = millpond("data", "info", str(path))
     assert info.returncode == 0, info.stderr
     assert "actions     missing  action    no" in info.stdout

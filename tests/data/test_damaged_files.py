@@ -1,4 +1,4 @@
-"""Damaged, cut-off and foreign files: an error that names the file and what was expected, never a traceback."""
+"""Damaged, truncated and foreign files raise an error that names the file and what was expected."""
 
 from __future__ import annotations
 
@@ -17,43 +17,50 @@ from hypothesis import strategies as st
 
 from millpond.data import DataError, audit, open_episodes
 from millpond.errors import MillpondError
-from tests.support.episode_files import made, write_lake, write_libero, write_minari, write_npz, write_robomimic
+from tests.support.episode_files import (
+    make_episodes,
+    write_lake,
+    write_libero,
+    write_minari,
+    write_npz,
+    write_robomimic,
+)
 
-Write = Callable[[Path], None]
+Writer = Callable[[Path], None]
 
 
 def _robomimic(path: Path) -> None:
     fields = {"position": ((3,), "float32"), "view": ((4, 4, 3), "uint8")}
-    write_robomimic(path, made(np.random.default_rng(0), [6, 4], fields), compression="gzip")
+    write_robomimic(path, make_episodes(np.random.default_rng(0), [6, 4], fields), compression="gzip")
 
 
 def _minari(path: Path) -> None:
-    write_minari(path, made(np.random.default_rng(0), [6, 4], {"observations": ((3,), "float64")}))
+    write_minari(path, make_episodes(np.random.default_rng(0), [6, 4], {"observations": ((3,), "float64")}))
 
 
 def _npz(path: Path) -> None:
-    write_npz(path, made(np.random.default_rng(0), [6, 4], {"obs": ((3,), "float32")}))
+    write_npz(path, make_episodes(np.random.default_rng(0), [6, 4], {"obs": ((3,), "float32")}))
 
 
-def _packed(path: Path) -> None:
-    write_npz(path, made(np.random.default_rng(0), [6, 4], {"obs": ((3,), "float32")}), compressed=True)
+def _npz_compressed(path: Path) -> None:
+    write_npz(path, make_episodes(np.random.default_rng(0), [6, 4], {"obs": ((3,), "float32")}), compressed=True)
 
 
 def _libero(path: Path) -> None:
     write_libero(path, (6, 4), side=4)
 
 
-FILES: dict[str, tuple[Write, str]] = {
+FILES: dict[str, tuple[Writer, str]] = {
     "libero": (_libero, "a.hdf5"),
     "robomimic": (_robomimic, "a.hdf5"),
     "minari": (_minari, "a.h5"),
     "npz": (_npz, "a.npz"),
-    "npz compressed": (_packed, "a.npz"),
+    "npz compressed": (_npz_compressed, "a.npz"),
 }
 
 
-def use(path: Path) -> None:
-    """Everything that reads: sizes, every episode whole, a draw, an audit."""
+def read_everything(path: Path) -> None:
+    """Read sizes, every episode whole and by steps, and audit."""
     data = open_episodes(path, images=True, memory_bytes=0)
     for episode in range(len(data)):
         data.read(episode)
@@ -62,28 +69,30 @@ def use(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FILES)
-@given(share=st.floats(0, 1, exclude_max=True))
+@given(fraction=st.floats(0, 1, exclude_max=True))
 @settings(max_examples=25)
-def test_a_file_cut_off_anywhere_is_refused(kind: str, share: float, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_file_truncated_anywhere_is_refused(
+    kind: str, fraction: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     write, name = FILES[kind]
-    path = tmp_path_factory.mktemp("cut") / name
+    path = tmp_path_factory.mktemp("truncated") / name
     write(path)
     whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
+    path.write_bytes(whole[: int(fraction * len(whole))])
     with pytest.raises(DataError, match=name):
-        use(path)
+        read_everything(path)
 
 
 @pytest.mark.parametrize("kind", ["npz", "npz compressed"])
 @given(seed=st.integers(0, 2**32 - 1))
 @example(seed=27769)  # a name in the archive that is not UTF-8
 @settings(max_examples=40)
-def test_a_file_with_wrong_bytes_is_read_or_refused(
+def test_a_file_with_wrong_bytes_never_raises_anything_else(
     kind: str, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Mapped numbers are not checked, so wrong ones may be read; structure that is wrong is an error.
+    """Memory-mapped numbers are not checked, so wrong ones may be read; a wrong structure is an error.
 
-    HDF5 is left out: its library itself can loop for ever over a damaged heap of strings.
+    HDF5 is left out: its library can loop forever over a damaged heap of strings.
     """
     write, name = FILES[kind]
     path = tmp_path_factory.mktemp("wrong") / name
@@ -94,11 +103,11 @@ def test_a_file_with_wrong_bytes_is_read_or_refused(
         content[place] = rng.integers(256)
     path.write_bytes(bytes(content))
     with contextlib.suppress(MillpondError):
-        use(path)
+        read_everything(path)
 
 
-def changed(path: Path, **arrays: Any) -> Path:
-    """The npz file with some of its arrays put in place of others, or with None taken out."""
+def write_changed_npz(path: Path, **arrays: Any) -> Path:
+    """Write the npz file with some arrays replaced, or removed where None."""
     _npz(path)
     with np.load(path) as file:
         content = {**dict(file), **arrays}
@@ -107,24 +116,24 @@ def changed(path: Path, **arrays: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arrays", "says"),
+    ("arrays", "message"),
     [
         ({"terminal": None}, r"has the arrays .*, and lacks terminal; expected the imitation layout"),
         ({"obs": None}, r", and lacks obs"),
-        ({"indices": np.array([11])}, "indices must rise"),
-        ({"indices": np.array([3, 3])}, "indices must rise"),
+        ({"indices": np.array([11])}, "indices must increase"),
+        ({"indices": np.array([3, 3])}, "indices must increase"),
         ({"obs": np.zeros((10, 3))}, r"obs has 10 frames; 10 acts in 2 episodes need 12"),
         ({"rews": np.zeros(9)}, r"rews has shape \(9,\), not \(10,\)"),
         ({"terminal": np.zeros(3, bool)}, r"terminal has shape \(3,\), not \(2,\)"),
-        ({"obs": np.array([{"a": 1}] * 12, object)}, r"array obs cannot be read: it holds Python objects"),
+        ({"obs": np.array([{"a": 1}] * 12, object)}, r"array obs cannot be read: it has Python objects"),
         ({"acts": np.float32(1)}, r"array acts cannot be read: shape \(\) must have"),
         ({"obs": np.array(["left"] * 12)}, r"obs is <U4\[\]; expected numbers"),
-        ({"indices": np.array([2.5])}, r"indices is float64\[\]; expected whole numbers"),
+        ({"indices": np.array([2.5])}, r"indices is float64\[\]; expected integers"),
     ],
 )
-def test_a_foreign_npz_file(arrays: dict[str, Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.npz.*" + says):
-        use(changed(tmp_path / "a.npz", **arrays))
+def test_a_foreign_npz_file_is_refused(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.npz.*" + message):
+        read_everything(write_changed_npz(tmp_path / "a.npz", **arrays))
 
 
 def test_an_array_with_a_false_size_is_refused(tmp_path: Path) -> None:
@@ -142,7 +151,7 @@ def test_an_array_with_a_false_size_is_refused(tmp_path: Path) -> None:
         open_episodes(path)
 
 
-def edited(path: Path, edit: Callable[[h5py.File], None], write: Write = _robomimic) -> Path:
+def write_edited(path: Path, edit: Callable[[h5py.File], None], write: Writer = _robomimic) -> Path:
     write(path)
     with h5py.File(path, "r+") as file:
         edit(file)
@@ -153,7 +162,7 @@ def _without(place: str) -> Callable[[h5py.File], None]:
     return lambda file: file.__delitem__(place)
 
 
-def _instead(place: str, array: Any) -> Callable[[h5py.File], None]:
+def _set(place: str, array: Any) -> Callable[[h5py.File], None]:
     def edit(file: h5py.File) -> None:
         del file[place]
         file[place] = array
@@ -162,55 +171,55 @@ def _instead(place: str, array: Any) -> Callable[[h5py.File], None]:
 
 
 @pytest.mark.parametrize(
-    ("edit", "says"),
+    ("edit", "message"),
     [
         (_without("data"), r"/ has \['mask'\]; expected the group data with demo_0"),
-        (_instead("data", np.zeros(3)), "data cannot be read|data is an array"),
+        (_set("data", np.zeros(3)), "data cannot be read|data is an array"),
         (_without("data/demo_1/obs/view"), r"data/demo_1 observes \['position'\]; data/demo_0 has"),
-        (_instead("data/demo_1/obs", np.zeros((4, 3))), "data/demo_1"),
-        (_instead("data/demo_1/obs/position", np.zeros((3, 3), "f4")), r"demo_1/obs/position has shape \(3, 3\); .* 4 rows"),
-        (_instead("data/demo_1/obs/position", np.zeros((4, 2), "f4")), r"position is float32\[2\] a step; expected .*3"),
-        (_instead("data/demo_1/actions", np.zeros((4, 9), "f4")), r"demo_1/actions is float32\[9\] a step"),
-        (_instead("data/demo_1/actions", np.zeros((0, 2), "f4")), "demo_1/actions has no steps"),
-        (_instead("data/demo_0/actions", np.array([b"left"] * 6)), r"demo_0/actions is \|S4\[\]; expected numbers"),
-        (_instead("data/demo_0/rewards", np.zeros(5)), r"demo_0/rewards has shape \(5,\); expected \(6,\)"),
-        (_instead("data/demo_0/next_obs/position", np.zeros((2, 3), "f4")), r"next_obs/position has shape \(2, 3\)"),
+        (_set("data/demo_1/obs", np.zeros((4, 3))), "data/demo_1"),
+        (_set("data/demo_1/obs/position", np.zeros((3, 3), "f4")), r"demo_1/obs/position has shape \(3, 3\); .* 4 entries"),
+        (_set("data/demo_1/obs/position", np.zeros((4, 2), "f4")), r"position is float32\[2\] per step; expected .*3"),
+        (_set("data/demo_1/actions", np.zeros((4, 9), "f4")), r"demo_1/actions is float32\[9\] per step"),
+        (_set("data/demo_1/actions", np.zeros((0, 2), "f4")), "demo_1/actions has no steps"),
+        (_set("data/demo_0/actions", np.array([b"left"] * 6)), r"demo_0/actions is \|S4\[\]; expected numbers"),
+        (_set("data/demo_0/rewards", np.zeros(5)), r"demo_0/rewards has shape \(5,\); expected \(6,\)"),
+        (_set("data/demo_0/next_obs/position", np.zeros((2, 3), "f4")), r"next_obs/position has shape \(2, 3\)"),
     ],
 )  # fmt: skip
-def test_a_foreign_hdf5_file(edit: Callable[[h5py.File], None], says: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.hdf5.*(" + says + ")"):
-        use(edited(tmp_path / "a.hdf5", edit))
+def test_a_foreign_hdf5_file_is_refused(edit: Callable[[h5py.File], None], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.hdf5.*(" + message + ")"):
+        read_everything(write_edited(tmp_path / "a.hdf5", edit))
 
 
-def test_a_minari_file_without_the_frame_behind_the_last_step(tmp_path: Path) -> None:
-    path = edited(tmp_path / "a.hdf5", _instead("episode_1/observations", np.zeros((4, 3))), _minari)
-    with pytest.raises(DataError, match=r"episode_1/observations has shape \(4, 3\); expected 5 rows for 4 actions"):
+def test_a_minari_file_without_the_final_frame_is_refused(tmp_path: Path) -> None:
+    path = write_edited(tmp_path / "a.hdf5", _set("episode_1/observations", np.zeros((4, 3))), _minari)
+    with pytest.raises(DataError, match=r"episode_1/observations has shape \(4, 3\); expected 5 entries for 4 actions"):
         open_episodes(path)
 
 
-def test_an_array_that_was_never_written(tmp_path: Path) -> None:
+def test_an_array_that_was_never_written_is_refused(tmp_path: Path) -> None:
     def edit(file: h5py.File) -> None:
         del file["data/demo_0/actions"]
         file.create_dataset("data/demo_0/actions", (1 << 40, 2), "f4", chunks=(64, 2))
 
     with pytest.raises(DataError, match=r"demo_0/actions claims shape .* of which 0 are stored"):
-        use(edited(tmp_path / "a.hdf5", edit))
+        read_everything(write_edited(tmp_path / "a.hdf5", edit))
 
 
-def test_a_link_to_nowhere(tmp_path: Path) -> None:
+def test_a_broken_external_link_is_refused(tmp_path: Path) -> None:
     def edit(file: h5py.File) -> None:
         del file["data/demo_0/actions"]
         file["data/demo_0/actions"] = h5py.ExternalLink("/nowhere.hdf5", "x")
 
     with pytest.raises(DataError, match=r"a\.hdf5: data/demo_0"):
-        use(edited(tmp_path / "a.hdf5", edit))
+        read_everything(write_edited(tmp_path / "a.hdf5", edit))
 
 
-def test_what_is_not_a_file_of_episodes(tmp_path: Path) -> None:
+def test_paths_without_episodes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.hdf5").write_text("not HDF5")
     (tmp_path / "b.txt").write_text("text")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"a\.hdf5: / cannot be read .*expected a whole HDF5 file"):
+    with pytest.raises(DataError, match=r"a\.hdf5: / cannot be read .*expected a complete HDF5 file"):
         open_episodes(tmp_path / "a.hdf5")
     with pytest.raises(DataError, match=r"b\.txt: expected a file that ends in"):
         open_episodes(tmp_path / "b.txt")
@@ -220,11 +229,11 @@ def test_what_is_not_a_file_of_episodes(tmp_path: Path) -> None:
         open_episodes(tmp_path / "nowhere")
 
 
-def test_a_damaged_lake_says_where(tmp_path: Path) -> None:
-    write_lake(tmp_path / "lake", made(np.random.default_rng(0), [6, 4], {"observation": ((3,), "float32")}))
+def test_a_damaged_lake_is_named_in_the_error(tmp_path: Path) -> None:
+    write_lake(tmp_path / "lake", make_episodes(np.random.default_rng(0), [6, 4], {"observation": ((3,), "float32")}))
     steps = next((tmp_path / "lake").rglob("*.steps"))
     content = bytearray(steps.read_bytes())
     content[len(content) // 2] ^= 255
     steps.write_bytes(bytes(content))
     with pytest.raises(MillpondError, match="lake"):
-        use(tmp_path / "lake")
+        read_everything(tmp_path / "lake")

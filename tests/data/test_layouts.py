@@ -1,4 +1,4 @@
-"""What is written in any layout is what is read, whole and in part, from memory and from the file."""
+"""Every layout reads back exactly what was written: whole episodes and samples, from memory and from the file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from millpond.data.lake import import_episodes
 from tests.support.episode_files import (
     LIBERO_IMAGES,
     LIBERO_VECTORS,
-    Made,
-    made,
+    WrittenEpisode,
+    make_episodes,
     write_lake,
     write_libero,
     write_minari,
@@ -27,10 +27,10 @@ from tests.support.episode_files import (
     write_robosuite,
 )
 
-Writer = Callable[[Path, list[Made]], None]
+Writer = Callable[[Path, list[WrittenEpisode]], None]
 GZIP = {"compression": "gzip", "chunks": True}
 
-# name -> writer, file name, whether every final frame is stored, and the fields that the layout can have
+# name -> writer, file name, True if every final frame is stored
 LAYOUTS: dict[str, tuple[Callable[..., None], str, bool]] = {
     "npz": (write_npz, "a.npz", True),
     "npz compressed": (lambda path, episodes: write_npz(path, episodes, compressed=True), "a.npz", True),
@@ -57,7 +57,7 @@ FIELDS = {
     memory_bytes=st.sampled_from([0, 500, 1 << 30]),
 )
 @settings(max_examples=15)
-def test_what_is_written_is_read(
+def test_every_layout_reads_back_what_was_written(
     layout: str,
     seed: int,
     lengths: list[int],
@@ -68,7 +68,7 @@ def test_what_is_written_is_read(
 ) -> None:
     write, file_name, _ = LAYOUTS[layout]
     rng = np.random.default_rng(seed)
-    episodes = made(rng, lengths, {name: FIELDS[name] for name in sorted(chosen)}, None if discrete else 2)
+    episodes = make_episodes(rng, lengths, {name: FIELDS[name] for name in sorted(chosen)}, None if discrete else 2)
     path = tmp_path_factory.mktemp("written") / file_name
     write(path, episodes)
     data = open_episodes(path, sorted(chosen), images=True, memory_bytes=memory_bytes)
@@ -77,53 +77,57 @@ def test_what_is_written_is_read(
     assert data.returns is not None
     np.testing.assert_allclose(data.returns, [e.reward.sum(dtype=np.float64) for e in episodes], rtol=1e-6)
     for number, episode in enumerate(episodes):
-        got = data.read(number)
+        read = data.read(number)
         for name, array in episode.observation.items():
-            np.testing.assert_array_equal(got.observation[name], array[:-1])
-            assert got.observation[name].dtype == array.dtype
+            np.testing.assert_array_equal(read.observation[name], array[:-1])
+            assert read.observation[name].dtype == array.dtype
             if data.final_known[number]:
-                assert got.final_observation is not None
-                np.testing.assert_array_equal(got.final_observation[name], array[-1])
-        np.testing.assert_array_equal(got.action, episode.action)
-        np.testing.assert_array_equal(got.reward, episode.reward)
+                assert read.final_observation is not None
+                np.testing.assert_array_equal(read.final_observation[name], array[-1])
+        np.testing.assert_array_equal(read.action, episode.action)
+        np.testing.assert_array_equal(read.reward, episode.reward)
         np.testing.assert_array_equal(data.moments([number])[0], np.mean(expected_vector(episode)[:-1], 0, np.float64))
-    drawn = rng.integers(0, len(lengths), 3)
-    steps = np.stack([rng.integers(0, lengths[e], 4) for e in drawn])
-    check_drawn(data, episodes, drawn, steps)
+    sampled = rng.integers(0, len(lengths), 3)
+    steps = np.stack([rng.integers(0, lengths[e], 4) for e in sampled])
+    check_gather(data, episodes, sampled, steps)
 
 
-def expected_vector(episode: Made) -> np.ndarray[Any, Any]:
-    """All vectors side by side, in order of their names."""
+def expected_vector(episode: WrittenEpisode) -> np.ndarray[Any, Any]:
+    """All vectors concatenated, in order of their names."""
     parts = [array.reshape(len(array), -1) for name, array in sorted(episode.observation.items()) if name != "view"]
     return np.concatenate([*parts, np.zeros((len(episode) + 1, 0))], axis=1).astype(np.float32)
 
 
-def check_drawn(data: Any, episodes: list[Made], drawn: np.ndarray[Any, Any], steps: np.ndarray[Any, Any]) -> None:
-    got = data.gather(drawn, steps)
-    for b, number in enumerate(drawn.tolist()):
+def check_gather(
+    data: Any, episodes: list[WrittenEpisode], sampled: np.ndarray[Any, Any], steps: np.ndarray[Any, Any]
+) -> None:
+    transitions = data.gather(sampled, steps)
+    for b, number in enumerate(sampled.tolist()):
         episode = episodes[number]
         last = len(episode) if data.final_known[number] else len(episode) - 1
-        behind = np.minimum(steps[b] + 1, last)
+        following = np.minimum(steps[b] + 1, last)
+        observation = {name: array[b] for name, array in transitions.observation.items()}
+        next_observation = {name: array[b] for name, array in transitions.next_observation.items()}
         if data.columns:
-            np.testing.assert_array_equal(got.observation["vector"][b], expected_vector(episode)[steps[b]])
-            np.testing.assert_array_equal(got.next_observation["vector"][b], expected_vector(episode)[behind])
+            np.testing.assert_array_equal(observation["vector"], expected_vector(episode)[steps[b]])
+            np.testing.assert_array_equal(next_observation["vector"], expected_vector(episode)[following])
         if "view" in episode.observation:
-            np.testing.assert_array_equal(got.observation["view"][b], episode.observation["view"][steps[b]])
-            np.testing.assert_array_equal(got.next_observation["view"][b], episode.observation["view"][behind])
-        np.testing.assert_array_equal(got.action[b], episode.action[steps[b]])
+            np.testing.assert_array_equal(observation["view"], episode.observation["view"][steps[b]])
+            np.testing.assert_array_equal(next_observation["view"], episode.observation["view"][following])
+        np.testing.assert_array_equal(transitions.action[b], episode.action[steps[b]])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_final_frames_are_known_where_they_are_stored(layout: str, tmp_path: Path) -> None:
+def test_final_known_is_true_exactly_where_the_final_frame_is_stored(layout: str, tmp_path: Path) -> None:
     write, file_name, stored = LAYOUTS[layout]
-    episodes = made(np.random.default_rng(1), [3, 4, 2, 5], {"position": ((3,), "float32")})
+    episodes = make_episodes(np.random.default_rng(1), [3, 4, 2, 5], {"position": ((3,), "float32")})
     write(tmp_path / file_name, episodes)
     known = open_episodes(tmp_path / file_name).final_known.tolist()
     assert known == ([not e.terminated for e in episodes] if layout == "lake" else [stored] * 4)
 
 
 def test_a_robosuite_file_has_states_and_no_rewards(tmp_path: Path) -> None:
-    episodes = made(np.random.default_rng(1), [3] * 11, {"states": ((4,), "float64")})
+    episodes = make_episodes(np.random.default_rng(1), [3] * 11, {"states": ((4,), "float64")})
     write_robosuite(tmp_path / "a.hdf5", episodes)
     data = open_episodes(tmp_path / "a.hdf5")
     assert data.names == tuple(f"demo_{number}" for number in range(1, 12))  # 2 before 10
@@ -135,12 +139,12 @@ def test_a_robosuite_file_has_states_and_no_rewards(tmp_path: Path) -> None:
         data.rewards(0)
 
 
-def test_a_libero_file_as_it_is_on_disk(tmp_path: Path) -> None:
+def test_a_libero_file_is_recognised_and_read(tmp_path: Path) -> None:
     write_libero(tmp_path / "a_demo.hdf5", (6, 4))
     data = open_episodes(tmp_path / "a_demo.hdf5")
     assert data.sources[0].layout == "LIBERO HDF5"
     assert data.task_names == ("open the middle drawer of the cabinet",)
-    assert set(data.fields) == set(LIBERO_VECTORS)  # neither images nor the simulator's state, unless asked for
+    assert set(data.fields) == set(LIBERO_VECTORS)  # neither images nor the simulator's state, unless requested
     assert len(data.columns) == 21
     assert data.returns is not None
     assert data.returns.tolist() == [1, 1]
@@ -170,10 +174,10 @@ def test_a_folder_is_read_file_by_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(drawn.observation["vector"][0, 0], expected.astype(np.float32))
 
 
-def test_files_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+def test_files_with_different_fields_are_refused(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    write_npz(tmp_path / "a.npz", made(rng, [3], {"obs": ((3,), "float32")}))
-    write_npz(tmp_path / "b.npz", made(rng, [3], {"obs": ((4,), "float32")}))
+    write_npz(tmp_path / "a.npz", make_episodes(rng, [3], {"obs": ((3,), "float32")}))
+    write_npz(tmp_path / "b.npz", make_episodes(rng, [3], {"obs": ((4,), "float32")}))
     with pytest.raises(DataError, match=r"b\.npz has obs float32\[4\] and .*a\.npz float32\[3\]; .*observation_keys"):
         open_episodes(tmp_path)
 
@@ -183,20 +187,22 @@ def test_columns_can_be_dropped() -> None:
     assert len(less.columns) == 30
     assert not {"states:0", "states:5"} & set(less.columns)
     where, steps = np.array([0, 2]), np.array([[4, 5], [0, 391]])
-    kept = [whole.columns.index(column) for column in less.columns]
-    got, all_of_it = less.gather(where, steps), whole.gather(where, steps)
-    np.testing.assert_array_equal(got.observation["vector"], all_of_it.observation["vector"][..., kept])
-    np.testing.assert_array_equal(got.next_observation["vector"], all_of_it.next_observation["vector"][..., kept])
+    selected = [whole.columns.index(column) for column in less.columns]
+    transitions, complete = less.gather(where, steps), whole.gather(where, steps)
+    np.testing.assert_array_equal(transitions.observation["vector"], complete.observation["vector"][..., selected])
+    np.testing.assert_array_equal(
+        transitions.next_observation["vector"], complete.next_observation["vector"][..., selected]
+    )
     with pytest.raises(DataError, match=r"'states:32', which is not a column .* states:0 to states:31"):
         open_episodes("lift", drop_columns=["states:32"])
     with pytest.raises(DataError, match="leaves nothing"):
         open_episodes("lift", drop_columns=[f"states:{number}" for number in range(32)])
 
 
-def test_what_is_asked_for_must_be_there(tmp_path: Path) -> None:
+def test_requested_fields_and_steps_must_exist(tmp_path: Path) -> None:
     write_libero(tmp_path / "a.hdf5", (3,), side=4)
     with pytest.raises(
-        DataError, match=r"no field 'ee_po' .* there are agentview_rgb,ee_ori,ee_pos,.*observation_keys=\[\]"
+        DataError, match=r"no field 'ee_po'; there are agentview_rgb,ee_ori,ee_pos,.*observation_keys=\[\]"
     ):
         open_episodes(tmp_path / "a.hdf5", ["ee_po"])
     with pytest.raises(DataError, match=r"agentview_rgb.* is an image .*set data.images=true"):
@@ -207,7 +213,7 @@ def test_what_is_asked_for_must_be_there(tmp_path: Path) -> None:
         open_episodes(tmp_path / "a.hdf5").gather(np.array([0]), np.array([[3]]))
 
 
-def test_moments_are_exact_over_the_chosen_episodes() -> None:
+def test_moments_are_exact_over_the_selected_episodes() -> None:
     data = open_episodes("handover")
     rows = np.concatenate([data.read(episode).observation["states"] for episode in (1, 4, 6)]).astype(np.float64)
     mean, deviation = data.moments([1, 4, 6])
@@ -218,7 +224,7 @@ def test_moments_are_exact_over_the_chosen_episodes() -> None:
 @pytest.mark.parametrize(
     ("name", "episodes", "steps"), [("pendulum", 56, 11_200), ("lift", 3, 1384), ("handover", 7, 2775)]
 )
-def test_what_is_in_the_package(name: str, episodes: int, steps: int) -> None:
+def test_packaged_datasets(name: str, episodes: int, steps: int) -> None:
     data = open_episodes(name)
     assert (len(data), data.total_steps) == (episodes, steps)
 
@@ -226,16 +232,16 @@ def test_what_is_in_the_package(name: str, episodes: int, steps: int) -> None:
 def test_small_tables_stay_in_memory_and_large_ones_in_the_file(tmp_path: Path) -> None:
     write_libero(tmp_path / "a.hdf5", (6, 4), side=16)
     data = open_episodes(tmp_path / "a.hdf5", images=True, memory_bytes=10 * 7 * 4 + 12 * 21 * 4 + 12 * 768)
-    assert data.kept_in_memory == ("action", "vector", "agentview_rgb")
+    assert data.in_memory == ("action", "vector", "agentview_rgb")
 
 
 def test_old_robosuite_files_have_states_alone(tmp_path: Path) -> None:
-    episodes = made(np.random.default_rng(1), [3, 5], {"states": ((4,), "float64")})
+    episodes = make_episodes(np.random.default_rng(1), [3, 5], {"states": ((4,), "float64")})
     write_robosuite(tmp_path / "old.hdf5", episodes, actions=False)
     data = open_episodes(tmp_path / "old.hdf5")
     assert data.lengths.tolist() == [3, 5]
     assert data.action is None
-    assert data.without_actions == "data/demo_1/actions"
+    assert data.missing_actions == "data/demo_1/actions"
     np.testing.assert_array_equal(data.read(1).observation["states"], episodes[1].observation["states"][:-1])
     assert data.read(1).action is None
     drawn = data.gather(np.array([0, 1]), np.array([[0, 2], [1, 4]]))
@@ -250,18 +256,18 @@ def test_old_robosuite_files_have_states_alone(tmp_path: Path) -> None:
     assert all("data/demo_1/actions is missing" in reasons[objective] for objective in ("lrd", "rrd"))
 
 
-def test_one_demonstration_without_actions_is_not_left_out(tmp_path: Path) -> None:
-    episodes = made(np.random.default_rng(1), [3, 5, 4], {"position": ((4,), "float64")})
+def test_a_demonstration_without_actions_is_still_read(tmp_path: Path) -> None:
+    episodes = make_episodes(np.random.default_rng(1), [3, 5, 4], {"position": ((4,), "float64")})
     write_robomimic(tmp_path / "some.hdf5", episodes)
     with h5py.File(tmp_path / "some.hdf5", "r+") as file:
         del file["data/demo_1/actions"]
     data = open_episodes(tmp_path / "some.hdf5")
     assert data.lengths.tolist() == [3, 5, 4]
-    assert data.without_actions == "data/demo_1/actions"
+    assert data.missing_actions == "data/demo_1/actions"
 
 
-def test_observations_without_actions_in_npz_and_minari(tmp_path: Path) -> None:
-    episodes = made(np.random.default_rng(2), [3, 5, 1], {"obs": ((2,), "float32")})
+def test_npz_and_minari_files_without_actions_are_read(tmp_path: Path) -> None:
+    episodes = make_episodes(np.random.default_rng(2), [3, 5, 1], {"obs": ((2,), "float32")})
     write_npz(tmp_path / "whole.npz", episodes)
     with np.load(tmp_path / "whole.npz") as arrays:
         np.savez(tmp_path / "a.npz", **{name: arrays[name] for name in arrays if name != "acts"})
@@ -272,7 +278,7 @@ def test_observations_without_actions_in_npz_and_minari(tmp_path: Path) -> None:
     for path, missing in ((tmp_path / "a.npz", "the array acts"), (tmp_path / "main_data.hdf5", "episode_0/actions")):
         data = open_episodes(path)
         assert data.lengths.tolist() == [3, 5, 1]
-        assert data.without_actions == missing
+        assert data.missing_actions == missing
         np.testing.assert_allclose(data.returns, [e.reward.sum(dtype=np.float64) for e in episodes], rtol=1e-6)
         final = data.read(1).final_observation
         assert final is not None
@@ -280,24 +286,28 @@ def test_observations_without_actions_in_npz_and_minari(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_which_one_file_has_no_actions(tmp_path: Path) -> None:
-    episodes = made(np.random.default_rng(1), [3, 5], {"states": ((4,), "float64")})
+    episodes = make_episodes(np.random.default_rng(1), [3, 5], {"states": ((4,), "float64")})
     write_robosuite(tmp_path / "new.hdf5", episodes)
     write_robosuite(tmp_path / "old.hdf5", episodes, actions=False)
     data = open_episodes(tmp_path)
     assert data.lengths.tolist() == [3, 5, 3, 5]
-    assert data.without_actions == f"data/demo_1/actions of {tmp_path / 'old.hdf5'}"
+    assert data.missing_actions == f"data/demo_1/actions of {tmp_path / 'old.hdf5'}"
     assert data.gather(np.array([0]), np.array([[0]])).action.shape == (1, 1, 0)
 
 
-def test_a_lake_takes_no_episodes_without_actions(tmp_path: Path) -> None:
-    write_robosuite(tmp_path / "old.hdf5", made(np.random.default_rng(1), [3], {"states": ((4,), "f8")}), actions=False)
+def test_a_lake_refuses_episodes_without_actions(tmp_path: Path) -> None:
+    write_robosuite(
+        tmp_path / "old.hdf5", make_episodes(np.random.default_rng(1), [3], {"states": ((4,), "f8")}), actions=False
+    )
     with pytest.raises(DataError, match=r"old\.hdf5: data/demo_1/actions is missing; .*reward.objective=progress"):
         import_episodes(tmp_path / "old.hdf5", tmp_path / "lake")
     assert not (tmp_path / "lake").exists()
 
 
 def test_a_minari_file_without_rewards_or_flags(tmp_path: Path) -> None:
-    write_minari(tmp_path / "main_data.hdf5", made(np.random.default_rng(2), [3, 5], {"obs": ((2,), "float32")}))
+    write_minari(
+        tmp_path / "main_data.hdf5", make_episodes(np.random.default_rng(2), [3, 5], {"obs": ((2,), "float32")})
+    )
     with h5py.File(tmp_path / "main_data.hdf5", "r+") as file:
         for episode in file.values():
             del episode["rewards"], episode["truncations"]
@@ -308,9 +318,9 @@ def test_a_minari_file_without_rewards_or_flags(tmp_path: Path) -> None:
     assert "progress" not in unfit(data)
 
 
-def test_rewards_that_are_not_finite_serve_no_objective(tmp_path: Path) -> None:
-    """Training refuses them whatever the objective, so none is recommended."""
-    episodes = made(np.random.default_rng(2), [3, 5], {"obs": ((2,), "float32")})
+def test_non_finite_rewards_fit_no_objective(tmp_path: Path) -> None:
+    """Training refuses them for every objective, so none is recommended."""
+    episodes = make_episodes(np.random.default_rng(2), [3, 5], {"obs": ((2,), "float32")})
     episodes[1].reward[2] = np.nan
     write_npz(tmp_path / "a.npz", episodes)
     data = open_episodes(tmp_path / "a.npz")
@@ -322,7 +332,7 @@ def test_rewards_that_are_not_finite_serve_no_objective(tmp_path: Path) -> None:
     assert "reward.objective=progress" not in str(error.value)
 
 
-def test_one_episode_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
-    write_npz(tmp_path / "a.npz", made(np.random.default_rng(2), [9], {"obs": ((2,), "float32")}))
-    with pytest.raises(DataError, match=r"lrd: there is a single episode, .*use reward.objective=progress"):
+def test_a_single_episode_is_refused_for_decomposition(tmp_path: Path) -> None:
+    write_npz(tmp_path / "a.npz", make_episodes(np.random.default_rng(2), [9], {"obs": ((2,), "float32")}))
+    with pytest.raises(DataError, match=r"lrd: there is only one episode, .*use reward.objective=progress"):
         refuse_unfit(open_episodes(tmp_path / "a.npz"), "lrd")

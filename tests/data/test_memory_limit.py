@@ -1,4 +1,4 @@
-"""A file that is larger than what may be held in memory is read as it is drawn, and memory stays as it was."""
+"""A file larger than the memory limit is read when it is sampled, and memory use does not grow with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 MB = 1 << 20
-ALLOWED = 40 * MB  # a few batches of images, and what the libraries keep
+ALLOWED = 40 * MB  # a few batches of images, and caches of the libraries
 
 DRAW = """
 import sys
@@ -22,10 +22,10 @@ def peak():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
 
-open_episodes("lift").read(0)  # libraries are loaded
+open_episodes("lift").read(0)  # imports the libraries
 before = peak()
 data = open_episodes(sys.argv[1], images=True, memory_bytes=1 << 20)
-assert data.kept_in_memory == ("action", "vector"), data.kept_in_memory
+assert data.in_memory == ("action", "vector"), data.in_memory
 rng = np.random.default_rng(0)
 for _ in range(40):
     episodes = rng.integers(0, len(data), 2)

@@ -19,8 +19,8 @@ from millpond.data import DataError
 from millpond.planner import RewardPlan, plan
 from millpond.planner.show import show
 from tests.support.episode_files import (
-    Made,
-    made,
+    WrittenEpisode,
+    make_episodes,
     write_lake,
     write_libero,
     write_minari,
@@ -117,11 +117,11 @@ def test_named_episodes_are_held_out() -> None:
     assert reward("reward", {"data.held_out": [3, 5]}).training_episodes == 54
 
 
-def episodes_of(lengths: list[int], name: str = "obs") -> list[Made]:
-    return made(np.random.default_rng(1), lengths, {name: ((3,), "float32")})
+def episodes_of(lengths: list[int], name: str = "obs") -> list[WrittenEpisode]:
+    return make_episodes(np.random.default_rng(1), lengths, {name: ((3,), "float32")})
 
 
-def write_folder(path: Path, episodes: list[Made]) -> None:
+def write_folder(path: Path, episodes: list[WrittenEpisode]) -> None:
     path.mkdir()
     write_npz(path / "a.npz", episodes[:2])
     write_npz(path / "b.npz", episodes[2:])
@@ -138,7 +138,7 @@ def write_folder(path: Path, episodes: list[Made]) -> None:
     ],
 )
 def test_the_plan_reads_the_data(
-    write: Callable[[Path, list[Made]], None], name: str, layout: str, tmp_path: Path
+    write: Callable[[Path, list[WrittenEpisode]], None], name: str, layout: str, tmp_path: Path
 ) -> None:
     write(tmp_path / name, episodes_of([20, 30, 25, 40, 35]))
     planned = plan("reward", {"data.path": str(tmp_path / name)})

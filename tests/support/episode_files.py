@@ -1,4 +1,4 @@
-"""Episodes written in every layout that is read, so that tests know what must come back."""
+"""Writers of episodes in every supported layout, for tests that compare what is read with what was written."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LIBERO_IMAGES = ("agentview_rgb", "eye_in_hand_rgb")
 
 
 @dataclass
-class Made:
-    """T steps: fields of T + 1 frames, actions and rewards of T, and how it ended."""
+class WrittenEpisode:
+    """An episode of T steps: fields of T + 1 frames, T actions and rewards, and how it ended."""
 
     observation: dict[str, Array]
     action: Array
@@ -32,13 +32,13 @@ class Made:
         return len(self.action)
 
 
-def made(
+def make_episodes(
     rng: np.random.Generator,
     lengths: Sequence[int],
     fields: Mapping[str, tuple[tuple[int, ...], str]],
     actions: int | None = 2,
-) -> list[Made]:
-    """Random episodes; `actions` numbers in (-1, 1) a step, or with None one of five discrete ones."""
+) -> list[WrittenEpisode]:
+    """Random episodes; `actions` numbers in (-1, 1) per step, or with None one of five discrete actions."""
 
     def frames(count: int, shape: tuple[int, ...], dtype: str) -> Array:
         if np.dtype(dtype).kind in "iu":
@@ -46,7 +46,7 @@ def made(
         return rng.normal(size=(count, *shape)).astype(dtype)
 
     return [
-        Made(
+        WrittenEpisode(
             {name: frames(length + 1, shape, dtype) for name, (shape, dtype) in fields.items()},
             rng.integers(0, 5, length) if actions is None else rng.uniform(-1, 1, (length, actions)).astype("float32"),
             rng.normal(size=length).astype("float32"),
@@ -56,8 +56,10 @@ def made(
     ]
 
 
-def write_npz(path: Path, episodes: Sequence[Made], *, compressed: bool = False, rewards: bool = True) -> None:
-    """As `imitation` writes rollouts. One field is `obs`, several are `obs/NAME`."""
+def write_npz(
+    path: Path, episodes: Sequence[WrittenEpisode], *, compressed: bool = False, rewards: bool = True
+) -> None:
+    """Write as `imitation` does. One field is `obs`, several are `obs/NAME`."""
     names = list(episodes[0].observation)
     arrays = {
         "obs" if names == ["obs"] else f"obs/{name}": np.concatenate([e.observation[name] for e in episodes])
@@ -71,8 +73,8 @@ def write_npz(path: Path, episodes: Sequence[Made], *, compressed: bool = False,
     (np.savez_compressed if compressed else np.savez)(path, **arrays)
 
 
-def write_minari(path: Path, episodes: Sequence[Made]) -> None:
-    """As Minari writes main_data.hdf5: chunked arrays that can grow."""
+def write_minari(path: Path, episodes: Sequence[WrittenEpisode]) -> None:
+    """Write as Minari writes main_data.hdf5: chunked arrays that can grow."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w", track_order=True) as file:
         for number, episode in enumerate(episodes):
@@ -86,8 +88,8 @@ def write_minari(path: Path, episodes: Sequence[Made]) -> None:
             group["terminations"], group["truncations"] = ends & episode.terminated, ends & (not episode.terminated)
 
 
-def write_robomimic(path: Path, episodes: Sequence[Made], *, next_obs: bool = True, **how: Any) -> None:
-    """As robomimic writes a dataset with observations; `how` goes to every array, such as its compression."""
+def write_robomimic(path: Path, episodes: Sequence[WrittenEpisode], *, next_obs: bool = True, **storage: Any) -> None:
+    """Write as robomimic does; `storage` are options of every array, such as its compression."""
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
         data.attrs["total"] = sum(map(len, episodes))
@@ -95,19 +97,19 @@ def write_robomimic(path: Path, episodes: Sequence[Made], *, next_obs: bool = Tr
         for number, episode in enumerate(episodes):
             demo = data.create_group(f"demo_{number}")
             demo.attrs["num_samples"] = len(episode)
-            demo.create_dataset("actions", data=episode.action, **how)
-            demo.create_dataset("rewards", data=episode.reward, **how)
+            demo.create_dataset("actions", data=episode.action, **storage)
+            demo.create_dataset("rewards", data=episode.reward, **storage)
             demo["dones"] = (np.arange(len(episode)) == len(episode) - 1).astype(np.int64)
             for name, array in episode.observation.items():
-                demo.create_dataset(f"obs/{name}", data=array[:-1], **how)
+                demo.create_dataset(f"obs/{name}", data=array[:-1], **storage)
                 if next_obs:
-                    demo.create_dataset(f"next_obs/{name}", data=array[1:], **how)
+                    demo.create_dataset(f"next_obs/{name}", data=array[1:], **storage)
         names = np.array([f"demo_{number}" for number in range(len(episodes))], "S")
         file["mask/train"], file["mask/valid"] = names[1:], names[:1]
 
 
-def write_robosuite(path: Path, episodes: Sequence[Made], *, actions: bool = True) -> None:
-    """As robosuite's collection of human demonstrations writes them, counted from 1; old ones have `states` alone."""
+def write_robosuite(path: Path, episodes: Sequence[WrittenEpisode], *, actions: bool = True) -> None:
+    """Write as robosuite's collection of human demonstrations does, numbered from 1; old files have `states` alone."""
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
         data.attrs["env"], data.attrs["repository_version"] = "Lift", "1.4.0"
@@ -127,7 +129,7 @@ def write_libero(
     seed: int = 0,
     instruction: str = "open the middle drawer of the cabinet",
 ) -> None:
-    """A LIBERO file: every demonstration succeeds, so that each return is 1; the gripper closes as time goes on."""
+    """Write a LIBERO file: every demonstration succeeds, so that each return is 1; the gripper closes over time."""
     rng = np.random.default_rng(seed)
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
@@ -165,8 +167,8 @@ def write_libero(
             demo["rewards"], demo["dones"] = ends, ends
 
 
-def write_lake(path: Path, episodes: Sequence[Made]) -> None:
-    """One stream with one lane. Terminated episodes are stored without their final observation."""
+def write_lake(path: Path, episodes: Sequence[WrittenEpisode]) -> None:
+    """Write one stream with one lane. Terminated episodes are stored without their final observation."""
     first = episodes[0]
     schema = Schema(
         tuple(Field.of(name, array.shape[1:], array.dtype.name) for name, array in first.observation.items()),

@@ -1,4 +1,7 @@
-"""Objectives that recorded episodes can serve (only rewards and success are read), and episodes held out for judging."""
+"""Objectives that recorded episodes can serve, and the split into training and held-out episodes.
+
+Only rewards and success flags are read.
+"""
 
 from __future__ import annotations
 
@@ -11,38 +14,38 @@ from millpond.data.source import Array, DataError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 OBJECTIVES = ("lrd", "rrd", "progress", "success")
-CONSTANT = 1e-6  # spread of the returns, relative to the largest, below which they are all the same
+CONSTANT_SPREAD = 1e-6  # spread of the returns, relative to the largest, below which they count as equal
 
 
 def are_constant(returns: Array) -> bool:
-    """True if all returns are the same, up to rounding."""
-    return bool(np.ptp(returns) <= CONSTANT * max(1.0, float(np.abs(returns).max())))
+    """True if all returns are equal, up to rounding."""
+    return bool(np.ptp(returns) <= CONSTANT_SPREAD * max(1.0, float(np.abs(returns).max())))
 
 
 def unfit(data: Episodes) -> dict[str, str]:
-    """Return the objectives that these episodes cannot serve, and why."""
+    """Map each objective that these episodes cannot serve to the reason."""
     if data.returns is not None and not np.isfinite(data.returns).all():
         broken = data.names[int(np.argmin(np.isfinite(data.returns)))]
         reason = f"the rewards of {broken} have NaN or infinity; leave such episodes out, or fix the file"
         return dict.fromkeys(OBJECTIVES, reason)
     reasons: dict[str, str] = {}
-    decomposition = _why_not_decomposition(data)
-    if decomposition:
-        reasons |= {"lrd": decomposition, "rrd": decomposition}
+    problem = _decomposition_problem(data)
+    if problem:
+        reasons |= {"lrd": problem, "rrd": problem}
     if int(data.lengths.max()) < 2:
-        reasons["progress"] = "no episode is longer than one step, so there is no order in time"
+        reasons["progress"] = "no episode is longer than one step, so steps have no order"
     if data.success is not None and not data.success.any():
         reasons["progress"] = "no episode succeeded, and progress is learned from successes"
     if data.success is None:
-        reasons["success"] = "the data does not say which episodes succeeded"
+        reasons["success"] = "the data does not record which episodes succeeded"
     elif data.success.all() or not data.success.any():
-        which = "every episode succeeded" if data.success.all() else "no episode succeeded"
-        reasons["success"] = f"{which}, so a classifier sees one class only"
+        outcome = "every episode succeeded" if data.success.all() else "no episode succeeded"
+        reasons["success"] = f"{outcome}, so a classifier sees only one class"
     return reasons
 
 
 def refusal(data: Episodes, objective: str) -> str | None:
-    """Say why an objective can learn nothing from these episodes, and which one can; None where it can."""
+    """Reason why an objective can learn nothing from these episodes, with one that can; None if it can."""
     reasons = unfit(data)
     if objective not in reasons:
         return None
@@ -52,7 +55,7 @@ def refusal(data: Episodes, objective: str) -> str | None:
 
 
 def refuse_unfit(data: Episodes, objective: str) -> None:
-    """Raise an error where an objective can learn nothing from these episodes."""
+    """Raise an error if an objective can learn nothing from these episodes."""
     reason = refusal(data, objective)
     if reason is not None:
         raise DataError(reason)
@@ -61,38 +64,38 @@ def refuse_unfit(data: Episodes, objective: str) -> None:
 def split_episodes(
     data: Episodes, objective: str, holdout: float, held_out: tuple[int, ...], seed: int
 ) -> tuple[Integers, Integers]:
-    """Return the numbers of the episodes to train on and of those held out.
+    """Indices of the training episodes and of the held-out ones.
 
-    Held out are those named, or a share drawn by a generator of the split's own. Progress trains on successes alone:
-    a failure makes no progress towards the end.
+    Held out are the episodes in `held_out`, or a random fraction drawn by a generator that serves only the split.
+    Progress trains on successes alone: a failure makes no progress towards the end.
     """
     count = len(data)
     if held_out:
-        beyond = [number for number in held_out if number >= count]
-        if beyond:
-            raise DataError(f"data.held_out names episode {beyond[0]}; there are {count:,}, counted from 0")
-        judged = np.unique(np.array(held_out, np.int64))
+        out_of_range = [number for number in held_out if number >= count]
+        if out_of_range:
+            raise DataError(f"data.held_out names episode {out_of_range[0]}; there are {count:,}, counted from 0")
+        held_out_episodes = np.unique(np.array(held_out, np.int64))
     else:
-        judged = np.sort(np.random.default_rng([seed, 0xE915]).permutation(count)[: round(count * holdout)])
-    training = np.setdiff1d(np.arange(count), judged)
+        held_out_episodes = np.sort(np.random.default_rng([seed, 0xE915]).permutation(count)[: round(count * holdout)])
+    training = np.setdiff1d(np.arange(count), held_out_episodes)
     if objective == "progress" and data.success is not None:
         training = training[data.success[training]]
     if not len(training):
         raise DataError(
-            f"{data.path}: no episode is left to train on ({count:,} in all, {len(judged):,} held out); "
+            f"{data.path}: no episode is left to train on ({count:,} in all, {len(held_out_episodes):,} held out); "
             + (f"name fewer in data.held_out={list(held_out)}" if held_out else f"lower data.holdout={holdout}")
-            + ", or bring more episodes"
+            + ", or record more episodes"
         )
-    return training, judged
+    return training, held_out_episodes
 
 
-def _why_not_decomposition(data: Episodes) -> str | None:
+def _decomposition_problem(data: Episodes) -> str | None:
     if data.action is None:
-        return f"{data.without_actions} is missing, and a reward r(s, a, s') needs the actions"
+        return f"{data.missing_actions} is missing, and a reward r(s, a, s') needs the actions"
     if data.returns is None:
-        return "there are no rewards, so there are no returns to take apart"
+        return "there are no rewards, so there are no returns to decompose"
     if len(data) == 1:
-        return "there is a single episode, and one return says nothing about its steps"
+        return "there is only one episode, and a single return says nothing about its steps"
     if are_constant(data.returns):
         return (
             f"every one of the {len(data):,} episodes has the return {data.returns[0]:g}, so returns say nothing about "

@@ -1,7 +1,8 @@
-"""An HDF5 file that may be damaged or foreign: every failure becomes an error that names file, group and expectation.
+"""HDF5 files that may be damaged or foreign, and the common part of layouts with one group per episode.
 
-Arrays that lie in one piece are read from the file directly, which is several times faster than through the library;
-chunked and compressed ones go through it. Neither keeps anything in memory.
+Every failure becomes an error that names the file, the group and what was expected. Contiguous arrays are read from the
+file directly, which is several times faster than through the library; chunked and compressed ones are read through it.
+Neither way keeps anything in memory.
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ from typing import Any
 import h5py
 import numpy as np
 
-from millpond.data.source import Array, ArrayField, DataError, require_numbers
+from millpond.data.source import NUMERIC_KINDS, Array, ArrayField, DataError, require_numbers
 from millpond.durable import open_file, read_at
 
-MOST_COMPRESSED = 2000  # bytes that a stored byte can stand for; gzip reaches 1,032
-NUMBERS = "biuf"  # kinds of dtype that are read; strings and compounds are not
+MAX_COMPRESSION = 2000  # bytes that one stored byte can expand to; gzip reaches 1,032
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """Where an array is: its shape and dtype, and its place in the file if it lies there in one piece."""
+    """Location of an array: its shape and dtype, and its offset in the file if it is contiguous."""
 
     path: str
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Hdf5File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self.guarded("/", "a whole HDF5 file"):
+        with self.guarded("/", "a complete HDF5 file"):
             self._file = h5py.File(path, "r")
             self._direct = self._file.userblock_size == 0
         self._descriptor = open_file(path, os.O_RDONLY)
@@ -54,21 +54,21 @@ class Hdf5File:
 
     @contextmanager
     def guarded(self, place: str, expected: str) -> Iterator[None]:
-        """Whatever the library says about a damaged place, with its name."""
+        """Turn any error of the library into a DataError that names the place."""
         try:
             yield
         except DataError:
             raise
         except (OSError, KeyError, ValueError, RuntimeError, TypeError, AttributeError, MemoryError) as error:
-            told = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"{self.path}: {place} cannot be read ({told}); expected {expected}") from None
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise DataError(f"{self.path}: {place} cannot be read ({reason}); expected {expected}") from None
 
     def groups(self, place: str) -> list[str]:
         """Names of the groups in a group, demo_2 before demo_10."""
         with self.guarded(place, "a group"):
             group = self._file[place]
             names = [name for name in group if group.get(name, getclass=True) is h5py.Group]
-        return sorted(names, key=_natural)
+        return sorted(names, key=_natural_order)
 
     def names(self, place: str) -> list[str]:
         """Names of everything in a group."""
@@ -90,14 +90,14 @@ class Hdf5File:
             return self._file[place].attrs.get(name)
 
     def arrays(self, place: str) -> dict[str, StoredArray]:
-        """All arrays of numbers in a group and the groups in it, by their paths inside it; "" for an array itself."""
-        with self.guarded(place, "an array, or a group of them"):
-            found = dict(self._walk(self._file[place], place))
-        inside = {path.removeprefix(place).removeprefix("/"): array for path, array in found.items()}
-        return {name: array for name, array in inside.items() if array.dtype.kind in NUMBERS and array.shape}
+        """All arrays of numbers in a group and its subgroups, by their paths inside it; "" for an array itself."""
+        with self.guarded(place, "an array, or a group of arrays"):
+            arrays = dict(self._walk(self._file[place], place))
+        inside = {path.removeprefix(place).removeprefix("/"): array for path, array in arrays.items()}
+        return {name: array for name, array in inside.items() if array.dtype.kind in NUMERIC_KINDS and array.shape}
 
     def stored(self, place: str) -> StoredArray:
-        """An array's shape, dtype and place; no more of it is read."""
+        """Shape, dtype and location of an array; its numbers are not read."""
         with self.guarded(place, "an array"):
             array = self._file[place]
             if not isinstance(array, h5py.Dataset):
@@ -112,70 +112,71 @@ class Hdf5File:
                 yield from self._walk(inner, f"{place}/{name}")
 
     def _stored(self, array: Any, place: str) -> StoredArray:
-        shape, dtype, kept = tuple(array.shape), array.dtype, array.id.get_storage_size()
-        offset = array.id.get_offset() if self._direct and not array.external else None  # None where it is chunked
+        shape, dtype, stored_bytes = tuple(array.shape), array.dtype, array.id.get_storage_size()
+        offset = array.id.get_offset() if self._direct and not array.external else None  # None if it is chunked
         nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes > kept * MOST_COMPRESSED:
+        if nbytes > stored_bytes * MAX_COMPRESSION:
             raise DataError(
-                f"{self.path}: {place} claims shape {shape}, {nbytes:,} bytes, of which {kept:,} are stored; expected an "
-                f"array that was written whole"
+                f"{self.path}: {place} claims shape {shape}, {nbytes:,} bytes, of which {stored_bytes:,} are stored; "
+                f"expected an array that was written completely"
             )
         if offset is not None and offset + nbytes > self._bytes:
-            raise DataError(f"{self.path}: {place} goes past the end of the file, which is cut off or damaged")
+            raise DataError(f"{self.path}: {place} extends past the end of the file, which is truncated or damaged")
         return StoredArray(place, shape, dtype, offset)
 
     def read(self, stored: StoredArray, start: int = 0, stop: int | None = None) -> Array:
-        """Rows start..stop of an array."""
+        """Entries start..stop of an array."""
         stop = stored.shape[0] if stop is None else stop
         shape = (stop - start, *stored.shape[1:])
         if stored.offset is None:
             with self.guarded(stored.path, f"{stored.dtype} of shape {stored.shape}"):
-                rows: Array = self._file[stored.path][start:stop]
-            return rows
-        row_bytes = math.prod(stored.shape[1:]) * stored.dtype.itemsize
-        raw = np.empty(row_bytes * shape[0], np.uint8)
-        left, position = raw.data, stored.offset + start * row_bytes
+                entries: Array = self._file[stored.path][start:stop]
+            return entries
+        entry_bytes = math.prod(stored.shape[1:]) * stored.dtype.itemsize
+        raw = np.empty(entry_bytes * shape[0], np.uint8)
+        left, position = raw.data, stored.offset + start * entry_bytes
         while left:
             count = read_at(self._descriptor, left, position)
             if count == 0:
-                raise DataError(f"{self.path}: {stored.path} ends early; the file was cut off while it was read")
+                raise DataError(f"{self.path}: {stored.path} ends early; the file was truncated while it was read")
             left, position = left[count:], position + count
         return raw.view(stored.dtype).reshape(shape)
 
 
-def _natural(name: str) -> tuple[str, int, str]:
-    """demo_2 before demo_10; names without a number by themselves."""
+def _natural_order(name: str) -> tuple[str, int, str]:
+    """Sort key with demo_2 before demo_10."""
     stem = name.rstrip("0123456789")
     return (stem, int(name[len(stem) :] or -1), name)
 
 
-# -- The common part of HDF5 layouts with one group per episode: actions, fields of an observation, numbers per step.
-
-
 class EpisodeGroups:
-    """Shapes of every episode's arrays, checked against each other; numbers are read when they are asked for.
+    """Shapes of every episode's arrays, checked against each other; numbers are read on request.
 
     groups        paths of the episodes' groups
-    observations  the arrays of an observation in a group, by field
-    behind        frames that are stored after those of the steps: 1 where the final one is, else 0
+    observations  returns the arrays of an observation in a group, by field
+    final_frames  frames stored in addition to one per step: 1 if the final one is stored, else 0
 
-    Steps are counted by the actions. Where any episode has none, no actions are read, and the frames are counted.
+    The actions give the number of steps. If any episode lacks actions, none are read, and the frames are counted.
     """
 
     def __init__(
-        self, file: Hdf5File, groups: Sequence[str], observations: Callable[[str], dict[str, StoredArray]], behind: int
+        self,
+        file: Hdf5File,
+        groups: Sequence[str],
+        observations: Callable[[str], dict[str, StoredArray]],
+        final_frames: int,
     ) -> None:
-        self._file, self._groups, self._behind = file, groups, behind
+        self._file, self._groups, self._final_frames = file, groups, final_frames
         missing = [group for group in groups if not file.has(f"{group}/actions")]
-        self.without_actions = f"{missing[0]}/actions" if missing else ""
+        self.missing_actions = f"{missing[0]}/actions" if missing else ""
         self._actions = [] if missing else [file.stored(f"{group}/actions") for group in groups]
         self._observed = [observations(group) for group in groups]
         counted = self._actions or [next(iter(fields.values())) for fields in self._observed]
-        rows = np.array([array.shape[0] if array.shape else 0 for array in counted], np.int64)
-        self.lengths: Array = rows - behind if missing else rows
+        entries = np.array([array.shape[0] if array.shape else 0 for array in counted], np.int64)
+        self.lengths: Array = entries - final_frames if missing else entries
         if (self.lengths < 1).any():
-            where = counted[int(np.argmin(self.lengths))].path
-            raise DataError(f"{file.path}: {where} has no steps; expected at least one row per step")
+            place = counted[int(np.argmin(self.lengths))].path
+            raise DataError(f"{file.path}: {place} has no steps; expected at least one entry per step")
         for array in (*self._actions, *(array for fields in self._observed for array in fields.values())):
             require_numbers(str(file.path), array.field(array.path))
         for episode in range(len(groups)):
@@ -189,39 +190,39 @@ class EpisodeGroups:
     def actions(self, episode: int) -> Array:
         return self._file.read(self._actions[episode])
 
-    def per_step(self, episode: int, what: str) -> Array:
-        """An array [T] beside the actions."""
-        stored = self._file.stored(f"{self._groups[episode]}/{what}")
+    def per_step(self, episode: int, name: str) -> Array:
+        """An array [T] next to the actions."""
+        stored = self._file.stored(f"{self._groups[episode]}/{name}")
         length = int(self.lengths[episode])
         if stored.shape not in ((length,), (length, 1)):
             raise DataError(
-                f"{self._file.path}: {stored.path} has shape {stored.shape}; expected ({length},), one a step"
+                f"{self._file.path}: {stored.path} has shape {stored.shape}; expected ({length},), one number per step"
             )
         return self._file.read(stored).reshape(length)
 
     def _check(self, episode: int) -> None:
-        """The same fields as in the first episode, and as many frames as there are steps."""
+        """Require the fields of the first episode, and one frame per step."""
         group, first = self._groups[episode], self._groups[0]
-        if self._actions and not _alike(self._actions[episode], self._actions[0]):
-            self._differs(f"{group}/actions", self._actions[episode], self._actions[0])
+        if self._actions and not _same_entries(self._actions[episode], self._actions[0]):
+            self._refuse(f"{group}/actions", self._actions[episode], self._actions[0])
         fields, expected = self._observed[episode], self._observed[0]
         if set(fields) != set(expected):
             raise DataError(f"{self._file.path}: {group} observes {sorted(fields)}; {first} has {sorted(expected)}")
-        frames = int(self.lengths[episode]) + self._behind
+        frames = int(self.lengths[episode]) + self._final_frames
         for name, array in fields.items():
             if array.shape[:1] != (frames,):
                 raise DataError(
-                    f"{self._file.path}: {array.path} has shape {array.shape}; expected {frames:,} rows for "
+                    f"{self._file.path}: {array.path} has shape {array.shape}; expected {frames:,} entries for "
                     f"{self.lengths[episode]:,} {'actions' if self._actions else 'steps'}"
                 )
-            if not _alike(array, expected[name]):
-                self._differs(array.path, array, expected[name])
+            if not _same_entries(array, expected[name]):
+                self._refuse(array.path, array, expected[name])
 
-    def _differs(self, path: str, array: StoredArray, first: StoredArray) -> None:
+    def _refuse(self, path: str, array: StoredArray, first: StoredArray) -> None:
         raise DataError(
-            f"{self._file.path}: {path} is {array.field('')} a step; expected {first.field('')}, as in {first.path}"
+            f"{self._file.path}: {path} is {array.field('')} per step; expected {first.field('')}, as in {first.path}"
         )
 
 
-def _alike(array: StoredArray, other: StoredArray) -> bool:
+def _same_entries(array: StoredArray, other: StoredArray) -> bool:
     return array.shape[1:] == other.shape[1:] and array.dtype == other.dtype

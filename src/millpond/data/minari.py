@@ -1,11 +1,12 @@
-"""Episodes in HDF5 as Minari stores them: one group an episode.
+"""Episodes in HDF5 as Minari stores them: one group per episode.
 
 episode_K/observations   [T + 1, ...], or a group of such arrays
 episode_K/actions        [T, ...]
-episode_K/rewards, terminations, truncations [T], each perhaps
-episode_K/infos/success  perhaps
+episode_K/rewards, terminations, truncations [T], each optional
+episode_K/infos/success  optional
 
-An export of a lake says in an attribute where the last observation is not a true one, because the lake had none.
+An export of a lake has an attribute that marks episodes whose final observation is not a true one, because the
+lake had none.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from millpond.data.hdf5 import EpisodeGroups, Hdf5File, StoredArray
 from millpond.data.source import Array, ArrayField, DataError, EndFlags
 from millpond.replay.exporting import FINAL_STORED
 
-SUCCESS = ("success", "is_success")
+SUCCESS_INFOS = ("success", "is_success")
 
 
 class MinariSource:
-    """Reads shapes when it is opened, and numbers when they are asked for."""
+    """Reads shapes when it is opened, and numbers on request."""
 
     layout = "Minari HDF5"
 
@@ -34,9 +35,9 @@ class MinariSource:
         self.masks: Mapping[str, Sequence[str]] = {}
         self._file = file
         self.names: Sequence[str] = [name for name in file.groups("/") if name.startswith("episode_")]
-        self._episodes = EpisodeGroups(file, self.names, self._observations, behind=1)
+        self._episodes = EpisodeGroups(file, self.names, self._observations, final_frames=1)
         self.lengths, self.action = self._episodes.lengths, self._episodes.action
-        self.without_actions = self._episodes.without_actions
+        self.missing_actions = self._episodes.missing_actions
         self.fields: Mapping[str, ArrayField] = self._episodes.fields
         self.default_keys: Sequence[str] = list(self.fields)
         self.rewarded: Array = np.array([file.has(f"{name}/rewards") for name in self.names])
@@ -44,27 +45,27 @@ class MinariSource:
 
     @cached_property
     def success(self) -> Array | None:
-        """Whether any step's info says so."""
-        for word in SUCCESS:
-            places = [f"{name}/infos/{word}" for name in self.names]
+        """True for an episode if the info of any step is true."""
+        for info in SUCCESS_INFOS:
+            places = [f"{name}/infos/{info}" for name in self.names]
             if all(self._file.has(place) for place in places):
                 return np.array([bool(self._file.read(self._file.stored(place)).any()) for place in places])
         return None
 
     @cached_property
     def action_bounds(self) -> tuple[float, float] | None:
-        """From the action space in metadata.json, which Minari writes beside the file."""
+        """From the action space in metadata.json, which Minari writes next to the file."""
         try:
             metadata = json.loads((self._file.path.parent / "metadata.json").read_bytes())
             space = json.loads(metadata["action_space"])
             low, high = float(np.min(space["low"])), float(np.max(space["high"]))
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # the audit then judges by the actions themselves
+            return None  # the audit then infers the range from the actions themselves
         return (low, high) if np.isfinite([low, high]).all() else None
 
     def final_known(self, names: Sequence[str]) -> Array:
-        told = [self._file.attribute(name, FINAL_STORED) for name in self.names]
-        return np.array([each is None or bool(each) for each in told])
+        flags = [self._file.attribute(name, FINAL_STORED) for name in self.names]
+        return np.array([flag is None or bool(flag) for flag in flags])
 
     def frames(self, episode: int, name: str, start: int, stop: int) -> Array:
         return self._episodes.frames(episode, name, start, stop)
@@ -78,14 +79,14 @@ class MinariSource:
     def ends(self, episode: int) -> EndFlags:
         return EndFlags(self._flags(episode, "terminations"), self._flags(episode, "truncations"))
 
-    def _flags(self, episode: int, what: str) -> Array | None:
-        stored = self._file.has(f"{self.names[episode]}/{what}")
-        return self._episodes.per_step(episode, what).astype(bool) if stored else None
+    def _flags(self, episode: int, name: str) -> Array | None:
+        stored = self._file.has(f"{self.names[episode]}/{name}")
+        return self._episodes.per_step(episode, name).astype(bool) if stored else None
 
     def _observations(self, group: str) -> dict[str, StoredArray]:
-        found = self._file.arrays(f"{group}/observations")
-        if not found:
+        arrays = self._file.arrays(f"{group}/observations")
+        if not arrays:
             raise DataError(
                 f"{self.path}: {group}/observations has no arrays of numbers; expected one, or a group of them"
             )
-        return {name or "observations": array for name, array in found.items()}
+        return {name or "observations": array for name, array in arrays.items()}

@@ -1,10 +1,10 @@
 """Episodes in one .npz file, as the `imitation` project writes them.
 
-obs       (T + 1 frames of an episode, one episode after another); or several fields as obs/NAME
-acts      (T actions of an episode, likewise); may be missing where only observations are learned from
-rews      likewise; may be missing
-indices   where `acts` is cut into episodes, one less than there are episodes
-terminal  [episodes] whether the last step terminated the episode
+obs       [steps + episodes, ...]: T + 1 frames per episode, concatenated; or several fields as obs/NAME
+acts      [steps, ...]: T actions per episode, concatenated; optional if only observations are learned from
+rews      [steps], optional
+indices   [episodes - 1]: the steps at which `acts` is split into episodes
+terminal  [episodes]: true if the last step terminated the episode
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import numpy as np
 
 from millpond.data.source import Array, ArrayField, DataError, EndFlags, require_numbers
 
-NEEDED = ("indices", "terminal")
+REQUIRED = ("indices", "terminal")
 OPTIONAL = ("acts", "rews", "final_stored")
-FLAT = 1 << 31  # bytes that a compressed member may unpack to; a larger one belongs in an uncompressed file
-LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, length of its name, length of its extra part
+MAX_UNPACKED_BYTES = 1 << 31  # of a compressed member; a larger one belongs in an uncompressed file
+LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, bytes of its name, bytes of its extra field
 
 
 class NpzSource:
-    """Uncompressed arrays are mapped, so that only what is asked for is read; compressed ones are unpacked."""
+    """Memory-maps uncompressed arrays, so that only requested parts are read; unpacks compressed ones."""
 
     action_bounds: tuple[float, float] | None = None
     layout = "imitation npz"
@@ -42,15 +42,17 @@ class NpzSource:
         for name, array in arrays.items():
             require_numbers(str(path), ArrayField(name, array.shape[1:], array.dtype))
         if indices.dtype.kind not in "iu" and len(indices):
-            raise DataError(f"{path}: indices is {indices.dtype}[]; expected whole numbers, where acts is cut")
+            raise DataError(
+                f"{path}: indices is {indices.dtype}[]; expected integers: the steps at which acts is split"
+            )
         self._frames = {name.removeprefix("obs/"): array for name, array in arrays.items() if _is_observation(name)}
         episodes = len(indices) + 1
         steps = len(acts) if acts is not None else len(next(iter(self._frames.values()))) - episodes
         counted = "acts" if acts is not None else "steps"
-        cuts = np.concatenate([[0], indices.astype(np.int64), [steps]])
-        self.lengths = np.diff(cuts)
+        boundaries = np.concatenate([[0], indices.astype(np.int64), [steps]])
+        self.lengths = np.diff(boundaries)
         if (self.lengths < 1).any():
-            raise DataError(f"{path}: indices must rise from above 0 to below {steps}, the number of {counted}")
+            raise DataError(f"{path}: indices must increase from above 0 to below {steps}, the number of {counted}")
         for name, array in self._frames.items():
             if len(array) != steps + episodes:
                 raise DataError(
@@ -58,16 +60,16 @@ class NpzSource:
                     f"{steps + episodes:,}, one more than {counted} for each episode"
                 )
         if terminal.shape != (episodes,):
-            raise DataError(f"{path}: terminal has shape {terminal.shape}, not ({episodes},): one flag an episode")
+            raise DataError(f"{path}: terminal has shape {terminal.shape}, not ({episodes},): one flag per episode")
         self.has_rewards = "rews" in arrays
         self.rewarded = np.full(episodes, self.has_rewards)
         if self.has_rewards and arrays["rews"].shape != (steps,):
             raise DataError(f"{path}: rews has shape {arrays['rews'].shape}, not ({steps},): one per step")
-        self._arrays, self._cuts = arrays, cuts
+        self._arrays, self._boundaries = arrays, boundaries
         self._terminal = terminal.astype(bool)
-        stored = arrays.get("final_stored", np.ones(episodes, bool))  # an export of a lake says which are missing
+        stored = arrays.get("final_stored", np.ones(episodes, bool))  # an export of a lake marks those that are missing
         if stored.shape != (episodes,):
-            raise DataError(f"{path}: final_stored has shape {stored.shape}, not ({episodes},): one flag an episode")
+            raise DataError(f"{path}: final_stored has shape {stored.shape}, not ({episodes},): one flag per episode")
         self.names: Sequence[str] = [f"episode_{number}" for number in range(episodes)]
         self._final_stored = stored.astype(bool)
         self.fields: Mapping[str, ArrayField] = {
@@ -75,24 +77,24 @@ class NpzSource:
         }
         self.default_keys: Sequence[str] = list(self.fields)
         self.action = ArrayField("acts", acts.shape[1:], acts.dtype) if acts is not None else None
-        self.without_actions = "" if acts is not None else "the array acts"
+        self.missing_actions = "" if acts is not None else "the array acts"
         self.success: Array | None = None
 
     def final_known(self, names: Sequence[str]) -> Array:
         return self._final_stored
 
     def frames(self, episode: int, name: str, start: int, stop: int) -> Array:
-        first = int(self._cuts[episode]) + episode  # every episode before this one has a frame more than actions
+        first = int(self._boundaries[episode]) + episode  # each earlier episode has one frame more than actions
         return self._frames[name][first + start : first + stop]
 
     def actions(self, episode: int) -> Array:
-        return self._arrays["acts"][self._cuts[episode] : self._cuts[episode + 1]]
+        return self._arrays["acts"][self._boundaries[episode] : self._boundaries[episode + 1]]
 
     def rewards(self, episode: int) -> Array:
-        return self._arrays["rews"][self._cuts[episode] : self._cuts[episode + 1]]
+        return self._arrays["rews"][self._boundaries[episode] : self._boundaries[episode + 1]]
 
     def ends(self, episode: int) -> EndFlags:
-        """An episode that did not terminate was cut off at its last step."""
+        """Mark the last step; an episode that did not terminate was truncated there."""
         last = np.arange(self.lengths[episode]) == self.lengths[episode] - 1
         return EndFlags(last & self._terminal[episode], last & ~self._terminal[episode])
 
@@ -102,20 +104,20 @@ def _is_observation(name: str) -> bool:
 
 
 def _arrays(path: Path) -> dict[str, Array]:
-    """All arrays of the file that are known here, mapped where they are not compressed. Never unpickles."""
+    """All arrays of the layout, memory-mapped unless they are compressed. Never unpickles."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            observed = [name for name in members if _is_observation(name)]
-            missing = [name for name in NEEDED if name not in members] + ([] if observed else ["obs"])
+            observations = [name for name in members if _is_observation(name)]
+            missing = [name for name in REQUIRED if name not in members] + ([] if observations else ["obs"])
             if missing:
                 raise DataError(
                     f"{path} has the arrays {', '.join(sorted(members)) or 'none'}, and lacks {', '.join(missing)}; "
                     f"expected the imitation layout: obs [steps + episodes, ...], acts [steps, ...], rews [steps], "
                     f"indices [episodes - 1] and terminal [episodes]"
                 )
-            wanted = [*observed, *NEEDED, *(name for name in OPTIONAL if name in members)]
-            return {name: _array(path, archive, name, members[name]) for name in wanted}
+            names = [*observations, *REQUIRED, *(name for name in OPTIONAL if name in members)]
+            return {name: _array(path, archive, name, members[name]) for name in names}
     except (
         OSError,
         zipfile.BadZipFile,
@@ -129,19 +131,19 @@ def _arrays(path: Path) -> dict[str, Array]:
 
 
 def _array(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> Array:
-    """One array. The header says shape and dtype, which are checked against the bytes before anything is mapped."""
+    """One array. Shape and dtype of the header are checked against the bytes before anything is mapped."""
     try:
         with archive.open(member) as stream:
             version = np.lib.format.read_magic(stream)
             if version not in ((1, 0), (2, 0)):
-                raise ValueError(f"version {version} of the npy format is not known")
+                raise ValueError(f"version {version} of the npy format is not supported")
             read_header = (
                 np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             )
             shape, fortran, dtype = read_header(stream)
             header_bytes = stream.tell()
             if dtype.hasobject:
-                raise ValueError("it holds Python objects, which could run code when they are loaded")
+                raise ValueError("it has Python objects, which could run code when they are loaded")
             if not shape or fortran:
                 raise ValueError(f"shape {shape} must have a first axis of steps, in C order")
             nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
@@ -149,7 +151,7 @@ def _array(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.ZipI
                 raise ValueError(f"it has {member.file_size - header_bytes:,} bytes; {dtype}{shape} needs {nbytes:,}")
             if member.compress_type == zipfile.ZIP_STORED and nbytes:
                 return _mapped(path, member, header_bytes, shape, dtype)
-            if nbytes > FLAT:
+            if nbytes > MAX_UNPACKED_BYTES:
                 raise ValueError(f"{nbytes:,} bytes are compressed; write it with np.savez, which can be mapped")
             return np.frombuffer(stream.read(), dtype).reshape(shape)
     except (ValueError, EOFError, OverflowError, zlib.error, zipfile.BadZipFile) as error:
@@ -157,7 +159,7 @@ def _array(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.ZipI
 
 
 def _mapped(path: Path, member: zipfile.ZipInfo, header: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uncompressed member, straight from the file."""
+    """Memory-map an uncompressed member."""
     with path.open("rb") as file:
         file.seek(member.header_offset)
         signature, name_bytes, extra_bytes = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))

@@ -1,4 +1,4 @@
-"""Open whatever holds episodes: a file, a folder of files, a lake, or data that is in the package."""
+"""Open recorded episodes: a file, a folder of files, a lake, or a packaged dataset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millpond.data.episodes import MEMORY_BYTES, Episodes
 from millpond.data.source import DataError, EpisodeSource
 
 IN_PACKAGE = {"pendulum": "pendulum.npz", "lift": "lift.hdf5", "handover": "handover.hdf5"}
-HDF5_NAMES = (".hdf5", ".h5")
+HDF5_SUFFIXES = (".hdf5", ".h5")
 
 
 def open_episodes(
@@ -21,12 +21,12 @@ def open_episodes(
     drop_columns: Sequence[str] = (),
     memory_bytes: int = MEMORY_BYTES,
 ) -> Episodes:
-    """Open recorded episodes. Nothing but their sizes is read yet.
+    """Open recorded episodes. Only their sizes are read at first.
 
-    path          a file (.hdf5, .h5, .npz), a folder of such files, a lake, or a name of IN_PACKAGE
-    keys          fields of an observation to use, in this order; none: all vectors (and images, where `images`)
-    drop_columns  columns to leave out of the vectors, such as `states:0`
-    memory_bytes  what does not fit into so many is read as it is drawn
+    path          a file (.hdf5, .h5, .npz), a folder of such files, a lake, or a name in IN_PACKAGE
+    keys          fields of an observation to use, in this order; none: all vectors (and images, with `images`)
+    drop_columns  columns to drop from the vectors, such as `states:0`
+    memory_bytes  limit on frames held in memory; the rest is read when it is sampled
     """
     return Episodes(
         str(path), open_sources(path), keys=keys, images=images, drop_columns=drop_columns, memory_bytes=memory_bytes
@@ -34,40 +34,42 @@ def open_episodes(
 
 
 def open_sources(path: str | Path) -> list[EpisodeSource]:
-    """Open all files that a path stands for; at least one."""
+    """Open all files of a path; at least one."""
     return [_open(file) for file in _files(path)]
 
 
-def is_there(path: str | Path) -> bool:
-    """True if a path is a file, a folder, or data that is in the package."""
+def data_exists(path: str | Path) -> bool:
+    """True if a path is a file, a folder, or the name of a packaged dataset."""
     try:
         return str(path) in IN_PACKAGE or Path(path).exists()
-    except (OSError, ValueError):  # too long, a NUL in it, or a folder that must not be looked into
+    except (OSError, ValueError):  # too long, has a NUL, or is in a folder without permission
         return False
 
 
 def _files(path: str | Path) -> list[Path]:
-    """Return the files that a path stands for, in order of their names."""
-    if str(path) in IN_PACKAGE:  # always; a file of one's own by that name is ./pendulum
+    """The files of a path, in order of their names."""
+    if str(path) in IN_PACKAGE:  # always; a user's file of that name is ./pendulum
         return [Path(str(files("millpond.data") / "files" / IN_PACKAGE[str(path)]))]
-    place = Path(path)
-    if not is_there(path):
+    location = Path(path)
+    if not data_exists(path):
         raise DataError(
-            f"{path}: no such file or folder; data.path is one, or a name of what is in the package: "
+            f"{path}: no such file or folder; data.path is one, or the name of a packaged dataset: "
             f"{', '.join(IN_PACKAGE)}"
         )
-    if place.is_file():
-        return [place]
-    if (place / "lake.json").exists():
-        return [place]
-    found = sorted(each for each in place.rglob("*") if each.suffix in (*HDF5_NAMES, ".npz") and each.is_file())
-    if not found:
+    if location.is_file():
+        return [location]
+    if (location / "lake.json").exists():
+        return [location]
+    episode_files = sorted(
+        file for file in location.rglob("*") if file.suffix in (*HDF5_SUFFIXES, ".npz") and file.is_file()
+    )
+    if not episode_files:
         raise DataError(f"{path}: no episodes in this folder; expected .hdf5, .h5 or .npz files, or a lake")
-    return found
+    return episode_files
 
 
 def _open(path: Path) -> EpisodeSource:
-    """The reader of a file or lake. Libraries are loaded only for the kind that is read."""
+    """The reader of a file or lake. Only the libraries of that layout are imported."""
     if path.is_dir():
         from millpond.data.lake import LakeSource
 
@@ -76,13 +78,13 @@ def _open(path: Path) -> EpisodeSource:
         from millpond.data.npz import NpzSource
 
         return NpzSource(path)
-    if path.suffix not in HDF5_NAMES:
+    if path.suffix not in HDF5_SUFFIXES:
         raise DataError(f"{path}: expected a file that ends in .hdf5, .h5 or .npz, a folder of them, or a lake")
     return _open_hdf5(path)
 
 
 def _open_hdf5(path: Path) -> EpisodeSource:
-    """The layout is known by the names of its groups."""
+    """The reader of an HDF5 file, whose layout is recognised by the names of its groups."""
     from millpond.data.demonstrations import DemonstrationSource
     from millpond.data.hdf5 import Hdf5File
     from millpond.data.minari import MinariSource

@@ -1,4 +1,8 @@
-"""What can be wrong with recorded episodes."""
+"""The protocol that every reader of episodes implements, and the selection of the observation fields to use.
+
+An episode of T steps has T actions and T + 1 frames: the observation before each step, and the one after the last.
+Where a file stores only T of them (LIBERO, robosuite), `final_known` is false and frame T must not be requested.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,18 @@ import numpy as np
 
 from millpond.errors import MillpondError
 
+Array = np.ndarray[Any, Any]
+NUMERIC_KINDS = "biuf"  # kinds of dtype that can be learned from: bool, integer, float
+MAX_VECTOR_WIDTH = 1 << 16  # a wider "vector" is most likely an image that is not stored as uint8
+
 
 class DataError(MillpondError):
-    """A file of episodes is damaged, foreign or not as asked for; the message names the file, the place and the fix."""
-
-
-# -- What every kind of file is read through: which episodes it has, and stretches of their arrays.
-#
-# An episode of T steps has T actions and T + 1 frames: the observation before each step, and the one after the last.
-# Where a file stores only T of them (LIBERO, robosuite), `final_known` says so and frame T cannot be asked for.
-
-Array = np.ndarray[Any, Any]
+    """A file of episodes is damaged, foreign or not as configured. The message names the file, the place and a fix."""
 
 
 @dataclass(frozen=True)
 class ArrayField:
-    """One array of an observation, or the action: its name, and shape and dtype of one frame."""
+    """One array of an observation, or the action: its name, and the shape and dtype of one frame."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class ArrayField:
 
     @property
     def is_image(self) -> bool:
-        """Bytes in two or three dimensions; all else is a vector."""
+        """True for uint8 in two or three dimensions; everything else is a vector."""
         return self.dtype == np.uint8 and len(self.shape) in (2, 3)
 
     @property
@@ -52,14 +52,14 @@ class ArrayField:
 
 
 def require_numbers(path: str, field: ArrayField) -> None:
-    """Strings, compounds and complex numbers cannot be learned from."""
-    if field.dtype.kind not in "biuf":
+    """Refuse strings, compounds and complex numbers: they cannot be learned from."""
+    if field.dtype.kind not in NUMERIC_KINDS:
         raise DataError(f"{path}: {field.name} is {field}; expected numbers")
 
 
 @dataclass(frozen=True)
 class EndFlags:
-    """Flags as they are stored, one a step; None where the file has none."""
+    """Stored flags, one per step; None where the file has none."""
 
     terminated: Array | None
     truncated: Array | None
@@ -70,51 +70,44 @@ class EpisodeSource(Protocol):
 
     path: str
     layout: str  # such as "LIBERO HDF5"
-    task: str  # what was done in these episodes, as far as the file says
+    task: str  # the task of these episodes, as far as the file names it
     names: Sequence[str]
     lengths: Array  # [episodes] steps
-    fields: Mapping[str, ArrayField]  # all that an observation has
-    default_keys: Sequence[str]  # those that are used unless others are asked for
-    action: (
-        ArrayField | None
-    )  # None where any episode has no actions, as in old robosuite files; observations are read then
-    without_actions: str  # the place in the file where the first actions are missing; "" where there are all
-    rewarded: Array  # bool [episodes]: which have a reward for each step
-    has_rewards: bool  # whether all have
+    fields: Mapping[str, ArrayField]  # every field of an observation
+    default_keys: Sequence[str]  # the fields that are used unless others are requested
+    action: ArrayField | None  # None if any episode lacks actions, as in old robosuite files; only observations then
+    missing_actions: str  # the place in the file where the first actions are missing; "" if none are
+    rewarded: Array  # bool [episodes]: True where every step has a reward
+    has_rewards: bool  # True if all episodes have rewards
     masks: Mapping[str, Sequence[str]]  # named subsets of the episodes
 
     @property
     def success(self) -> Array | None:
-        """bool [episodes]: whether the task was done; None where the file does not say."""
+        """bool [episodes]: True where the task was solved; None if the file does not record it."""
 
     @property
     def action_bounds(self) -> tuple[float, float] | None:
-        """The range that the file itself gives for every number of an action; None where it gives none."""
+        """Range of every number of an action, as stated by the file; None if it states none."""
 
     def final_known(self, names: Sequence[str]) -> Array:
-        """bool [episodes]: whether frame T of all these fields is stored."""
+        """bool [episodes]: True where frame T of all these fields is stored."""
 
     def frames(self, episode: int, name: str, start: int, stop: int) -> Array:
         """Frames start..stop of one field: [stop - start, ...] in the stored dtype."""
 
     def actions(self, episode: int) -> Array:
-        """All actions [T, ...] in the stored dtype; only where `action` is not None."""
+        """All actions [T, ...] in the stored dtype; only if `action` is not None."""
 
     def rewards(self, episode: int) -> Array:
-        """All rewards [T]; only where `rewarded`."""
+        """All rewards [T]; only if `rewarded`."""
 
     def ends(self, episode: int) -> EndFlags:
-        """Where the file says that the episode ended."""
-
-
-# -- Which fields of the observations are used, and which columns of their vectors.
-
-VECTOR_AT_MOST = 1 << 16  # numbers in a vector; beyond this something is an image that is not stored as bytes
+        """Stored flags of the end of the episode."""
 
 
 @dataclass(frozen=True)
 class FieldSelection:
-    """The chosen fields in order; of each vector the columns that are kept; and the names of all those columns."""
+    """The selected fields in order; the selected columns of each vector; and the names of all those columns."""
 
     fields: tuple[ArrayField, ...]
     vectors: tuple[tuple[ArrayField, Array | slice], ...]
@@ -124,9 +117,9 @@ class FieldSelection:
 def select_fields(
     sources: Sequence[EpisodeSource], *, keys: Sequence[str], images: bool, drop_columns: Sequence[str]
 ) -> FieldSelection:
-    """Choose, and check that every file has what is chosen in the same shape.
+    """Select observation fields, and check that every file has them in the same shape.
 
-    Without keys: all vectors that a file uses by itself, and with `images` its images too, in the file's order.
+    Without keys: all vectors among the file's default fields, and with `images` its images too, in the file's order.
     """
     first = sources[0]
     names = list(keys) or [name for name in first.default_keys if images or not first.fields[name].is_image]
@@ -134,10 +127,10 @@ def select_fields(
         raise DataError(f"data.observation_keys={names} names a field twice; name each once")
     for name in names:
         if name not in first.fields:
-            there = ",".join(sorted(first.fields))
+            available = ",".join(sorted(first.fields))
             raise DataError(
-                f"{first.path}: no field {name!r} in its observations; there are {there}. Name some of them, such as "
-                f"data.observation_keys=[{there}], or none for all vectors: data.observation_keys=[]"
+                f"{first.path}: its observations have no field {name!r}; there are {available}. Name some of them, such "
+                f"as data.observation_keys=[{available}], or none for all vectors: data.observation_keys=[]"
             )
         if first.fields[name].is_image and not images:
             raise DataError(
@@ -145,44 +138,44 @@ def select_fields(
                 f"leave it out"
             )
     if not names:
-        there = ", ".join(f"{field.name} {field}" for field in first.fields.values())
+        available = ", ".join(f"{field.name} {field}" for field in first.fields.values())
         raise DataError(
-            f"{first.path} has no vectors to use ({there}); set data.images=true (--images) or data.observation_keys"
+            f"{first.path} has no vectors ({available}); set data.images=true (--images) or data.observation_keys"
         )
     fields = tuple(first.fields[name] for name in names)
     for source in sources[1:]:
         require_same_fields(first, source, fields)
-    return _without(first.path, fields, drop_columns)
+    return _select_columns(first.path, fields, drop_columns)
 
 
 def require_same_fields(first: EpisodeSource, other: EpisodeSource, fields: Sequence[ArrayField]) -> None:
-    """Refuse to join files whose actions or chosen fields differ in shape."""
+    """Refuse to join files whose actions or selected fields differ in shape."""
     for field in fields:
-        there = other.fields.get(field.name)
-        if there is None or there.shape != field.shape or there.dtype != field.dtype:
+        counterpart = other.fields.get(field.name)
+        if counterpart is None or counterpart.shape != field.shape or counterpart.dtype != field.dtype:
             raise DataError(
-                f"{other.path} has {field.name} {there if there else 'missing'} and {first.path} {field}; name fields "
-                f"that all files share in data.observation_keys, or read them apart"
+                f"{other.path} has {field.name} {counterpart or 'missing'} and {first.path} {field}; name fields "
+                f"that all files share in data.observation_keys, or read the files separately"
             )
     one, two = first.action, other.action
     if one is not None and two is not None and (two.shape != one.shape or two.dtype.kind != one.dtype.kind):
-        raise DataError(f"{other.path} has actions {two} and {first.path} {one}; read them apart")
+        raise DataError(f"{other.path} has actions {two} and {first.path} {one}; read the files separately")
 
 
-def _without(path: str, fields: Sequence[ArrayField], drop_columns: Sequence[str]) -> FieldSelection:
-    """Take the dropped columns, named as FIELD:COLUMN, out of the vectors."""
+def _select_columns(path: str, fields: Sequence[ArrayField], drop_columns: Sequence[str]) -> FieldSelection:
+    """Remove the dropped columns, named as FIELD:COLUMN, from the vectors."""
     vectors = [field for field in fields if not field.is_image]
     width = {field.name: field.width for field in vectors}
-    keep: dict[str, np.ndarray[Any, Any]] = {field.name: np.ones(field.width, bool) for field in vectors}
+    mask: dict[str, Array] = {field.name: np.ones(field.width, bool) for field in vectors}
     for column in drop_columns:
         name, _, number = column.rpartition(":")
         if name not in width or not number.isdecimal() or int(number) >= width[name]:
-            there = ", ".join(f"{known}:0 to {known}:{count - 1}" for known, count in width.items()) or "none"
-            raise DataError(f"data.drop_columns has {column!r}, which is not a column of {path}; there are {there}")
-        keep[name][int(number)] = False
-    kept = [(field, np.flatnonzero(keep[field.name])) for field in vectors]
-    columns = tuple(f"{field.name}:{number}" for field, numbers in kept for number in numbers.tolist())
-    if len(columns) > VECTOR_AT_MOST:
+            available = ", ".join(f"{known}:0 to {known}:{count - 1}" for known, count in width.items()) or "none"
+            raise DataError(f"data.drop_columns has {column!r}, which is not a column of {path}; there are {available}")
+        mask[name][int(number)] = False
+    selected = [(field, np.flatnonzero(mask[field.name])) for field in vectors]
+    columns = tuple(f"{field.name}:{number}" for field, numbers in selected for number in numbers.tolist())
+    if len(columns) > MAX_VECTOR_WIDTH:
         widest = max(vectors, key=lambda field: field.width)
         raise DataError(
             f"{path}: {len(columns):,} numbers in a vector, most of them in {widest.name} {widest}; name fewer fields "
@@ -193,7 +186,9 @@ def _without(path: str, fields: Sequence[ArrayField], drop_columns: Sequence[str
     return FieldSelection(
         tuple(fields),
         tuple(
-            (field, slice(None) if len(numbers) == field.width else numbers) for field, numbers in kept if len(numbers)
+            (field, slice(None) if len(numbers) == field.width else numbers)
+            for field, numbers in selected
+            if len(numbers)
         ),
         columns,
     )

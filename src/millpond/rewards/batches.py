@@ -63,7 +63,7 @@ class RecordedSteps:
     def __init__(self, data: Episodes, network: RewardNetwork, device: torch.device) -> None:
         self._data, self._network, self._device = data, network, device
         self._shape = network.shape
-        self.prepared = not self._shape.images and {"action", VECTOR} <= set(data.kept_in_memory)
+        self.prepared = not self._shape.images and {"action", VECTOR} <= set(data.in_memory)
         if self.prepared:
             self._first = np.concatenate([[0], np.cumsum(data.lengths)])
             self._table = torch.cat([self._features_of(episode) for episode in range(len(data))])

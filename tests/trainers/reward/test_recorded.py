@@ -18,7 +18,7 @@ from millpond.trainers.common.kinds import require_trainer
 from millpond.trainers.common.session import start_run
 from millpond.trainers.reward.score import score_run
 from millpond.trainers.reward.trainer import RewardTrainer
-from tests.support.episode_files import Made, made, write_libero, write_npz, write_robosuite
+from tests.support.episode_files import WrittenEpisode, make_episodes, write_libero, write_npz, write_robosuite
 
 TINY = {
     "reward.epochs": 1,
@@ -156,7 +156,9 @@ def test_a_file_without_some_of_the_discrete_actions_is_scored(tmp_path: Path) -
         write_npz(
             tmp_path / f"{name}.npz",
             [
-                Made({"obs": rng.normal(size=(21, 3)).astype("float32")}, acts[at : at + 20], rng.normal(size=20))
+                WrittenEpisode(
+                    {"obs": rng.normal(size=(21, 3)).astype("float32")}, acts[at : at + 20], rng.normal(size=20)
+                )
                 for at in (0, 20, 40)
             ],
         )
@@ -191,7 +193,7 @@ def test_what_cannot_be_scored_is_refused(
 
 def demonstrations(folder: Path) -> None:
     """The same five in two robosuite files: old.hdf5 without actions, new.hdf5 with them."""
-    episodes = made(np.random.default_rng(0), [30, 25, 40, 33, 20], {"states": ((6,), "float64")})
+    episodes = make_episodes(np.random.default_rng(0), [30, 25, 40, 33, 20], {"states": ((6,), "float64")})
     for episode in episodes:
         episode.observation["states"] += np.linspace(0, 3, len(episode) + 1)[:, None]
     write_robosuite(folder / "old.hdf5", episodes, actions=False)

@@ -232,7 +232,7 @@ def test_the_split_is_by_episode_and_repeats() -> None:
     ("changes", "message"),
     [
         ({"data.expected_episodes": 57}, "set data.expected_episodes=56"),
-        ({"reward.objective": "success"}, "does not say which episodes succeeded"),
+        ({"reward.objective": "success"}, "does not record which episodes succeeded"),
         (
             {
                 "data.path": "lift",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from millpond.config import RewardRecipe
 from millpond.data import DataError, Episodes, open_episodes, unfit
 from millpond.data.fitting import OBJECTIVES, refusal, split_episodes
-from millpond.data.opening import is_there
+from millpond.data.opening import data_exists
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def read_dataset(recipe: RewardRecipe) -> tuple[Dataset | None, tuple[str, ...]]
     """
     if not recipe.reward.reward_only:
         return None, ()
-    if recipe.data.expected_episodes is not None and not is_there(recipe.data.path):
+    if recipe.data.expected_episodes is not None and not data_exists(recipe.data.path):
         return None, (
             f"data.path={recipe.data.path} is not on this machine: episodes and steps are those that the recipe expects "
             f"(data.expected_episodes, data.expected_steps). Your own file or folder: data.path=PATH",

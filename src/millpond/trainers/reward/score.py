@@ -57,7 +57,7 @@ def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs"
     )
     if data.action is None and recipe.reward.objective in OF_TRANSITIONS:
         raise DataError(
-            f"{path}: {data.without_actions} is missing, and the reward r(s, a, s') of run {run.name!r} needs the actions; "
+            f"{path}: {data.missing_actions} is missing, and the reward r(s, a, s') of run {run.name!r} needs the actions; "
             f"score it with a run of reward.objective=progress"
         )
     inputs = inputs_of(data)

@@ -65,7 +65,7 @@ def open_recorded(recipe: RewardRecipe) -> RecordedData:
     training, held_out = split_episodes(
         data, recipe.reward.objective, recipe.data.holdout, recipe.data.held_out, recipe.seed
     )
-    data.hold_vectors()
+    data.load_vectors()
     return RecordedData(data, training, held_out, others, dataset_of(recipe, data))
 
 
