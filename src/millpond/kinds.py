@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from millpond.config import Recipe
     from millpond.config.violations import Rule
+    from millpond.planner.kind import KindPlanner, KindText
 
 T = TypeVar("T")
 
@@ -35,6 +36,7 @@ class Kind:
     """One row of the table. Functions take the recipe (and plan) of their own kind."""
 
     name: str
+    job: str  # what a run of it does, after the name of a recipe
     several_agents: bool  # an env may have more than one agent
 
     # config
@@ -42,30 +44,43 @@ class Kind:
     rules: Lazy[Sequence[Rule]]
     debug_sizes: Lazy[Callable[[Mapping[str, Any], Collection[str]], dict[str, Any]]]
 
+    # planner
+    planner: Lazy[KindPlanner]
+    text: Lazy[KindText]
+
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         Kind(
             name="ppo",
+            job="learns by acting, on rows of its own policy",
             several_agents=True,
             recipe=Lazy("millpond.config.ppo:PPORecipe"),
             rules=Lazy("millpond.config.ppo:RULES"),
             debug_sizes=Lazy("millpond.config.debug:ppo_debug_sizes"),
+            planner=Lazy("millpond.planner.ppo:PLANNER"),
+            text=Lazy("millpond.planner.ppo.text:TEXT"),
         ),
         Kind(
             name="mixture",
+            job="learns Q-values and replays a lake",
             several_agents=False,
             recipe=Lazy("millpond.config.mixture:MixtureRecipe"),
             rules=Lazy("millpond.config.mixture:RULES"),
             debug_sizes=Lazy("millpond.config.debug:mixture_debug_sizes"),
+            planner=Lazy("millpond.planner.mixture:PLANNER"),
+            text=Lazy("millpond.planner.mixture.text:TEXT"),
         ),
         Kind(
             name="reward",
+            job="learns a reward from recorded episodes",
             several_agents=False,
             recipe=Lazy("millpond.config.reward:RewardRecipe"),
             rules=Lazy("millpond.config.reward:RULES"),
             debug_sizes=Lazy("millpond.config.debug:reward_debug_sizes"),
+            planner=Lazy("millpond.planner.reward:PLANNER"),
+            text=Lazy("millpond.planner.reward.text:TEXT"),
         ),
     )
 }

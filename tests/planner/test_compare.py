@@ -10,7 +10,7 @@ import pytest
 from millpond.config import recipe_names
 from millpond.planner import plan
 from millpond.planner.compare import compare
-from millpond.planner.show_compare import show_compare
+from millpond.planner.text import show_compare
 
 # Parameter -> PufferLib, Metta, as ruled.
 SEED_TWO = {

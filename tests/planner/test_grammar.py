@@ -12,8 +12,7 @@ from millpond.config.check import merge
 from millpond.planner import Host, plan
 from millpond.planner.compare import compare
 from millpond.planner.scale import scale, show_scale
-from millpond.planner.show import show
-from millpond.planner.show_compare import show_compare
+from millpond.planner.text import show, show_compare
 from millpond.plurals import many, plural, verb
 
 NOUNS = (

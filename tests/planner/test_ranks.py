@@ -15,7 +15,7 @@ from millpond.config.check import flatten, written
 from millpond.config.rules import violations
 from millpond.errors import MillpondError
 from millpond.planner import MixturePlan, PPOPlan, plan_loaded
-from millpond.planner.ranks import plan_over_ranks, share_of_rank
+from millpond.planner.planned import plan_over_ranks, share_of_rank
 
 NO_SHARE = "is a total, and 2 ranks have no equal share of it"
 

@@ -20,7 +20,7 @@ from millpond.bench.stages import RandomSteps, measure_lake
 from millpond.bench.timing import Effort, Spread, Watch, median_seconds, stop_in_time
 from millpond.config import Loaded, MixtureRecipe
 from millpond.planner import MixturePlan, plan_loaded
-from millpond.planner.estimate import drawn_in_round
+from millpond.planner.mixture.numbers import drawn_in_round
 from millpond.record.jsonlines import Record, read_records
 from millpond.replay import Steps
 from millpond.replay.widths import row_bytes

@@ -19,10 +19,9 @@ from millpond.planner.compare import compare
 from millpond.planner.estimate import read_measured
 from millpond.planner.host import DeviceError
 from millpond.planner.lines import figures, sentence
-from millpond.planner.planned import preset_batches
+from millpond.planner.reward import preset_batches
 from millpond.planner.scale import scale, show_scale
-from millpond.planner.show import show
-from millpond.planner.show_compare import show_compare
+from millpond.planner.text import show, show_compare
 from millpond.plurals import plural
 
 

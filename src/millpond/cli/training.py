@@ -10,7 +10,7 @@ from millpond.cli.output import print_json, print_text
 from millpond.config import Loaded, load
 from millpond.planner import plan_loaded
 from millpond.planner.lines import figures, sentence
-from millpond.planner.show import show_alerts
+from millpond.planner.text import show_alerts
 from millpond.store import Run, list_runs, show_runs
 
 

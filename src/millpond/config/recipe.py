@@ -103,3 +103,8 @@ class Recipe(Section):
     def acts(self) -> bool:
         """True if the run steps environments; False if it learns from recorded episodes alone."""
         return True
+
+    @property
+    def learns_from(self) -> str:
+        """Id of the environment, or path of the recorded episodes."""
+        return self.env.id

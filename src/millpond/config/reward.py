@@ -109,6 +109,10 @@ class RewardRecipe(Recipe):
     def acts(self) -> bool:
         return not self.reward.reward_only
 
+    @property
+    def learns_from(self) -> str:
+        return self.env.id if self.acts else self.data.path
+
 
 def _one_way_to_save(values: Values) -> Iterator[Violation]:
     if values["reward.save_freq"] is not None and values["checkpoint.interval"] is not None:

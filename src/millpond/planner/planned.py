@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from millpond.config import Loaded, MixtureRecipe, PPORecipe, Recipe, RewardRecipe, load
+from millpond.config import Loaded, load
 from millpond.config.env_options import AgentCount, agents_from, env_spec
 from millpond.config.load import env_of
 from millpond.config.violations import as_override
 from millpond.envs.families import install_command, missing_extra
+from millpond.errors import MillpondError
+from millpond.kinds import KINDS
 from millpond.planner.advice import Advice
-from millpond.planner.estimate import Estimate, Measured, estimate_time
+from millpond.planner.estimate import Measured, TimeEstimate, estimate_time
 from millpond.planner.host import DeviceError, Host, require_device
-from millpond.planner.mixture.advice import advise_mixture
-from millpond.planner.mixture.numbers import MixturePlan, plan_mixture
-from millpond.planner.ppo.advice import advise_ppo
-from millpond.planner.ppo.numbers import PPOPlan, plan_ppo
-from millpond.planner.reward.advice import advise_reward
-from millpond.planner.reward.dataset import Dataset, read_dataset
-from millpond.planner.reward.numbers import RewardPlan, plan_reward
-from millpond.plurals import plural, verb
+from millpond.planner.kind import Plan, PlanInputs
+from millpond.planner.reward.dataset import Dataset
+from millpond.plurals import plural
 
-Plan = PPOPlan | MixturePlan | RewardPlan
 Overrides = Iterable[str] | Mapping[str, Any]
 
 
@@ -36,20 +32,11 @@ class Planned:
     plan: Plan
     advice: tuple[Advice, ...]
     alerts: tuple[str, ...]
-    estimate: Estimate | None = None  # of the time, where this machine was measured
+    estimate: TimeEstimate | None = None  # of the time, where this machine was measured
 
     def to_json(self) -> dict[str, Any]:
         """One flat object."""
-        nested = ("field_bytes", "training", "dataset")
-        flat = {key: value for key, value in asdict(self.plan).items() if key not in nested}
-        if isinstance(self.plan, RewardPlan) and self.plan.dataset is not None:
-            flat |= {f"dataset_{name}": value for name, value in asdict(self.plan.dataset).items() if name not in flat}
-        if isinstance(self.plan, PPOPlan):
-            flat |= {f"{name}_bytes": count for name, _, count in self.plan.field_bytes if name != "observation"}
-            if self.plan.training is not None:
-                flat |= {f"training_{name}_bytes": count for name, count in asdict(self.plan.training).items()}
-                flat["training_bytes"] = self.plan.training.total
-                flat["memory_bytes"] = self.plan.memory_bytes
+        flat = self.plan.to_json()
         if self.estimate is not None:
             flat[f"estimated_{self.estimate.whole}_seconds"] = self.estimate.whole_seconds
             flat["estimated_seconds"] = self.estimate.seconds
@@ -85,30 +72,10 @@ def plan(
     if agents_source is not None:
         asked = agents_from(agents_source, env_of(recipe, overrides, preset))
     loaded = load(recipe, overrides, preset, asked.agents if asked else None)
-    if preset == "fast" and isinstance(loaded.recipe, RewardRecipe):
-        loaded = replace(loaded, notes=(*loaded.notes, *_notes_on_fast(recipe, overrides)))
+    if preset is not None:
+        notes = KINDS[loaded.recipe.kind].planner.load().preset_notes(recipe, overrides, preset)
+        loaded = replace(loaded, notes=(*loaded.notes, *notes))
     return plan_loaded(loaded, asked, host, measured)
-
-
-def preset_batches(recipe: str | Path | Mapping[str, Any], overrides: Overrides = ()) -> dict[str | None, int]:
-    """Return the batches of a reward recipe without a preset (None) and with each of its presets."""
-    default = load(recipe, overrides).recipe
-    batches: dict[str | None, int] = {}
-    for preset in (None, *default.presets):
-        changed = load(recipe, overrides, preset).recipe
-        if isinstance(changed, RewardRecipe):
-            batches[preset] = plan_reward(changed).batches
-    return batches
-
-
-def _notes_on_fast(recipe: str | Path | Mapping[str, Any], overrides: Overrides) -> Iterator[str]:
-    """Say what `fast` is short for: the name alone would promise less than the recipe's default."""
-    batches = preset_batches(recipe, overrides)
-    if "full" in batches:
-        yield (
-            f"--preset fast shortens --preset full from {plural(batches['full'], 'batch')} to {batches['fast']:,}; "
-            f"without a preset this recipe has {batches[None]:,}"
-        )
 
 
 def plan_loaded(
@@ -120,48 +87,47 @@ def plan_loaded(
 ) -> Planned:
     """The plan of a config that has been loaded. `dataset` describes its recorded episodes; without it they are opened."""
     recipe, measured = loaded.recipe, tuple(measured)
-    alerts: list[str] = []
     if host is not None:
         loaded = _with_device(loaded)
+    planner = KINDS[recipe.kind].planner.load()
     # Replay stores single frames and stacks them when they are sampled; rows hold what the policy sees.
-    spec = env_spec(recipe.env, stacked=isinstance(recipe, PPORecipe)) if needs_env(recipe) else None
-    plan: Plan
-    if isinstance(recipe, PPORecipe):
-        plan = plan_ppo(recipe, spec, host.cores if host is not None else 1)
-        advice = advise_ppo(recipe, plan, spec, host, measured)
-    elif isinstance(recipe, MixtureRecipe):
-        plan = plan_mixture(recipe, spec)
-        advice = advise_mixture(recipe, plan, spec, host)
-    else:
-        assert isinstance(recipe, RewardRecipe)
-        if dataset is None:
-            dataset, notes = read_dataset(recipe)
-            loaded = replace(loaded, notes=(*loaded.notes, *notes))
-        plan = plan_reward(recipe, dataset)
-        advice = advise_reward(recipe, plan)
-        if dataset is not None and dataset.refusal is not None:
-            alerts.append(f"training will refuse {dataset.refusal}")
-    if spec is None and needs_env(recipe) and not recipe.env.id.startswith("pufferlib."):
+    spec = env_spec(recipe.env, stacked=planner.stacked_observations) if recipe.acts else None
+    draft = planner.draft(recipe, PlanInputs(spec, host, measured, dataset))
+    if spec is None and recipe.acts and not recipe.env.id.startswith("pufferlib."):
         loaded = replace(loaded, notes=(*loaded.notes, _unknown(loaded, asked)))
-    if isinstance(recipe, PPORecipe) and recipe.policy.target is not None:
-        policy = recipe.policy
-        note = (
-            f"policy.target={policy.target} was not built, since that would run its code: its recurrent state is estimated "
-            f"as that of policy.core={policy.core} with policy.hidden_size={policy.hidden_size}, and the memory of a "
-            "training step is not known"
-        )
-        loaded = replace(loaded, notes=(*loaded.notes, note))
-    extra = missing_extra(recipe.env.id) if host is not None and needs_env(recipe) else None
+    loaded = replace(loaded, notes=(*loaded.notes, *draft.notes))
+    extra = missing_extra(recipe.env.id) if host is not None and recipe.acts else None
     if extra is not None:
         note = f"training needs the extra {extra}, which is not installed: {install_command(extra)}"
         loaded = replace(loaded, notes=(*loaded.notes, note))
     env_batch = AgentCount(spec.num_agents, recipe.env.id) if spec is not None else None
-    alerts += [
-        _mismatch(plan, recipe.env.num_agents, count)
+    mismatches = [
+        _mismatch(draft.plan, recipe.env.num_agents, count)
         for count in (asked, env_batch)
         if count is not None and count.agents != recipe.env.num_agents
     ]
-    return Planned(loaded, plan, tuple(advice), tuple(alerts), estimate_time(recipe, plan, measured))
+    estimate = estimate_time(recipe, draft.plan, measured)
+    return Planned(loaded, draft.plan, tuple(draft.advice), (*draft.alerts, *mismatches), estimate)
+
+
+def share_of_rank(loaded: Loaded, ranks: int) -> Loaded:
+    """The config of one rank: its share of every size. What has no equal share is refused, with sizes that have."""
+    if ranks == 1:
+        return loaded
+    shared = KINDS[loaded.recipe.kind].planner.load().ranks
+    if shared is None:
+        raise MillpondError(
+            f"{loaded.name} is of kind {loaded.recipe.kind}, which trains in one process; start it without torchrun"
+        )
+    return shared.share(loaded, ranks)
+
+
+def plan_over_ranks(loaded: Loaded, ranks: int, dataset: Dataset | None = None) -> Planned:
+    """The plan of all ranks together: the sum of their shares."""
+    planned = plan_loaded(loaded, dataset=dataset)
+    shared = KINDS[loaded.recipe.kind].planner.load().ranks
+    share = share_of_rank(loaded, ranks)
+    return planned if ranks == 1 or shared is None else shared.total(planned, share, ranks)
 
 
 def _with_device(loaded: Loaded) -> Loaded:
@@ -173,11 +139,6 @@ def _with_device(loaded: Loaded) -> Loaded:
             raise
         return replace(loaded, notes=(*loaded.notes, f"{error}, to train here"))
     return loaded
-
-
-def needs_env(recipe: Recipe) -> bool:
-    """True unless a reward is learned from recorded episodes alone."""
-    return not (isinstance(recipe, RewardRecipe) and recipe.reward.reward_only)
 
 
 def _unknown(loaded: Loaded, asked: AgentCount | None) -> str:
@@ -197,10 +158,6 @@ def _unknown(loaded: Loaded, asked: AgentCount | None) -> str:
 
 def _mismatch(plan: Plan, configured: int, asked: AgentCount) -> str:
     text = f"the config says {plural(configured, 'agent')} an env, {asked.source} has {asked.agents:,}"
-    if isinstance(plan, PPOPlan):
-        text += (
-            f". With {asked.agents:,}, {plural(plan.num_envs, 'env')} {verb(plan.num_envs, 'hold')} "
-            f"{plural(plan.num_envs * asked.agents, 'agent')}, not "
-            f"{plan.total_agents:,}: every count below is off. Settle which is right"
-        )
+    effect = plan.with_agents(asked.agents)
+    text += f". {effect}" if effect else ""
     return f"{text}; env.num_agents={asked.agents} follows {asked.source}"

@@ -11,13 +11,10 @@ from millpond.config.keys import keys, nearest_key
 from millpond.config.load import parse_override
 from millpond.config.violations import show as show_value
 from millpond.errors import MillpondError
+from millpond.kinds import KINDS
 from millpond.planner.host import Host
-from millpond.planner.lines import number, sentence, size, table
-from millpond.planner.mixture.numbers import MixturePlan
+from millpond.planner.lines import sentence, table
 from millpond.planner.planned import Planned, plan
-from millpond.planner.ppo.numbers import PPOPlan
-from millpond.planner.reward.numbers import RewardPlan
-from millpond.plurals import plural
 
 MOST_VALUES = 32
 LONGEST_NAME = 16  # that leaves room for the columns
@@ -78,60 +75,16 @@ def show_scale(scaled: Scaled) -> str:
     lines = [*sentence(f"{scaled.own.loaded.name}, by {scaled.key}", 0), ""]
     rows = [(show_value(value), planned.plan) for value, planned in scaled.plans if not isinstance(planned, str)]
     first = name if len(name) <= LONGEST_NAME else "value"
-    lines += table([first, *_header(scaled.own)], [[value, *_columns(plan)] for value, plan in rows])
+    text = KINDS[scaled.own.loaded.recipe.kind].text.load()
+    lines += table([first, *text.scale_header], [[value, *text.scale_columns(plan)] for value, plan in rows])
     for value, planned in scaled.plans:
         if isinstance(planned, str):
             lines += ["", *sentence(f"{show_value(value)} is refused: {planned}", 2)]
-    remarks = [line for value, plan in rows for line in _remark(value, plan, scaled)]
+    remarks = []
+    for value, other in rows:
+        changes = text.scale_remarks(other, scaled.own.plan) if other != scaled.own.plan else []
+        remarks += sentence(f"{value}: {'; '.join(changes)}.", 2, "- ") if changes else []
     if remarks:
         lines += ["", f"  Against {name}={show_value(scaled.own_value)}:", *remarks]
     lines += ["", *sentence(keys(scaled.own.loaded.recipe.kind)[scaled.key].description)]
     return "\n".join(lines)
-
-
-def _header(own: Planned) -> list[str]:
-    if isinstance(own.plan, PPOPlan):
-        return ["envs", "rows", "updates", "agent steps", "per gradient", "memory"]
-    if isinstance(own.plan, MixturePlan):
-        return ["rounds", "frames a round", "agent's frames", "replay", "BigPond", "lake"]
-    return ["batches", "a cycle", "points", "saves", "passes"]
-
-
-def _columns(plan: PPOPlan | MixturePlan | RewardPlan) -> list[str]:
-    if isinstance(plan, PPOPlan):
-        counts = [plan.num_envs, plan.segments, plan.gradient_updates, plan.agent_steps, plan.agent_steps_per_gradient]
-        return [*(number(count) for count in counts), size(plan.buffer_bytes)]
-    if isinstance(plan, MixturePlan):
-        return [
-            number(plan.rounds),
-            number(plan.frames_per_round),
-            number(plan.frames_per_agent),
-            f"{plan.big_replay_ratio:.2g}",
-            "?" if plan.big_pond_bytes is None else size(plan.big_pond_bytes),
-            "?" if plan.lake_bytes is None else size(plan.lake_bytes),
-        ]
-    passes = "?" if plan.passes_over_data is None else number(round(plan.passes_over_data, 1))
-    counts = [plan.batches, plan.batches_per_cycle, plan.tensorboard_points, plan.checkpoints]
-    return [*(number(count) for count in counts), passes]
-
-
-def _remark(value: str, plan: PPOPlan | MixturePlan | RewardPlan, scaled: Scaled) -> list[str]:
-    """For PPO: what changes in gradients, updates, diversity and memory."""
-    own = scaled.own.plan
-    if not isinstance(plan, PPOPlan) or not isinstance(own, PPOPlan) or plan == own:
-        return []
-    parts = []
-    if plan.agent_steps_per_gradient != own.agent_steps_per_gradient:
-        ratio = plan.agent_steps_per_gradient / own.agent_steps_per_gradient
-        kind = "steadier" if ratio > 1 else "noisier"
-        parts.append(f"{kind} gradients ({ratio:.3g} times the agent steps)")
-    if plan.gradient_updates != own.gradient_updates:
-        parts.append(f"{plural(plan.gradient_updates, 'update')} instead of {own.gradient_updates:,}")
-    if plan.training and own.training and plan.training.total != own.training.total:
-        parts.append(f"{plan.training.total / own.training.total:.2g} times the memory of a training step")
-    if plan.num_envs != own.num_envs:
-        kind = "fewer" if plan.num_envs < own.num_envs else "more"
-        parts.append(f"{kind} environments at once ({plan.num_envs:,} instead of {own.num_envs:,})")
-    if plan.agent_steps != own.agent_steps:
-        parts.append(f"{plan.agent_steps / own.agent_steps:.3g} times the data an iteration")
-    return sentence(f"{value}: {'; '.join(parts)}.", 2, "- ") if parts else []

@@ -24,13 +24,13 @@ MEMORY_SHARE = 0.8
 def advise_mixture(recipe: MixtureRecipe, plan: MixturePlan, spec: EnvSpec | None, host: Host | None) -> list[Advice]:
     """Everything worth saying, what matters most first."""
     adviser = Adviser(recipe, lambda changed: _troubles(changed, plan_mixture(changed, spec), host))
-    subject = _Subject(recipe, plan, host, adviser)
+    subject = MixtureAdviceContext(recipe, plan, host, adviser)
     checks = (_replay, _agent_batch, _epsilon, _rounds, _big_pond, _memory)
     return [advice for check in checks for advice in check(subject)]
 
 
 @dataclass(frozen=True)
-class _Subject:
+class MixtureAdviceContext:
     recipe: MixtureRecipe
     plan: MixturePlan
     host: Host | None
@@ -55,7 +55,7 @@ def _needed(plan: MixturePlan) -> int:
     return (plan.pond_bytes or 0) * plan.agents + (plan.own_pond_bytes or 0) + (plan.big_pond_bytes or 0)
 
 
-def _replay(s: _Subject) -> Iterator[Advice]:
+def _replay(s: MixtureAdviceContext) -> Iterator[Advice]:
     plan = s.plan
     if "replay ratio" not in _troubles(s.recipe, plan, s.host):
         return
@@ -72,7 +72,7 @@ def _replay(s: _Subject) -> Iterator[Advice]:
     )
 
 
-def _agent_batch(s: _Subject) -> Iterator[Advice]:
+def _agent_batch(s: MixtureAdviceContext) -> Iterator[Advice]:
     plan = s.plan
     if plan.transitions_per_collection >= SINGLE_AGENT_COLLECTION or plan.agents == 1:
         return
@@ -84,7 +84,7 @@ def _agent_batch(s: _Subject) -> Iterator[Advice]:
     )
 
 
-def _epsilon(s: _Subject) -> Iterator[Advice]:
+def _epsilon(s: MixtureAdviceContext) -> Iterator[Advice]:
     mixture = s.recipe.mixture
     for key, value, who in (
         ("mixture.epsilon_reset_to", mixture.epsilon_reset_to, "the clones"),
@@ -100,7 +100,7 @@ def _epsilon(s: _Subject) -> Iterator[Advice]:
             )
 
 
-def _rounds(s: _Subject) -> Iterator[Advice]:
+def _rounds(s: MixtureAdviceContext) -> Iterator[Advice]:
     plan = s.plan
     wanted = max(1, plan.total_frames // plan.frames_per_collection // 10)
     if plan.resets and plan.rounds < FEWEST_ROUNDS and wanted < plan.collections_per_round:
@@ -113,7 +113,7 @@ def _rounds(s: _Subject) -> Iterator[Advice]:
         )
 
 
-def _big_pond(s: _Subject) -> Iterator[Advice]:
+def _big_pond(s: MixtureAdviceContext) -> Iterator[Advice]:
     plan = s.plan
     if "BigPond" in _troubles(s.recipe, plan, s.host):
         yield from s.advise(
@@ -124,7 +124,7 @@ def _big_pond(s: _Subject) -> Iterator[Advice]:
         )
 
 
-def _memory(s: _Subject) -> Iterator[Advice]:
+def _memory(s: MixtureAdviceContext) -> Iterator[Advice]:
     plan, host = s.plan, s.host
     if host is None or "memory" not in _troubles(s.recipe, plan, host):
         return

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from millpond.config import MixtureRecipe
 from millpond.config.check import flatten
 from millpond.config.mixture import SINGLE, frame_skip, own_envs
 from millpond.envs.spec import EnvSpec
+from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
+from millpond.planner.kind import Plan
 from millpond.replay.schema import Schema
 from millpond.replay.widths import lake_row_bytes, row_bytes
 
@@ -18,7 +21,7 @@ MEASURED_SIDE = 84
 
 
 @dataclass(frozen=True)
-class MixturePlan:
+class MixturePlan(Plan):
     """What a mixture will do. `collection`: every env of an agent takes `pqn.num_steps` steps, once.
 
     A pond holds neighbouring steps, so a frame is stored once; it is poured out when one more collection might not fit,
@@ -75,6 +78,14 @@ class MixturePlan:
     lake_frame_compressed: bool
     lake_transitions: int
     lake_bytes: int | None
+
+    @property
+    def updates_in_run(self) -> int:
+        return self.agents * self.pqn_updates_per_collection * self.collections + self.big_updates_in_all
+
+    @property
+    def env_steps_in_run(self) -> int:
+        return self.frames // self.frame_skip
 
 
 def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
@@ -184,3 +195,38 @@ def _stored_frame(recipe: MixtureRecipe, spec: EnvSpec, frame: int) -> tuple[flo
         side = prod(spec.observation.shape[-2:])
         return MEASURED_FRAME_BYTES[game] * side / MEASURED_SIDE**2, side == MEASURED_SIDE**2
     return float(frame), False
+
+
+def mixture_speed_settings(recipe: MixtureRecipe) -> dict[str, Any]:
+    """Return the settings that decide how long a step takes."""
+    return {
+        **speed_sections(recipe, "env", "vector", "policy", "mixture"),
+        "pqn": recipe.pqn.model_dump(
+            mode="json", include={"num_envs", "num_steps", "num_minibatches", "update_epochs"}
+        ),
+        "dqn": recipe.dqn.model_dump(mode="json", include={"batch_size", "n_step", "double", "loss"}),
+    }
+
+
+def estimate_mixture(plan: MixturePlan, found: Measured) -> TimeEstimate:
+    """Collections and the BigAgent's updates are counted; filling grows with what is drawn from a lake that grows."""
+    sizes, seconds = found.sizes, found.seconds
+    a_collection = {
+        name: seconds[name] / sizes["collections_per_round"] for name in ("collect", "pour", "learn", "other")
+    }
+    an_update = seconds["train_big"] / sizes["big_updates"] if sizes["big_updates"] else 0.0
+    a_transition = seconds["fill"] / sizes["drawn"] if sizes["drawn"] else 0.0
+    parts = {name: spent * plan.collections_per_round for name, spent in a_collection.items()}
+    parts |= {"fill": a_transition * drawn_in_round(plan, plan.rounds), "train_big": an_update * plan.big_updates}
+    fills = sum(drawn_in_round(plan, number + 1) for number in range(plan.rounds)) if a_transition else 0
+    whole_run = (
+        plan.collections * sum(a_collection.values()) + plan.big_updates_in_all * an_update + fills * a_transition
+    )
+    return TimeEstimate("round", plan.rounds, parts, whole_run, found)
+
+
+def drawn_in_round(plan: MixturePlan, number: int) -> int:
+    """Transitions drawn into the BigPond at the end of round `number`, counted from 1."""
+    if plan.mode in ("live", "single"):
+        return 0
+    return min(plan.big_pond_transitions, number * plan.env_steps_per_round, plan.lake_transitions)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from millpond.config import MixtureRecipe
+from millpond.planner.kind import ComparisonRow, KindText
 from millpond.planner.lines import box, exact_size, figures, number, sentence, size
 from millpond.planner.mixture.numbers import MixturePlan
+from millpond.planner.planned import Planned
 from millpond.plurals import plural
 
 MODES = {
@@ -145,3 +149,89 @@ def _memory(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
         whole = twice * plan.lake_transitions
         lines += sentence(f"In full, the lake's transitions would take {exact_size(whole)}.")
     return lines
+
+
+COMPARED = [
+    ("Mode", "mode"),
+    ("Agents", "agents"),
+    ("Envs an agent", "envs_per_agent"),
+    ("Transitions a collection", "transitions_per_collection"),
+    ("Collections a round", "collections_per_round"),
+    ("Frames a round", "frames_per_round"),
+    ("Rounds", "rounds"),
+    ("Resets", "resets"),
+    ("Frames each agent sees", "frames_per_agent"),
+    ("PQN updates a round", "pqn_updates_per_round"),
+    ("BigAgent updates a round", "big_updates"),
+    ("BigAgent replay of a round", "big_replay_ratio"),
+    ("Bytes a transition, twice", "transition_bytes_twice"),
+    ("Bytes a transition, once", "transition_bytes_once"),
+    ("Lake at the end, bytes", "lake_bytes"),
+]
+
+
+def _plan(planned: Planned) -> MixturePlan:
+    assert isinstance(planned.plan, MixturePlan)
+    return planned.plan
+
+
+def compare_mixture(a: Planned, b: Planned) -> list[ComparisonRow]:
+    """The table of a comparison."""
+    return [ComparisonRow(label, getattr(a.plan, name), getattr(b.plan, name)) for label, name in COMPARED]
+
+
+def mixture_differences(a: Planned, b: Planned) -> Iterator[str]:
+    """Differences that matter."""
+    p, q = _plan(a), _plan(b)
+    if p.mode != q.mode:
+        yield f"Mode: {a.loaded.name} is {p.mode}, {b.loaded.name} is {q.mode}."
+    if p.rounds != q.rounds:
+        yield (
+            f"Rounds: {p.rounds:,} against {q.rounds:,}, every {p.frames_per_round:,} "
+            f"against {plural(q.frames_per_round, 'frame')}."
+        )
+    if p.big_replay_ratio != q.big_replay_ratio:
+        yield (
+            f"Replay: the BigAgent trains on a round's transition {p.big_replay_ratio:.2g} against "
+            f"{q.big_replay_ratio:.2g} {'time' if q.big_replay_ratio == 1 else 'times'}."
+        )
+    if p.frames_per_agent != q.frames_per_agent:
+        yield f"Experience: an agent sees {p.frames_per_agent:,} against {plural(q.frames_per_agent, 'frame')} of its own."
+    if p.lake_bytes and q.lake_bytes and p.lake_bytes != q.lake_bytes:
+        yield f"Disk: a lake of {size(p.lake_bytes)} against {size(q.lake_bytes)}."
+
+
+def mixture_better_for(a: Planned, b: Planned) -> Iterator[str]:
+    """What plan `a` is better for, each with its reason."""
+    p, q = _plan(a), _plan(b)
+    if p.frames < q.frames:
+        yield f"a quick answer: {plural(p.frames, 'frame')} against {q.frames:,}"
+    if p.frames > q.frames:
+        yield f"a firm answer: {plural(p.frames, 'frame')} against {q.frames:,}"
+    if p.big_replay_ratio > q.big_replay_ratio and p.big_updates:
+        yield f"a BigAgent that has learned from the lake: replay of {p.big_replay_ratio:.2g} against {q.big_replay_ratio:.2g}"
+    if p.rounds > q.rounds and p.resets:
+        yield f"seeing recovery after resets: {p.resets:,} of them against {q.resets:,}"
+
+
+def scale_columns(plan: MixturePlan) -> list[str]:
+    """Cells of one line of `--scale`."""
+    return [
+        number(plan.rounds),
+        number(plan.frames_per_round),
+        number(plan.frames_per_agent),
+        f"{plan.big_replay_ratio:.2g}",
+        "?" if plan.big_pond_bytes is None else size(plan.big_pond_bytes),
+        "?" if plan.lake_bytes is None else size(plan.lake_bytes),
+    ]
+
+
+TEXT = KindText(
+    show=show_mixture,
+    compare_rows=compare_mixture,
+    differences=mixture_differences,
+    better_for=mixture_better_for,
+    in_table=("mixture.mode", "mixture.agents"),
+    scale_header=("rounds", "frames a round", "agent's frames", "replay", "BigPond", "lake"),
+    scale_columns=scale_columns,
+)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from millpond.config import PPORecipe
-from millpond.envs.spec import EnvSpec
 from millpond.planner.advice import Advice, Adviser
 from millpond.planner.estimate import Measured, estimate_time
 from millpond.planner.host import Host
+from millpond.planner.kind import PlanInputs
 from millpond.planner.lines import number, size
 from millpond.planner.ppo.numbers import PPOPlan, plan_ppo
 from millpond.plurals import plural, verb
@@ -23,23 +23,22 @@ FASTER = 1.1  # a bench must show at least this gain before another precision is
 MEMORY_SHARE = 0.8  # of the machine's, that a run should stay below
 
 
-def advise_ppo(
-    recipe: PPORecipe, plan: PPOPlan, spec: EnvSpec | None, host: Host | None, measured: Sequence[Measured] = ()
-) -> list[Advice]:
-    """Everything worth saying, what matters most first. `measured` are benches of this machine."""
+def advise_ppo(recipe: PPORecipe, plan: PPOPlan, inputs: PlanInputs) -> list[Advice]:
+    """Everything worth saying, what matters most first."""
+    spec, host = inputs.spec, inputs.host
     cores = host.cores if host is not None else 1
     adviser = Adviser(recipe, lambda changed: _troubles(changed, plan_ppo(changed, spec, cores), host))
-    subject = _Subject(recipe, plan, host, adviser)
+    subject = PPOAdviceContext(recipe, plan, host, adviser)
     advice = [*_experiment(subject), *_top_up(subject), *_idle_envs(subject), *_memory(subject), *_workers(subject)]
     if plan.num_agents >= MANY_AGENTS:
         advice += _many_agents(subject)
     elif plan.num_agents <= FEW_AGENTS:
         advice += _few_agents(subject)
-    return [*advice, *_speed(subject), *_precision(subject, measured)]
+    return [*advice, *_speed(subject), *_precision(subject, inputs.measured)]
 
 
 @dataclass(frozen=True)
-class _Subject:
+class PPOAdviceContext:
     recipe: PPORecipe
     plan: PPOPlan
     host: Host | None
@@ -64,7 +63,7 @@ def _limit(recipe: PPORecipe, host: Host | None) -> float:
     return host.memory * MEMORY_SHARE if host is not None and known else float("inf")
 
 
-def _experiment(s: _Subject) -> Iterator[Advice]:
+def _experiment(s: PPOAdviceContext) -> Iterator[Advice]:
     """A setting that is there to show what it does."""
     if not s.recipe.ppo.bootstrap_truncation:
         yield from s.advise(
@@ -74,7 +73,7 @@ def _experiment(s: _Subject) -> Iterator[Advice]:
         )
 
 
-def _top_up(s: _Subject) -> Iterator[Advice]:
+def _top_up(s: PPOAdviceContext) -> Iterator[Advice]:
     """The nearest batch size that whole rounds fill."""
     plan = s.plan
     if not plan.top_up_rows or not plan.whole_rounds:
@@ -95,7 +94,7 @@ def _top_up(s: _Subject) -> Iterator[Advice]:
     )
 
 
-def _idle_envs(s: _Subject) -> Iterator[Advice]:
+def _idle_envs(s: PPOAdviceContext) -> Iterator[Advice]:
     if s.plan.whole_rounds:
         return
     yield from s.advise(
@@ -107,7 +106,7 @@ def _idle_envs(s: _Subject) -> Iterator[Advice]:
     )
 
 
-def _memory(s: _Subject) -> Iterator[Advice]:
+def _memory(s: PPOAdviceContext) -> Iterator[Advice]:
     """First a smaller part of a minibatch, which changes nothing that is learned; else a smaller batch."""
     plan, limit = s.plan, _limit(s.recipe, s.host)
     if s.host is None or plan.training is None or plan.memory_bytes <= limit:
@@ -138,7 +137,7 @@ def _memory(s: _Subject) -> Iterator[Advice]:
     yield Advice("memory", f"{reason}; take fewer envs, a smaller batch or a smaller minibatch")
 
 
-def _workers(s: _Subject) -> Iterator[Advice]:
+def _workers(s: PPOAdviceContext) -> Iterator[Advice]:
     plan, host = s.plan, s.host
     if host is None or "workers" not in _troubles(s.recipe, plan, host):
         return
@@ -154,7 +153,7 @@ def _workers(s: _Subject) -> Iterator[Advice]:
     yield from found or [Advice("workers", f"{plan.num_workers} workers share {plural(host.cores, 'core')} here")]
 
 
-def _many_agents(s: _Subject) -> Iterator[Advice]:
+def _many_agents(s: PPOAdviceContext) -> Iterator[Advice]:
     plan = s.plan
     if plan.batch_unit == "env_steps":
         wanted = plan.batch_size * USUAL_AGENTS // plan.num_agents
@@ -184,7 +183,7 @@ def _many_agents(s: _Subject) -> Iterator[Advice]:
         )
 
 
-def _few_agents(s: _Subject) -> Iterator[Advice]:
+def _few_agents(s: PPOAdviceContext) -> Iterator[Advice]:
     plan = s.plan
     agents = f"{plural(plan.num_agents, 'agent')} an env"
     if plan.batch_unit == "env_steps":
@@ -210,7 +209,7 @@ def _few_agents(s: _Subject) -> Iterator[Advice]:
         )
 
 
-def _speed(s: _Subject) -> Iterator[Advice]:
+def _speed(s: PPOAdviceContext) -> Iterator[Advice]:
     recipe, plan = s.recipe, s.plan
     if plan.groups == 1 and plan.num_workers > 1:
         yield from s.advise(
@@ -236,7 +235,7 @@ def _speed(s: _Subject) -> Iterator[Advice]:
         )
 
 
-def _precision(s: _Subject, measured: Sequence[Measured]) -> Iterator[Advice]:
+def _precision(s: PPOAdviceContext, measured: Sequence[Measured]) -> Iterator[Advice]:
     """The other precision, where benches of both on this machine show that it is faster."""
     current: Literal["float32", "bfloat16"] = s.recipe.trainer.precision
     other: Literal["float32", "bfloat16"] = "bfloat16" if current == "float32" else "float32"

@@ -5,19 +5,23 @@ config -> envs in groups -> rounds of rows -> minibatches -> gradient updates, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from millpond.config import PPORecipe
 from millpond.config.check import flatten
 from millpond.config.ppo import batch_size, num_envs
 from millpond.envs.spec import EnvSpec
+from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
+from millpond.planner.kind import Plan
 from millpond.planner.memory import TrainingMemory, collecting_bytes, training_memory
+from millpond.plurals import plural, verb
 from millpond.rollout.schema import field_bytes, row_fields, state_shape
 from millpond.sizes import rows_per_round, trainer_envs
 
 
 @dataclass(frozen=True)
-class PPOPlan:
+class PPOPlan(Plan):
     """What a PPO run will do. Counts are of one iteration unless the name says otherwise."""
 
     num_envs: int
@@ -65,6 +69,30 @@ class PPOPlan:
         """Of rows, collecting and a training step, as far as they are known."""
         training = self.training.total if self.training is not None else 0
         return self.buffer_bytes + (self.collecting_bytes or 0) + training
+
+    @property
+    def updates_in_run(self) -> int:
+        return self.total_gradient_updates
+
+    @property
+    def env_steps_in_run(self) -> int:
+        return self.total_env_steps
+
+    def to_json(self) -> dict[str, Any]:
+        flat = {key: value for key, value in asdict(self).items() if key not in ("field_bytes", "training")}
+        flat |= {f"{name}_bytes": count for name, _, count in self.field_bytes if name != "observation"}
+        if self.training is not None:
+            flat |= {f"training_{name}_bytes": count for name, count in asdict(self.training).items()}
+            flat["training_bytes"] = self.training.total
+            flat["memory_bytes"] = self.memory_bytes
+        return flat
+
+    def with_agents(self, agents: int) -> str:
+        return (
+            f"With {agents:,}, {plural(self.num_envs, 'env')} {verb(self.num_envs, 'hold')} "
+            f"{plural(self.num_envs * agents, 'agent')}, not "
+            f"{self.total_agents:,}: every count below is off. Settle which is right"
+        )
 
 
 def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan:
@@ -161,3 +189,36 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan
             cores if recipe.device == "cpu" and not trainer.compile else 1,
         ),
     )
+
+
+def ppo_speed_settings(recipe: PPORecipe) -> dict[str, Any]:
+    """Return the settings that decide how long a step takes."""
+    trainer = recipe.trainer
+    return {
+        **speed_sections(recipe, "env", "vector", "policy"),
+        "optimizer": recipe.ppo.optimizer,
+        "groups": trainer.async_factor,
+        "workers": trainer.num_workers,
+        "horizon": trainer.bptt_horizon,
+        "precision": trainer.precision,
+        "compile": trainer.compile,
+        "cpu_offload": trainer.cpu_offload,
+    }
+
+
+def estimate_ppo(plan: PPOPlan, found: Measured) -> TimeEstimate:
+    """Collecting grows with agent steps, training with agent steps times epochs."""
+    sizes, seconds = found.sizes, found.seconds
+    size = plan.agent_steps / sizes["agent_steps"]
+    parts = {
+        "collect": seconds["collect"] * size,
+        "train": seconds["train"] * size * plan.update_epochs / sizes["update_epochs"],
+        "other": seconds["other"],
+    }
+    words = ""
+    if any(sizes[name] != getattr(plan, name) for name in ("num_envs", "agent_steps", "minibatch_size")):
+        words = (
+            f"which had {sizes['num_envs']:,} envs, {sizes['agent_steps']:,} agent steps an iteration and minibatches of "
+            f"{sizes['minibatch_size']:,}: scaled by agent steps"
+        )
+    return TimeEstimate("iteration", plan.iterations, parts, sum(parts.values()) * plan.iterations, found, words)

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from millpond.config import PPORecipe
+from millpond.planner.kind import KindText
 from millpond.planner.lines import bar, box, exact_size, figures, number, sentence, size
+from millpond.planner.ppo.compare import (
+    SCALE_HEADER,
+    compare_ppo,
+    ppo_better_for,
+    ppo_differences,
+    scale_columns,
+    scale_remarks,
+)
 from millpond.planner.ppo.numbers import PPOPlan
 from millpond.plurals import plural, verb
 
@@ -238,3 +247,15 @@ def _training_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         f"With the rows, and {collecting} for arrays of the envs, recurrent states and advantages: "
         f"{size(plan.memory_bytes)} beside the interpreter and its libraries."
     )
+
+
+TEXT = KindText(
+    show=show_ppo,
+    compare_rows=compare_ppo,
+    differences=ppo_differences,
+    better_for=ppo_better_for,
+    in_table=("ppo.sampling",),
+    scale_header=SCALE_HEADER,
+    scale_columns=scale_columns,
+    scale_remarks=scale_remarks,
+)

@@ -1,1 +1,58 @@
-"""Plans of reward learning: numbers, advice, and both as text."""
+"""Plans of reward learning: numbers, the recorded episodes, advice, and all of it as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from millpond.config import RewardRecipe, load
+from millpond.planner.kind import Draft, KindPlanner, PlanInputs
+from millpond.planner.reward.advice import advise_reward
+from millpond.planner.reward.dataset import read_dataset
+from millpond.planner.reward.numbers import estimate_reward, plan_reward, reward_speed_settings
+from millpond.plurals import plural
+
+
+def draft_reward(recipe: RewardRecipe, inputs: PlanInputs) -> Draft:
+    """Plan a reward run. The recorded episodes are opened unless their description is passed in."""
+    dataset, notes = (inputs.dataset, ()) if inputs.dataset is not None else read_dataset(recipe)
+    plan = plan_reward(recipe, dataset)
+    refused = dataset is not None and dataset.refusal is not None
+    alerts = (f"training will refuse {dataset.refusal}",) if dataset is not None and refused else ()
+    return Draft(plan, advise_reward(recipe, plan), notes, alerts)
+
+
+def preset_batches(
+    recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()
+) -> dict[str | None, int]:
+    """Return the batches of a reward recipe without a preset (None) and with each of its presets."""
+    default = load(recipe, overrides).recipe
+    batches: dict[str | None, int] = {}
+    for preset in (None, *default.presets):
+        changed = load(recipe, overrides, preset).recipe
+        if isinstance(changed, RewardRecipe):
+            batches[preset] = plan_reward(changed).batches
+    return batches
+
+
+def reward_preset_notes(
+    recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any], preset: str
+) -> tuple[str, ...]:
+    """Say what `fast` is short for: the name alone would promise less than the recipe's default."""
+    batches = preset_batches(recipe, overrides) if preset == "fast" else {}
+    if "full" not in batches:
+        return ()
+    return (
+        f"--preset fast shortens --preset full from {plural(batches['full'], 'batch')} to {batches['fast']:,}; "
+        f"without a preset this recipe has {batches[None]:,}",
+    )
+
+
+PLANNER = KindPlanner(
+    draft=draft_reward,
+    stacked_observations=False,
+    speed_settings=reward_speed_settings,
+    estimate=estimate_reward,
+    preset_notes=reward_preset_notes,
+)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from millpond.config import RewardRecipe
+from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
+from millpond.planner.kind import Plan
 from millpond.planner.reward.dataset import Dataset
 
 
 @dataclass(frozen=True)
-class RewardPlan:
+class RewardPlan(Plan):
     """Counts of a reward run. One batch is one gradient update."""
 
     epochs: int
@@ -43,6 +46,20 @@ class RewardPlan:
     env_steps: int
     env_steps_per_cycle: int
     test_episodes: int
+
+    @property
+    def updates_in_run(self) -> int:
+        return self.batches
+
+    @property
+    def env_steps_in_run(self) -> int:
+        return self.env_steps
+
+    def to_json(self) -> dict[str, Any]:
+        flat = {key: value for key, value in asdict(self).items() if key != "dataset"}
+        if self.dataset is not None:
+            flat |= {f"dataset_{name}": value for name, value in asdict(self.dataset).items() if name not in flat}
+        return flat
 
 
 def plan_reward(recipe: RewardRecipe, dataset: Dataset | None = None) -> RewardPlan:
@@ -100,3 +117,21 @@ def plan_reward(recipe: RewardRecipe, dataset: Dataset | None = None) -> RewardP
         env_steps_per_cycle=reward.iterations * agent.steps_per_iteration * agent.num_envs if online else 0,
         test_episodes=epochs * reward.cycles * agent.test_episodes if online else 0,
     )
+
+
+def reward_speed_settings(recipe: RewardRecipe) -> dict[str, Any]:
+    """Return the settings that decide how long a step takes."""
+    online = ("env", "vector", "agent") if recipe.acts else ()
+    return speed_sections(recipe, "data", "reward", *online)
+
+
+def estimate_reward(plan: RewardPlan, found: Measured) -> TimeEstimate:
+    """Batches and env steps are counted; the rest is a cycle's own."""
+    sizes, seconds = found.sizes, found.seconds
+    parts = {
+        "act": seconds["act"] * plan.env_steps_per_cycle / sizes["env_steps"] if sizes["env_steps"] else 0.0,
+        "train": seconds["train"] * plan.batches_per_cycle / sizes["batches"],
+        "other": seconds["other"] * plan.batches_per_cycle / sizes["batches"],
+    }
+    cycles = plan.epochs * plan.cycles
+    return TimeEstimate("cycle", cycles, parts, sum(parts.values()) * cycles, found)

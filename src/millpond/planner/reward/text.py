@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from millpond.config import RewardRecipe
+from millpond.planner.kind import ComparisonRow, KindText
 from millpond.planner.lines import figures, number, sentence
+from millpond.planner.planned import Planned
 from millpond.planner.reward.dataset import Dataset
 from millpond.planner.reward.numbers import RewardPlan
 from millpond.plurals import plural
@@ -101,3 +105,80 @@ def _lengths(data: Dataset | None) -> str:
         return ""
     same = data.shortest == data.longest
     return f"{data.shortest:,} per episode" if same else f"{data.shortest:,} to {data.longest:,} per episode"
+
+
+COMPARED = [
+    ("Objective", "objective"),
+    ("Epochs", "epochs"),
+    ("Batches a cycle", "batches_per_cycle"),
+    ("Batches an epoch", "batches_per_epoch"),
+    ("Batches in all", "batches"),
+    ("Steps a batch", "steps_per_batch"),
+    ("Passes over the data", "passes_over_data"),
+    ("TensorBoard points", "tensorboard_points"),
+    ("Checkpoints", "checkpoints"),
+    ("Target network updates", "target_updates"),
+    ("Env steps of the agent", "env_steps"),
+]
+
+
+def _plan(planned: Planned) -> RewardPlan:
+    assert isinstance(planned.plan, RewardPlan)
+    return planned.plan
+
+
+def compare_reward(a: Planned, b: Planned) -> list[ComparisonRow]:
+    """The table of a comparison."""
+    return [ComparisonRow(label, getattr(a.plan, name), getattr(b.plan, name)) for label, name in COMPARED]
+
+
+def reward_differences(a: Planned, b: Planned) -> Iterator[str]:
+    """Differences that matter."""
+    p, q = _plan(a), _plan(b)
+    if p.objective != q.objective:
+        yield (
+            f"Objective: {a.loaded.name} uses {p.objective}, {b.loaded.name} {q.objective}. lrd and rrd take returns apart "
+            f"and need returns that differ; progress learns from order in time."
+        )
+    if p.batches != q.batches:
+        yield f"Length: {p.batches:,} against {plural(q.batches, 'gradient update')}."
+    if p.batches_per_cycle != q.batches_per_cycle:
+        yield f"Feedback: a TensorBoard point every {p.batches_per_cycle:,} against {plural(q.batches_per_cycle, 'batch')}."
+    if p.reward_only != q.reward_only:
+        online = a if q.reward_only else b
+        yield f"Data: {online.loaded.name} also acts and learns from its own episodes; the other only reads recorded ones."
+    if p.passes_over_data and q.passes_over_data and p.passes_over_data != q.passes_over_data:
+        yield f"Passes over the training data: {number(p.passes_over_data)} against {number(q.passes_over_data)}."
+
+
+def reward_better_for(a: Planned, b: Planned) -> Iterator[str]:
+    """What plan `a` is better for, each with its reason."""
+    p, q = _plan(a), _plan(b)
+    if p.batches < q.batches:
+        yield f"a quick answer: {plural(p.batches, 'update')} against {q.batches:,}"
+    if p.batches > q.batches:
+        yield f"a converged network: {plural(p.batches, 'update')} against {q.batches:,}"
+    if p.objective in ("lrd", "rrd") and q.objective not in ("lrd", "rrd"):
+        yield f"data whose returns differ: {p.objective} explains them step by step"
+    if p.objective == "progress" and q.objective in ("lrd", "rrd"):
+        yield "demonstrations that all succeed: their returns say nothing, their order in time does"
+    if not p.reward_only and q.reward_only:
+        yield "judging the reward by what an agent makes of it"
+
+
+def scale_columns(plan: RewardPlan) -> list[str]:
+    """Cells of one line of `--scale`."""
+    passes = "?" if plan.passes_over_data is None else number(round(plan.passes_over_data, 1))
+    counts = [plan.batches, plan.batches_per_cycle, plan.tensorboard_points, plan.checkpoints]
+    return [*(number(count) for count in counts), passes]
+
+
+TEXT = KindText(
+    show=show_reward,
+    compare_rows=compare_reward,
+    differences=reward_differences,
+    better_for=reward_better_for,
+    in_table=("reward.epochs", "reward.objective"),
+    scale_header=("batches", "a cycle", "points", "saves", "passes"),
+    scale_columns=scale_columns,
+)

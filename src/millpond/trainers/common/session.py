@@ -18,8 +18,7 @@ from millpond.durable import replace_file
 from millpond.envs.families import FAMILIES, family_of, require_extra
 from millpond.loop import Loop
 from millpond.planner.host import require_device
-from millpond.planner.planned import needs_env
-from millpond.planner.ranks import plan_over_ranks
+from millpond.planner.planned import plan_over_ranks
 from millpond.record import Axis, Console, Counters, Sink, TensorBoard, Timer, WeightsAndBiases
 from millpond.store import Run, RunError, check_changes, find_run
 from millpond.trainers.common.envs import env_agents
@@ -42,7 +41,7 @@ def may_change(key: str) -> bool:
 
 def require_machine(recipe: Recipe) -> None:
     """Refuse a recipe that needs an extra or a device that is not here, before anything is made for it."""
-    if needs_env(recipe):
+    if recipe.acts:
         require_extra(recipe.env.id)
     require_device(recipe.device)
 

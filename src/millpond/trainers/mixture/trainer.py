@@ -27,7 +27,7 @@ from millpond.loop import Address, Ended, Loop
 from millpond.planner import MixturePlan, plan_loaded
 from millpond.planner.lines import sentence
 from millpond.planner.mixture.numbers import big_updates_of_round
-from millpond.planner.ranks import share_of_rank
+from millpond.planner.planned import share_of_rank
 from millpond.record import Counters, Recorder, Timer
 from millpond.replay import Steps
 from millpond.report import Picture

@@ -27,7 +27,7 @@ from millpond.loop import Address, Ended, Loop
 from millpond.losses import mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.lines import sentence
-from millpond.planner.ranks import plan_over_ranks, share_of_rank
+from millpond.planner.planned import plan_over_ranks, share_of_rank
 from millpond.policies.threads import torch_in_one_thread, torch_threads
 from millpond.processor import prepare_bfloat16
 from millpond.record import Counters, Recorder, Timer

@@ -1,19 +1,16 @@
-"""What one of several ranks does, and what all of them do together."""
+"""PPO over several ranks: the config of one, and the plan of all together."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
 from typing import Any
 
-from millpond.config import Loaded, MixtureRecipe, PPORecipe
+from millpond.config import Loaded, PPORecipe
 from millpond.config.check import refuse_violations
-from millpond.config.rank_rules import mixture_rank_rules, rank_rules
-from millpond.errors import MillpondError
+from millpond.config.rank_rules import rank_rules
 from millpond.planner.memory import TrainingMemory
-from millpond.planner.mixture.numbers import MixturePlan
 from millpond.planner.planned import Planned, plan_loaded
 from millpond.planner.ppo.numbers import PPOPlan
-from millpond.planner.reward.dataset import Dataset
 
 # Numbers of a plan that add up over ranks. The others, such as horizon or iterations, are the same for all.
 ADDED = (
@@ -23,21 +20,10 @@ ADDED = (
 )  # fmt: skip
 
 
-def share_of_rank(loaded: Loaded, ranks: int) -> Loaded:
-    """The config of one rank: its share of every size. What has no equal share is refused, with sizes that have.
-
-    Of a mixture it is the same for all: an agent has what it has in one process, and a rank some of the agents.
-    """
-    if ranks == 1:
-        return loaded
+def ppo_share(loaded: Loaded, ranks: int) -> Loaded:
+    """A rank's share of workers, envs, rows and minibatches."""
     recipe = loaded.recipe
-    if isinstance(recipe, MixtureRecipe):
-        refuse_violations(recipe, mixture_rank_rules(ranks), loaded.name)
-        return loaded
-    if not isinstance(recipe, PPORecipe):
-        raise MillpondError(
-            f"{loaded.name} is of kind {recipe.kind}, which trains in one process; start it without torchrun"
-        )
+    assert isinstance(recipe, PPORecipe)
     refuse_violations(recipe, rank_rules(ranks), loaded.name)
     plan, trainer = _plan(loaded), recipe.trainer
     sizes: dict[str, Any] = {
@@ -55,27 +41,19 @@ def share_of_rank(loaded: Loaded, ranks: int) -> Loaded:
     return replace(loaded, recipe=share)
 
 
-def plan_over_ranks(loaded: Loaded, ranks: int, dataset: Dataset | None = None) -> Planned:
-    """The plan of all ranks together: the sum of their shares.
+def ppo_total(planned: Planned, loaded: Loaded, ranks: int) -> Planned:
+    """The plan of all ranks, from the config of one.
 
-    Each rank tops up its own rows with whole envs, so that with batch unit agent steps a few more rows may wait for
-    the next iteration than with one rank.
+    Each rank tops up its own rows with whole envs, so that with batch unit agent steps a few more rows may wait for the
+    next iteration than with one rank.
     """
-    planned = plan_loaded(loaded, dataset=dataset)
-    if ranks == 1:
-        return planned
-    own = share_of_rank(loaded, ranks)
-    if isinstance(planned.plan, MixturePlan):  # every rank has a BigPond
-        memory = planned.plan.big_pond_bytes
-        return replace(planned, plan=replace(planned.plan, big_pond_bytes=memory and memory * ranks))
-    share = _plan(own)
+    recipe, share = planned.loaded.recipe, _plan(loaded)
+    assert isinstance(recipe, PPORecipe)
     added: dict[str, Any] = {name: getattr(share, name) * ranks for name in ADDED}
     if share.observation_bytes is not None:
         added["observation_bytes"] = share.observation_bytes * ranks
     if share.collecting_bytes is not None:
         added["collecting_bytes"] = share.collecting_bytes * ranks
-    recipe = loaded.recipe
-    assert isinstance(recipe, PPORecipe)
     total = replace(
         share,
         **added,

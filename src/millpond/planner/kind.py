@@ -1,0 +1,116 @@
+"""What the planner needs of each kind of recipe. The table of kinds (`millpond.kinds`) names one of each per kind."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millpond.config import Loaded
+from millpond.envs.spec import EnvSpec
+from millpond.planner.host import Host
+
+if TYPE_CHECKING:
+    from millpond.planner.advice import Advice
+    from millpond.planner.estimate import Measured, TimeEstimate
+    from millpond.planner.planned import Planned
+    from millpond.planner.reward.dataset import Dataset
+
+
+class Plan(ABC):
+    """Every number of a run, derived once. Each kind has a frozen dataclass of its own."""
+
+    @property
+    @abstractmethod
+    def updates_in_run(self) -> int:
+        """Gradient updates of the whole run."""
+
+    @property
+    @abstractmethod
+    def env_steps_in_run(self) -> int:
+        """Env steps of the whole run."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers as one flat object."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def with_agents(self, agents: int) -> str:
+        """Say how the plan changes if an env has another number of agents; empty if it does not."""
+        return ""
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """What a plan is derived from, besides the recipe."""
+
+    spec: EnvSpec | None  # None if only running the environment's code would tell
+    host: Host | None  # None: for any machine
+    measured: tuple[Measured, ...] = ()
+    dataset: Dataset | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A plan and what there is to say about it."""
+
+    plan: Plan
+    advice: list[Advice]
+    notes: tuple[str, ...] = ()
+    alerts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One line of a comparison's table; a row without values is a heading."""
+
+    label: str
+    a: Any = None
+    b: Any = None
+    note: str = ""
+    heading: bool = False
+
+
+def _no_preset_notes(recipe: str | Path | Mapping[str, Any], overrides: Any, preset: str) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True)
+class KindRanks:
+    """How several ranks share a run of one kind."""
+
+    share: Callable[[Loaded, int], Loaded]  # the config of one of so many ranks
+    total: Callable[
+        [Planned, Loaded, int], Planned
+    ]  # the plan of all, from that of one process and the config of a rank
+
+
+@dataclass(frozen=True)
+class KindPlanner:
+    """The arithmetic of one kind. Arguments are recipes and plans of that kind."""
+
+    draft: Callable[[Any, PlanInputs], Draft]
+    stacked_observations: bool  # the plan counts whole stacks of frames, not the single frames that replay stores
+    speed_settings: Callable[[Any], dict[str, Any]]  # the settings that decide how long a step takes
+    estimate: Callable[[Any, Measured], TimeEstimate]
+    ranks: KindRanks | None = None  # None: trained by one process
+    preset_notes: Callable[[str | Path | Mapping[str, Any], Any, str], tuple[str, ...]] = _no_preset_notes
+
+
+def _no_remarks(plan: Any, own: Any) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class KindText:
+    """Plans of one kind in words."""
+
+    show: Callable[[Any, Any], list[str]]  # recipe and plan
+    compare_rows: Callable[[Planned, Planned], list[ComparisonRow]]
+    differences: Callable[[Planned, Planned], Iterator[str]]
+    better_for: Callable[[Planned, Planned], Iterator[str]]  # what the first is better for
+    in_table: tuple[str, ...]  # settings that the rows of a comparison show already
+    scale_header: tuple[str, ...]
+    scale_columns: Callable[[Any], list[str]]
+    scale_remarks: Callable[[Any, Any], list[str]] = _no_remarks  # a plan against the recipe's own

@@ -1,0 +1,213 @@
+"""Two PPO plans against each other: the table, differences that matter, what each is better for; and `--scale`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from millpond.config.check import flatten
+from millpond.planner.kind import ComparisonRow
+from millpond.planner.lines import number, size
+from millpond.planner.planned import Planned
+from millpond.planner.ppo.numbers import PPOPlan
+from millpond.plurals import plural, verb
+
+
+def _plan(planned: Planned) -> PPOPlan:
+    assert isinstance(planned.plan, PPOPlan)
+    return planned.plan
+
+
+def compare_ppo(a: Planned, b: Planned) -> list[ComparisonRow]:
+    """The table of a comparison."""
+    p, q = _plan(a), _plan(b)
+
+    def row(label: str, value: Callable[[PPOPlan], Any], note: str = "") -> ComparisonRow:
+        left, right = value(p), value(q)
+        return ComparisonRow(label, left, right, note or _ratio(left, right))
+
+    ours, theirs = a.loaded.recipe, b.loaded.recipe
+    unit = "counted differently" if p.batch_unit != q.batch_unit else ""
+    return [
+        ComparisonRow("Environment setup", heading=True),
+        ComparisonRow("Environment", ours.env.id, theirs.env.id),
+        row("Total environments", lambda x: x.num_envs),
+        row("Environments a group", lambda x: x.envs_per_group, _who_overlaps(p, q)),
+        row("Groups", lambda x: x.groups),
+        row("Workers", lambda x: x.num_workers),
+        row("Environments a worker", lambda x: x.envs_per_worker),
+        row("Agents an env", lambda x: x.num_agents, "" if p.num_agents == q.num_agents else "see the alert"),
+        ComparisonRow("Batch sizes", heading=True),
+        row("batch_unit", lambda x: x.batch_unit, unit),
+        row("batch_size, in its unit", lambda x: x.batch_size),
+        row("Env steps an iteration", lambda x: x.env_steps),
+        row("Agent steps an iteration", lambda x: x.agent_steps),
+        row("minibatch_size, in its unit", lambda x: x.minibatch_size),
+        row("bptt_horizon", lambda x: x.bptt_horizon),
+        row("Steps an env, an iteration", lambda x: x.steps_per_env),
+        ComparisonRow("Calculated values", heading=True),
+        row("Total agents", lambda x: x.total_agents),
+        row("Rows", lambda x: x.segments),
+        row("Rows a minibatch", lambda x: x.minibatch_segments),
+        row("Minibatches", lambda x: x.num_minibatches),
+        row("Whole rounds", lambda x: x.whole_rounds),
+        row("Rows topped up", lambda x: x.top_up_rows),
+        ComparisonRow("Training loop", heading=True),
+        row("Update epochs", lambda x: x.update_epochs),
+        ComparisonRow("Rows are drawn", _sampling(a), _sampling(b)),
+        row("Gradient updates", lambda x: x.gradient_updates),
+        row("Agent steps a gradient", lambda x: x.agent_steps_per_gradient),
+        row("Iterations in the run", lambda x: x.iterations),
+        row("Agent steps in the run", lambda x: x.total_agent_steps),
+        ComparisonRow("Memory", heading=True),
+        row("Rows, bytes", lambda x: x.buffer_bytes),
+        row("Training step, bytes", lambda x: x.training.total if x.training else None),
+    ]
+
+
+def _who_overlaps(p: PPOPlan, q: PPOPlan) -> str:
+    if p.groups > 1 and q.groups > 1:
+        return "both overlap"
+    if p.groups == q.groups:
+        return "neither overlaps"
+    return f"only {'the first' if p.groups > 1 else 'the second'} overlaps"
+
+
+def _sampling(planned: Planned) -> str:
+    return str(flatten(planned.loaded.recipe)["ppo.sampling"])
+
+
+def _ratio(a: Any, b: Any) -> str:
+    """How the second relates to the first, where that says something."""
+    if isinstance(a, str) or isinstance(b, str) or not a or not b:
+        return ""
+    if a == b:
+        return "same"
+    ratio = b / a
+    return f"x{number(round(ratio, 2))}" if ratio >= 1 else f"/{number(round(1 / ratio, 2))}"
+
+
+def ppo_differences(a: Planned, b: Planned) -> Iterator[str]:
+    """Differences that matter."""
+    p, q = _plan(a), _plan(b)
+    x, y = a.loaded.name, b.loaded.name
+    if p.batch_unit != q.batch_unit:
+        yield (
+            f"Units: {x} counts {p.batch_unit}, {y} {q.batch_unit}. In agent steps an iteration is {p.agent_steps:,} "
+            f"against {q.agent_steps:,}, and a gradient {p.agent_steps_per_gradient:,} against "
+            f"{q.agent_steps_per_gradient:,}."
+        )
+    if p.gradient_updates != q.gradient_updates:
+        yield (
+            f"Updates: {p.gradient_updates:,} against {q.gradient_updates:,} an iteration. For a million agent steps that "
+            f"is {number(_per_million(p))} against {number(_per_million(q))}, the fairer measure since iterations differ."
+        )
+    if p.groups > 1 or q.groups > 1:
+        yield f"Overlap: {_overlap(x, p)}; {_overlap(y, q)}."
+    if p.num_envs != q.num_envs or p.steps_per_env != q.steps_per_env:
+        yield (
+            f"Diversity: an iteration sees {plural(p.num_envs, 'env')} for {_steps(p.steps_per_env)} each against "
+            f"{q.num_envs:,} for {number(q.steps_per_env)}. More environments are less alike; longer stretches reach later "
+            f"parts of an episode."
+        )
+    for side, plan in ((a, p), (b, q)):
+        yield (
+            f"Staleness, {side.loaded.name}: the last of {plural(plan.gradient_updates, 'update')} trains on rows that are "
+            f"{plural(plan.gradient_updates - 1, 'update')} old"
+            + (f", and every row is used {plan.update_epochs} times" if plan.update_epochs > 1 else "")
+            + (
+                f"; up to {plural(plan.num_agents - 1, 'row')} {verb(plan.num_agents - 1, 'are')} of the iteration before."
+                if plan.surplus_rows
+                else "; none are older."
+            )
+        )
+    if p.buffer_bytes != q.buffer_bytes:
+        yield f"Memory: rows of {size(p.buffer_bytes)} against {size(q.buffer_bytes)}{_training_steps(p, q)}."
+
+
+def _steps(count: float) -> str:
+    return f"{number(count)} {'step' if count == 1 else 'steps'}"
+
+
+def _per_million(plan: PPOPlan) -> float:
+    return round(plan.gradient_updates / plan.agent_steps * 1e6, 1)
+
+
+def _overlap(name: str, plan: PPOPlan) -> str:
+    if plan.groups == 1:
+        everyone = "the one env steps" if plan.num_envs == 1 else f"all {plan.num_envs:,} envs step together"
+        return f"in {name} {everyone}, and the policy waits for {'it' if plan.num_envs == 1 else 'them'}"
+    return (
+        f"in {name} {plan.groups} groups of {plural(plan.envs_per_group, 'env')} take turns, so envs step while the policy "
+        f"computes"
+    )
+
+
+def _training_steps(p: PPOPlan, q: PPOPlan) -> str:
+    if p.training is None or q.training is None:
+        return ""
+    return f"; a training step of about {size(p.training.total)} against {size(q.training.total)}"
+
+
+def ppo_better_for(a: Planned, b: Planned) -> Iterator[str]:
+    """What plan `a` is better for, each with its reason."""
+    p, q = _plan(a), _plan(b)
+    if _per_million(p) > _per_million(q):
+        yield (
+            f"learning from each step: {number(_per_million(p))} updates on a million agent steps against "
+            f"{number(_per_million(q))}"
+        )
+    if p.agent_steps_per_gradient > q.agent_steps_per_gradient:
+        yield (
+            f"steady gradients: {plural(p.agent_steps_per_gradient, 'agent step')} in each against "
+            f"{q.agent_steps_per_gradient:,}"
+        )
+    if p.num_envs > q.num_envs:
+        yield f"varied experience: {plural(p.num_envs, 'env')} against {q.num_envs:,}"
+    if p.num_envs < q.num_envs:
+        yield f"small machines and debugging: {plural(p.num_envs, 'env')} to make and hold against {q.num_envs:,}"
+    if p.steps_per_env > q.steps_per_env:
+        yield (
+            f"seeing events far apart in one iteration: {_steps(p.steps_per_env)} an env against "
+            f"{number(q.steps_per_env)}"
+        )
+    if p.groups > 1 and q.groups == 1:
+        yield "using the hardware: environments step while the policy computes"
+    if p.groups == 1 and q.groups > 1:
+        yield "simplicity: one group, one order of events"
+    if p.agent_steps < q.agent_steps:
+        yield f"fresh policies: a new one every {plural(p.agent_steps, 'agent step')} against {q.agent_steps:,}"
+    if p.num_agents > q.num_agents:
+        yield f"questions about many agents: {p.num_agents} share an environment against {q.num_agents}"
+    if p.buffer_bytes < q.buffer_bytes * 0.9:
+        yield f"little memory: rows of {size(p.buffer_bytes)} against {size(q.buffer_bytes)}"
+    if not p.top_up_rows and q.top_up_rows:
+        yield "rounds without a remainder: no short top-up round in which most envs wait"
+
+
+SCALE_HEADER = ("envs", "rows", "updates", "agent steps", "per gradient", "memory")
+
+
+def scale_columns(plan: PPOPlan) -> list[str]:
+    """Cells of one line of `--scale`."""
+    counts = [plan.num_envs, plan.segments, plan.gradient_updates, plan.agent_steps, plan.agent_steps_per_gradient]
+    return [*(number(count) for count in counts), size(plan.buffer_bytes)]
+
+
+def scale_remarks(plan: PPOPlan, own: PPOPlan) -> list[str]:
+    """What changes in gradients, updates, diversity and memory."""
+    parts = []
+    if plan.agent_steps_per_gradient != own.agent_steps_per_gradient:
+        ratio = plan.agent_steps_per_gradient / own.agent_steps_per_gradient
+        kind = "steadier" if ratio > 1 else "noisier"
+        parts.append(f"{kind} gradients ({ratio:.3g} times the agent steps)")
+    if plan.gradient_updates != own.gradient_updates:
+        parts.append(f"{plural(plan.gradient_updates, 'update')} instead of {own.gradient_updates:,}")
+    if plan.training and own.training and plan.training.total != own.training.total:
+        parts.append(f"{plan.training.total / own.training.total:.2g} times the memory of a training step")
+    if plan.num_envs != own.num_envs:
+        kind = "fewer" if plan.num_envs < own.num_envs else "more"
+        parts.append(f"{kind} environments at once ({plan.num_envs:,} instead of {own.num_envs:,})")
+    if plan.agent_steps != own.agent_steps:
+        parts.append(f"{plan.agent_steps / own.agent_steps:.3g} times the data an iteration")
+    return parts
