@@ -58,6 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"errors", "plurals", "durable", "envs", "config", "record", "store", "planner"},
     "trainers": {
         "errors",
+        "kinds",
         "plurals",
         "sizes",
         "durable",

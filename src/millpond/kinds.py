@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from millpond.config import Recipe
     from millpond.config.violations import Rule
+    from millpond.envs.spec import EnvSpec
     from millpond.planner.kind import KindPlanner, KindText
+    from millpond.store import Checkpoint
+    from millpond.trainers.common.kinds import Player, Trainer
+    from millpond.trainers.reward.setup import RecordedData
 
 T = TypeVar("T")
 
@@ -48,6 +52,11 @@ class Kind:
     planner: Lazy[KindPlanner]
     text: Lazy[KindText]
 
+    # trainers
+    trainer: Lazy[Callable[..., Trainer]]
+    player: Lazy[Callable[[Any, EnvSpec, Checkpoint], Player]]  # the network that plays for a run
+    prepare: Lazy[Callable[[Any], RecordedData | None]] | None  # what is checked before a run has a folder
+
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -61,6 +70,9 @@ KINDS: dict[str, Kind] = {
             debug_sizes=Lazy("millpond.config.debug:ppo_debug_sizes"),
             planner=Lazy("millpond.planner.ppo:PLANNER"),
             text=Lazy("millpond.planner.ppo.text:TEXT"),
+            trainer=Lazy("millpond.trainers.ppo.trainer:PPOTrainer"),
+            player=Lazy("millpond.trainers.common.build:ppo_player"),
+            prepare=None,
         ),
         Kind(
             name="mixture",
@@ -71,6 +83,9 @@ KINDS: dict[str, Kind] = {
             debug_sizes=Lazy("millpond.config.debug:mixture_debug_sizes"),
             planner=Lazy("millpond.planner.mixture:PLANNER"),
             text=Lazy("millpond.planner.mixture.text:TEXT"),
+            trainer=Lazy("millpond.trainers.mixture.trainer:MixtureTrainer"),
+            player=Lazy("millpond.trainers.mixture.networks:mixture_player"),
+            prepare=None,
         ),
         Kind(
             name="reward",
@@ -81,6 +96,9 @@ KINDS: dict[str, Kind] = {
             debug_sizes=Lazy("millpond.config.debug:reward_debug_sizes"),
             planner=Lazy("millpond.planner.reward:PLANNER"),
             text=Lazy("millpond.planner.reward.text:TEXT"),
+            trainer=Lazy("millpond.trainers.reward.trainer:RewardTrainer"),
+            player=Lazy("millpond.trainers.reward.setup:reward_player"),
+            prepare=Lazy("millpond.trainers.reward.setup:prepare_recorded"),
         ),
     )
 }

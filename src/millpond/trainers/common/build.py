@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from millpond.config import PPORecipe
 from millpond.config.recipe import PolicyConfig
 from millpond.envs.check import CheckResult
 from millpond.envs.env_batch import EnvBatch
@@ -16,6 +17,8 @@ from millpond.envs.seeds import spawn_seeds
 from millpond.envs.spec import EnvSpec
 from millpond.policies import build_policy, load_policy_factory
 from millpond.rollout.actions import put_actions
+from millpond.store import Checkpoint
+from millpond.trainers.common.kinds import Player
 
 TRIAL_STEPS = 4
 CLOSE = 1e-3  # between what acting and unrolling say of a step
@@ -32,6 +35,11 @@ def make_policy(policy: PolicyConfig, spec: EnvSpec, device: torch.device) -> An
         hidden_size=policy.hidden_size,
         normalize_observations=policy.normalize_observations,
     ).to(device)
+
+
+def ppo_player(recipe: PPORecipe, spec: EnvSpec, checkpoint: Checkpoint) -> Player:
+    """The policy of a PPO run. It samples its actions, as in training."""
+    return Player(make_policy(recipe.policy, spec, torch.device("cpu")), weights="policy", greedy=False)
 
 
 def check_policy_on(env_id: str, options: Mapping[str, Any]) -> CheckResult:

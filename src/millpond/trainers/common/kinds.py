@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from millpond.config import Loaded, MixtureRecipe, PPORecipe, RewardRecipe
+from millpond.config import Loaded
 from millpond.distributed import ALONE, Ranks
 from millpond.errors import MillpondError
+from millpond.kinds import KINDS, Kind
 from millpond.store import Run
 from millpond.trainers.common.session import require_machine
 
@@ -30,16 +32,21 @@ class Trainer(Protocol):
         """Lines to print when the run is over; none where it was stopped before its end."""
 
 
-def require_trainer(loaded: Loaded) -> RecordedData | None:
-    """Refuse what cannot be trained, before a folder is made for it. Data that was read for that is given back."""
-    require_machine(loaded.recipe)
-    if not isinstance(loaded.recipe, RewardRecipe) or not loaded.recipe.reward.reward_only:
-        return None
-    from millpond.trainers.reward.setup import audit_recorded, open_recorded
+@dataclass(frozen=True)
+class Player:
+    """The network that plays for a run, before it has its weights."""
 
-    recorded = open_recorded(loaded.recipe)
-    audit_recorded(loaded.recipe, recorded)
-    return recorded
+    network: Any
+    weights: str  # their name in a checkpoint
+    greedy: bool  # evaluated with its best actions; else it samples them
+    description: str = ""  # of what plays, if that is not the whole run after all its updates
+
+
+def require_trainer(loaded: Loaded) -> RecordedData | None:
+    """Refuse what cannot be trained before a folder is made for it. Return the recorded data if it was read for that."""
+    require_machine(loaded.recipe)
+    prepare = KINDS[loaded.recipe.kind].prepare
+    return prepare.load()(loaded.recipe) if prepare is not None else None
 
 
 def make_trainer(
@@ -50,23 +57,22 @@ def make_trainer(
     ranks: Ranks = ALONE,
     recorded: RecordedData | None = None,
 ) -> Trainer:
-    """The trainer for a recipe of any kind. Heavy modules are imported for the kind that is asked for.
+    """Build the trainer of a recipe of any kind. Only the modules of that kind are imported.
 
-    `recorded` is what `require_trainer` gave, if it was asked.
+    `recorded` is what `require_trainer` returned, if it was called.
     """
-    if isinstance(loaded.recipe, PPORecipe):
-        from millpond.trainers.ppo.trainer import PPOTrainer
-
-        return PPOTrainer(loaded, run, weights_from=weights_from, ranks=ranks)
-    if isinstance(loaded.recipe, MixtureRecipe):
-        from millpond.trainers.mixture.trainer import MixtureTrainer
-
-        return MixtureTrainer(loaded, run, weights_from=weights_from, ranks=ranks)
-    if not ranks.alone:
+    kind = KINDS[loaded.recipe.kind]
+    options: dict[str, Any] = {"recorded": recorded} if kind.prepare is not None else {}
+    if _trained_by_ranks(kind):
+        options["ranks"] = ranks
+    elif not ranks.alone:
+        several = " and ".join(other.name for other in KINDS.values() if _trained_by_ranks(other))
         raise MillpondError(
-            f"{loaded.name} is of kind {loaded.recipe.kind}, which is trained by one process; "
-            f"start it without torchrun (recipes of the kinds ppo and mixture are trained by several)"
+            f"{loaded.name} is of kind {kind.name}, which is trained by one process; "
+            f"start it without torchrun (recipes of the kinds {several} are trained by several)"
         )
-    from millpond.trainers.reward.trainer import RewardTrainer
+    return kind.trainer.load()(loaded, run, weights_from=weights_from, **options)
 
-    return RewardTrainer(loaded, run, weights_from=weights_from, recorded=recorded)
+
+def _trained_by_ranks(kind: Kind) -> bool:
+    return kind.planner.load().ranks is not None

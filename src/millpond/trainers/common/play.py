@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from millpond.config import MixtureRecipe, PPORecipe, RewardRecipe
 from millpond.envs.env_batch import EnvBatch
 from millpond.envs.families import require_extra
 from millpond.envs.render import render_rgb, write_gif
+from millpond.kinds import KINDS
 from millpond.planner.host import require_device
 from millpond.plurals import plural
 from millpond.policies.parts import join_parts, torch_dtype
 from millpond.store import Checkpoints, NothingToPlayError, RunError, load_weights
-from millpond.trainers.common.build import make_policy
 from millpond.trainers.common.envs import evaluation_vector, make_spec
 from millpond.trainers.common.evaluate import Evaluation, evaluate
 from millpond.trainers.common.session import open_run
@@ -30,7 +29,7 @@ class LoadedPolicy:
         require_device(device)
         loaded, run = open_run(name, run_dir)
         self.recipe = loaded.recipe
-        if isinstance(self.recipe, RewardRecipe) and self.recipe.reward.reward_only:
+        if not self.recipe.acts:
             raise NothingToPlayError(
                 f"run {run.name!r} learned a reward from recorded episodes and has no agent to play "
                 f"(reward.reward_only=true); its reward of every step: millpond reward score {run.name} EPISODES"
@@ -42,29 +41,15 @@ class LoadedPolicy:
                 f"run {run.name!r} has no {'best' if best else 'usable'} checkpoint in {run.checkpoints_path}"
             )
         self.updates = checkpoint.updates  # of everything that the run trains
-        which = "best checkpoint" if best else "newest checkpoint"
-        self.description = f"{which}, after {plural(checkpoint.updates, 'update')}"
         self.spec = make_spec(self.recipe.env, stacked=True)
         self.device = torch.device(device)
-        self.greedy = not isinstance(self.recipe, PPORecipe)  # how it is evaluated; PPO's policies draw their actions
-        self.policy: Any
-        if isinstance(self.recipe, MixtureRecipe):  # the BigAgent, or the one agent where there is none
-            from millpond.trainers.mixture.networks import make_network
-
-            part = "big" if "big" in checkpoint.weights else "agent0"
-            if part == "big":
-                own = checkpoint.state["big"]["dqn"]["updates"]
-                self.description = f"{which}, the BigAgent after {plural(own, 'update')} of its own"
-            self.policy = make_network(self.recipe, self.spec).to(self.device)
-        elif isinstance(self.recipe, RewardRecipe):
-            from millpond.trainers.reward.setup import make_player
-
-            part = "agent"
-            self.policy = make_player(self.spec).to(self.device)
-        else:
-            part = "policy"
-            self.policy = make_policy(self.recipe.policy, self.spec, self.device)
-        load_weights({part: self.policy}, checkpoint.weights, f"run {run.name!r}")
+        player = KINDS[self.recipe.kind].player.load()(self.recipe, self.spec, checkpoint)
+        which = "best checkpoint" if best else "newest checkpoint"
+        played = player.description or f"after {plural(checkpoint.updates, 'update')}"
+        self.description = f"{which}, {played}"
+        self.greedy = player.greedy
+        self.policy: Any = player.network.to(self.device)
+        load_weights({player.weights: self.policy}, checkpoint.weights, f"run {run.name!r}")
         self.policy.eval()
 
     def act(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from millpond.config import Loaded, Recipe, RewardRecipe, load
+from millpond.config import Loaded, Recipe, load
 from millpond.config.check import check, flatten
 from millpond.distributed import Ranks
 from millpond.distributed.checkpoints import require_ranks
@@ -132,7 +132,7 @@ def axis_of(recipe: Recipe) -> Axis:
     """Agent steps online, updates offline, unless the config names another."""
     if recipe.log.axis != "auto":
         return recipe.log.axis
-    return "updates" if isinstance(recipe, RewardRecipe) and recipe.reward.reward_only else "agent_steps"
+    return "agent_steps" if recipe.acts else "updates"
 
 
 def make_sinks(recipe: Recipe, run: Run, loop: Loop, counters: Counters, timer: Timer) -> list[Sink]:

@@ -8,6 +8,9 @@ import torch
 from millpond.config import MixtureRecipe
 from millpond.envs.spec import EnvSpec
 from millpond.learners import QNetwork, build_q_network
+from millpond.plurals import plural
+from millpond.store import Checkpoint
+from millpond.trainers.common.kinds import Player
 
 # What a seed is for; together with the agent's number it makes generators that have nothing to do with each other.
 NETWORK, EXPLORATION, ENVS, SAMPLER = range(4)
@@ -28,3 +31,12 @@ def make_network(recipe: MixtureRecipe, spec: EnvSpec, number: int = 0) -> QNetw
         normalize_observations=recipe.policy.normalize_observations,
         generator=torch.Generator().manual_seed(seed_for(recipe.seed, NETWORK, number)),
     )
+
+
+def mixture_player(recipe: MixtureRecipe, spec: EnvSpec, checkpoint: Checkpoint) -> Player:
+    """The BigAgent of a run, or its one agent if it has no BigAgent."""
+    network = make_network(recipe, spec)
+    if "big" not in checkpoint.weights:
+        return Player(network, weights="agent0", greedy=True)
+    updates = plural(checkpoint.state["big"]["dqn"]["updates"], "update")
+    return Player(network, weights="big", greedy=True, description=f"the BigAgent after {updates} of its own")

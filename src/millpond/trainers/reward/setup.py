@@ -20,6 +20,8 @@ from millpond.planner.reward.dataset import Dataset, dataset_of, open_data, open
 from millpond.plurals import plural
 from millpond.rewards.batches import inputs_of
 from millpond.rewards.network import RewardInputs, RewardNetwork, reset_parameters
+from millpond.store import Checkpoint
+from millpond.trainers.common.kinds import Player
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -67,6 +69,15 @@ def open_recorded(recipe: RewardRecipe) -> RecordedData:
     )
     data.load_vectors()
     return RecordedData(data, training, held_out, others, dataset_of(recipe, data))
+
+
+def prepare_recorded(recipe: RewardRecipe) -> RecordedData | None:
+    """Open and audit what a run will read; None in full mode, which learns from its own episodes."""
+    if recipe.acts:
+        return None
+    recorded = open_recorded(recipe)
+    audit_recorded(recipe, recorded)
+    return recorded
 
 
 def audit_recorded(recipe: RewardRecipe, recorded: RecordedData) -> list[AuditFinding]:
@@ -127,3 +138,8 @@ def make_player(spec: EnvSpec, generator: torch.Generator | None = None) -> Acto
     if spec.action.kind == "discrete":
         return build_q_network(spec.observation, spec.action, hidden_size=PLAYER_HIDDEN, generator=generator)
     return Actor(spec.observation, spec.action, PLAYER_HIDDEN)
+
+
+def reward_player(recipe: RewardRecipe, spec: EnvSpec, checkpoint: Checkpoint) -> Player:
+    """The agent of a run in full mode."""
+    return Player(make_player(spec), weights="agent", greedy=True)
