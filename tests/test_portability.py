@@ -102,10 +102,12 @@ LAKE = """
     find = llvmlite.binding.address_of_symbol
     llvmlite.binding.address_of_symbol = lambda name: None if name.startswith("LZ4") else find(name)
 
-    from millpond.replay import Field, Lake, Schema, Steps, memory
-    from millpond.replay.compact import compact
-    from millpond.replay.faults import LakeBusy
-    from millpond.replay.verify import verify
+    from millpond.replay import Field, Lake, Schema, Steps
+
+    from millpond.replay.lake import intrinsics as memory
+    from millpond.replay.tools.compact import compact
+    from millpond.replay.errors import LakeBusy
+    from millpond.replay.tools.verify import verify
 
     PICTURES = Schema((Field("observation", (40, 40), "uint8", "lz4"),), Field("action", (), "int32"))
 

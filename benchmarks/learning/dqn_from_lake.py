@@ -21,7 +21,7 @@ from millpond.config.mixture import DQNConfig
 from millpond.learners import DQN, build_q_network
 from millpond.replay import Lake, Schema, Steps
 from millpond.replay.pond import Pond
-from millpond.replay.pour import fill, pour
+from millpond.replay.transfer import fill, pour
 from millpond.trainers.common.envs import evaluation_vector
 from millpond.trainers.common.evaluate import evaluate
 

@@ -42,6 +42,19 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> int:
         return os.write(descriptor, data)
 
 
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data` at `offset`. A write may be cut short before it fails: go on until it is whole."""
+    view = memoryview(data).cast("B")
+    while view:
+        written = write_at(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def sync(fd: int) -> None:
+    """Bytes and size on the disk; times of access may stay behind."""
+    os.fdatasync(fd) if hasattr(os, "fdatasync") else os.fsync(fd)
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write a new file and make its bytes durable. Its name is durable once its folder is synced."""
     descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from millpond.learners.flat import FlatParameters, clip_rows
-from millpond.learners.optimizers import RowOptimizer
+from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
 
 
 @pytest.mark.parametrize("rectified", [False, True])

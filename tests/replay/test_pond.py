@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millpond.replay import Lake, LakeError, LakeFull, PondFull
 from millpond.replay.pond import Pond, row_bytes
-from millpond.replay.pour import fill, pour
+from millpond.replay.transfer import fill, pour
 from tests.support.naive_lake import FRAME, MIXED, SCHEMAS, NaiveLake, assert_transition
 from tests.support.sampling import chi_square
 

@@ -23,7 +23,7 @@ from millpond.planner import MixturePlan, plan_loaded
 from millpond.planner.mixture.numbers import drawn_in_round
 from millpond.record.jsonlines import Record, read_records
 from millpond.replay import Steps
-from millpond.replay.widths import row_bytes
+from millpond.replay.schema import row_bytes
 from millpond.sizes import divisors
 from millpond.trainers.common.envs import make_spec
 from millpond.trainers.common.session import start_run

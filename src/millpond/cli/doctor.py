@@ -86,7 +86,7 @@ def _compiled_paths() -> dict[str, str]:
     try:
         from millpond.policies.packed import PAYS
         from millpond.policies.products import SGEMM
-        from millpond.replay.memory import HAS_CRC32C
+        from millpond.replay.lake.intrinsics import HAS_CRC32C
     except (ImportError, OSError):
         return {}
     blas = "our own packed products (AVX2)" if PAYS else "torch's BLAS"

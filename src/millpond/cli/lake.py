@@ -37,7 +37,7 @@ def info(path: PathArgument, json: JsonOption = False) -> None:
       millpond lake info runs/mixture-1/lake --json
     """
     from millpond.cli.output import watched
-    from millpond.replay.info import info as look
+    from millpond.replay.tools.info import info as look
 
     with watched("reading") as watch:
         found = look(path, progress=watch)
@@ -58,8 +58,8 @@ def verify(path: PathArgument, json: JsonOption = False) -> None:
       millpond lake verify runs/mixture-1/lake --json
     """
     from millpond.cli.output import watched
-    from millpond.replay.layout import require_lake
-    from millpond.replay.verify import verify as check
+    from millpond.replay.lake.format import require_lake
+    from millpond.replay.tools.verify import verify as check
 
     require_lake(path)
     with watched("verifying") as watch:
@@ -89,7 +89,7 @@ def compact(
     """
     from millpond.cli.output import watched
     from millpond.plurals import plural
-    from millpond.replay.compact import compact as make_denser
+    from millpond.replay.tools.compact import compact as make_denser
 
     with watched("compacting") as watch:
         done = make_denser(path, stream, keep=keep, progress=watch)
@@ -121,7 +121,7 @@ def export_episodes(
     """
     from millpond.cli.output import watched
     from millpond.plurals import plural
-    from millpond.replay.exporting import export
+    from millpond.replay.tools.export import export
 
     with watched("exporting") as watch:
         done = export(path, target, stream=stream, progress=lambda count: watch("episodes", count))

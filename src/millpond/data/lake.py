@@ -11,10 +11,9 @@ import numpy as np
 from millpond.data.opening import open_sources
 from millpond.data.source import Array, ArrayField, DataError, EndFlags, EpisodeSource, require_same_fields
 from millpond.replay import Field, Lake, Schema, Steps
-from millpond.replay.assemble import raise_damage
-from millpond.replay.episodes import episode_rows, whole_episodes
-from millpond.replay.index import DAMAGED
-from millpond.replay.schema import FINAL, TERMINATED, TRUNCATED
+from millpond.replay.lake.sample import raise_damage
+from millpond.replay.schema import DAMAGED, FINAL, TERMINATED, TRUNCATED
+from millpond.replay.walk import episode_rows, whole_episodes
 
 UNNAMED_FIELDS = {"obs", "observations", "states"}  # names of the only observation array in layouts without field names
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from millpond.data.hdf5 import EpisodeGroups, Hdf5File, StoredArray
 from millpond.data.source import Array, ArrayField, DataError, EndFlags
-from millpond.replay.exporting import FINAL_STORED
+from millpond.replay.tools.export import FINAL_STORED
 
 SUCCESS_INFOS = ("success", "is_success")
 

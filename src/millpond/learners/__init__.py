@@ -1,7 +1,7 @@
 """Learners of action values: PQN agents side by side, DQN from replay, SAC for continuous actions."""
 
-from millpond.learners.collection import Collection
-from millpond.learners.dqn import DQN, Transitions
+from millpond.learners.collector import Collection
+from millpond.learners.dqn import DQN, TransitionBatch
 from millpond.learners.errors import LearnerError
 from millpond.learners.exploration import Epsilon, epsilon_greedy
 from millpond.learners.pqn import AgentGroup
@@ -16,7 +16,7 @@ __all__ = [
     "Epsilon",
     "LearnerError",
     "QNetwork",
-    "Transitions",
+    "TransitionBatch",
     "build_q_network",
     "epsilon_greedy",
 ]

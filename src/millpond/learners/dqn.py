@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from millpond.config.mixture import DQNConfig
-from millpond.learners.flat import FlatParameters, clip_rows
-from millpond.learners.optimizers import RowOptimizer
+from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
 from millpond.learners.q_network import QNetwork
 
 
-class Transitions(Protocol):
+class TransitionBatch(Protocol):
     """What a pond's sample has: [B, ...] on the learner's device; `discount` is 0 where terminated."""
 
     observation: Tensor
@@ -44,7 +43,7 @@ class DQN:
 
     def update(
         self,
-        batch: Transitions,
+        batch: TransitionBatch,
         reward: Tensor | None = None,
         *,
         parts: int = 1,
@@ -73,7 +72,7 @@ class DQN:
         return {"q_loss": means[0], "q_value": means[1], "grad_norm": norm[0]}
 
     @torch.no_grad()
-    def targets(self, batch: Transitions, reward: Tensor) -> Tensor:
+    def targets(self, batch: TransitionBatch, reward: Tensor) -> Tensor:
         """y [B]."""
         then = self._shown(batch.next_observation)
         later = self.target(then)

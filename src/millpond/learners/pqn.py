@@ -19,14 +19,11 @@ from torch import Tensor
 
 from millpond.config.mixture import PQNConfig
 from millpond.kernels.lambda_return import lambda_return_numba, lambda_return_torch
-from millpond.learners.collection import Collection, Storage
-from millpond.learners.collector import Collector
+from millpond.learners.collector import Collection, QCollector, Storage
 from millpond.learners.errors import LearnerError
 from millpond.learners.exploration import Epsilon
-from millpond.learners.flat import FlatParameters, clip_rows
-from millpond.learners.optimizers import RowOptimizer
-from millpond.learners.q_network import QNetwork, check_env_batch
-from millpond.learners.side_by_side import SideBySide
+from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
+from millpond.learners.q_network import QNetwork, SideBySide, check_env_batch
 from millpond.schedules import named
 from millpond.vector import Vector
 
@@ -76,7 +73,7 @@ class AgentGroup:
         self.generators = [torch.Generator(self.device).manual_seed(int(seed)) for seed in seeds]
         self.updates = [0 for _ in networks]  # of each agent since the run began
         self.storage = Storage(self.spec, len(networks), config.num_steps, config.num_envs, self.device)
-        self.collector = Collector(self.q, self.vectors, self.storage)
+        self.collector = QCollector(self.q, self.vectors, self.storage)
         self._pending: list[Collection] | None = None  # collected, and not yet learned from
 
     @property

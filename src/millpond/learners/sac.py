@@ -1,15 +1,4 @@
-"""SAC (Haarnoja et al., 2018) for continuous actions: a squashed Gaussian actor, twin critics, automatic temperature.
-
-    y        = r + discount * (min_k Q'_k(s', a') - alpha log pi(a'|s'))          a' ~ pi(s')
-    critics  sum over k of mean (Q_k(s, a) - y)^2
-    actor    mean (alpha log pi(a|s) - min_k Q_k(s, a))                           a ~ pi(s)
-    alpha    mean -log(alpha) (log pi(a|s) + target entropy)
-
-The twins are two rows of one matrix and are computed in one operation a layer: on small networks the number of
-operations is what costs.
-
-B transitions  D numbers of an action
-"""
+"""Two hidden layers, and several such networks computed at once. K networks  B inputs."""
 
 from __future__ import annotations
 
@@ -21,17 +10,65 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from millpond.envs.spec import ActionSpec, ObservationSpec
-from millpond.learners.dqn import Transitions
+from millpond.learners.dqn import TransitionBatch
 from millpond.learners.errors import LearnerError
-from millpond.learners.flat import FlatParameters
-from millpond.learners.mlp import StackedMLP, mlp
-from millpond.learners.optimizers import RowOptimizer
+from millpond.learners.flat_parameters import FlatParameters, RowOptimizer
 from millpond.policies.policy import Act
+
+LAYERS = ("0", "2", "4")
+
+
+def mlp(inputs: int, hidden_size: int, outputs: int) -> nn.Sequential:
+    """inputs -> hidden -> hidden -> outputs, with ReLU."""
+    return nn.Sequential(
+        nn.Linear(inputs, hidden_size),
+        nn.ReLU(),
+        nn.Linear(hidden_size, hidden_size),
+        nn.ReLU(),
+        nn.Linear(hidden_size, outputs),
+    )
+
+
+class StackedMLP:
+    """The networks of a parameter matrix, each an `mlp` with one output, on the same inputs [B, inputs] -> [K, B]."""
+
+    def __init__(self, parameters: FlatParameters) -> None:
+        self.parameters = parameters
+        self.stacked = parameters.stacked()
+        self.frozen = {name: tensor.detach() for name, tensor in self.stacked.items()}
+
+    def __call__(self, inputs: Tensor, *, frozen: bool = False) -> Tensor:
+        """`frozen`: gradients go to the inputs alone."""
+        weights = self.frozen if frozen or not torch.is_grad_enabled() else self.stacked
+        hidden = inputs.expand(len(self.parameters.networks), *inputs.shape)
+        for layer in LAYERS:
+            weight, bias = weights[f"{layer}.weight"], weights[f"{layer}.bias"]
+            hidden = torch.baddbmm(bias.unsqueeze(1), hidden, weight.transpose(1, 2))
+            if layer != LAYERS[-1]:
+                hidden = hidden.relu_()
+        return hidden.squeeze(-1)
+
+    def backward(self, loss: Tensor) -> None:
+        """From a loss of a call that was not frozen to the networks' gradients."""
+        self.parameters.put_gradients(torch.autograd.grad(loss, list(self.stacked.values())))
+
+
+# -- SAC (Haarnoja et al., 2018) for continuous actions: a squashed Gaussian actor, twin critics, automatic temperature.
+#
+#     y        = r + discount * (min_k Q'_k(s', a') - alpha log pi(a'|s'))          a' ~ pi(s')
+#     critics  sum over k of mean (Q_k(s, a) - y)^2
+#     actor    mean (alpha log pi(a|s) - min_k Q_k(s, a))                           a ~ pi(s)
+#     alpha    mean -log(alpha) (log pi(a|s) + target entropy)
+#
+# The twins are two rows of one matrix and are computed in one operation a layer: on small networks the number of
+# operations is what costs.
+#
+# B transitions  D numbers of an action
 
 LOG_DEVIATION = (-20.0, 2.0)  # limits, as usual
 
 
-class Actor(nn.Module):
+class SACActor(nn.Module):
     """Observations [B, ...] -> actions within [low, high], as tanh of normal numbers. It plays as a policy does."""
 
     centre: Tensor
@@ -110,7 +147,7 @@ class SAC:
         self.learning_rate, self.target_tau = learning_rate, target_tau
         self.generator = torch.Generator(self.device).manual_seed(seed)
         first = torch.Generator().manual_seed(seed)  # weights are drawn on the CPU, so that devices agree
-        self.actor = Actor(observation, action, hidden_size)
+        self.actor = SACActor(observation, action, hidden_size)
         inputs = math.prod(observation.shape) + len(action.low)
         twins = [mlp(inputs, hidden_size, 1) for _ in range(2)]
         targets = [mlp(inputs, hidden_size, 1) for _ in range(2)]
@@ -138,7 +175,7 @@ class SAC:
         state = self.actor.initial_state(len(observation), self.device)
         return self.actor.act(observation, state, generator=self.generator, deterministic=deterministic).action
 
-    def update(self, batch: Transitions, reward: Tensor | None = None) -> dict[str, Tensor]:
+    def update(self, batch: TransitionBatch, reward: Tensor | None = None) -> dict[str, Tensor]:
         """Learn from transitions; `reward` takes the place of theirs. Returns metrics, scalars on the device."""
         alpha = self.log_alpha.exp()[0, 0]
         target = self._targets(batch, batch.reward if reward is None else reward, alpha)
@@ -158,19 +195,19 @@ class SAC:
         }
 
     @torch.no_grad()
-    def _targets(self, batch: Transitions, reward: Tensor, alpha: Tensor) -> Tensor:
+    def _targets(self, batch: TransitionBatch, reward: Tensor, alpha: Tensor) -> Tensor:
         action, log_prob = self.actor.sample(batch.next_observation, self.generator)
         future = self._target_q(_inputs(batch.next_observation, action)).amin(0) - alpha * log_prob
         return torch.addcmul(reward, batch.discount, future)
 
-    def _train_critics(self, batch: Transitions, target: Tensor) -> tuple[Tensor, Tensor]:
+    def _train_critics(self, batch: TransitionBatch, target: Tensor) -> tuple[Tensor, Tensor]:
         q = self._q(_inputs(batch.observation, batch.action))  # [2, B]
         loss = (q - target).square().mean(1).sum()
         self._q.backward(loss)
         self.optimizers["critics"].step([self.learning_rate] * 2)
         return loss.detach(), q.detach().mean()
 
-    def _train_actor(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    def _train_actor(self, batch: TransitionBatch, alpha: Tensor) -> tuple[Tensor, Tensor]:
         action, log_prob = self.actor.sample(batch.observation, self.generator)
         q = self._q(_inputs(batch.observation, action), frozen=True).amin(0)
         loss = (alpha * log_prob - q).mean()

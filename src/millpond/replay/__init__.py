@@ -1,6 +1,14 @@
-"""Replay that outlives memory, crashes and full disks: ponds on the training device, one lake on disk.
+"""Replay that survives crashes, full disks and small memories: ponds on the training device, one lake on disk.
 
-Names are imported when they are first used: a plan needs the schema alone, and neither compiled code nor torch.
+    schema     the fields of a record, and their sizes in bytes
+    steps      `Steps` [T, L]: what is added to a pond or appended to a lake, validated once
+    pond       a ring of records on the training device
+    lake/      an append-only store on disk
+    transfer   pond to lake (`pour`) and lake to pond (`fill`, `restore_rings`)
+    walk, draw neighbours of a record in its lane, and uniform sampling: the same code for ponds and lakes
+    tools/     info, verify, compact, export
+
+Names are imported on first use: `millpond plan` needs the schema, but neither compiled code nor torch.
 """
 
 from __future__ import annotations
@@ -9,23 +17,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millpond.replay.batch import Batch, Episode, Sequences
-    from millpond.replay.faults import LakeBusy, LakeDamaged, LakeError, LakeFull, PondFull
-    from millpond.replay.lake import Lake
+    from millpond.replay.errors import LakeBusy, LakeDamaged, LakeError, LakeFull, PondFull
+    from millpond.replay.lake.lake import Lake
+    from millpond.replay.lake.sample import LakeBatch, LakeEpisode, Sequences
+    from millpond.replay.lake.write import Ack, Writer
     from millpond.replay.pond import Pond
-    from millpond.replay.pour import fill, pour
     from millpond.replay.schema import Field, Schema
     from millpond.replay.steps import Steps
-    from millpond.replay.writer import Ack, Writer
+    from millpond.replay.transfer import fill, pour
 
 __all__ = [
     "Ack",
-    "Batch",
-    "Episode",
     "Field",
     "Lake",
+    "LakeBatch",
     "LakeBusy",
     "LakeDamaged",
+    "LakeEpisode",
     "LakeError",
     "LakeFull",
     "Pond",
@@ -38,19 +46,19 @@ __all__ = [
     "pour",
 ]
 
-_HOME = {
-    **dict.fromkeys(("Batch", "Episode", "Sequences"), "batch"),
-    **dict.fromkeys(("LakeBusy", "LakeDamaged", "LakeError", "LakeFull", "PondFull"), "faults"),
-    **dict.fromkeys(("fill", "pour"), "pour"),
+_MODULE_OF = {
+    **dict.fromkeys(("LakeBusy", "LakeDamaged", "LakeError", "LakeFull", "PondFull"), "errors"),
+    **dict.fromkeys(("LakeBatch", "LakeEpisode", "Sequences"), "lake.sample"),
+    **dict.fromkeys(("Ack", "Writer"), "lake.write"),
     **dict.fromkeys(("Field", "Schema"), "schema"),
-    **dict.fromkeys(("Ack", "Writer"), "writer"),
-    "Lake": "lake",
+    **dict.fromkeys(("fill", "pour"), "transfer"),
+    "Lake": "lake.lake",
     "Pond": "pond",
     "Steps": "steps",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from millpond.replay.faults import LakeError
-from millpond.replay.walk import Rows, plan_sequences, plan_transitions
+from millpond.replay.errors import LakeError
+from millpond.replay.walk import RecordView, plan_sequences, plan_transitions
 
 Array = np.ndarray[Any, Any]
 
-# Rows drawn in vain before the valid ones are counted, to tell bad luck from an empty lake.
+# RecordView drawn in vain before the valid ones are counted, to tell bad luck from an empty lake.
 PATIENCE = 4_096
 MOST_AT_ONCE = 1 << 20
 
@@ -48,7 +48,7 @@ class PickedSequences:
 
 
 def draw_transitions(
-    views: Sequence[Rows],
+    views: Sequence[RecordView],
     shares: Array | None,
     n: int,
     rng: np.random.Generator,
@@ -59,7 +59,7 @@ def draw_transitions(
 ) -> Picked:
     """`shares`: how many of each stream (they add up to n); None: uniform over all of them together."""
 
-    def plan(view: Rows, rows: Array) -> tuple[Array, tuple[Array, ...]]:
+    def plan(view: RecordView, rows: Array) -> tuple[Array, tuple[Array, ...]]:
         observed, next_observed = (np.empty((len(rows), stack), np.int64) for _ in range(2))
         path, steps = np.empty((len(rows), n_step), np.int64), np.empty(len(rows), np.int32)
         plan_transitions(rows, view.flags, view.run_begin, view.lanes, repeat, observed, next_observed, path, steps)
@@ -71,9 +71,9 @@ def draw_transitions(
 
 
 def draw_sequences(
-    views: Sequence[Rows], shares: Array | None, n: int, rng: np.random.Generator, *, length: int, burn_in: int
+    views: Sequence[RecordView], shares: Array | None, n: int, rng: np.random.Generator, *, length: int, burn_in: int
 ) -> PickedSequences:
-    def plan(view: Rows, rows: Array) -> tuple[Array, tuple[Array, ...]]:
+    def plan(view: RecordView, rows: Array) -> tuple[Array, tuple[Array, ...]]:
         path = np.empty((len(rows), burn_in + length), np.int64)
         behind, valid = np.empty(len(rows), np.int64), np.empty(len(rows), bool)
         plan_sequences(rows, view.flags, view.run_begin, view.lanes, burn_in, path, behind, valid)
@@ -83,11 +83,11 @@ def draw_sequences(
     return PickedSequences(stream, *parts)
 
 
-Plan = Callable[[Rows, Array], tuple[Array, tuple[Array, ...]]]
+Plan = Callable[[RecordView, Array], tuple[Array, tuple[Array, ...]]]
 
 
 def _draw(
-    views: Sequence[Rows], shares: Array | None, n: int, rng: np.random.Generator, plan: Plan, wanted: str
+    views: Sequence[RecordView], shares: Array | None, n: int, rng: np.random.Generator, plan: Plan, wanted: str
 ) -> tuple[Array, tuple[Array, ...]]:
     if n < 1:
         raise LakeError(f"n={n} must be at least 1")
@@ -105,7 +105,7 @@ def _draw(
 
 
 def _draw_from(
-    views: Sequence[Rows], numbers: Array, n: int, rng: np.random.Generator, plan: Plan, wanted: str
+    views: Sequence[RecordView], numbers: Array, n: int, rng: np.random.Generator, plan: Plan, wanted: str
 ) -> tuple[Array, tuple[Array, ...]]:
     """n draws from these streams together."""
     rows = np.array([views[number].rows for number in numbers], np.int64)
@@ -130,7 +130,7 @@ def _draw_from(
 
 
 def _plan_each(
-    views: Sequence[Rows], numbers: Array, which: Array, rows: Array, plan: Plan
+    views: Sequence[RecordView], numbers: Array, which: Array, rows: Array, plan: Plan
 ) -> tuple[Array, tuple[Array, ...]]:
     """Plan every drawn row with its own stream; only valid ones stay, in the order in which they were drawn."""
     if len(numbers) == 1:
@@ -147,7 +147,7 @@ def _plan_each(
     return stream, tuple(rest)
 
 
-def _any_valid(view: Rows, plan: Plan) -> bool:
+def _any_valid(view: RecordView, plan: Plan) -> bool:
     """Whether any row of a stream will do."""
     return any(
         bool(plan(view, np.arange(begin, min(begin + MOST_AT_ONCE, view.rows)))[0].any())

@@ -18,12 +18,10 @@ import torch
 
 from millpond.plurals import plural
 from millpond.replay.draw import Picked, draw_transitions
-from millpond.replay.encode import Lanes, number_episodes
-from millpond.replay.faults import LakeError, PondFull
-from millpond.replay.schema import FINAL, FIRST, HAS_FINAL, TERMINATED, TRUNCATED, Field, Schema
-from millpond.replay.steps import Steps, check
+from millpond.replay.errors import LakeError, PondFull
+from millpond.replay.schema import COLUMNS, FINAL, FIRST, HAS_FINAL, TERMINATED, TRUNCATED, Field, Schema, row_bytes
+from millpond.replay.steps import Lanes, Steps, check, number_episodes
 from millpond.replay.walk import NO_ROW, count_transitions
-from millpond.replay.widths import COLUMNS, row_bytes
 
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
@@ -31,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class PondBatch:
-    """Transitions on the pond's device; the fields are those of `Batch`. `column` holds provenance and extra fields."""
+    """Transitions on the pond's device; the fields are those of `LakeBatch`. `column` holds provenance and extra fields."""
 
     observation: Any
     next_observation: Any
@@ -104,7 +102,7 @@ class Pond:
 
     @property
     def room(self) -> int:
-        """Rows that the fullest lane can take before it would overwrite what was not poured yet."""
+        """RecordView that the fullest lane can take before it would overwrite what was not poured yet."""
         return int(self.ring - (self.heads - self.poured).max())
 
     @property

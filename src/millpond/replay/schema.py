@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from millpond.envs.spec import EnvSpec
-from millpond.replay.faults import LakeError
+from millpond.replay.errors import LakeError
 
 Storage = Literal["fixed", "lz4"]
 
@@ -46,6 +46,7 @@ TRUNCATED = 4
 FINAL = 8  # not a step: the final observation of the episode, behind its last step
 HAS_FINAL = 16  # an episode's last step whose final observation is stored behind it
 CONTEXT = 32  # in ponds only: a step that is kept for the stacks and returns of others, and not drawn itself
+DAMAGED = 128  # in memory only: the record does not match its checksum
 ENDED = TERMINATED | TRUNCATED
 
 
@@ -181,3 +182,24 @@ def _leaves(name: str, space: Any) -> list[tuple[str, tuple[tuple[int, ...], str
     if getattr(space, "shape", None) is None or getattr(space, "dtype", None) is None:
         raise LakeError(f"space {space} has no fixed shape; a lake stores arrays of one shape and dtype")
     return [(name, (tuple(space.shape), np.dtype(space.dtype).name))]
+
+
+# -- Bytes of a row, in a lake and in a pond: plain arithmetic on a schema, so that a plan counts what is then stored.
+
+# Before every frame in a lake: its length and its checksum.
+FRAME_HEADER_BYTES = 8
+
+# What a pond keeps of each row besides the fields of the schema, and one byte of flags.
+COLUMNS = {"reward": "float32", "agent": "int64", "round": "int64", "policy_version": "int64", "epsilon": "float32"}
+
+
+def row_bytes(schema: Schema) -> int:
+    """Bytes of one row of a pond: the observation once, and everything else of the step."""
+    fields = (*schema.observation, schema.action, *schema.extra)
+    return sum(field.nbytes for field in fields) + sum(np.dtype(d).itemsize for d in COLUMNS.values()) + 1
+
+
+def lake_row_bytes(schema: Schema, frame_bytes: float) -> float:
+    """Bytes of one row of a lake: its record, and its frames where they are compressed, to `frame_bytes` in all."""
+    frames = frame_bytes + FRAME_HEADER_BYTES * len(schema.compressed) if schema.compressed else 0
+    return schema.record.itemsize + frames

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from millpond.plurals import plural
-from millpond.replay.faults import LakeError
+from millpond.replay.errors import LakeError
 from millpond.replay.schema import Field, Schema
 
 Array = np.ndarray[Any, Any]
@@ -150,3 +150,36 @@ def _cast(spec: Field, array: Array, lead: tuple[int, ...]) -> Array:
     ):
         raise LakeError(f"field {spec.name!r} has dtype {array.dtype}, and values that {spec.dtype} cannot hold")
     return np.ascontiguousarray(cast)
+
+
+@dataclass
+class Lanes:
+    """Where each lane's current episode stands. `open`: the next step goes on with it."""
+
+    episode: Array
+    episode_step: Array
+    open: Array
+    next_episode: int
+
+    @staticmethod
+    def fresh(lanes: int, next_episode: int = 0) -> Lanes:
+        zeros = np.zeros(lanes, np.int64)
+        return Lanes(zeros, zeros.copy(), np.zeros(lanes, bool), next_episode)
+
+
+def number_episodes(steps: CheckedSteps, lanes: Lanes) -> tuple[Array, Array, Array, Lanes]:
+    """LakeEpisode, step within it and whether it is the first, for [T, L]; and the lanes' state behind them."""
+    ended = steps.terminated | steps.truncated
+    first = np.empty(ended.shape, bool)
+    first[0], first[1:] = ~lanes.open, ended[:-1]
+    starts_at, lane_at = np.nonzero(first)
+    episode = np.zeros(ended.shape, np.int64)
+    episode[starts_at, lane_at] = lanes.next_episode + np.arange(len(starts_at))
+    # Within a lane numbers grow, so a running maximum carries each episode's number to its last step.
+    episode[0] = np.where(first[0], episode[0], lanes.episode)
+    episode = np.maximum.accumulate(episode, axis=0)
+    clock = np.arange(len(ended))[:, None]
+    since = np.maximum.accumulate(np.where(first, clock, -1), axis=0)
+    episode_step = np.where(since >= 0, clock - since, lanes.episode_step + clock)
+    after = Lanes(episode[-1], episode_step[-1] + 1, ~ended[-1], lanes.next_episode + len(starts_at))
+    return episode, episode_step, first, after

@@ -12,8 +12,7 @@ from millpond.config.mixture import SINGLE, frame_skip, own_envs
 from millpond.envs.spec import EnvSpec
 from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
 from millpond.planner.kind import Plan
-from millpond.replay.schema import Schema
-from millpond.replay.widths import lake_row_bytes, row_bytes
+from millpond.replay.schema import Schema, lake_row_bytes, row_bytes
 
 # Stored bytes of an 84 x 84 frame, lz4 frame by frame, as measured on recordings of each game.
 MEASURED_FRAME_BYTES = {"gravitar": 640, "montezuma_revenge": 1_021, "pong": 265}

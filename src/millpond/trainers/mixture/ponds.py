@@ -19,10 +19,10 @@ import torch
 from millpond.distributed import ALONE, Ranks
 from millpond.learners import Collection
 from millpond.replay import Lake, LakeError, Steps, Writer
-from millpond.replay.log import read_log
+from millpond.replay.lake.format import read_log
 from millpond.replay.pond import Pond
-from millpond.replay.pour import pour
 from millpond.replay.schema import FINAL
+from millpond.replay.transfer import pour
 from millpond.sizes import divisors
 from millpond.trainers.mixture.ranks import refresh_together
 

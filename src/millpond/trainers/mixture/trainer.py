@@ -36,10 +36,9 @@ from millpond.trainers.common.envs import VectorState
 from millpond.trainers.common.evaluate import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.session import make_sinks
-from millpond.trainers.mixture.big_agent import BigAgent
-from millpond.trainers.mixture.big_pond import spread
+from millpond.trainers.mixture.big_agent import BigAgent, spread
 from millpond.trainers.mixture.build import agent_name, make_players, make_ponds
-from millpond.trainers.mixture.measures import Diversity, Judge, Recovery
+from millpond.trainers.mixture.measures import Diversity, Judge, Recovery, summarise_mixture
 from millpond.trainers.mixture.networks import SAMPLER, seed_for
 from millpond.trainers.mixture.ponds import as_steps
 from millpond.trainers.mixture.ranks import (
@@ -54,7 +53,6 @@ from millpond.trainers.mixture.ranks import (
     steps_of_all,
     told_by_all,
 )
-from millpond.trainers.mixture.summary import summarise_mixture
 
 AGENTS, BIG = 0, 1  # the phases of a round
 UPDATES_A_PORTION = 256

@@ -17,11 +17,11 @@ from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
 from millpond.learners import DQN, SAC, Epsilon, QNetwork, epsilon_greedy
-from millpond.learners.sac import Actor
-from millpond.replay.episodes import whole_episodes
+from millpond.learners.sac import SACActor
 from millpond.replay.pond import Pond
 from millpond.replay.schema import FINAL, Schema
 from millpond.replay.steps import Steps
+from millpond.replay.walk import whole_episodes
 from millpond.rewards import objectives
 from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch
 from millpond.rewards.sampling import StepSampler
@@ -65,7 +65,7 @@ class PondBatches:
     def refresh(self) -> None:
         """Look for whole episodes again, after steps were added."""
         view = self.pond.view()
-        start, rows = whole_episodes(view)  # type: ignore[arg-type]  # a pond's rows are walked as a stream's are
+        start, rows = whole_episodes(view)
         if not len(start):
             self.episodes = 0
             return
@@ -225,7 +225,7 @@ class RewardAgent:
         return self.learner.update(batch, reward)
 
     @property
-    def player(self) -> Actor | QNetwork:
+    def player(self) -> SACActor | QNetwork:
         """The network that chooses actions."""
         return self.learner.actor if isinstance(self.learner, SAC) else self.learner.network
 

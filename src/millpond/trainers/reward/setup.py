@@ -14,7 +14,7 @@ from millpond.data import AuditFinding, DataError, Episodes, audit, refuse_unfit
 from millpond.data.fitting import split_episodes
 from millpond.envs.spec import EnvSpec
 from millpond.learners import QNetwork, build_q_network
-from millpond.learners.sac import Actor
+from millpond.learners.sac import SACActor
 from millpond.planner.lines import sentence
 from millpond.planner.reward.dataset import Dataset, dataset_of, open_data, open_training_data
 from millpond.plurals import plural
@@ -133,11 +133,11 @@ def fit_network(network: RewardNetwork, recorded: RecordedData) -> None:
         network.set_scale(data.returns[episodes] / data.lengths[episodes])
 
 
-def make_player(spec: EnvSpec, generator: torch.Generator | None = None) -> Actor | QNetwork:
+def make_player(spec: EnvSpec, generator: torch.Generator | None = None) -> SACActor | QNetwork:
     """What the agent of full mode plays with: SAC's actor for continuous actions, DQN's network for discrete ones."""
     if spec.action.kind == "discrete":
         return build_q_network(spec.observation, spec.action, hidden_size=PLAYER_HIDDEN, generator=generator)
-    return Actor(spec.observation, spec.action, PLAYER_HIDDEN)
+    return SACActor(spec.observation, spec.action, PLAYER_HIDDEN)
 
 
 def reward_player(recipe: RewardRecipe, spec: EnvSpec, checkpoint: Checkpoint) -> Player:

@@ -1,0 +1,137 @@
+"""The parameters of several equal networks as one matrix, a row each.
+
+    A networks   P numbers of one network, padded so that every parameter begins at a multiple of 64 bytes
+
+Each network keeps working: its parameters become views of its row, and their gradients views of a second matrix. So
+clipping, the optimiser, a soft target and a clone are a few operations on rows, however many layers there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ALIGNMENT = 16  # floats: 64 bytes
+
+
+class FlatParameters:
+    """`data` and `grad` [A, P] of the networks given, which must be alike and on one device."""
+
+    def __init__(self, networks: Sequence[nn.Module], *, trained: bool = True) -> None:
+        self.networks = list(networks)
+        self.shapes = {name: parameter.shape for name, parameter in networks[0].named_parameters()}
+        self.offsets: dict[str, int] = {}
+        size = 0
+        for name, shape in self.shapes.items():
+            self.offsets[name] = size
+            size += -(-shape.numel() // ALIGNMENT) * ALIGNMENT
+        device = next(networks[0].parameters()).device
+        self.data = torch.zeros(len(networks), size, device=device)
+        self.grad = torch.zeros_like(self.data) if trained else torch.empty(0, device=device)
+        for row, network in enumerate(self.networks):
+            parameters = dict(network.named_parameters())
+            if {name: parameter.shape for name, parameter in parameters.items()} != self.shapes:
+                raise ValueError("networks whose parameters lie in one matrix must have the same parameters")
+            for name, parameter in parameters.items():
+                place = self._view(self.data, name)[row]
+                place.copy_(parameter.data)
+                parameter.data = place
+                parameter.grad = self._view(self.grad, name)[row] if trained else None
+                parameter.requires_grad_(trained)
+
+    def _view(self, matrix: Tensor, name: str) -> Tensor:
+        """[A, *shape] of one parameter in all networks."""
+        shape, begin = self.shapes[name], self.offsets[name]
+        return matrix[:, begin : begin + shape.numel()].view(len(self.networks), *shape)
+
+    def stacked(self) -> dict[str, Tensor]:
+        """Each parameter of all networks at once, [A, *shape], in the same memory; `put_gradients` takes their gradients."""
+        return {name: self._view(self.data, name).detach().requires_grad_() for name in self.shapes}
+
+    def put_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Into `grad`, in the order of `stacked`."""
+        for name, gradient in zip(self.shapes, gradients, strict=True):
+            self._view(self.grad, name).copy_(gradient)
+
+    def zero_grad(self) -> None:
+        self.grad.zero_()
+
+
+def clip_rows(grad: Tensor, max_norm: float) -> Tensor:
+    """Scale each row of [A, P] down to a norm of at most `max_norm`, in place; returns the norms [A] from before."""
+    norm: Tensor = torch.linalg.vector_norm(grad, dim=1)
+    grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0).unsqueeze(1))
+    return norm
+
+
+# -- Adam (Kingma and Ba, 2015) and RAdam (Liu et al., 2020) on the rows of a parameter matrix.
+#
+#     m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
+#     Adam    p <- p - lr  m^ / (sqrt(v^) + eps)                  m^ = m / (1 - b1^t), v^ = v / (1 - b2^t)
+#     RAdam   p <- p - lr r_t m^ / (sqrt(v^) + eps)               where the variance of v^ is tractable (rho_t > 5)
+#             p <- p - lr m^                                      where it is not: the first steps
+#
+# Every row has its own number of updates t and its own learning rate, as if it had an optimiser of its own.
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+TRACTABLE = 5.0
+
+
+class RowOptimizer:
+    """`rectified`: RAdam, else Adam. `data` and `grad` are [A, P]; `updates` counts each row's steps."""
+
+    def __init__(self, data: Tensor, grad: Tensor, *, rectified: bool) -> None:
+        self.data, self.grad, self.rectified = data, grad, rectified
+        self.first, self.second = torch.zeros_like(data), torch.zeros_like(data)
+        self.updates = [0] * len(data)
+
+    @torch.no_grad()
+    def step(self, learning_rates: Sequence[float]) -> None:
+        """One update of every row with its own learning rate."""
+        self.first.lerp_(self.grad, 1 - BETA1)
+        self.second.mul_(BETA2).addcmul_(self.grad, self.grad, value=1 - BETA2)
+        self.updates = [count + 1 for count in self.updates]
+        pairs = list(zip(self.updates, learning_rates, strict=True))
+        if len(set(pairs)) == 1:
+            self._apply(slice(None), *pairs[0])
+        else:
+            for row, (updates, rate) in enumerate(pairs):
+                self._apply(slice(row, row + 1), updates, rate)
+
+    def _apply(self, rows: slice, updates: int, rate: float) -> None:
+        rate /= 1 - BETA1**updates
+        correction = 1 - BETA2**updates
+        if self.rectified:
+            longest = 2 / (1 - BETA2) - 1
+            length = longest - 2 * updates * BETA2**updates / correction
+            if length <= TRACTABLE:
+                self.data[rows].add_(self.first[rows], alpha=-rate)
+                return
+            above, below = (length - 4) * (length - 2) * longest, (longest - 4) * (longest - 2) * length
+            rate *= math.sqrt(above / below)
+        root = math.sqrt(correction)
+        # sqrt(v^) + eps = (sqrt(v) + eps root) / root
+        deviation = self.second[rows].sqrt().add_(EPS * root)
+        self.data[rows].addcdiv_(self.first[rows], deviation, value=-rate * root)
+
+    def reset(self, row: int) -> None:
+        """Begin anew with one row."""
+        self.first[row].zero_()
+        self.second[row].zero_()
+        self.updates[row] = 0
+
+    def row_state(self, row: int) -> dict[str, Any]:
+        return {
+            "first": self.first[row].clone(),
+            "second": self.second[row].clone(),
+            "updates": self.updates[row],
+        }
+
+    def load_row_state(self, row: int, state: dict[str, Any]) -> None:
+        self.first[row].copy_(state["first"])
+        self.second[row].copy_(state["second"])
+        self.updates[row] = int(state["updates"])

@@ -1,0 +1,168 @@
+"""What a lake holds: streams, episodes, transitions, bytes, and returns by stream and round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millpond.plurals import plural
+from millpond.replay.lake.lake import Lake
+from millpond.replay.schema import ENDED, FINAL, FIRST
+
+Array = np.ndarray[Any, Any]
+BARS = " ▁▂▃▄▅▆▇█"
+BINS = 16
+Progress = Callable[[str, int, int], None]  # stream, files read, files in all
+
+
+@dataclass
+class Returns:
+    """Returns of the complete episodes that began in one round. `histogram` has equal bins over the whole lake."""
+
+    round: int
+    episodes: int
+    mean: float
+    lowest: float
+    highest: float
+    mean_length: float
+    histogram: list[int]
+
+    @property
+    def bars(self) -> str:
+        most = max(self.histogram)
+        return "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in self.histogram)
+
+
+@dataclass
+class StreamInfo:
+    """`raw_bytes`: the same rows as plain arrays, each observation once."""
+
+    name: str
+    lanes: int
+    commits: int
+    segments: int
+    compacted_segments: int
+    rows: int
+    transitions: int
+    episodes: int
+    stored_bytes: int
+    raw_bytes: int
+    returns: list[Returns] = field(default_factory=list)
+
+
+@dataclass
+class Info:
+    folder: str
+    streams: list[StreamInfo]
+    lowest_return: float
+    highest_return: float
+
+    @property
+    def transitions(self) -> int:
+        return sum(stream.transitions for stream in self.streams)
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(stream.stored_bytes for stream in self.streams)
+
+    @property
+    def raw_bytes(self) -> int:
+        return sum(stream.raw_bytes for stream in self.streams)
+
+    @property
+    def bytes_a_transition(self) -> float:
+        return self.stored_bytes / max(self.transitions, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        totals = ("transitions", "stored_bytes", "raw_bytes", "bytes_a_transition")
+        return {**asdict(self), **{name: getattr(self, name) for name in totals}}
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        lines = [
+            f"{self.folder}: {plural(self.transitions, 'transition')} in {plural(len(self.streams), 'stream')}",
+            f"  {self.stored_bytes:,} bytes stored, {self.raw_bytes:,} raw ({self.raw_bytes / max(self.stored_bytes, 1):.1f} "
+            f"times as many), {self.bytes_a_transition:,.1f} bytes a transition",
+        ]
+        for stream in self.streams:
+            lines.append(
+                f"  {stream.name}: {plural(stream.transitions, 'transition')}, {plural(stream.episodes, 'episode')}, "
+                f"{plural(stream.lanes, 'lane')}, {plural(stream.commits, 'append')}, "
+                f"{plural(stream.segments, 'file')} ({stream.compacted_segments} compacted), "
+                f"{stream.stored_bytes:,} bytes"
+            )
+            lines += [
+                f"    round {each.round}: {plural(each.episodes, 'episode')}, return {each.mean:,.1f} "
+                f"({each.lowest:,.1f} to {each.highest:,.1f}), {each.mean_length:,.1f} steps |{each.bars}|"
+                for each in stream.returns
+            ]
+        if any(stream.returns for stream in self.streams):
+            lines.append(f"  bars: returns from {self.lowest_return:,.1f} to {self.highest_return:,.1f}, {BINS} bins")
+        return lines
+
+
+def info(folder: str | Path, *, progress: Progress | None = None) -> Info:
+    """Read all records, in order; frames are not touched."""
+    with Lake(folder) as lake:
+        found = {name: _episode_sums(lake, name, progress) for name in lake.streams}
+        returns = np.concatenate([sums[0] for sums in found.values()]) if found else np.empty(0)
+        low, high = (float(returns.min()), float(returns.max())) if len(returns) else (0.0, 0.0)
+        edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
+        streams = [
+            _stream_info(lake, name, [_by_round(sums, number, edges) for number in np.unique(sums[2]).tolist()])
+            for name, sums in found.items()
+        ]
+        return Info(str(folder), streams, low, high)
+
+
+def _stream_info(lake: Lake, name: str, returns: list[Returns]) -> StreamInfo:
+    view, reader = lake.view(name), lake.reader(name)
+    return StreamInfo(
+        name=name,
+        lanes=view.lanes,
+        commits=reader.commits,
+        segments=len(view.segments),
+        compacted_segments=sum(segment.codec == "zst" for segment in view.segments),
+        rows=view.rows,
+        transitions=view.transitions(),
+        episodes=sum(each.episodes for each in returns),
+        stored_bytes=reader.folder.stored_bytes(),
+        raw_bytes=view.rows * lake.schema.raw_row_bytes,
+        returns=returns,
+    )
+
+
+def _by_round(sums: tuple[Array, Array, Array], number: int, edges: Array) -> Returns:
+    mine = sums[2] == number
+    returns, lengths = sums[0][mine], sums[1][mine]
+    histogram = np.histogram(returns, edges)[0].tolist()
+    ends = float(returns.min()), float(returns.max())
+    return Returns(number, len(returns), float(returns.mean()), *ends, float(lengths.mean()), histogram)
+
+
+def _episode_sums(lake: Lake, stream: str, progress: Progress | None) -> tuple[Array, Array, Array]:
+    """Return, length and round of every complete episode. Episodes of a stream are numbered without gaps."""
+    total, length, begun, ended, rounds = (np.zeros(0) for _ in range(5))
+    view = lake.view(stream)
+    for done, (path, segment) in enumerate(zip(view.steps_files, view.segments, strict=True)):
+        if progress:
+            progress(stream, done, len(view.segments))
+        records = np.fromfile(path, lake.schema.record, count=segment.rows)
+        records = records[records["flags"] & FINAL == 0]
+        if not len(records):
+            continue
+        size = max(len(total), int(records["episode"].max()) + 1)
+        total, length, begun, ended, rounds = (
+            np.pad(a, (0, size - len(a))) for a in (total, length, begun, ended, rounds)
+        )
+        total += np.bincount(records["episode"], records["reward"], size)
+        length += np.bincount(records["episode"], minlength=size)
+        first = records[records["flags"] & FIRST > 0]
+        begun[first["episode"]], rounds[first["episode"]] = 1, first["round"]
+        ended[records["episode"][records["flags"] & ENDED > 0]] = 1
+    whole = (begun > 0) & (ended > 0)
+    return total[whole], length[whole], rounds[whole].astype(np.int64)

@@ -1,0 +1,303 @@
+"""What the writer refuses, where episodes begin, and taking appends back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from millpond.data import open_episodes
+from millpond.replay import Field, Lake, LakeDamaged, LakeError, Schema, Steps
+from millpond.replay.tools.verify import verify
+from tests.support.naive_lake import FRAME, NaiveLake
+
+VECTOR = Schema((Field("observation", (2,), "float32"),), Field("action", (), "int32"))
+
+
+def steps(count: int = 3, lanes: int = 2, **changes: object) -> Steps:
+    shape = (count, lanes)
+    values: dict[str, object] = {
+        "observation": np.arange(count * lanes * 2, dtype=np.float32).reshape(*shape, 2),
+        "action": np.zeros(shape, np.int64),
+        "reward": np.ones(shape),
+        "terminated": np.zeros(shape, bool),
+        "truncated": np.zeros(shape, bool),
+    }
+    return Steps(**{**values, **changes})  # type: ignore[arg-type]
+
+
+TRUNCATED = np.array([[False, True], [False, False], [False, False]])
+ENDED = np.array([[False, True], [False, False], [True, False]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward": np.ones((3, 4))}, r"reward has shape \(3, 4\); expected \[T, 2\]"),
+        ({"observation": np.ones((3, 2, 5))}, r"'observation' has shape \(3, 2, 5\); expected \(3, 2, 2\)"),
+        ({"action": np.full((3, 2), 0.5)}, "'action' has dtype float64, and values that int32 cannot hold"),
+        ({"truncated": TRUNCATED}, "1 truncated step without a final observation"),
+        ({"has_final": TRUNCATED}, "has_final is set where no episode ended"),
+        (
+            {"truncated": TRUNCATED, "final_observation": np.ones((2, 2))},
+            "has 2 entries, and 1 steps are truncated and 1",
+        ),
+        ({"truncated": TRUNCATED, "final_observation": np.ones((1, 5))}, r"shape \(1, 5\); expected \(1, 2\)"),
+        (
+            {"terminated": ENDED, "final_observation": np.ones((1, 2))},
+            "1 entries, and 0 steps are truncated and 2 end an",
+        ),
+        ({"final_observation": np.ones((1, 2))}, "has 1 entries, and 0 steps are truncated and 0 end an episode"),
+        (
+            {"terminated": ENDED, "has_final": TRUNCATED, "final_observation": np.ones((2, 2))},
+            "has 2 entries, and has_final is set for 1",
+        ),
+        ({"terminated": ENDED, "has_final": ENDED}, "has 0 entries, and has_final is set for 2"),
+        ({"extra": {"speed": 1}}, r"extra has \['speed'\]"),
+        ({"round": -1}, "round=-1..-1 must lie between 0"),
+        ({"epsilon": np.ones(5)}, "epsilon has shape"),
+        ({"terminated": np.zeros(3)}, r"terminated has shape \(3,\); expected \(3, 2\)"),
+    ],
+)
+def test_refused_with_a_reason(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with Lake.create(tmp_path, VECTOR) as lake, lake.writer("a", 2) as writer:
+        with pytest.raises(LakeError, match=message):
+            writer.append(steps(**changes))
+        assert writer.position == 0
+        writer.append(steps())
+
+
+LAST = np.array([[False], [False], [True]])
+
+
+@pytest.mark.parametrize("has_final", [None, LAST], ids=["by their number", "by has_final"])
+def test_final_observation_of_a_terminated_episode_is_stored_where_it_is_given(
+    tmp_path: Path, has_final: np.ndarray[Any, Any] | None
+) -> None:
+    final = np.array([[7.0, 8.0]], np.float32)
+    with Lake.create(tmp_path, VECTOR) as lake:
+        with lake.writer("a", 1) as writer:
+            writer.append(steps(lanes=1, terminated=LAST, final_observation=final, has_final=has_final))
+            writer.append(steps(lanes=1, terminated=LAST))
+        lake.refresh()
+        known, unknown = lake.episodes()
+        assert known.has_final
+        np.testing.assert_array_equal(known.observation[-1], final[0])
+        assert not unknown.has_final
+        assert len(unknown.observation) == len(unknown.reward) == 3
+        batch = lake.sample(200, np.random.default_rng(0))
+        last = batch.terminated & (batch.record["episode"] == 0)
+        np.testing.assert_array_equal(batch.next_observation[last], np.repeat(final, last.sum(), axis=0))
+        assert not batch.next_observation[batch.terminated & ~last].any()
+        assert not batch.discount[batch.terminated].any()  # nobody bootstraps from either
+    data = open_episodes(tmp_path)
+    assert data.final_known.tolist() == [True, False]
+    got = data.gather(np.array([0, 1]), np.array([[2], [2]])).next_observation["vector"][:, 0]
+    np.testing.assert_array_equal(got, [final[0], unknown.observation[-1]])
+
+
+def test_final_observation_of_a_truncated_episode_is_what_it_bootstraps_from(tmp_path: Path) -> None:
+    final = np.array([[7.0, 8.0]], np.float32)
+    with Lake.create(tmp_path, VECTOR) as lake:
+        with lake.writer("a", 1) as writer:
+            writer.append(steps(lanes=1, truncated=LAST, final_observation=final))
+        lake.refresh()
+        batch = lake.sample(100, np.random.default_rng(0))
+        np.testing.assert_array_equal(batch.next_observation[batch.truncated][0], final[0])
+        assert (batch.discount[batch.truncated] > 0).all()
+
+
+def test_provenance_is_kept(tmp_path: Path) -> None:
+    epsilon = np.linspace(0, 1, 6).reshape(3, 2)
+    with Lake.create(tmp_path, VECTOR) as lake:
+        with lake.writer("a", 2) as writer:
+            ack = writer.append(steps(agent=3, round=7, policy_version=np.array([5, 6]), epsilon=epsilon))
+        assert (ack.stream, ack.commits, ack.steps, ack.rows) == ("a", 1, 6, 6)
+        lake.refresh()
+        batch = lake.sample(50, np.random.default_rng(0))
+        for record in batch.record:
+            t, lane = int(record["episode_step"]), int(record["lane"])
+            assert record["epsilon"] == np.float32(epsilon[t, lane])
+            assert (record["agent"], record["round"], record["policy_version"]) == (3, 7, 5 + lane)
+            assert record["episode"] == lane
+            assert abs(record["time"] - 1.7e9) < 1e9
+
+
+def test_episodes_go_on_or_begin_anew_when_a_stream_is_opened_again(tmp_path: Path) -> None:
+    with Lake.create(tmp_path, VECTOR) as lake:
+        for open_again, expected in ((False, 4), (True, 10), (False, 14)):
+            with lake.writer("a", 2, continue_episodes=open_again) as writer:
+                writer.append(steps())
+            lake.refresh()
+            assert lake.transitions() == expected
+        with lake.writer("a", 2, continue_episodes=True) as writer:
+            writer.cut(lanes=[1])
+            writer.append(steps())
+        lake.refresh()
+        # Lane 0 went on: its last step of before has a next observation now. Lane 1 did not.
+        assert lake.transitions() == 14 + 3 + 2
+        records = lake.sample(500, np.random.default_rng(0)).record
+        assert np.unique(records["episode"]).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_rollback(tmp_path: Path) -> None:
+    naive, rng = NaiveLake(), np.random.default_rng(0)
+    with Lake.create(tmp_path, FRAME, segment_bytes=4_000) as lake, lake.writer("a", 3) as writer:
+        for _ in range(20):
+            writer.append(naive.generate("a", 3, 4, rng, FRAME, fresh=False, ends=0.1))
+        lake.refresh()
+        assert len(lake.view("a").segments) > 4
+        follower = Lake(tmp_path)
+        assert writer.rollback(6) == 14
+        assert writer.position == 6
+        again, replay = NaiveLake(), np.random.default_rng(0)
+        for _ in range(6):
+            again.generate("a", 3, 4, replay, FRAME, fresh=False, ends=0.1)
+        for _ in range(9):
+            writer.append(again.generate("a", 3, 4, replay, FRAME, fresh=False, ends=0.1))
+        valid = again.transitions(stack=2, n_step=1, gamma=1.0, repeat=False)
+        for reader in (lake, follower):
+            reader.refresh()
+            assert reader.transitions(2) == len(valid)
+            assert set(reader.sample(3_000, rng, stack=2).record["id"].tolist()) == set(valid)
+        with pytest.raises(LakeError, match=r"position=99 is not in 0\.\.15"):
+            writer.rollback(99)
+        follower.close()
+
+
+def test_names_lanes_schemas_and_versions_are_checked(tmp_path: Path) -> None:
+    with Lake.create(tmp_path, VECTOR) as lake:
+        for name in ("", "../up", ".hidden", "a/b"):
+            with pytest.raises(LakeError, match="a name has"):
+                lake.writer(name, 1)
+        lake.writer("a", 2).close()
+        with pytest.raises(LakeError, match="has 2 lanes, not 3"):
+            lake.writer("a", 3)
+        with pytest.raises(LakeError, match="between 1 and"):
+            lake.writer("b", 0)
+        with pytest.raises(LakeError, match="another schema"):
+            Lake.create(tmp_path, FRAME)
+        with pytest.raises(LakeError, match="append first"):
+            lake.sample(1, np.random.default_rng(0))
+    with pytest.raises(LakeError, match=r"it has no lake\.json"):
+        Lake(tmp_path / "streams")
+    manifest = tmp_path / "lake.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"version": 1', b'"version": 2'))
+    with pytest.raises(LakeDamaged, match="checksum"):
+        Lake(tmp_path)
+
+
+def test_schemas_of_gymnasium_spaces() -> None:
+    spaces = gymnasium.spaces
+    observation = spaces.Dict(
+        {"image": spaces.Box(0, 255, (32, 32, 3), np.uint8), "arm": spaces.Dict({"joint": spaces.Box(-1, 1, (7,))})}
+    )
+    schema = Schema.from_spaces(observation, spaces.Box(-1, 1, (4,), np.float32))
+    fields = {field.name: (field.shape, field.dtype, field.storage) for field in schema.observation}
+    assert fields == {"arm.joint": ((7,), "float32", "fixed"), "image": ((32, 32, 3), "uint8", "lz4")}
+    assert (schema.action.shape, schema.action.dtype) == ((4,), "float32")
+    assert Schema.from_json(schema.to_json()) == schema
+    assert Schema.from_spaces(spaces.Discrete(5), spaces.Discrete(3)).single
+    with pytest.raises(LakeError, match="only one array of actions"):
+        Schema.from_spaces(spaces.Discrete(5), spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}))
+    with pytest.raises(LakeError, match="no fixed shape"):
+        Schema.from_spaces(spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(3))
+
+
+def test_a_lake_needs_no_torch() -> None:
+    code = "import sys, millpond.replay; assert 'torch' not in sys.modules and 'gymnasium' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_data_is_synced_before_the_log_and_the_log_before_the_ack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    names: dict[int, str] = {}
+    original = {name: getattr(os, name) for name in ("open", "pwrite", "fdatasync")}
+
+    def opened(path: str | Path, *arguments: int) -> int:
+        fd = original["open"](path, *arguments)
+        names[fd] = Path(path).name
+        return fd
+
+    def logged(name: str) -> Any:
+        def call(fd: int, *arguments: Any) -> Any:
+            calls.append(f"{name} {names.get(fd, '?').rpartition('.')[2]}")
+            return original[name](fd, *arguments)
+
+        return call
+
+    monkeypatch.setattr(os, "open", opened)
+    for name in ("pwrite", "fdatasync"):
+        monkeypatch.setattr(os, name, logged(name))
+    with Lake.create(tmp_path, FRAME) as lake, lake.writer("a", 1) as writer:
+        calls.clear()
+        writer.append(NaiveLake().generate("a", 1, 3, np.random.default_rng(0), FRAME, fresh=False, ends=0))
+        assert calls == [
+            "pwrite lz4", "pwrite steps", "fdatasync lz4", "fdatasync steps",
+            "pwrite commits", "fdatasync commits", "pwrite head",
+        ]  # fmt: skip
+
+
+def test_a_failed_sync_closes_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows what a disk holds after a failed sync: a new writer has to look."""
+    with Lake.create(tmp_path, VECTOR) as lake:
+        with lake.writer("a", 2) as writer:
+            writer.append(steps())
+
+            def fail(fd: int) -> None:
+                raise OSError(5, "Input/output error")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fdatasync", fail)
+                with pytest.raises(OSError, match="Input/output"):
+                    writer.append(steps())
+            with pytest.raises(LakeError, match=r"a sync failed .* open a new writer"):
+                writer.append(steps())
+        with lake.writer("a", 2) as writer:
+            assert writer.position == 1
+            writer.append(steps())
+
+
+@pytest.mark.parametrize("kind", ["steps", "lz4"])
+def test_an_append_whose_bytes_are_gone_is_cut_off(tmp_path: Path, kind: str) -> None:
+    """A disk that lies about its syncs: the log has the append, the data is shorter. The longest whole prefix stays."""
+    naive, rng = NaiveLake(), np.random.default_rng(0)
+    with Lake.create(tmp_path, FRAME) as lake:
+        with lake.writer("a", 2) as writer:
+            for _ in range(3):
+                kept = {key: list(lane) for key, lane in naive.lanes.items()}
+                writer.append(naive.generate("a", 2, 4, rng, FRAME, fresh=False, ends=0.1))
+        naive.lanes = kept
+        with open(tmp_path / "streams" / "a" / f"000000.{kind}", "r+b") as file:
+            file.truncate(file.seek(0, 2) - 1)
+        with lake.writer("a", 2, continue_episodes=True) as writer:
+            assert writer.position == 2
+            assert writer.recovered.cut_bytes > 0
+            writer.append(naive.generate("a", 2, 4, rng, FRAME, fresh=False, ends=0.1))
+        lake.refresh()
+        assert lake.transitions(2) == len(naive.transitions(stack=2, n_step=1, gamma=1.0, repeat=False))
+        assert verify(tmp_path).good
+
+
+def test_readers_see_only_what_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the sync of the log and the acknowledgement the log is ahead of the head; after a power cut too."""
+    head = tmp_path / "streams" / "a" / "head"
+    with Lake.create(tmp_path, VECTOR) as lake, lake.writer("a", 2) as writer:
+        writer.append(steps())
+        earlier = head.read_bytes()
+        writer.append(steps())
+        head.write_bytes(earlier)
+        assert Lake(tmp_path).reader("a").commits == 1
+        lake.refresh()
+        assert lake.reader("a").commits == 1
+        monkeypatch.setattr("millpond.replay.lake.format.this_boot", lambda: b"another boot of the machine".ljust(36))
+        lake.refresh()
+        assert lake.reader("a").commits == 2

@@ -1,0 +1,307 @@
+"""Mixtures end to end: a run does what its plan says, clones are clones, and nothing in the lake is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import millpond
+from millpond.config import load
+from millpond.errors import MillpondError
+from millpond.loop import Address
+from millpond.replay import Lake
+from millpond.replay.tools.verify import verify
+from millpond.trainers.common.session import resume_run, start_run
+from millpond.trainers.mixture import trainer as module
+from millpond.trainers.mixture.trainer import MixtureTrainer
+from tests.support.mixture_runs import LIVE, SMALL, assert_same_run, finish, records, start, watch
+
+ONE = {"mixture.agents": 1, "mixture.total_frames": 8 * 32}
+
+
+@pytest.fixture(autouse=True)
+def _small_and_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(module, "UPDATES_A_PORTION", 2)  # so that the BigAgent's phase has three portions
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def resume(root: Path, name: str) -> MixtureTrainer:
+    loaded, run = resume_run(name, [], str(root))
+    return MixtureTrainer(loaded, run)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        LIVE,
+        {**LIVE, "dqn.replay_ratio": 0.1},
+        {"mixture.mode": "single", **ONE},
+        {"mixture.mode": "single-resets", **ONE},
+        {"mixture.mode": "no-resets"},
+    ],
+    ids=["rounds", "live", "live-ratio", "single", "single-resets", "no-resets"],
+)
+def test_a_run_does_what_its_plan_says(tmp_path: Path, changes: dict[str, Any]) -> None:
+    trainer = finish(start(tmp_path, "pond", changes))
+    plan, last = trainer.plan, records(tmp_path / "pond")[-1]
+    assert (plan.rounds, plan.collections, plan.last_round_collections) == (3, 8, 2)
+    assert last["frames"] == last["env_steps"] == plan.frames == plan.total_frames
+    pqn_updates = plan.agents * plan.collections * plan.pqn_updates_per_collection
+    assert last["updates"] == pqn_updates + plan.big_updates_in_all
+    assert last["agent0/updates"] == plan.collections * plan.pqn_updates_per_collection
+    resets = [record for record in records(tmp_path / "pond") if "reset/after" in record]
+    assert len(resets) == plan.resets
+    if trainer.ponds is None or trainer.big is None:
+        assert plan.lake_transitions == 0
+        assert not (tmp_path / "pond" / "lake").exists()
+        return
+    assert last["lake/env_steps"] == plan.lake_transitions == plan.frames
+    assert last["big/updates"] == plan.big_updates_in_all
+    assert sum(v for k, v in last.items() if k.startswith("replayed/")) == plan.big_updates_in_all * 8
+    assert [pond.nbytes for pond in trainer.ponds.ponds[: plan.agents]] == [plan.pond_bytes] * plan.agents
+    assert sum(pond.nbytes for pond in trainer.ponds.ponds[plan.agents :]) == plan.own_pond_bytes
+    assert trainer.big.pond.pond is not None
+    held, planned = trainer.big.pond.pond.nbytes, plan.big_pond_bytes
+    assert planned is not None
+    assert held == planned if plan.mode == "live" else held <= planned
+    with Lake(tmp_path / "pond" / "lake") as lake:
+        assert len(lake.streams) == plan.agents + (plan.own_envs > 0)
+    assert verify(tmp_path / "pond" / "lake").good
+
+
+@pytest.mark.parametrize("ladder", [None, [0.4, 0.01]])
+def test_clones_are_bit_for_bit_and_part_again(tmp_path: Path, ladder: list[float] | None) -> None:
+    trainer = start(tmp_path, "pond", {"mixture.epsilon_ladder": ladder, "mixture.epsilon_reset_to": 0.3})
+    reset, seen = trainer._reset, []
+
+    def checked() -> None:
+        before = trainer.group.parameters.data.clone()
+        assert not torch.equal(before[0], before[1])  # they have gone different ways since the last reset
+        reset()
+        assert trainer.big is not None
+        big = trainer.big.dqn.network.state_dict()
+        for network in trainer.group.networks:
+            for name, tensor in network.state_dict().items():
+                assert torch.equal(tensor, big[name])
+        assert [e.value for e in trainer.group.epsilons] == (ladder or [0.3, 0.3])
+        assert [e.since_reset for e in trainer.group.epsilons] == [0, 0]
+        assert trainer.diversity(trainer.group.networks) == 0.0
+        seen.append(trainer.group.updates[0])
+
+    trainer._reset = checked  # type: ignore[method-assign]
+    finish(trainer)
+    assert len(seen) == 3
+    found = records(tmp_path / "pond")
+    assert found[0]["agent0/epsilon"] < 1.0
+    assert found[0]["diversity"] > 0.0
+    # The BigAgent's exploration begins again with each of its trainings.
+    assert [r["big/epsilon"] for r in found if "big/pond_transitions" in r] == [found[3]["big/epsilon"]] * 3
+
+
+def test_without_resets_agents_go_on(tmp_path: Path) -> None:
+    trainer = finish(start(tmp_path, "pond", {"mixture.mode": "no-resets"}))
+    assert trainer.big is not None
+    assert all(e.since_reset == 8 * 32 for e in trainer.group.epsilons)
+    assert not any("recovery" in record for record in records(tmp_path / "pond"))
+
+
+@pytest.mark.parametrize("changes", [{}, LIVE, {"mixture.mode": "single", **ONE}])
+def test_a_score_is_of_the_weights_it_is_kept_with(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """A checkpoint in the middle of learning must not carry what an evaluation found of earlier weights."""
+    trainer = start(tmp_path, "pond", changes)
+    last: list[torch.Tensor] = []
+    kept: list[float | None] = []  # where weights changed and nobody evaluated them
+
+    def see(at: Address) -> None:
+        now = [tensor.clone() for tensor in trainer.players.policy.state_dict().values()]
+        changed = not last or not all(map(torch.equal, last, now))
+        if changed and "eval/episode_return" not in trainer.extra:
+            kept.append(trainer.score)
+        last[:] = now
+
+    watch(trainer, see)
+    finish(trainer)
+    assert kept
+    assert set(kept) == {None}
+    assert trainer.score is not None
+
+
+def test_recovery_is_measured(tmp_path: Path) -> None:
+    finish(start(tmp_path, "pond", {}))
+    found = records(tmp_path / "pond")
+    ended = [record for record in found if "recovered" in record]
+    resets = [record for record in found if "reset/before" in record]
+    assert len(resets) == 3
+    assert 2 <= len(ended) <= 3  # the last reset has no round behind it, unless it was no loss at once
+    for record in ended:
+        assert record["recovered"] in (0.0, 1.0)
+        assert 0 <= record["recovery"] <= 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "stops"),
+    [
+        ({}, [1, 4, 8]),
+        (LIVE, [2, 5]),
+        pytest.param({}, [3, 5, 9], marks=pytest.mark.slow),
+        pytest.param(LIVE, [1, 3], marks=pytest.mark.slow),
+        pytest.param({"mixture.mode": "single", **ONE}, [1, 4], marks=pytest.mark.slow),
+        pytest.param({"mixture.mode": "no-resets"}, [2, 4, 6], marks=pytest.mark.slow),
+    ],
+)
+def test_stopping_anywhere_changes_nothing(tmp_path: Path, changes: dict[str, Any], stops: list[int]) -> None:
+    finish(start(tmp_path, "whole", changes))
+    trainer = start(tmp_path, "parts", changes)
+    for stop in [*stops, None]:
+
+        def at_portion(at: Address, trainer: MixtureTrainer = trainer, stop: int | None = stop) -> None:
+            if trainer.loop.count + 1 == stop:
+                trainer.loop.stop("the test says so")
+
+        watch(trainer, at_portion)
+        finish(trainer)
+        if trainer.loop.done:
+            break
+        trainer = resume(tmp_path, "parts")
+    assert trainer.loop.done
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_run_of_whole_rounds_can_be_made_longer(tmp_path: Path) -> None:
+    finish(start(tmp_path, "pond", {"mixture.total_frames": 3 * 64}))
+    loaded, run = resume_run("pond", ["mixture.total_frames=384"], str(tmp_path))
+    trainer = finish(MixtureTrainer(loaded, run))
+    assert trainer.counters.frames == trainer.plan.frames == 6 * 64
+    finish(start(tmp_path, "short", {"mixture.total_frames": 2 * 64}))
+    loaded, run = resume_run("short", ["mixture.total_frames=384"], str(tmp_path))
+    with pytest.raises(
+        MillpondError, match=r"has done 2 collections .* would have done 3 by now: its last round was a"
+    ):
+        MixtureTrainer(loaded, run)
+
+
+def killed_at(make: Callable[[], MixtureTrainer], round_number: int, phase: int, portion: int) -> None:
+    """Run in a process of its own, which dies by SIGKILL in this portion, its work done and not yet counted."""
+    child = os.fork()
+    if child == 0:
+        try:
+            trainer = make()
+
+            def die(at: Address) -> None:
+                if at.indices == (round_number, phase, portion):
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            watch(trainer, die)
+            trainer.train()
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+@pytest.mark.filterwarnings("ignore:lake. stream:UserWarning")
+@pytest.mark.parametrize("changes", [{}, LIVE], ids=["rounds", "live"])
+def test_kill_in_each_phase_then_resume(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Before the first checkpoint, in the agents' phase, in the BigAgent's, and in a short last round."""
+    finish(start(tmp_path, "whole", changes))
+    deaths = [(0, 0, 1), (1, 0, 2), (2, 0, 1)] if changes else [(0, 0, 2), (0, 1, 1), (1, 0, 1), (2, 1, 2)]
+    killed_at(lambda: start(tmp_path, "parts", changes), *deaths[0])
+    for death in deaths[1:]:
+        killed_at(lambda: resume(tmp_path, "parts"), *death)
+    finish(resume(tmp_path, "parts"))
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_the_grid_is_an_env_for_it(tmp_path: Path) -> None:
+    """Tokens or cells instead of pixels, truncation at every end, and final observations in the lake."""
+    changes = {"env.id": "grid", "env.max_steps": 10, "mixture.total_frames": 3 * 64}
+    finish(start(tmp_path, "whole", changes))
+    killed_at(lambda: start(tmp_path, "parts", changes), 0, 1, 1)
+    finish(resume(tmp_path, "parts"))
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+GRAVITAR = {
+    "env.id": "atari:gravitar",
+    "env.frame_stack": 4,
+    "env.max_steps": 40,
+    "mixture.total_frames": 4 * 6 * 64,
+    "eval.episodes": 1,
+}
+
+
+@pytest.mark.filterwarnings("ignore:atari.gravitar cannot save:UserWarning")
+def test_gravitar_counts_add_up_after_a_kill(tmp_path: Path) -> None:
+    """The emulator's state cannot be saved: what came after the checkpoint stays in the lake, and is counted."""
+    killed_at(lambda: start(tmp_path, "parts", GRAVITAR), 1, 0, 2)
+    with pytest.warns(UserWarning, match="env steps from after the checkpoint stay there"):
+        trainer = resume(tmp_path, "parts")
+    finish(trainer)
+    last = records(tmp_path / "parts")[-1]
+    assert last["frames"] == 4 * last["env_steps"] == trainer.plan.frames == 4 * 6 * 64
+    assert last["lake/tail_env_steps"] > 0
+    assert last["lake/env_steps"] == last["env_steps"] + last["lake/tail_env_steps"]
+    report = verify(tmp_path / "parts" / "lake")
+    assert report.good
+    with Lake(tmp_path / "parts" / "lake") as lake:
+        steps = sum(int(np.count_nonzero(lake.view(name).flags & 8 == 0)) for name in lake.streams)
+        assert steps == last["lake/env_steps"]
+        batch = lake.sample(64, np.random.default_rng(0), stack=4)
+        assert batch.observation.shape == (64, 4, 1, 84, 84)
+
+
+def test_what_the_bigagent_sees_is_what_the_agents_saw(tmp_path: Path) -> None:
+    """Stacks put together from single frames are the emulator's own."""
+    trainer = start(tmp_path, "pond", {**GRAVITAR, "mixture.collections_per_round": 6})
+    shown = set()
+    collect = trainer.group.collect
+
+    def seen() -> Any:
+        collections = collect()
+        for collection in collections:
+            shown.update(observation.tobytes() for observation in collection.observation.flatten(0, 1).numpy())
+        return collections
+
+    trainer.group.collect = seen  # type: ignore[method-assign]
+    finish(trainer)
+    assert trainer.big is not None
+    batch = trainer.big.pond.sample(np.random.default_rng(1))
+    assert all(observation.tobytes() in shown for observation in batch.observation.numpy())
+
+
+def test_the_bigagent_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = finish(start(tmp_path, "pond", {}))
+    loaded = millpond.load(tmp_path / "pond")
+    observation = torch.randint(0, 2, (5, 4, 10, 10), dtype=torch.uint8)
+    action, _ = loaded.act(observation)
+    assert trainer.big is not None
+    assert torch.equal(action, trainer.big.dqn.network(observation).argmax(-1).int())
+    from millpond.trainers.common.play import evaluate_run
+
+    evaluation, policy = evaluate_run(str(tmp_path / "pond"), episodes=2, render=tmp_path / "big.gif")
+    assert evaluation.mean == trainer.final_evaluation.mean  # type: ignore[union-attr]
+    assert policy.updates == trainer.counters.updates
+    assert policy.description == f"newest checkpoint, the BigAgent after {trainer.big.dqn.updates} updates of its own"
+    assert (tmp_path / "big.gif").stat().st_size > 0
+    other = load("mixture", {**SMALL, "run_dir": str(tmp_path), "mixture.mode": "single", **ONE})
+    begun = MixtureTrainer(other, start_run(other, "next"), weights_from=start_from(tmp_path / "pond"))
+    assert torch.equal(begun.group.networks[0](observation), trainer.big.dqn.network(observation))
+    begun.close()
+
+
+def start_from(folder: Path) -> Any:
+    from millpond.store import Run
+
+    return Run.open(folder.parent, folder.name)
