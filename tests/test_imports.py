@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "rewards": {"compiled", "envs", "policies", "data"},
     "rollout": {"errors", "compiled", "envs", "vector"},
     "learners": {"errors", "schedules", "kernels", "envs", "config", "vector", "policies"},
-    "report": {"errors", "plurals", "durable", "envs", "config", "record", "store", "planner"},
+    "report": {"errors", "kinds", "plurals", "durable", "envs", "config", "record", "store", "planner"},
     "trainers": {
         "errors",
         "kinds",
@@ -85,6 +85,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "bench": {
         "errors",
+        "kinds",
         "plurals",
         "sizes",
         "durable",

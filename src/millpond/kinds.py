@@ -12,10 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from millpond.bench.result import KindBench
     from millpond.config import Recipe
     from millpond.config.violations import Rule
     from millpond.envs.spec import EnvSpec
     from millpond.planner.kind import KindPlanner, KindText
+    from millpond.report.facts import KindReport
     from millpond.store import Checkpoint
     from millpond.trainers.common.kinds import Player, Trainer
     from millpond.trainers.reward.setup import RecordedData
@@ -57,6 +59,9 @@ class Kind:
     player: Lazy[Callable[[Any, EnvSpec, Checkpoint], Player]]  # the network that plays for a run
     prepare: Lazy[Callable[[Any], RecordedData | None]] | None  # what is checked before a run has a folder
 
+    bench: Lazy[KindBench]
+    report: Lazy[KindReport]
+
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -73,6 +78,8 @@ KINDS: dict[str, Kind] = {
             trainer=Lazy("millpond.trainers.ppo.trainer:PPOTrainer"),
             player=Lazy("millpond.trainers.common.build:ppo_player"),
             prepare=None,
+            bench=Lazy("millpond.bench.ppo:BENCH"),
+            report=Lazy("millpond.report.kinds:PPO"),
         ),
         Kind(
             name="mixture",
@@ -86,6 +93,8 @@ KINDS: dict[str, Kind] = {
             trainer=Lazy("millpond.trainers.mixture.trainer:MixtureTrainer"),
             player=Lazy("millpond.trainers.mixture.networks:mixture_player"),
             prepare=None,
+            bench=Lazy("millpond.bench.mixture:BENCH"),
+            report=Lazy("millpond.report.kinds:MIXTURE"),
         ),
         Kind(
             name="reward",
@@ -99,6 +108,8 @@ KINDS: dict[str, Kind] = {
             trainer=Lazy("millpond.trainers.reward.trainer:RewardTrainer"),
             player=Lazy("millpond.trainers.reward.setup:reward_player"),
             prepare=Lazy("millpond.trainers.reward.setup:prepare_recorded"),
+            bench=Lazy("millpond.bench.reward:BENCH"),
+            report=Lazy("millpond.report.kinds:REWARD"),
         ),
     )
 }

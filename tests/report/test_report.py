@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,8 +20,7 @@ from PIL import Image, ImageSequence
 import millpond
 from millpond.config import load
 from millpond.errors import MillpondError
-from millpond.report import Block, Facts, Picture, read_facts, write_report
-from millpond.report import page as page_module
+from millpond.report import Block, Facts, Picture, kinds, read_facts, write_report
 from millpond.report.iteration import stages
 from millpond.report.markup import tag
 from millpond.report.page import page, sections_of
@@ -183,9 +183,9 @@ def test_a_kind_adds_sections_and_a_broken_one_takes_no_other_along(trained: Run
     def broken(facts: Facts) -> Block:
         raise KeyError("gone")
 
-    monkeypatch.setitem(page_module.OF_KIND, "mixture", (rounds, broken))
-    facts = read_facts(trained.folder)
-    found = Page(page(facts, sections_of("mixture")))
+    monkeypatch.setattr(kinds, "MIXTURE", replace(kinds.MIXTURE, sections=(rounds, broken)))
+    facts = replace(read_facts(trained.folder), kind="mixture")
+    found = Page(page(facts, sections_of(facts)))
     assert "6 of them" in found.text
     assert "This section could not be made: KeyError: 'gone'" in found.text
     assert found.headings[-1] == "Host"

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from millpond.bench.limits import BACKWARD_TOO, Limits, operations
-from millpond.bench.result import Bench, Iteration, Measurement, Stage
+from millpond.bench.result import Bench, Iteration, KindBench, Measurement, Stage
 from millpond.bench.stages import RandomSteps, measure_lake
 from millpond.bench.timing import Effort, Spread, Watch, median_seconds, stop_in_time
 from millpond.config import Loaded, MixtureRecipe
 from millpond.planner import MixturePlan, plan_loaded
 from millpond.planner.mixture.numbers import drawn_in_round
+from millpond.plurals import plural
 from millpond.record.jsonlines import Record, read_records
 from millpond.replay import Steps
 from millpond.replay.schema import row_bytes
@@ -76,7 +77,7 @@ def measure_mixture(
     return Measurement(iteration, stages, "float32", f"{vector.backend} x {vector.num_workers}", sizes)
 
 
-def kept_of_mixture(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
+def mixture_for_plans(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
     """Sizes and seconds that plans estimate from."""
     sizes = {name: bench.sizes[name] for name in ("collections_per_round", "big_updates", "drawn")}
     return dict(sizes), {name: bench.iteration.phases[name] for name in (*PHASES, "other")}
@@ -259,3 +260,43 @@ def _steps(trainer: MixtureTrainer) -> list[Steps]:
         as_steps(collection, frame_shape=shape, agent=number, round_number=0, policy_version=0)
         for number, collection in enumerate(trainer.group.collect())
     ]
+
+
+def mixture_opening(sizes: dict[str, int], vector: str, precision: str) -> str:
+    """The sizes of what was measured, in a sentence."""
+    return (
+        f"{plural(sizes['agents'], 'agent')} of {plural(sizes['envs_per_agent'], 'env')} ({vector}); a round: "
+        f"{plural(sizes['collections_per_round'], 'collection')}, {plural(sizes['env_steps_per_round'], 'env step')}, "
+        f"{plural(sizes['drawn'], 'transition')} drawn, {plural(sizes['big_updates'], 'update')} of the BigAgent"
+    )
+
+
+BENCH = KindBench(
+    whole="round",
+    phases={
+        "collect": "collecting",
+        "pour": "waiting for ponds",
+        "learn": "learning",
+        "fill": "filling the BigPond",
+        "train_big": "BigAgent",
+        "other": "reset and records",
+    },
+    stages={
+        "collecting": "collect",
+        "waiting for ponds": "pour",
+        "learning": "learn",
+        "filling the BigPond": "fill",
+        "BigAgent": "BigAgent",
+    },
+    notes=(
+        "A part of a round is run and scaled up to a whole one. Alone: one round's work, or one call for the lake. "
+        "Share: of the round; of the envs, their time alone. In a run ponds are poured out beside the learning, so they "
+        "are waited for less than pouring takes alone. A second: env steps of envs, collect and pour, transitions else. "
+        "The limit of collect is that of the envs and the products together."
+    ),
+    settings=mixture_settings,
+    measure=measure_mixture,
+    for_plans=mixture_for_plans,
+    opening=mixture_opening,
+    size=("env_steps_per_round", "env step"),
+)

@@ -17,7 +17,7 @@ import torch
 
 from millpond.bench.arithmetic import Network, Ready, make_ready, plain_networks
 from millpond.bench.limits import BACKWARD_TOO, Limits, operations
-from millpond.bench.result import Arithmetic, Bench, Iteration, Measurement, Stage
+from millpond.bench.result import Arithmetic, Bench, Iteration, KindBench, Measurement, Stage
 from millpond.bench.stages import Chooser, RandomSteps, measure_lake
 from millpond.bench.timing import Effort, Spread, Watch, median_seconds
 from millpond.config import Loaded
@@ -25,6 +25,7 @@ from millpond.config.env_options import env_options
 from millpond.envs.env_batch import Buffers
 from millpond.loop import Ended, Loop
 from millpond.planner import PPOPlan, plan_loaded
+from millpond.plurals import plural
 from millpond.record import Timer
 from millpond.record.jsonlines import Record, read_records
 from millpond.rollout.sampling import Draw
@@ -84,7 +85,7 @@ def observations_of(trainer: PPOTrainer) -> npt.NDArray[Any]:
     return flat.transpose(0, 1).cpu().numpy()
 
 
-def kept_of_ppo(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
+def ppo_for_plans(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
     """Sizes and seconds that plans estimate from."""
     phases, sizes = bench.iteration.phases, bench.sizes
     return (
@@ -371,3 +372,46 @@ def _outcome_bytes(buffers: Buffers, envs: int) -> float:
     """What a step of one env writes."""
     arrays = (buffers.observation, buffers.reward, buffers.terminated, buffers.truncated, buffers.alive)
     return sum(array.nbytes for array in arrays) / envs
+
+
+def ppo_opening(sizes: dict[str, int], vector: str, precision: str) -> str:
+    """The sizes of what was measured, in a sentence."""
+    return (
+        f"{plural(sizes['num_envs'], 'env')} of {plural(sizes['num_agents'], 'agent')} ({vector}), "
+        f"{plural(sizes['agent_steps'], 'agent step')} and {plural(sizes['gradient_updates'], 'update')} an iteration, "
+        f"{precision}"
+    )
+
+
+BENCH = KindBench(
+    whole="iteration",
+    phases={
+        "collect/step": "waiting for envs",
+        "collect/infer": "inference",
+        "collect/store": "storing",
+        "collect/rest": "rest of collecting",
+        "advantage": "advantage",
+        "train": "training",
+        "other": "loop and records",
+    },
+    stages={
+        "waiting for envs": "vector",
+        "inference": "inference",
+        "storing": "storing",
+        "advantage": "advantage",
+        "training": "training",
+        "loop and records": "loop",
+    },
+    notes=(
+        "Alone: one iteration's work, or one call for the lake. Share: of the iteration; of the environment, its time alone. "
+        "A second: env steps of the first two, updates of the loop, transitions of the lake, else agent steps. In a run "
+        "envs step while the policy looks at others, so they may be waited for less, and the policy may take longer, "
+        "than alone. Limits of products count matrix products only, not tables, gates and losses."
+    ),
+    settings=ppo_settings,
+    measure=measure_ppo,
+    for_plans=ppo_for_plans,
+    opening=ppo_opening,
+    size=("agent_steps", "agent step"),
+    every_phase=True,
+)

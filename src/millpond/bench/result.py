@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from millpond.bench.limits import Limits
-from millpond.bench.timing import Spread
+from millpond.bench.timing import Effort, Spread, Watch
+from millpond.config import Loaded
 
 
 @dataclass(frozen=True)
@@ -104,3 +107,29 @@ class Bench:
         if not stage.in_iteration:
             return None
         return (stage.alone if stage.together is None else stage.together) / self.iteration.seconds.median
+
+
+class Measure(Protocol):
+    """Measure a recipe: `loaded` is what is run in place of what is `wanted`. Everything is written to `folder`."""
+
+    def __call__(
+        self, wanted: Loaded, loaded: Loaded, limits: Limits | None, effort: Effort, folder: Path, watch: Watch
+    ) -> Measurement: ...
+
+
+@dataclass(frozen=True)
+class KindBench:
+    """The bench of one kind of recipe, and the words for it."""
+
+    whole: str  # what a run consists of
+    phases: dict[str, str]  # of a run, in order, with the names that are shown
+    stages: dict[str, str]  # name of a phase -> the stage that is measured alone
+    notes: str
+    settings: Callable[[Loaded, Effort], dict[str, Any]]  # overrides for the run that is timed
+    measure: Measure
+    for_plans: Callable[
+        [Bench], tuple[dict[str, float], dict[str, float]]
+    ]  # sizes and seconds that plans estimate from
+    opening: Callable[[dict[str, int], str, str], str]  # sizes, vector and precision in a sentence
+    size: tuple[str, str]  # the size that stands for the whole, and its unit
+    every_phase: bool = False  # show phases that took no time, too

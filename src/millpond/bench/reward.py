@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from millpond.bench.limits import BACKWARD_TOO, Limits, operations
-from millpond.bench.result import Bench, Iteration, Measurement, Stage
+from millpond.bench.result import Bench, Iteration, KindBench, Measurement, Stage
 from millpond.bench.timing import Effort, Spread, Watch, median_seconds, stop_in_time
 from millpond.config import Loaded
 from millpond.loop import Loop
 from millpond.planner import RewardPlan, plan_loaded
+from millpond.plurals import plural
 from millpond.record.jsonlines import Record, read_records
 from millpond.trainers.common.session import start_run
 from millpond.trainers.reward.agent import RewardAgent
@@ -58,7 +59,7 @@ def measure_reward(
     return Measurement(iteration, stages, "float32", vector, sizes)
 
 
-def kept_of_reward(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
+def reward_for_plans(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
     """Sizes and seconds that plans estimate from."""
     sizes: dict[str, float] = {name: bench.sizes[name] for name in ("batches", "env_steps")}
     return sizes, {name: bench.iteration.phases[name] for name in ("act", "train", "other")}
@@ -153,3 +154,25 @@ def _record(subject: RewardSubject) -> Stage:
 
     seconds = median_seconds(run, subject.effort.repeats)
     return Stage("record", seconds, plan.batches_per_cycle, "batches", "", None, subject.phases["other"])
+
+
+def reward_opening(sizes: dict[str, int], vector: str, precision: str) -> str:
+    """The sizes of what was measured, in a sentence."""
+    acting = f", {plural(sizes['env_steps'], 'env step')} ({vector})" if sizes["env_steps"] else ""
+    return f"a cycle: {plural(sizes['batches'], 'batch')} of {plural(sizes['steps_per_batch'], 'step')}{acting}"
+
+
+BENCH = KindBench(
+    whole="cycle",
+    phases={"act": "acting", "train": "batches", "other": "loop and records"},
+    stages={"acting": "act", "batches": "update", "loop and records": "record"},
+    notes=(
+        "Alone: one cycle's work. Update is a batch as a run trains it, so sample and target are in it too. Share: of the "
+        "cycle, without test rollouts. A second: env steps of act, else batches."
+    ),
+    settings=reward_settings,
+    measure=measure_reward,
+    for_plans=reward_for_plans,
+    opening=reward_opening,
+    size=("batches", "batch"),
+)

@@ -12,23 +12,18 @@ from typing import Any
 import torch
 
 from millpond.bench.limits import measure_limits
-from millpond.bench.mixture import kept_of_mixture, measure_mixture, mixture_settings
-from millpond.bench.ppo import kept_of_ppo, measure_ppo, ppo_settings
 from millpond.bench.result import Bench
-from millpond.bench.reward import kept_of_reward, measure_reward, reward_settings
 from millpond.bench.timing import Effort, Watch
 from millpond.config import load
 from millpond.config.load import parse_override
 from millpond.durable import replace_json
+from millpond.kinds import KINDS
 from millpond.planner.estimate import Measured, kept_path, read_kept, settings_of, this_machine, with_measured
 from millpond.processor import can_use_bfloat16
 from millpond.store.host_facts import host_facts
 from millpond.trainers.common.envs import env_agents
 from millpond.trainers.common.session import require_machine
 
-MEASURES = {"ppo": measure_ppo, "mixture": measure_mixture, "reward": measure_reward}
-SETTINGS = {"ppo": ppo_settings, "mixture": mixture_settings, "reward": reward_settings}
-KEPT = {"ppo": kept_of_ppo, "mixture": kept_of_mixture, "reward": kept_of_reward}
 ONLY_TIMED = {  # a run without evaluations, checkpoints and TensorBoard
     "trainer.max_seconds": None,
     "eval.interval": None,
@@ -58,20 +53,20 @@ def run_bench(
     can_use_bfloat16()  # before torch computes anything
     wanted = load(recipe, given, preset, ask_env=env_agents)
     require_machine(wanted.recipe)
-    kind = wanted.recipe.kind
+    kind = KINDS[wanted.recipe.kind].bench.load()
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
         folder = Path(name)
         limits = None
         if not only_iteration:
             watch("the machine's limits")
             limits = measure_limits(effort, folder)
-        settings = {**ONLY_TIMED, **SETTINGS[kind](wanted, effort), "run_dir": name}
+        settings = {**ONLY_TIMED, **kind.settings(wanted, effort), "run_dir": name}
         timed = load(recipe, {**given, **settings}, preset, wanted.recipe.env.num_agents)
-        found = MEASURES[kind](wanted, timed, limits, effort, folder, watch)
+        found = kind.measure(wanted, timed, limits, effort, folder, watch)
     facts = host_facts()
     return Bench(
         recipe=recipe,
-        kind=kind,
+        kind=wanted.recipe.kind,
         date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         machine=f"{facts['processor']}, {facts['cores_allowed']} cores",
         versions=facts["versions"],
@@ -84,7 +79,7 @@ def run_bench(
 
 def keep(bench: Bench, overrides: Iterable[str]) -> Path:
     """Keep what plans estimate times with; returns where."""
-    sizes, seconds = KEPT[bench.kind](bench)
+    sizes, seconds = KINDS[bench.kind].bench.load().for_plans(bench)
     measured = Measured(
         machine=this_machine(),
         date=bench.date,

@@ -1,105 +1,17 @@
-"""What a bench of each kind of recipe is of, and the words for it."""
+"""A bench as text: limits, stages, and one iteration as a waterfall; and the waterfall as a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millpond.bench.result import Arithmetic, Bench, Stage
+from millpond.bench.result import Arithmetic, Bench, KindBench, Stage
 from millpond.bench.timing import Spread
+from millpond.kinds import KINDS
 from millpond.planner.estimate import duration
 from millpond.planner.lines import bar, figures, sentence, size, table
 from millpond.plurals import plural
-
-
-@dataclass(frozen=True)
-class Kind:
-    """`whole`: what a run is made of. `phases`: of a run, in order, with their names. `stages`: measured beside each."""
-
-    whole: str
-    phases: dict[str, str]
-    stages: dict[str, str]
-    notes: str
-
-
-KINDS = {
-    "ppo": Kind(
-        "iteration",
-        {
-            "collect/step": "waiting for envs",
-            "collect/infer": "inference",
-            "collect/store": "storing",
-            "collect/rest": "rest of collecting",
-            "advantage": "advantage",
-            "train": "training",
-            "other": "loop and records",
-        },
-        {
-            "waiting for envs": "vector",
-            "inference": "inference",
-            "storing": "storing",
-            "advantage": "advantage",
-            "training": "training",
-            "loop and records": "loop",
-        },
-        "Alone: one iteration's work, or one call for the lake. Share: of the iteration; of the environment, its time alone. "
-        "A second: env steps of the first two, updates of the loop, transitions of the lake, else agent steps. In a run "
-        "envs step while the policy looks at others, so they may be waited for less, and the policy may take longer, "
-        "than alone. Limits of products count matrix products only, not tables, gates and losses.",
-    ),
-    "mixture": Kind(
-        "round",
-        {
-            "collect": "collecting",
-            "pour": "waiting for ponds",
-            "learn": "learning",
-            "fill": "filling the BigPond",
-            "train_big": "BigAgent",
-            "other": "reset and records",
-        },
-        {
-            "collecting": "collect",
-            "waiting for ponds": "pour",
-            "learning": "learn",
-            "filling the BigPond": "fill",
-            "BigAgent": "BigAgent",
-        },
-        "A part of a round is run and scaled up to a whole one. Alone: one round's work, or one call for the lake. "
-        "Share: of the round; of the envs, their time alone. In a run ponds are poured out beside the learning, so they "
-        "are waited for less than pouring takes alone. A second: env steps of envs, collect and pour, transitions else. "
-        "The limit of collect is that of the envs and the products together.",
-    ),
-    "reward": Kind(
-        "cycle",
-        {"act": "acting", "train": "batches", "other": "loop and records"},
-        {"acting": "act", "batches": "update", "loop and records": "record"},
-        "Alone: one cycle's work. Update is a batch as a run trains it, so sample and target are in it too. Share: of the "
-        "cycle, without test rollouts. A second: env steps of act, else batches.",
-    ),
-}
-
-
-def opening(kind: str, sizes: dict[str, int], vector: str, precision: str) -> str:
-    """The sizes of what was measured, in a sentence."""
-    if kind == "ppo":
-        return (
-            f"{plural(sizes['num_envs'], 'env')} of {plural(sizes['num_agents'], 'agent')} ({vector}), "
-            f"{plural(sizes['agent_steps'], 'agent step')} and {plural(sizes['gradient_updates'], 'update')} an iteration, "
-            f"{precision}"
-        )
-    if kind == "mixture":
-        return (
-            f"{plural(sizes['agents'], 'agent')} of {plural(sizes['envs_per_agent'], 'env')} ({vector}); a round: "
-            f"{plural(sizes['collections_per_round'], 'collection')}, {plural(sizes['env_steps_per_round'], 'env step')}, "
-            f"{plural(sizes['drawn'], 'transition')} drawn, {plural(sizes['big_updates'], 'update')} of the BigAgent"
-        )
-    acting = f", {plural(sizes['env_steps'], 'env step')} ({vector})" if sizes["env_steps"] else ""
-    return f"a cycle: {plural(sizes['batches'], 'batch')} of {plural(sizes['steps_per_batch'], 'step')}{acting}"
-
-
-# -- A bench as text: limits, stages, and one iteration as a waterfall.
 
 WALL = 32  # characters of the waterfall
 
@@ -109,7 +21,7 @@ def show_bench(bench: Bench) -> list[str]:
     lines = [
         f"bench of {bench.recipe}{' (quick: tiny sizes, figures that say nothing)' if bench.quick else ''}",
         *sentence(f"{bench.machine}; torch {bench.versions.get('torch', '?')}, {bench.threads} threads"),
-        *sentence(opening(bench.kind, bench.sizes, bench.vector, bench.precision)),
+        *sentence(_kind(bench).opening(bench.sizes, bench.vector, bench.precision)),
     ]
     if bench.limits is not None:
         lines += _limits(bench)
@@ -119,10 +31,10 @@ def show_bench(bench: Bench) -> list[str]:
 
 def waterfall(bench: Bench) -> list[tuple[str, float, float]]:
     """Name, beginning and end in seconds of each phase of an iteration, laid end to end."""
-    found, at = [], 0.0
-    for phase, name in KINDS[bench.kind].phases.items():
+    found, at, kind = [], 0.0, _kind(bench)
+    for phase, name in kind.phases.items():
         seconds = bench.iteration.phases.get(phase, 0.0)
-        if bench.kind != "ppo" and not seconds:  # a mode that does not have it
+        if not seconds and not kind.every_phase:  # a mode that does not have it
             continue
         found.append((name, at, at + seconds))
         at += seconds
@@ -148,7 +60,7 @@ def _limits(bench: Bench) -> list[str]:
 def _stages(bench: Bench) -> list[str]:
     header = ("stage", "alone", "a second", "in a run", "share", "limit", "of limit")
     rows = [_stage(bench, stage) for stage in bench.stages]
-    return ["", "Stages", *table(header, rows), *sentence(KINDS[bench.kind].notes)]
+    return ["", "Stages", *table(header, rows), *sentence(_kind(bench).notes)]
 
 
 def _stage(bench: Bench, stage: Stage) -> list[str]:
@@ -175,7 +87,7 @@ def _waterfall(bench: Bench) -> list[str]:
     phases = waterfall(bench)
     whole = max(phases[-1][2], 1e-12)
     name_width = max(len(name) for name, _, _ in phases)
-    lines = ["", f"One {KINDS[bench.kind].whole}"]
+    lines = ["", f"One {_kind(bench).whole}"]
     for name, first, last in phases:
         seconds = last - first
         shown = bar(first, last, whole, WALL)
@@ -185,7 +97,7 @@ def _waterfall(bench: Bench) -> list[str]:
 
 def _iteration(bench: Bench) -> list[str]:
     found = bench.iteration
-    whole = KINDS[bench.kind].whole
+    whole = _kind(bench).whole
     took = (f"{'an' if whole == 'iteration' else 'a'} {whole}", duration(found.seconds.median))
     if found.bare is None or found.ratio is None:
         return ["", *figures([(*took, _spread(found.seconds, duration))])]
@@ -237,7 +149,7 @@ def draw_bench(bench: Bench, path: Path) -> None:
     axis: Any = figure.subplots()
     stages = {stage.name: stage for stage in bench.stages}
     phases = waterfall(bench)
-    whole, kind = phases[-1][2], KINDS[bench.kind]
+    whole, kind = phases[-1][2], _kind(bench)
     for row, (name, first, last) in enumerate(phases):
         axis.barh(row, last - first, left=first, height=0.5, color=TAKEN, label="in the run" if row == 0 else None)
         axis.text(last + whole * 0.008, row, f"{duration(last - first)} ({(last - first) / whole:.0%})", va="center")
@@ -272,6 +184,9 @@ def draw_bench(bench: Bench, path: Path) -> None:
 
 
 def _size(bench: Bench) -> str:
-    names = {"ppo": "agent_steps", "mixture": "env_steps_per_round", "reward": "batches"}
-    units = {"ppo": "agent step", "mixture": "env step", "reward": "batch"}
-    return plural(bench.sizes[names[bench.kind]], units[bench.kind])
+    name, unit = _kind(bench).size
+    return plural(bench.sizes[name], unit)
+
+
+def _kind(bench: Bench) -> KindBench:
+    return KINDS[bench.kind].bench.load()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 import yaml
 
 from millpond.errors import MillpondError
+from millpond.kinds import KINDS
 from millpond.record import HEADLINES, Record, read_records
+from millpond.report.markup import Block
 from millpond.store import Status, read_status
 from millpond.store.checkpoints import Saved, saved_checkpoints
 
@@ -59,7 +61,13 @@ class Facts:
     @property
     def acts(self) -> bool:
         """True if an agent acts in an environment; a reward learned from recorded episodes needs neither."""
-        return self.kind != "reward" or not self.setting("reward.reward_only", True)
+        kind = self.kind_report
+        return kind is None or kind.acts(self)
+
+    @property
+    def kind_report(self) -> KindReport | None:
+        """What reports of this kind of run add; None for a kind that is not known."""
+        return KINDS[self.kind].report.load() if self.kind in KINDS else None
 
     @property
     def score_name(self) -> str:
@@ -76,6 +84,15 @@ class Facts:
                 return otherwise
             found = found[part]
         return found
+
+
+@dataclass(frozen=True)
+class KindReport:
+    """What reports of one kind of run add to what every report has."""
+
+    acts: Callable[[Facts], bool]  # an agent acts in an environment
+    trained: Callable[[Facts], list[list[str]]]  # rows on the networks, for the summary
+    sections: tuple[Callable[[Facts], Block | None], ...] = ()  # between the results and the curves
 
 
 def read_facts(folder: Path, picture: Picture | None = None) -> Facts:

@@ -1,4 +1,4 @@
-"""Which sections a report has, and in which order. A kind of trainer adds its own to `OF_KIND`."""
+"""Which sections a report has, and in which order. Each kind of run adds its own (`report/kinds.py`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from millpond.report.curves import charted_metrics, curves, metric_chart
 from millpond.report.details import checkpoints, config, host, plan
 from millpond.report.evaluation import episode, evaluation_chart, evaluations
 from millpond.report.facts import Facts, Picture, read_facts
-from millpond.report.iteration import nine_stages
 from millpond.report.markup import Block, Markup, join, standalone, style_sheet, tag
 from millpond.report.phases import outer_phases, phase_bar, phases
 from millpond.report.summary import summary
@@ -20,14 +19,13 @@ from millpond.report.summary import summary
 Section = Callable[[Facts], Block | None]  # makes a block of the page; None where the run has nothing to show
 
 FIRST: tuple[Section, ...] = (summary, episode, evaluations)
-# What only one kind of recipe has to show, between its results and its curves.
-OF_KIND: dict[str, tuple[Section, ...]] = {"ppo": (nine_stages,)}
 LAST: tuple[Section, ...] = (curves, phases, checkpoints, plan, config, host)
 
 
-def sections_of(kind: str) -> tuple[Section, ...]:
-    """All sections for a run of this kind; an unknown kind has those that every run has."""
-    return (*FIRST, *OF_KIND.get(kind, ()), *LAST)
+def sections_of(facts: Facts) -> tuple[Section, ...]:
+    """All sections for a run; one of an unknown kind has those that every run has."""
+    kind = facts.kind_report
+    return (*FIRST, *(kind.sections if kind is not None else ()), *LAST)
 
 
 # -- The file `report.html` of a run.
@@ -37,7 +35,7 @@ def write_report(folder: Path, picture: Picture | None = None) -> Path:
     """Write a run's report, in one step in the place of an older one. Of the run itself nothing is changed."""
     facts = read_facts(folder, picture)
     path = folder / "report.html"
-    replace_file(path, page(facts, sections_of(facts.kind)).encode())
+    replace_file(path, page(facts, sections_of(facts)).encode())
     return path
 
 

@@ -11,7 +11,7 @@ from millpond.plurals import plural
 from millpond.record import show_seconds
 from millpond.report.chart import figure
 from millpond.report.evaluation import HIGH, LOW, RETURN, evaluated, marks_of, share
-from millpond.report.facts import UNKNOWN, Facts
+from millpond.report.facts import Facts
 from millpond.report.markup import Block, Markup, join, table, tag
 
 
@@ -83,17 +83,8 @@ def _subject(facts: Facts) -> list[list[str]]:
         agents = facts.plan.get("num_agents", facts.setting("env.num_agents"))
         each = f", {plural(agents, 'agent')} per env" if isinstance(agents, int) else ""
         rows.append(["world", f"{facts.setting('env.id')}{each}"])
-    if facts.kind == "ppo" and facts.setting("policy.core"):
-        rows.append(["policy", f"core {facts.setting('policy.core')}, {facts.setting('policy.hidden_size')} units"])
-    if facts.kind == "mixture" and facts.plan.get("agents"):
-        big = "" if facts.setting("mixture.mode") == "single" else " and the BigAgent (DQN)"
-        units = facts.setting("policy.hidden_size")
-        rows.append(["agents", f"{plural(facts.plan['agents'], 'PQN agent')}{big}, {units} units each"])
-    if facts.kind == "reward":
-        if not facts.acts:
-            rows.append(["data", str(facts.setting("data.path", UNKNOWN))])
-        units = facts.setting("reward.hidden_size")
-        rows.append(["reward network", f"objective {facts.setting('reward.objective', UNKNOWN)}, {units} units"])
+    if facts.kind_report is not None:
+        rows += facts.kind_report.trained(facts)
     return rows
 
 

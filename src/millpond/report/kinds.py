@@ -1,0 +1,40 @@
+"""What the report of each kind of run adds. The table of kinds names these."""
+
+from __future__ import annotations
+
+from millpond.plurals import plural
+from millpond.report.facts import UNKNOWN, Facts, KindReport
+from millpond.report.iteration import nine_stages
+
+
+def _always(facts: Facts) -> bool:
+    return True
+
+
+def _with_agent(facts: Facts) -> bool:
+    return not facts.setting("reward.reward_only", True)
+
+
+def _policy(facts: Facts) -> list[list[str]]:
+    if not facts.setting("policy.core"):
+        return []
+    return [["policy", f"core {facts.setting('policy.core')}, {facts.setting('policy.hidden_size')} units"]]
+
+
+def _agents(facts: Facts) -> list[list[str]]:
+    if not facts.plan.get("agents"):
+        return []
+    big = "" if facts.setting("mixture.mode") == "single" else " and the BigAgent (DQN)"
+    units = facts.setting("policy.hidden_size")
+    return [["agents", f"{plural(facts.plan['agents'], 'PQN agent')}{big}, {units} units each"]]
+
+
+def _reward_network(facts: Facts) -> list[list[str]]:
+    data = [] if facts.acts else [["data", str(facts.setting("data.path", UNKNOWN))]]
+    units = facts.setting("reward.hidden_size")
+    return [*data, ["reward network", f"objective {facts.setting('reward.objective', UNKNOWN)}, {units} units"]]
+
+
+PPO = KindReport(acts=_always, trained=_policy, sections=(nine_stages,))
+MIXTURE = KindReport(acts=_always, trained=_agents)
+REWARD = KindReport(acts=_with_agent, trained=_reward_network)
