@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from millpond.config import PPORecipe, load
-from millpond.report.evaluation import yardsticks
+from millpond.report.evaluation import baseline_returns
 from millpond.store import Checkpoints, Run
 from millpond.trainers.common.play import LoadedPolicy
 
@@ -66,7 +66,7 @@ def grid_shares(run: Run) -> Curve:
 def _share(run: Run, value: float) -> float:
     recipe = load(run.config_path).recipe
     assert isinstance(recipe, PPORecipe)
-    marks = yardsticks(recipe)
+    marks = baseline_returns(recipe.env)
     return (value - marks["random"]) / (marks["greedy"] - marks["random"])
 
 

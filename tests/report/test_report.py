@@ -1,4 +1,4 @@
-"""Reports of real runs: finished, running, crashed, of other kinds, and of runs with hostile texts."""
+"""Reports of real runs: finished, running, crashed, of every kind, and with hostile text in their files."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from millpond.trainers.common.session import start_run
 from millpond.trainers.mixture.trainer import MixtureTrainer
 from millpond.trainers.reward.trainer import RewardTrainer
 from tests.support.html_page import Page
-from tests.support.ppo_runs import records, run_to_the_end
+from tests.support.ppo_runs import records, train_small
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A real run that has evaluated after each of its iterations, and kept few checkpoints."""
+    """A real run that evaluates after every iteration and keeps few checkpoints."""
     root = tmp_path_factory.mktemp("runs")
     changes = {"trainer.total_iterations": 6, "eval.interval": 1, "checkpoint.keep_last": 1}
-    return run_to_the_end(root, "creek", **changes).run
+    return train_small(root, "creek", **changes).run
 
 
 @pytest.fixture
@@ -47,66 +47,66 @@ def copy(trained: Run, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained.folder, tmp_path / "creek"))
 
 
-def test_a_run_ends_with_its_report(trained: Run) -> None:
+def test_training_ends_with_a_report(trained: Run) -> None:
     text = trained.report_path.read_text()
-    found = Page(text)
-    assert found.headings == [
+    html = Page(text)
+    assert html.headings == [
         "Summary", "An episode", "Evaluation", "One iteration in nine stages", "Curves", "Time by phase", "Checkpoints",
         "Plan", "Config", "Host",
     ]  # fmt: skip
-    assert found.loads() == []
+    assert html.loads() == []
     assert not re.search(r"url\(|@import|https?:", text)
-    assert "could not" not in found.text
-    assert "finished" in found.text
+    assert "could not" not in html.text
+    assert "finished" in html.text
     for words in ("of the way from random to greedy", "agent steps per second", "(best)", "millpond eval creek --best"):
-        assert words in found.text
+        assert words in html.text
     for metric in (
         "episode_return", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance",
         "grad_norm", "agent_steps_per_second",
     ):  # fmt: skip
-        assert f"{metric} over agent steps" in found.text
-    images = [found["src"] for tag, found in found.elements if tag == "img"]
+        assert f"{metric} over agent steps" in html.text
+    images = [attributes["src"] for tag, attributes in html.elements if tag == "img"]
     assert len(images) == 1
     assert images[0].startswith("data:image/gif;base64,R0lGOD")
 
 
-def test_the_numbers_are_those_of_the_records(trained: Run) -> None:
-    found, lines = Page(trained.report_path.read_text()), records(trained.folder)
+def test_numbers_equal_those_of_the_records(trained: Run) -> None:
+    html, lines = Page(trained.report_path.read_text()), records(trained.folder)
     last = lines[-1]
-    assert f"{int(last['agent_steps']):,}" in found.text
-    assert f"{last['eval/episode_return']:.4g}" in found.text
-    rows = [data for tag, data in found.texts if tag == "td"]
+    assert f"{int(last['agent_steps']):,}" in html.text
+    assert f"{last['eval/episode_return']:.4g}" in html.text
+    rows = [data for tag, data in html.texts if tag == "td"]
     assert sum(cell.endswith("(best)") for cell in rows) == 2  # in the evaluations, and in the checkpoints
 
 
-def test_nine_stages_with_the_numbers_of_the_run(trained: Run) -> None:
+def test_nine_stages_have_the_numbers_of_the_run_and_name_modules_that_exist(trained: Run) -> None:
     facts = read_facts(trained.folder)
-    found = stages(facts)
-    assert len(found) == 9
-    numbers = {name: value for stage in found for name, value in stage.numbers}
+    nine = stages(facts)
+    assert len(nine) == 9
+    numbers = {name: value for stage in nine for name, value in stage.numbers}
     assert numbers["envs"] == "6"
     assert numbers["gradient updates"] == "4"
     assert numbers["iterations"] == "6 recorded of 6"
     assert numbers["rounds"] == "2 whole rounds, then a top-up round for the last 4 rows"
     root = Path(millpond.__file__).parent.parent
-    for stage in found:
+    for stage in nine:
         for module in stage.module.split(", "):
             path = root / module.replace(".", "/")
             assert path.is_dir() or path.with_suffix(".py").is_file(), module
 
 
-def test_a_run_that_goes_on_or_has_crashed(copy: Path) -> None:
+def test_running_crashed_and_empty_runs_have_reports(copy: Path) -> None:
     lines = (copy / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (copy / "metrics.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:30])  # a line half written
-    said = {**json.loads((copy / "state.json").read_text()), "state": "running"}
-    (copy / "state.json").write_text(json.dumps(said))
+    status = {**json.loads((copy / "state.json").read_text()), "state": "running"}
+    (copy / "state.json").write_text(json.dumps(status))
     assert "running" in Page(write_report(copy).read_text()).text
-    said["process"]["pid"] = 2**22 + 1  # larger than any there is
-    (copy / "state.json").write_text(json.dumps(said))
-    found = Page(write_report(copy).read_text())
-    assert "died without a word" in found.text
-    assert "2 recorded of 6" in found.text
-    assert "An episode" not in found.headings
+    status["process"]["pid"] = 2**22 + 1  # larger than any there is
+    (copy / "state.json").write_text(json.dumps(status))
+    html = Page(write_report(copy).read_text())
+    assert "died without a word" in html.text
+    assert "2 recorded of 6" in html.text
+    assert "An episode" not in html.headings
     (copy / "metrics.jsonl").unlink()
     shutil.rmtree(copy / "checkpoints")
     empty = Page(write_report(copy).read_text())
@@ -114,8 +114,8 @@ def test_a_run_that_goes_on_or_has_crashed(copy: Path) -> None:
     assert "Config" in empty.headings
 
 
-def test_metrics_alone_are_enough(tmp_path: Path) -> None:
-    """Any kind of trainer: learners are overlaid, an offline run is drawn over updates."""
+def test_metrics_file_alone_is_enough(tmp_path: Path) -> None:
+    """Any kind of trainer: curves of several learners share a chart, and an offline run is drawn over updates."""
     rows: list[dict[str, float]] = [
         {
             "updates": k,
@@ -129,17 +129,17 @@ def test_metrics_alone_are_enough(tmp_path: Path) -> None:
         for k in range(1, 400)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = Page(write_report(tmp_path).read_text())
-    assert found.headings == ["Summary", "Curves", "Time by phase"]
-    assert "R_loss over updates" in found.text
-    assert "q over updates" in found.text
-    assert found.count("svg", "chart") == 2
-    assert {"agent0", "agent1"} <= {data for tag, data in found.texts if tag == "li"}
-    assert "config.yaml cannot be read" in found.text
-    assert found.loads() == []
+    html = Page(write_report(tmp_path).read_text())
+    assert html.headings == ["Summary", "Curves", "Time by phase"]
+    assert "R_loss over updates" in html.text
+    assert "q over updates" in html.text
+    assert html.count("svg", "chart") == 2
+    assert {"agent0", "agent1"} <= {data for tag, data in html.texts if tag == "li"}
+    assert "config.yaml cannot be read" in html.text
+    assert html.loads() == []
 
 
-def test_hostile_texts_stay_texts(copy: Path) -> None:
+def test_hostile_text_is_escaped(copy: Path) -> None:
     evil = "</pre></style><script>alert(1)</script><img src=x onerror=alert(1)>'\"&"
     config = yaml.safe_load((copy / "config.yaml").read_text())
     (copy / "config.yaml").write_text(yaml.safe_dump({**config, "description": evil}))
@@ -150,13 +150,13 @@ def test_hostile_texts_stay_texts(copy: Path) -> None:
     state = json.loads((copy / "state.json").read_text())
     (copy / "state.json").write_text(json.dumps({**state, "note": evil}))
     rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
-    told = [{**row, evil: 1.0, f"time/{evil}": 1.0, f"eval/env/{evil}": 2.0, "words": evil} for row in rows]
-    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+    changed = [{**row, evil: 1.0, f"time/{evil}": 1.0, f"eval/env/{evil}": 2.0, "words": evil} for row in rows]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
     named = copy.rename(copy.with_name("<b onclick=x>"))
-    found = Page(write_report(named, Picture(None, evil)).read_text())
-    assert found.loads() == []
-    assert found.count("script") == found.count("img") == 0
-    assert found.text.count("<script>alert(1)</script>") > 8
+    html = Page(write_report(named, Picture(None, evil)).read_text())
+    assert html.loads() == []
+    assert html.count("script") == html.count("img") == 0
+    assert html.text.count("<script>alert(1)</script>") > 8
 
 
 def test_damaged_files_are_named(copy: Path) -> None:
@@ -165,18 +165,18 @@ def test_damaged_files_are_named(copy: Path) -> None:
     (copy / "metrics.jsonl").write_text((copy / "metrics.jsonl").read_text() + "nonsense\n")
     newest = Checkpoints(copy / "checkpoints").updates()[-1]
     (Checkpoints(copy / "checkpoints").path(newest) / "manifest.json").write_text("{}")
-    found = Page(write_report(copy).read_text())
+    html = Page(write_report(copy).read_text())
     for words in (
         "plan.json cannot be read",
         "config.yaml cannot be read",
         "is not a record",
         f"checkpoint {newest} is",
     ):
-        assert words in found.text
-    assert "Curves" in found.headings
+        assert words in html.text
+    assert "Curves" in html.headings
 
 
-def test_a_kind_adds_sections_and_a_broken_one_takes_no_other_along(trained: Run, monkeypatch: Any) -> None:
+def test_kind_adds_sections_and_a_section_that_raises_does_not_affect_others(trained: Run, monkeypatch: Any) -> None:
     def rounds(facts: Facts) -> Block:
         return Block("Rounds", tag("p", f"{len(facts.records)} of them"))
 
@@ -185,58 +185,58 @@ def test_a_kind_adds_sections_and_a_broken_one_takes_no_other_along(trained: Run
 
     monkeypatch.setattr(kinds, "MIXTURE", replace(kinds.MIXTURE, sections=(rounds, broken)))
     facts = replace(read_facts(trained.folder), kind="mixture")
-    found = Page(page(facts, sections_of(facts)))
-    assert "6 of them" in found.text
-    assert "This section could not be made: KeyError: 'gone'" in found.text
-    assert found.headings[-1] == "Host"
+    html = Page(page(facts, sections_of(facts)))
+    assert "6 of them" in html.text
+    assert "This section could not be made: KeyError: 'gone'" in html.text
+    assert html.headings[-1] == "Host"
 
 
-def test_a_report_that_fails_does_not_lose_the_run(copy: Path, capsys: Any) -> None:
+def test_report_that_cannot_be_written_does_not_fail_the_run(copy: Path, capsys: Any) -> None:
     (copy / "report.html").unlink()
     (copy / "report.html").mkdir()  # so that no file can take its place
     reporting.report_at_end(Run.open(copy.parent, "creek"))
-    told = capsys.readouterr().err
-    assert "the report of run creek could not be written (IsADirectoryError" in told
-    assert f"millpond report {copy}" in told
+    message = capsys.readouterr().err
+    assert "the report of run creek could not be written (IsADirectoryError" in message
+    assert f"millpond report {copy}" in message
     assert not list(copy.glob(".report*"))
 
 
-def test_an_env_that_cannot_be_drawn_says_so(copy: Path) -> None:
+def test_env_that_cannot_be_made_gives_a_reason_instead_of_a_picture(copy: Path) -> None:
     (copy / "config.yaml").write_text("kind: ppo\nenv: {id: nothing}\n")
     picture = reporting.draw_episode(copy)
     assert picture is not None
     assert picture.gif is None
-    assert picture.words.startswith("No picture: ")
+    assert picture.caption.startswith("No picture: ")
 
 
 ALONE = {"env.num_agents": 1, "env.stagger": False, "env.max_steps": None, "trainer.total_iterations": 1}
 
 
 @pytest.mark.parametrize(
-    ("env_batch", "reason"),
+    ("factory", "reason"),
     [
         ("make_no_render", "it has no render()"),
         ("make_raising_render", "render() raised RuntimeError: the window is gone"),
     ],
 )
-def test_an_env_that_cannot_draw_has_a_report_that_says_why(tmp_path: Path, env_batch: str, reason: str) -> None:
-    trainer = run_to_the_end(tmp_path, "blind", **{**ALONE, "env.id": f"tests.support.custom_envs:{env_batch}"})
-    found = Page(trainer.run.report_path.read_text())
-    words = f"env 'tests.support.custom_envs:{env_batch}' cannot be drawn: {reason}"
-    assert f"No picture: {words}" in found.text
-    assert found.count("img") == 0
-    assert "Curves" in found.headings
-    said = "\n".join(trainer.summary())
-    assert "millpond eval" in said
-    assert "--render" not in said  # it would only fail
+def test_env_without_render_has_a_report_with_the_reason(tmp_path: Path, factory: str, reason: str) -> None:
+    trainer = train_small(tmp_path, "blind", **{**ALONE, "env.id": f"tests.support.custom_envs:{factory}"})
+    html = Page(trainer.run.report_path.read_text())
+    words = f"env 'tests.support.custom_envs:{factory}' cannot be drawn: {reason}"
+    assert f"No picture: {words}" in html.text
+    assert html.count("img") == 0
+    assert "Curves" in html.headings
+    summary = "\n".join(trainer.summary())
+    assert "millpond eval" in summary
+    assert "--render" not in summary  # it would only fail
     with pytest.raises(MillpondError, match=re.escape(words)) as caught:
         evaluate_run(str(trainer.run.folder), episodes=1, render=tmp_path / "blind.gif")
     assert caught.value.exit_code == 2
 
 
-def test_the_picture_shows_an_episode_from_its_first_state_to_its_last_action(tmp_path: Path) -> None:
-    """The env is made anew in the mode rgb_array, also where the run's had none; bar k is k steps long."""
-    trainer = run_to_the_end(tmp_path, "bar", **{**ALONE, "env.id": "tests.support.custom_envs:make_bar"})
+def test_gif_shows_an_episode_from_its_first_state_to_its_last_action(tmp_path: Path) -> None:
+    """The env is made again with render_mode="rgb_array", even if the run's env had none; bar k is k steps long."""
+    trainer = train_small(tmp_path, "bar", **{**ALONE, "env.id": "tests.support.custom_envs:make_bar"})
     assert Page(trainer.run.report_path.read_text()).count("img") == 1
     assert any("--render bar.gif" in line for line in trainer.summary())
     path = tmp_path / "bar.gif"
@@ -247,35 +247,35 @@ def test_the_picture_shows_an_episode_from_its_first_state_to_its_last_action(tm
     assert [int((frame[0] > 128).sum()) // 8 for frame in frames] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_a_picture_is_a_gif_in_a_folder_that_exists(trained: Run, tmp_path: Path) -> None:
+def test_render_path_must_end_in_gif_in_an_existing_folder(trained: Run, tmp_path: Path) -> None:
     with pytest.raises(MillpondError, match=r"must end in \.gif; try '.*film\.gif'"):
         evaluate_run(str(trained.folder), episodes=1, render=tmp_path / "film.mp4")
     with pytest.raises(MillpondError, match=r"no folder '.*missing' for the picture"):
         evaluate_run(str(trained.folder), episodes=1, render=tmp_path / "missing" / "film.gif")
 
 
-def test_a_reward_run_ends_with_a_report_of_what_it_has(tmp_path: Path) -> None:
+def test_reward_run_has_a_report_without_agent_sections(tmp_path: Path) -> None:
     small = {"reward.epochs": 1, "reward.cycles": 2, "reward.iterations": 1, "reward.train_batches": 2}
     loaded = load("reward", {**small, "reward.hidden_size": 16, "log.tensorboard": False, "run_dir": str(tmp_path)})
     trainer = RewardTrainer(loaded, start_run(loaded, "learned"))
     trainer.train()
-    found = Page(trainer.run.report_path.read_text())
-    cells = [data for tag, data in found.texts if tag == "td"]
+    html = Page(trainer.run.report_path.read_text())
+    cells = [data for tag, data in html.texts if tag == "td"]
     facts = " ".join(cells[: cells.index("began")])
     assert "data pendulum" in facts
     assert "objective lrd, 16 units" in facts
     for wrong in ("grid", "lstm", "return"):
         assert wrong not in facts
-    assert "An episode" not in found.headings
-    assert "held_out/step_pearson when evaluated" in found.text
-    assert "step pearson" in [data for tag, data in found.texts if tag == "span"]
-    assert {"learned", "even", "time"} <= {data for tag, data in found.texts if tag == "li"}
-    assert "millpond reward score learned EPISODES --best" in found.text
+    assert "An episode" not in html.headings
+    assert "held_out/step_pearson when evaluated" in html.text
+    assert "step pearson" in [data for tag, data in html.texts if tag == "span"]
+    assert {"learned", "even", "time"} <= {data for tag, data in html.texts if tag == "li"}
+    assert "millpond reward score learned EPISODES --best" in html.text
     assert f"Report: {trainer.run.report_path}" in trainer.summary()
     assert not any("millpond eval" in line for line in trainer.summary())
 
 
-def test_a_mixture_stopped_before_the_bigagent_trained_says_so(tmp_path: Path) -> None:
+def test_mixture_stopped_before_the_bigagent_trained_is_captioned_so(tmp_path: Path) -> None:
     small = {
         "mixture.agents": 2, "mixture.total_frames": 512, "mixture.collections_per_round": 4, "mixture.big_updates": 5,
         "mixture.pond_transitions": 128, "mixture.big_pond_transitions": 100, "pqn.num_envs": 4, "pqn.num_steps": 8,
@@ -290,22 +290,22 @@ def test_a_mixture_stopped_before_the_bigagent_trained_says_so(tmp_path: Path) -
     finally:
         trainer.close()
     assert trainer.counters.updates > 0
-    found = Page(trainer.run.report_path.read_text())
-    (caption,) = (data for tag, data in found.texts if tag == "figcaption" and "checkpoint" in data)
+    html = Page(trainer.run.report_path.read_text())
+    (caption,) = (data for tag, data in html.texts if tag == "figcaption" and "checkpoint" in data)
     assert caption.endswith("newest checkpoint, the BigAgent after 0 updates of its own")
-    assert "2 PQN agents and the BigAgent (DQN), 16 units each" in found.text
-    assert "all" in {data for tag, data in found.texts if tag == "li"}
+    assert "2 PQN agents and the BigAgent (DQN), 16 units each" in html.text
+    assert "all" in {data for tag, data in html.texts if tag == "li"}
 
 
-def test_the_verb(copy: Path) -> None:
+def test_report_command(copy: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "millpond", "report", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=copy.parent)
 
     (copy / "report.html").unlink()
-    said = run("creek", "--run-dir", ".", "--pictures", "charts")
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.startswith("creek/report.html\n  charts/evaluation.svg\n  charts/phases.svg\n")
+    done = run("creek", "--run-dir", ".", "--pictures", "charts")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("creek/report.html\n  charts/evaluation.svg\n  charts/phases.svg\n")
     drawn = {path.name: ElementTree.parse(path).getroot() for path in (copy.parent / "charts").iterdir()}
     assert {"entropy.svg", "env-ores.svg"} <= drawn.keys()
     assert all(root.tag.endswith("}svg") for root in drawn.values())

@@ -1,4 +1,4 @@
-"""Reading a page as strictly as a browser is lenient."""
+"""A strict HTML parser for reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from millpond.report.markup import VOID
 
 
 class Page(HTMLParser):
-    """Elements, texts and headings of a page; fails where tags do not match, ids repeat, or links lead nowhere."""
+    """Elements, texts and headings of a page. Fails if tags do not match, ids repeat, or a link has no target."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -19,9 +19,9 @@ class Page(HTMLParser):
         self.feed(text)
         self.close()
         assert not self.open, f"never closed: {self.open}"
-        ids = [found["id"] for _, found in self.elements if "id" in found]
+        ids = [attributes["id"] for _, attributes in self.elements if "id" in attributes]
         assert len(ids) == len(set(ids))
-        assert {found["href"].removeprefix("#") for name, found in self.elements if name == "a"} == set(ids)
+        assert {attributes["href"].removeprefix("#") for name, attributes in self.elements if name == "a"} == set(ids)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert len({name for name, _ in attrs}) == len(attrs), f"<{tag}> has an attribute twice"
@@ -45,12 +45,19 @@ class Page(HTMLParser):
         return [data for tag, data in self.texts if tag == "h2"]
 
     def count(self, tag: str, class_: str | None = None) -> int:
-        return sum(name == tag and (class_ is None or found.get("class") == class_) for name, found in self.elements)
+        return sum(
+            name == tag and (class_ is None or attributes.get("class") == class_) for name, attributes in self.elements
+        )
 
     def loads(self) -> list[str]:
-        """Everything that a browser would fetch or run."""
-        sources = [f[key] for _, f in self.elements for key in ("src", "href", "action", "data") if key in f]
-        handlers = [key for _, found in self.elements for key in found if key.startswith("on")]
+        """Return everything that a browser would fetch or run."""
+        sources = [
+            attributes[key]
+            for _, attributes in self.elements
+            for key in ("src", "href", "action", "data")
+            if key in attributes
+        ]
+        handlers = [key for _, attributes in self.elements for key in attributes if key.startswith("on")]
         active = [name for name, _ in self.elements if name in ("script", "iframe", "object", "embed", "link", "form")]
         inside = [s for s in sources if s.startswith(("#", "data:image/gif;base64,"))]
         return [*(source for source in sources if source not in inside), *handlers, *active]

@@ -34,7 +34,7 @@ SMALL = {
 }
 
 
-def run_to_the_end(root: Path, name: str, **changes: Any) -> PPOTrainer:
+def train_small(root: Path, name: str, **changes: Any) -> PPOTrainer:
     settings = {**SMALL, "run_dir": str(root), **changes}
     if "env.id" in changes:
         settings = {key: value for key, value in settings.items() if not key.startswith("env.grid.")}

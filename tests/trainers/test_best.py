@@ -10,7 +10,7 @@ import pytest
 from millpond.store import Checkpoints, Run, list_runs, show_runs
 from millpond.store.checkpoint import read_manifest
 from millpond.trainers.common.play import evaluate_run
-from tests.support.ppo_runs import records, run_to_the_end
+from tests.support.ppo_runs import records, train_small
 
 RETURN = "eval/episode_return"
 
@@ -20,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Evaluated after every second iteration, saved after each; all but the newest checkpoint may go."""
     changes = {"trainer.total_iterations": 12, "eval.interval": 2, "checkpoint.keep_last": 1, "eval.episodes": 4}
     # So large a step that what was learned is lost again.
-    return run_to_the_end(
+    return train_small(
         tmp_path_factory.mktemp("runs"), "creek", **changes, **{"ppo.learning_rate": 0.05, "seed": 2}
     ).run
 
@@ -59,7 +59,7 @@ def test_runs_and_report_name_it(run: Run) -> None:
 
 def test_a_checkpoint_between_evaluations_has_no_score(tmp_path: Path) -> None:
     """Saved after every iteration, evaluated after every second: a score belongs to the policy that was played."""
-    trainer = run_to_the_end(tmp_path, "brook", **{"trainer.total_iterations": 4, "checkpoint.keep_last": 10})
+    trainer = train_small(tmp_path, "brook", **{"trainer.total_iterations": 4, "checkpoint.keep_last": 10})
     evaluated = {int(record["updates"]): record.get(RETURN) for record in records(trainer.run.folder)}
     checkpoints = Checkpoints(trainer.run.checkpoints_path)
     saved = {updates: read_manifest(checkpoints.path(updates))["score"] for updates in checkpoints.updates()}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.trainers.common.muon import Muon, orthogonal
-from tests.support.ppo_runs import run_to_the_end
+from tests.support.ppo_runs import train_small
 
 
 def orthogonal_reference(matrix: np.ndarray[Any, Any], rounds: int = 5) -> np.ndarray[Any, Any]:
@@ -95,6 +95,6 @@ def test_filters_are_matrices_with_a_row_each() -> None:
 
 
 def test_a_run_with_muon_keeps_one_number_a_parameter(tmp_path: Path) -> None:
-    trainer = run_to_the_end(tmp_path, "pond", **{"ppo.optimizer": "muon", "trainer.total_iterations": 2})
+    trainer = train_small(tmp_path, "pond", **{"ppo.optimizer": "muon", "trainer.total_iterations": 2})
     kept = sum(state["momentum"].numel() for state in trainer.optimizer.state.values())
     assert kept == sum(parameter.numel() for parameter in trainer.policy.parameters())

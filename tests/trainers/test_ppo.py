@@ -22,7 +22,7 @@ from millpond.store import Checkpoints
 from millpond.trainers.common.play import LoadedPolicy
 from millpond.trainers.common.session import resume_run, start_run
 from millpond.trainers.ppo.trainer import PPOTrainer
-from tests.support.ppo_runs import SMALL, records, run_to_the_end
+from tests.support.ppo_runs import SMALL, records, train_small
 
 CARTPOLE = {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1, "env.stagger": False}
 
@@ -45,7 +45,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     ],
 )
 def test_a_run_does_what_its_plan_says(tmp_path: Path, changes: dict[str, Any]) -> None:
-    trainer = run_to_the_end(tmp_path, "pond", **changes)
+    trainer = train_small(tmp_path, "pond", **changes)
     plan = trainer.plan
     assert isinstance(plan, PPOPlan)
     found = records(tmp_path / "pond")
@@ -66,7 +66,7 @@ def test_a_run_does_what_its_plan_says(tmp_path: Path, changes: dict[str, Any]) 
 
 def test_the_first_update_is_on_policy(tmp_path: Path) -> None:
     """Before the first optimiser step the unrolled policy is the one that acted: no divergence, nothing clipped."""
-    trainer = run_to_the_end(
+    trainer = train_small(
         tmp_path,
         "pond",
         **{"trainer.total_iterations": 1, "trainer.update_epochs": 1, "trainer.minibatch_size": 8 * 16},
@@ -81,7 +81,7 @@ def test_the_first_update_is_on_policy(tmp_path: Path) -> None:
 def test_rows_are_trained_with_the_statistics_that_they_were_collected_with(tmp_path: Path) -> None:
     """Observations are normalised; with one update an iteration, every update is on policy, not only the first."""
     one_update = {"trainer.update_epochs": 1, "trainer.minibatch_size": 8 * 16, "ppo.learning_rate": 0.05}
-    trainer = run_to_the_end(
+    trainer = train_small(
         tmp_path, "pond", **one_update, **CARTPOLE, **{"policy.normalize_observations": True, "eval.interval": None}
     )
     found = records(tmp_path / "pond")
@@ -92,14 +92,14 @@ def test_rows_are_trained_with_the_statistics_that_they_were_collected_with(tmp_
 
 
 def test_parts_of_a_minibatch_change_nothing(tmp_path: Path) -> None:
-    run_to_the_end(tmp_path, "whole")
-    run_to_the_end(tmp_path, "parts", **{"trainer.max_minibatch_size": 8 * 2})
+    train_small(tmp_path, "whole")
+    train_small(tmp_path, "parts", **{"trainer.max_minibatch_size": 8 * 2})
     for name, tensor in weights(tmp_path / "whole").items():
         torch.testing.assert_close(weights(tmp_path / "parts")[name], tensor, rtol=1e-4, atol=1e-6)
 
 
 def test_target_kl_ends_an_iteration_early(tmp_path: Path) -> None:
-    trainer = run_to_the_end(
+    trainer = train_small(
         tmp_path, "pond", **{"ppo.target_kl": 1e-9, "trainer.update_epochs": 5, "ppo.learning_rate": 1e-2}
     )
     assert trainer.plan.iterations <= trainer.counters.updates < trainer.plan.total_gradient_updates
@@ -108,17 +108,17 @@ def test_target_kl_ends_an_iteration_early(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        run_to_the_end(tmp_path, name)
+        train_small(tmp_path, name)
     assert records(tmp_path / "one") == records(tmp_path / "two")
-    run_to_the_end(tmp_path, "other", seed=2)
+    train_small(tmp_path, "other", seed=2)
     assert records(tmp_path / "one") != records(tmp_path / "other")
 
 
 @pytest.mark.parametrize("changes", [{}, {"trainer.batch_unit": "agent_steps", "trainer.batch_size": 8 * 40}])
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_a_stopped_run_resumes_bit_for_bit(tmp_path: Path, cut: int, changes: dict[str, Any]) -> None:
-    run_to_the_end(tmp_path, "uncut", **changes)
-    run_to_the_end(tmp_path, "cut", **{**changes, "trainer.total_iterations": cut})
+    train_small(tmp_path, "uncut", **changes)
+    train_small(tmp_path, "cut", **{**changes, "trainer.total_iterations": cut})
     loaded, run = resume_run("cut", ["trainer.total_iterations=4"], str(tmp_path))
     trainer = PPOTrainer(loaded, run)
     try:

@@ -1,4 +1,9 @@
-"""Reports: one page a run, made from its folder alone. See `order` for its sections."""
+"""Reports: one self-contained HTML page per run, written from its folder alone.
+
+`facts` reads the folder, `page` holds the order of the sections and writes the file. A section is a function of the run's
+facts that returns a `Block`: `summary`, `evaluation`, `iteration` (the nine stages of PPO), `curves`, `phases`, `details`.
+`chart` draws SVG charts, `markup` builds escaped HTML.
+"""
 
 from millpond.report.facts import Facts, Picture, read_facts
 from millpond.report.markup import Block

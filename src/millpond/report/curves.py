@@ -1,4 +1,4 @@
-"""Curves of every metric in the records, whatever the trainer: small multiples in groups."""
+"""Curves of every metric in the records, for any trainer: one small chart per metric, in groups."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from millpond.report.chart import chart, legend, series
 from millpond.report.facts import Facts
 from millpond.report.markup import Block, Markup, join, tag
 
-# What the names mean, for the line below a chart.
-WORDS = {
+# Captions below the charts; charts are drawn in this order.
+CAPTIONS = {
     "episode_return": "mean return of the episodes that ended",
     "episode_length": "mean length of these episodes, in env steps",
     "reward_per_agent_step": "mean reward of one action",
-    "policy_loss": "clipped surrogate; near 0 by design, its slope is what counts",
+    "policy_loss": "clipped surrogate; near 0 by design, only its trend is informative",
     "value_loss": "squared error of the values, clipped",
-    "entropy": "how undecided the policy is; falls as it makes up its mind",
-    "approx_kl": "how far an update moved the policy",
+    "entropy": "entropy of the policy; falls as the policy becomes deterministic",
+    "approx_kl": "KL divergence between the policy before and after an update",
     "clip_fraction": "share of actions whose ratio was clipped",
-    "explained_variance": "how much of the returns the values foresaw; 1 is all",
-    "grad_norm": "length of the gradient, before it is clipped",
+    "explained_variance": "share of the variance of returns that the values explain; 1 is all",
+    "grad_norm": "norm of the gradient before clipping",
     "agent_steps_per_second": "of the iteration, evaluation included",
     "R_loss": "loss of the reward network",
     "dropped_agent_steps": "steps of rows that a crashed worker left unfinished",
 }
-# One chart has the same metric of several learners, or of a learned reward and its baselines.
+# One chart shows the same metric of several learners, or of a learned reward and its baselines.
 LEARNER = re.compile(r"(agent\d+|big)/(.+)")
 HELD_OUT = re.compile(r"held_out/(?:(\w+)/)?(\w+)")
 GROUPS = (
@@ -36,19 +36,18 @@ GROUPS = (
     ("Speed", re.compile(r".*_per_second$")),
 )
 OTHERS = "Others"
-TOLD_ELSEWHERE = ("time/", "eval/")
+IN_OTHER_SECTIONS = ("time/", "eval/")
 
 
 def curves(facts: Facts) -> Block | None:
-    """One chart a metric, over the axis that the run is read by."""
+    """Return one chart per metric, over the run's axis."""
     charts = charted_metrics(facts)
     if not charts:
         return None
     groups: dict[str, list[Markup]] = {name: [] for name in (*(group for group, _ in GROUPS), OTHERS)}
-    known = list(WORDS)
-    for title in sorted(charts, key=lambda title: known.index(title) if title in known else len(known)):
-        metrics = charts[title]
-        figure = _figure(facts, title, metrics)
+    order = list(CAPTIONS)
+    for title in sorted(charts, key=lambda title: order.index(title) if title in order else len(order)):
+        figure = _figure(facts, title, charts[title])
         if figure is not None:
             groups[_group(title)].append(figure)
     several = sum(map(bool, groups.values())) > 1
@@ -61,40 +60,40 @@ def curves(facts: Facts) -> Block | None:
 
 
 def charted_metrics(facts: Facts) -> dict[str, list[str]]:
-    """The charts by title, in the records' order, each with its metrics: several where several learners have it."""
-    found: dict[str, list[str]] = {}
+    """Return the metrics of each chart by its title, in the order of the records."""
+    charts: dict[str, list[str]] = {}
     for record in facts.records:
         for name in record:
-            if name in COUNTERS or name.startswith(TOLD_ELSEWHERE):
+            if name in COUNTERS or name.startswith(IN_OTHER_SECTIONS):
                 continue
-            title, _ = _place(name)
-            metrics = found.setdefault(title, [])
+            title, _ = _chart_and_curve(name)
+            metrics = charts.setdefault(title, [])
             if name not in metrics:
                 metrics.append(name)
-    return found
+    return charts
 
 
-def _group(title: str) -> str:
-    return next((name for name, pattern in GROUPS if pattern.match(title)), OTHERS)
+def metric_chart(facts: Facts, title: str, metrics: Sequence[str]) -> Markup | None:
+    """Draw one metric, of one or several learners, over the run's axis."""
+    lines = [series(facts.records, facts.axis, metric, name=_chart_and_curve(metric)[1]) for metric in metrics]
+    return chart(lines, x_label=facts.axis.replace("_", " "), y_label=title)
 
 
 def _figure(facts: Facts, title: str, metrics: Sequence[str]) -> Markup | None:
     picture = metric_chart(facts, title, metrics)
     if picture is None:
         return None
-    words = WORDS.get(title)
-    keys = legend([_place(metric)[1] for metric in metrics])
-    return tag("figure", picture, keys, tag("figcaption", words) if words else None)
+    caption = CAPTIONS.get(title)
+    names = legend([_chart_and_curve(metric)[1] for metric in metrics])
+    return tag("figure", picture, names, tag("figcaption", caption) if caption else None)
 
 
-def metric_chart(facts: Facts, title: str, metrics: Sequence[str]) -> Markup | None:
-    """One metric of one or several learners over the run's axis."""
-    lines = [series(facts.records, facts.axis, metric, name=_place(metric)[1]) for metric in metrics]
-    return chart(lines, x_label=facts.axis.replace("_", " "), y_label=title)
+def _group(title: str) -> str:
+    return next((name for name, pattern in GROUPS if pattern.match(title)), OTHERS)
 
 
-def _place(metric: str) -> tuple[str, str]:
-    """The chart that a metric is drawn in, and the name of its curve there."""
+def _chart_and_curve(metric: str) -> tuple[str, str]:
+    """Return the title of the chart that a metric belongs to, and the name of its curve there."""
     if learner := LEARNER.fullmatch(metric):
         return learner[2], learner[1]
     if held_out := HELD_OUT.fullmatch(metric):

@@ -1,4 +1,4 @@
-"""Everything that a report tells of a run, read from its folder. What is missing or damaged is noted, and left out."""
+"""The facts that a report shows, read from a run's folder. Missing or damaged files are noted and skipped."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Picture:
-    """An episode of the policy as a GIF, or why there is none."""
+    """An episode of the policy as a GIF; without one, the caption says why."""
 
     gif: bytes | None
-    words: str
+    caption: str
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A run as its folder tells it. `problems` are sentences about what could not be read."""
+    """Contents of a run's folder. `problems` are sentences about files that could not be read."""
 
     folder: Path
     kind: str
@@ -55,48 +55,48 @@ class Facts:
 
     @property
     def best(self) -> Saved | None:
-        """The best checkpoint by evaluation that is still there."""
+        """The best checkpoint by evaluation, of those that still exist."""
         return next((saved for saved in self.checkpoints if saved.best), None)
 
     @property
-    def acts(self) -> bool:
-        """True if an agent acts in an environment; a reward learned from recorded episodes needs neither."""
+    def has_agent(self) -> bool:
+        """True if an agent acts in an environment; False for a reward learned from recorded episodes."""
         kind = self.kind_report
-        return kind is None or kind.acts(self)
+        return kind is None or kind.has_agent(self)
 
     @property
     def kind_report(self) -> KindReport | None:
-        """What reports of this kind of run add; None for a kind that is not known."""
+        """The part of a report that is specific to this kind of run; None for an unknown kind."""
         return KINDS[self.kind].report.load() if self.kind in KINDS else None
 
     @property
     def score_name(self) -> str:
-        """What evaluations measure: the return, or the headline of a learned reward."""
-        if self.acts:
+        """Name of the score of evaluations: the return, or the headline metric of a learned reward."""
+        if self.has_agent:
             return "return"
         return next((name for name in HEADLINES if any(name in record for record in self.records)), "score")
 
-    def setting(self, key: str, otherwise: Any = None) -> Any:
-        """A setting by its dotted key."""
-        found: Any = self.config
+    def setting(self, key: str, default: Any = None) -> Any:
+        """Return a setting by its dotted key."""
+        value: Any = self.config
         for part in key.split("."):
-            if not isinstance(found, Mapping) or part not in found:
-                return otherwise
-            found = found[part]
-        return found
+            if not isinstance(value, Mapping) or part not in value:
+                return default
+            value = value[part]
+        return value
 
 
 @dataclass(frozen=True)
 class KindReport:
-    """What reports of one kind of run add to what every report has."""
+    """The part of a report that differs between kinds of runs."""
 
-    acts: Callable[[Facts], bool]  # an agent acts in an environment
-    trained: Callable[[Facts], list[list[str]]]  # rows on the networks, for the summary
-    sections: tuple[Callable[[Facts], Block | None], ...] = ()  # between the results and the curves
+    has_agent: Callable[[Facts], bool]  # an agent acts in an environment
+    subject: Callable[[Facts], list[list[str]]]  # rows of the summary about the networks that are trained
+    sections: tuple[Callable[[Facts], Block | None], ...] = ()  # between results and curves
 
 
 def read_facts(folder: Path, picture: Picture | None = None) -> Facts:
-    """Read a run's folder. Only `metrics.jsonl` is needed, and even that may be empty."""
+    """Read a run's folder. Only `metrics.jsonl` is required, and it may be empty."""
     problems: list[str] = []
     config_text = _text(folder / "config.yaml", problems)
     config = _mapping(folder / "config.yaml", config_text, yaml.safe_load, problems)
@@ -122,7 +122,7 @@ def read_facts(folder: Path, picture: Picture | None = None) -> Facts:
 
 
 def axis_of(records: list[Record], config: Mapping[str, Any]) -> str:
-    """What curves are drawn over: what the config names, else agent steps, or updates where nothing acted."""
+    """Return the x axis of curves: the one that the config names, else agent steps, or updates if nothing acted."""
     log = config.get("log")
     named = log.get("axis", "auto") if isinstance(log, Mapping) else "auto"
     if named != "auto":
@@ -140,18 +140,18 @@ def _text(path: Path, problems: list[str]) -> str:
 
 def _mapping(path: Path, text: str, parse: Any, problems: list[str]) -> Mapping[str, Any]:
     try:
-        found = parse(text) if text else {}
+        content = parse(text) if text else {}
     except (ValueError, yaml.YAMLError) as error:
         problems.append(f"{path.name} cannot be read: {error}")
         return {}
-    if not isinstance(found, Mapping):
-        problems.append(f"{path.name} holds no settings")
+    if not isinstance(content, Mapping):
+        problems.append(f"{path.name} is not a mapping")
         return {}
-    return found
+    return content
 
 
 def _records(path: Path, problems: list[str]) -> list[Record]:
-    """All records up to the first line that is none."""
+    """Return all records before the first line that is not one."""
     records: list[Record] = []
     try:
         for record in read_records(path):

@@ -9,97 +9,88 @@ from typing import Any
 from millpond.planner.lines import number, size
 from millpond.plurals import plural
 from millpond.record import show_seconds
-from millpond.report.chart import figure
+from millpond.report.chart import format_number
 from millpond.report.facts import Facts
 from millpond.report.markup import Block, Markup, join, table, tag
 from millpond.report.phases import phase_seconds
 
-NEEDED = ("num_envs", "segments", "bptt_horizon", "num_minibatches", "gradient_updates", "agent_steps")
+REQUIRED = ("num_envs", "segments", "bptt_horizon", "num_minibatches", "gradient_updates", "agent_steps")
 
 
 @dataclass(frozen=True)
 class IterationStage:
-    """What happens, in which module, and this run's numbers: pairs of a name and a value."""
+    """A stage of an iteration, the modules that implement it, and this run's numbers as pairs of name and value."""
 
     title: str
     module: str
-    words: str
+    description: str
     numbers: list[tuple[str, str]]
 
 
 def nine_stages(facts: Facts) -> Block | None:
-    """The stages one below the other, folded."""
-    found = stages(facts)
-    if not found:
+    """Return the stages as a numbered list, folded."""
+    items = [tag("li", *_html(stage)) for stage in stages(facts)]
+    if not items:
         return None
-    items = (tag("li", *_stage(stage)) for stage in found)
     intro = tag("p", "What one iteration of this run does, in order, and the module that does it.")
     return Block("One iteration in nine stages", join(intro, tag("ol", *items, class_="stages")), folded=True)
 
 
-def _stage(stage: IterationStage) -> tuple[Markup, ...]:
-    head = tag("h3", stage.title, " ", tag("code", stage.module))
-    numbers = [[name, value] for name, value in stage.numbers]
-    return head, tag("p", stage.words), table([], numbers)
-
-
 def stages(facts: Facts) -> list[IterationStage]:
-    """The nine stages; none where the plan is not there."""
-    plan, setting = facts.plan, facts.setting
-    if not set(NEEDED) <= plan.keys():
+    """Return the nine stages; none if the plan is missing."""
+    if not set(REQUIRED) <= facts.plan.keys():
         return []
     makers: tuple[Callable[[Facts, Any, Any], IterationStage], ...] = (
         _configuration, _environments, _rows, _rollout, _advantages, _minibatches, _losses, _gradients, _repeat,
     )  # fmt: skip
-    return [make(facts, plan, setting) for make in makers]
+    return [make(facts, facts.plan, facts.setting) for make in makers]
+
+
+def _html(stage: IterationStage) -> tuple[Markup, ...]:
+    head = tag("h3", stage.title, " ", tag("code", stage.module))
+    return head, tag("p", stage.description), table([], [list(pair) for pair in stage.numbers])
 
 
 def _configuration(facts: Facts, plan: Any, setting: Any) -> IterationStage:
     keys = (
-        "num_workers",
-        "batch_size",
-        "minibatch_size",
-        "bptt_horizon",
-        "update_epochs",
-        "async_factor",
-        "batch_unit",
-    )
-    found = [(f"trainer.{key}", setting(f"trainer.{key}")) for key in keys]
-    found += [(f"env.{key}", setting(f"env.{key}")) for key in ("id", "num_agents", "obs_size", "max_steps")]
-    words = (
-        "A recipe and its overrides become one typed config; the plan derives every other number before anything runs."
-    )
+        "trainer.num_workers", "trainer.batch_size", "trainer.minibatch_size", "trainer.bptt_horizon",
+        "trainer.update_epochs", "trainer.async_factor", "trainer.batch_unit", "env.id", "env.num_agents",
+        "env.obs_size", "env.max_steps",
+    )  # fmt: skip
     return IterationStage(
-        "Configuration", "millpond.config, millpond.planner", words, [(k, _show(v)) for k, v in found if v]
+        "Configuration",
+        "millpond.config, millpond.planner",
+        "A recipe and its overrides become one typed config; the plan derives every other number before anything runs.",
+        [(key, _show(setting(key))) for key in keys if setting(key)],
     )
 
 
 def _environments(facts: Facts, plan: Any, setting: Any) -> IterationStage:
-    words = "Envs in contiguous groups: while one group steps, another is with the policy. Each worker steps its share of both."
-    trainer_envs = plan.get("trainer_envs", 0)  # plans of earlier versions know nothing of it
-    beside = f"; {_show(trainer_envs)} in the trainer itself" if trainer_envs else ""
+    trainer_envs = plan.get("trainer_envs", 0)  # not in plans of earlier versions
+    in_trainer = f"; {_show(trainer_envs)} in the trainer process" if trainer_envs else ""
     return IterationStage(
         "Environments",
         "millpond.envs, millpond.vector",
-        words,
+        "Envs in contiguous groups: the policy computes actions for one group while another steps. "
+        "Each worker steps its share of every group.",
         [
             ("envs", _show(plan["num_envs"])),
             ("groups", f"{plan['groups']} of {_show(plan['envs_per_group'])} envs"),
-            ("workers", f"{plan['num_workers']}, {_show(plan['envs_per_worker'])} envs each{beside}"),
-            ("agents", f"{_show(plan['total_agents'])}, {plan['num_agents']} an env"),
+            ("workers", f"{plan['num_workers']}, {_show(plan['envs_per_worker'])} envs each{in_trainer}"),
+            ("agents", f"{_show(plan['total_agents'])}, {plan['num_agents']} per env"),
         ],
     )
 
 
 def _rows(facts: Facts, plan: Any, setting: Any) -> IterationStage:
-    each = f"one env with {plan['num_agents']} agents" if plan["batch_unit"] == "env_steps" else "one agent"
-    words = "Memory for all rows is taken once. A row holds consecutive steps of one env or agent, and the state it began with."
+    owner = f"one env with {plan['num_agents']} agents" if plan["batch_unit"] == "env_steps" else "one agent"
     return IterationStage(
         "Rows",
         "millpond.rollout.rows",
-        words,
+        "Memory for all rows is allocated once. A row holds consecutive steps of one env or agent, "
+        "and the recurrent state before its first step.",
         [
-            ("rows", f"{_show(plan['segments'])} of {plan['bptt_horizon']} steps of {each}"),
+            ("rows", f"{_show(plan['segments'])} of {plan['bptt_horizon']} steps of {owner}"),
             ("bytes", size(plan["buffer_bytes"])),
             ("of these, observations", size(plan.get("observation_bytes") or 0)),
         ],
@@ -109,17 +100,18 @@ def _rows(facts: Facts, plan: Any, setting: Any) -> IterationStage:
 def _rollout(facts: Facts, plan: Any, setting: Any) -> IterationStage:
     top_up = plan.get("top_up_rows", 0)
     rounds = plural(plan["whole_rounds"], "whole round")
-    told = f"{rounds}, then a top-up round for the last {plural(top_up, 'row')}" if top_up else rounds
-    words = "Receive observations, run the policy, store, send actions, until every row is full, and all of the current policy."
+    if top_up:
+        rounds += f", then a top-up round for the last {plural(top_up, 'row')}"
     return IterationStage(
         "Rollout",
         "millpond.rollout.collect",
-        words,
+        "Receive observations, run the policy, store, send actions, until every row is full with steps of the "
+        "current policy.",
         [
             ("env steps", _show(plan["env_steps"])),
             ("agent steps", _show(plan["agent_steps"])),
-            ("steps an env", f"{number(plan['steps_per_env'])} on average"),
-            ("rounds", told),
+            ("steps per env", f"{number(plan['steps_per_env'])} on average"),
+            ("rounds", rounds),
             *_times(facts, "collect", "collect/infer", "collect/step", "collect/store"),
             *_metrics(facts, "episode_return", "reward_per_agent_step"),
         ],
@@ -127,14 +119,12 @@ def _rollout(facts: Facts, plan: Any, setting: Any) -> IterationStage:
 
 
 def _advantages(facts: Facts, plan: Any, setting: Any) -> IterationStage:
-    words = (
-        "Backwards through each row: delta = r + gamma V(next) - V, A = delta + gamma lambda A(next). Terminated steps have no "
-        "future, truncated ones take the value of their final observation, and a row's end that of the next step."
-    )
     return IterationStage(
         "Advantages",
         "millpond.kernels.advantage",
-        words,
+        "Backwards through each row: delta = r + gamma V(next) - V, A = delta + gamma lambda A(next). Terminated steps "
+        "have no future, truncated ones bootstrap from the value of their final observation, and the end of a row from "
+        "that of the next step.",
         [
             ("gamma", _show(setting("ppo.gamma"))),
             ("lambda", _show(setting("ppo.gae_lambda"))),
@@ -145,29 +135,26 @@ def _advantages(facts: Facts, plan: Any, setting: Any) -> IterationStage:
 
 
 def _minibatches(facts: Facts, plan: Any, setting: Any) -> IterationStage:
-    words = "Rows are drawn into minibatches, steps within a row stay in order. Uniform sampling uses every row once an epoch."
     return IterationStage(
         "Minibatches",
         "millpond.rollout.sampling",
-        words,
+        "Minibatches are drawn from the rows; steps within a row stay in order. Uniform sampling uses every row once "
+        "per update epoch.",
         [
             ("sampling", _show(setting("ppo.sampling"))),
             ("minibatches", f"{_show(plan['num_minibatches'])} of {_show(plan['minibatch_segments'])} rows"),
-            ("epochs", _show(plan["update_epochs"])),
-            ("agent steps a gradient", _show(plan["agent_steps_per_gradient"])),
+            ("update epochs", _show(plan["update_epochs"])),
+            ("agent steps per gradient", _show(plan["agent_steps_per_gradient"])),
         ],
     )
 
 
 def _losses(facts: Facts, plan: Any, setting: Any) -> IterationStage:
-    words = (
-        "The core is unrolled over each row from its stored state. Loss = policy (clipped) + "
-        f"{_show(setting('ppo.vf_coef'))} value (clipped) - {_show(setting('ppo.ent_coef'))} entropy."
-    )
     return IterationStage(
         "Losses",
         "millpond.policies, millpond.losses",
-        words,
+        "The core is unrolled over each row from its stored state. Loss = policy (clipped) + "
+        f"{_show(setting('ppo.vf_coef'))} value (clipped) - {_show(setting('ppo.ent_coef'))} entropy.",
         [
             ("clip", f"{_show(setting('ppo.clip_coef'))}, values {_show(setting('ppo.vf_clip_coef'))}"),
             *_metrics(facts, "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"),
@@ -176,15 +163,14 @@ def _losses(facts: Facts, plan: Any, setting: Any) -> IterationStage:
 
 
 def _gradients(facts: Facts, plan: Any, setting: Any) -> IterationStage:
-    words = "Backward pass, gradient clipped by its norm, one step of the optimiser a minibatch."
     return IterationStage(
         "Gradients",
         "millpond.trainers.ppo.update",
-        words,
+        "Backward pass, gradient clipped by its norm, one optimiser step per minibatch.",
         [
             ("gradient updates", _show(plan["gradient_updates"])),
             ("optimiser", f"{setting('ppo.optimizer')}, learning rate {_show(setting('ppo.learning_rate'))}"),
-            ("norm at most", _show(setting("ppo.max_grad_norm"))),
+            ("maximum norm", _show(setting("ppo.max_grad_norm"))),
             *_times(facts, "train"),
             *_metrics(facts, "grad_norm"),
         ],
@@ -192,15 +178,13 @@ def _gradients(facts: Facts, plan: Any, setting: Any) -> IterationStage:
 
 
 def _repeat(facts: Facts, plan: Any, setting: Any) -> IterationStage:
-    words = "Metrics are recorded, the policy is evaluated and saved when that is due, and the next iteration begins."
-    done = len(facts.records)
     best = facts.best
     return IterationStage(
         "Record, save, repeat",
         "millpond.loop, millpond.record, millpond.store",
-        words,
+        "Metrics are recorded, the policy is evaluated and saved when due, and the next iteration begins.",
         [
-            ("iterations", f"{_show(done)} recorded of {_show(plan['iterations'])}"),
+            ("iterations", f"{_show(len(facts.records))} recorded of {_show(plan['iterations'])}"),
             ("checkpoint", _interval(setting("checkpoint.interval"))),
             ("evaluation", _interval(setting("eval.interval"))),
             *([("best checkpoint", f"after {plural(best.updates, 'update')}")] if best else []),
@@ -214,7 +198,7 @@ def _interval(interval: Any) -> str:
 
 
 def _times(facts: Facts, *phases: str) -> list[tuple[str, str]]:
-    """Mean seconds of an iteration in each phase."""
+    """Return the mean seconds per iteration of each phase."""
     spent, count = phase_seconds(facts), max(1, len(facts.records))
     return [(f"time, {phase}", _seconds(spent[phase] / count)) for phase in phases if phase in spent]
 
@@ -224,15 +208,15 @@ def _seconds(seconds: float) -> str:
 
 
 def _metrics(facts: Facts, *names: str) -> list[tuple[str, str]]:
-    """A metric in the first record that has it, and in the last."""
-    found = []
+    """Return each metric in the first record that has it, and in the last."""
+    pairs = []
     for name in names:
         values = [record[name] for record in facts.records if name in record]
         if len(values) > 1:
-            found.append((name, f"{figure(values[0])} at first, {figure(values[-1])} at last"))
+            pairs.append((name, f"{format_number(values[0])} at first, {format_number(values[-1])} at last"))
         elif values:
-            found.append((name, figure(values[0])))
-    return found
+            pairs.append((name, format_number(values[0])))
+    return pairs
 
 
 def _show(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What the report of each kind of run adds. The table of kinds names these."""
+"""The part of a report that differs between kinds of runs. The table of kinds (`millpond.kinds`) refers to these."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def _agents(facts: Facts) -> list[list[str]]:
 
 
 def _reward_network(facts: Facts) -> list[list[str]]:
-    data = [] if facts.acts else [["data", str(facts.setting("data.path", UNKNOWN))]]
+    data = [] if facts.has_agent else [["data", str(facts.setting("data.path", UNKNOWN))]]
     units = facts.setting("reward.hidden_size")
     return [*data, ["reward network", f"objective {facts.setting('reward.objective', UNKNOWN)}, {units} units"]]
 
 
-PPO = KindReport(acts=_always, trained=_policy, sections=(nine_stages,))
-MIXTURE = KindReport(acts=_always, trained=_agents)
-REWARD = KindReport(acts=_with_agent, trained=_reward_network)
+PPO = KindReport(has_agent=_always, subject=_policy, sections=(nine_stages,))
+MIXTURE = KindReport(has_agent=_always, subject=_agents)
+REWARD = KindReport(has_agent=_with_agent, subject=_reward_network)

@@ -1,4 +1,4 @@
-"""The first thing to see: what was trained, how well, how fast, when and where."""
+"""The first section of a report: what was trained, how well, how fast, when and where."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import time
 from millpond.planner.lines import size
 from millpond.plurals import plural
 from millpond.record import show_seconds
-from millpond.report.chart import figure
-from millpond.report.evaluation import HIGH, LOW, RETURN, evaluated, marks_of, share
+from millpond.report.chart import format_number
+from millpond.report.evaluation import RETURN, evaluation_records, interval_text, normalized_return, run_baselines
 from millpond.report.facts import Facts
 from millpond.report.markup import Block, Markup, join, table, tag
 
+TableRow = list[str]  # name, value
+
 
 def summary(facts: Facts) -> Block | None:
-    """Cards with the figures that matter, and a table of the circumstances."""
+    """Return cards with the most important numbers, and a table of everything else that identifies the run."""
     description = facts.setting("description")
     return Block(
         "Summary",
         join(
             tag("p", str(description), class_="lead") if description else None,
             tag("div", *_cards(facts), class_="cards"),
-            table([], _circumstances(facts), left=2),
+            table([], _table_rows(facts), left=2),
         ),
     )
 
@@ -40,34 +42,34 @@ def _card(name: str, value: str, remark: str = "") -> Markup:
 
 def _cards(facts: Facts) -> list[Markup]:
     last, cards = facts.last, []
-    found = evaluated(facts)
-    if found:
-        record = found[-1]
-        interval = (
-            f"95% interval {figure(record.get(LOW, record[RETURN]))} to {figure(record.get(HIGH, record[RETURN]))}"
+    evaluations = evaluation_records(facts)
+    if evaluations:
+        record = evaluations[-1]
+        cards.append(
+            _card("return, last evaluation", format_number(record[RETURN]), f"95% interval {interval_text(record)}")
         )
-        cards.append(_card("return, last evaluation", figure(record[RETURN]), interval))
-        marks = marks_of(facts)
-        part = share(record[RETURN], marks)
-        if part is not None:
-            players = ", ".join(f"{name} {figure(value)}" for name, value in marks.items())
-            cards.append(_card("of the way from random to greedy", f"{part:.0%}", players))
-    elif not facts.acts and (learned := _newest(facts, facts.score_name)) is not None:
+        baselines = run_baselines(facts)
+        normalized = normalized_return(record[RETURN], baselines)
+        if normalized is not None:
+            players = ", ".join(f"{name} {format_number(value)}" for name, value in baselines.items())
+            cards.append(_card("of the way from random to greedy", f"{normalized:.0%}", players))
+    elif not facts.has_agent and (learned := _newest(facts, facts.score_name)) is not None:
         name = facts.score_name.removeprefix("held_out/")
-        pattern = re.compile(rf"held_out/(\w+)/{re.escape(name)}")  # the same figure of the baselines
-        beside = {match[1]: value for key, value in last.items() if (match := pattern.fullmatch(key))}
-        words = ", ".join(f"{baseline} {figure(value)}" for baseline, value in beside.items())
+        pattern = re.compile(rf"held_out/(\w+)/{re.escape(name)}")  # the same metric of the baselines
+        baselines = {match[1]: value for key, value in last.items() if (match := pattern.fullmatch(key))}
+        remark = ", ".join(f"{baseline} {format_number(value)}" for baseline, value in baselines.items())
         held_out = "on held-out episodes; " if name != facts.score_name else ""
-        cards.append(_card(name.replace("_", " "), figure(learned), f"{held_out}{words}"))
+        cards.append(_card(name.replace("_", " "), format_number(learned), f"{held_out}{remark}"))
     elif "episode_return" in last:
-        cards.append(_card("return, in training", figure(last["episode_return"]), "mean of the last record's episodes"))
-    counted = (name for name in ("agent_steps", "updates", "episodes") if last.get(name))
-    cards += [_card(name.replace("_", " "), figure(last[name])) for name in counted]
+        remark = "mean of the last record's episodes"
+        cards.append(_card("return, in training", format_number(last["episode_return"]), remark))
+    counters = (name for name in ("agent_steps", "updates", "episodes") if last.get(name))
+    cards += [_card(name.replace("_", " "), format_number(last[name])) for name in counters]
     seconds = last.get("seconds", 0.0)
     if seconds:
-        cards.append(_card("time", show_seconds(seconds), "resumed parts included"))
+        cards.append(_card("time", show_seconds(seconds), "including before resumes"))
         if last.get("agent_steps"):
-            speed = figure(round(last["agent_steps"] / seconds))
+            speed = format_number(round(last["agent_steps"] / seconds))
             cards.append(_card("agent steps per second", speed, "everything included"))
     return cards
 
@@ -76,29 +78,28 @@ def _newest(facts: Facts, name: str) -> float | None:
     return next((record[name] for record in reversed(facts.records) if name in record), None)
 
 
-def _subject(facts: Facts) -> list[list[str]]:
-    """What was trained on what, as far as the config says; only settings that this kind of run uses."""
+def _subject(facts: Facts) -> list[TableRow]:
+    """Return what was trained on which environment or data; only settings that this kind of run uses."""
     rows = []
-    if facts.acts and facts.setting("env.id"):
+    if facts.has_agent and facts.setting("env.id"):
         agents = facts.plan.get("num_agents", facts.setting("env.num_agents"))
         each = f", {plural(agents, 'agent')} per env" if isinstance(agents, int) else ""
-        rows.append(["world", f"{facts.setting('env.id')}{each}"])
+        rows.append(["environment", f"{facts.setting('env.id')}{each}"])
     if facts.kind_report is not None:
-        rows += facts.kind_report.trained(facts)
+        rows += facts.kind_report.subject(facts)
     return rows
 
 
-def _circumstances(facts: Facts) -> list[list[str]]:
+def _table_rows(facts: Facts) -> list[TableRow]:
     host, status = facts.host, facts.status
-    rows = [["kind", facts.kind]]
-    rows += _subject(facts)
+    rows = [["kind", facts.kind], *_subject(facts)]
     if status is not None:
-        told = f" ({status.note})" if status.note else ""
+        note = f" ({status.note})" if status.note else ""
         since = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(status.since))
-        rows.append(["state", f"{status.state} since {since}{told}"])
+        rows.append(["state", f"{status.state} since {since}{note}"])
     best = facts.best
     if best is not None:
-        score = "" if best.score is None else f", {facts.score_name} {figure(best.score)}"
+        score = "" if best.score is None else f", {facts.score_name} {format_number(best.score)}"
         rows.append(["best checkpoint", f"{best.path.name} after {plural(best.updates, 'update')}{score}"])
     if host:
         rows.append(["began", str(host.get("started", "?"))])
@@ -114,12 +115,8 @@ def _circumstances(facts: Facts) -> list[list[str]]:
             ]
         )
         versions = host.get("versions", {})
-        rows.append(
-            [
-                "versions",
-                ", ".join(f"{name} {versions[name]}" for name in ("millpond", "torch", "numpy") if name in versions),
-            ]
-        )
+        named = (f"{name} {versions[name]}" for name in ("millpond", "torch", "numpy") if name in versions)
+        rows.append(["versions", ", ".join(named)])
         git = host.get("git")
         if git:
             rows.append(["source", f"{git['commit'][:12]}{', with changes' if git.get('changed') else ''}"])

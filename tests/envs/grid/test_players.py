@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from millpond.envs.grid.envs import GridEnvs
-from millpond.envs.grid.players import Player, yardstick
+from millpond.envs.grid.players import Player, play_baseline
 
 
 def test_greedy_is_far_above_random():
-    random, greedy = (yardstick(name, {}, num_envs=16) for name in ("random", "greedy"))
+    random, greedy = (play_baseline(name, {}, num_envs=16) for name in ("random", "greedy"))
     assert greedy["episode_return"] > 10 * random["episode_return"]
     assert greedy["hearts"] > 10 * random["hearts"]
     assert random["hearts"] > 0  # chance finds the whole chain, so there is something to learn from
@@ -27,7 +27,7 @@ def test_greedy_walks_a_shortest_path_and_uses_what_it_finds():
 
 
 def test_players_repeat():
-    scores = [yardstick("random", {"max_steps": 50}, num_envs=8, seed=4) for _ in range(2)]
+    scores = [play_baseline("random", {"max_steps": 50}, num_envs=8, seed=4) for _ in range(2)]
     assert scores[0] == scores[1]
 
 

@@ -1,4 +1,4 @@
-"""Scripted players of the grid environment: yardsticks for what is learned.
+"""Scripted players of the grid environment: baselines for learned policies.
 
 `random` draws uniformly. `greedy` sees the whole map and walks shortest paths to the next useful object: it mines
 until it can carry no more ore, turns all of it into batteries, and takes these to altars that are ready. It plays for
@@ -123,7 +123,9 @@ class Player:
             greedy_actions(self.env_batch.rules, self.env_batch.state, first, last, self.random, action)
 
 
-def yardstick(name: PlayerName, options: Mapping[str, Any], *, num_envs: int = 64, seed: int = 0) -> dict[str, float]:
+def play_baseline(
+    name: PlayerName, options: Mapping[str, Any], *, num_envs: int = 64, seed: int = 0
+) -> dict[str, float]:
     """Play one whole episode in each of `num_envs` envs; means over episodes.
 
     Returns `episode_return` (mean over agents), `reward_per_agent_step`, and the environment's numbers per episode.

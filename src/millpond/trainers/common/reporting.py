@@ -12,7 +12,7 @@ from millpond.errors import MillpondError
 from millpond.planner.lines import figures, number
 from millpond.plurals import plural
 from millpond.report import Picture, write_report
-from millpond.report.evaluation import share, yardsticks
+from millpond.report.evaluation import baseline_returns, normalized_return
 from millpond.store import NothingToPlayError, Run, find_run
 from millpond.store.checkpoints import saved_checkpoints
 from millpond.trainers.common.evaluate import Evaluation
@@ -91,16 +91,16 @@ def _reason(error: Exception) -> str:
 def summarise(
     recipe: PPORecipe, evaluation: Evaluation | None, shares: Mapping[str, float], steps_per_second: float
 ) -> list[str]:
-    """Return against the yardsticks, speed, and where the time went."""
+    """Return the lines of a summary: return beside the scripted players, speed, time by phase."""
     lines: list[str] = []
     if evaluation is not None:
         low, high = evaluation.interval()
         rows = [("learned", f"{evaluation.mean:.3f}", f"95% interval {low:.3f} to {high:.3f}")]
-        marks = yardsticks(recipe.env)
-        rows += [(name, f"{value:.3f}", "scripted player") for name, value in marks.items()]
-        part = share(evaluation.mean, marks)
-        if part is not None:
-            rows.append(("(learned - random) / (greedy - random)", f"{part:.2f}", ""))
+        baselines = baseline_returns(recipe.env)
+        rows += [(name, f"{value:.3f}", "scripted player") for name, value in baselines.items()]
+        normalized = normalized_return(evaluation.mean, baselines)
+        if normalized is not None:
+            rows.append(("(learned - random) / (greedy - random)", f"{normalized:.2f}", ""))
         lines += [f"Return, mean of {plural(len(evaluation.lengths), 'episode')} on seeds of their own", *figures(rows)]
     spent = [(name, f"{of_all:.0%}", "") for name, of_all in shares.items() if of_all >= 0.005]
     return [*lines, "", f"Time: {number(round(steps_per_second))} agent steps a second", *figures(spent)]
