@@ -1,14 +1,13 @@
-"""Two checkouts of the project beside each other: is any stage slower than before?
+"""Compare the speed of two checkouts of the project, stage by stage.
 
     git worktree add /tmp/before main~20
     python benchmarks/before_after.py /tmp/before . --alternations 5 --json before_after.json
-    python benchmarks/before_after.py OLD NEW --recipes grid reward
+    python benchmarks/before_after.py OLD NEW --recipes grid benchmarks/peers/forage.yaml
 
-Each alternation runs `millpond bench RECIPE --json` from both folders, one after the other, in changing order, so that what
-else the machine does falls on both. A stage's figure is the median over the alternations; its ratio is the median of
-after / before, alternation by alternation, with the lowest and the highest. A stage is slower where that median is more than
-10 % above 1 and all alternations but one at most agree. The lake's append and sample are stages of grid; batches of
-reward learning are also timed by a few lines of their own, since older checkouts bench recipes of kind ppo alone.
+Each alternation runs `millpond bench RECIPE --json` with both checkouts, one after the other, in changing order, so that
+other load on the machine hits both. A stage's figure is the median over the alternations; its ratio is the median of
+after / before within an alternation, with the lowest and the highest. A stage counts as slower if that median is more than
+1.10 and all alternations but at most one agree. The lake's append and sample are stages of `grid`.
 """
 
 from __future__ import annotations
@@ -29,24 +28,6 @@ from hardware import processor
 
 RECIPES = ("grid", "mixture", "reward")
 SLOWER = 1.10
-REWARD = """
-import contextlib, io, json, statistics, tempfile, time
-from millpond.config import load
-from millpond.store import training
-from millpond.trainers.reward.trainer import RewardTrainer
-from millpond.trainers.common.session import start_run
-
-with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
-    loaded = load("reward", {"run_dir": folder, "reward.epochs": 10**6, "log.tensorboard": False})
-    trainer, spent = RewardTrainer(loaded, start_run(loaded, "x")), []
-    with training(trainer.run, trainer.loop, trainer.recorder):
-        for _ in range(9):
-            began = time.perf_counter()
-            trainer.play(trainer.loop.count + 50)
-            spent.append((time.perf_counter() - began) / 50)
-        trainer.loop.stop("measured")
-print(json.dumps(statistics.median(spent[1:])))
-"""
 
 
 @dataclass(frozen=True)
@@ -63,32 +44,32 @@ class Change:
 
     @property
     def slower(self) -> bool:
-        """By more than a tenth, and not in a single alternation alone."""
+        """True if slower by more than a tenth in all alternations but at most one."""
         agree = sum(ratio > 1 for ratio in self.ratios)
         return median(self.ratios) > SLOWER and agree >= len(self.ratios) - (len(self.ratios) > 2)
 
 
-def run(folder: Path, *arguments: str, code: str | None = None) -> Any:
-    """JSON that a command of the checkout prints last; None where the checkout refuses it."""
-    command = [sys.executable, *(["-c", code] if code else ["-m", "millpond", *arguments])]
-    with tempfile.TemporaryDirectory() as cache:  # the figures that a bench keeps for plans stay out of the user's
+def run(folder: Path, *arguments: str) -> Any:
+    """Return the JSON that a command of the checkout prints, or None if the checkout refuses the command."""
+    command = [sys.executable, "-m", "millpond", *arguments]
+    with tempfile.TemporaryDirectory() as cache:  # a bench stores its figures for plans: not among the user's
         environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "XDG_CACHE_HOME": cache}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=cache)
     if done.returncode == 2:
         return None
     if done.returncode:
-        raise SystemExit(f"{folder}: {' '.join(arguments) or 'reward batches'} failed:\n{done.stderr[-4000:]}")
-    text = done.stdout
-    return json.loads(text[text.index("{") :] if arguments else text.splitlines()[-1])
+        raise SystemExit(f"{folder}: {' '.join(arguments)} failed:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout[done.stdout.index("{") :])
 
 
 def stages(folder: Path, recipe: str, options: list[str]) -> dict[str, float] | None:
-    """Seconds by stage, and of a whole iteration, round or cycle."""
-    found = run(folder, "bench", recipe, "--json", *options)
-    if found is None:
+    """Return seconds by stage, and of a whole iteration, round or cycle."""
+    path = Path(recipe)
+    bench = run(folder, "bench", str(path.resolve()) if path.exists() else recipe, "--json", *options)
+    if bench is None:
         return None
-    seconds = {f"{recipe}: {stage['name']}": stage["alone"] for stage in found["stages"]}
-    return {**seconds, f"{recipe}: as a whole": found["iteration"]["seconds"]["median"]}
+    seconds = {f"{path.stem}: {stage['name']}": stage["alone"] for stage in bench["stages"]}
+    return {**seconds, f"{path.stem}: as a whole": bench["iteration"]["seconds"]["median"]}
 
 
 def measure(folder: Path, recipes: list[str], options: list[str]) -> dict[str, float]:
@@ -96,21 +77,20 @@ def measure(folder: Path, recipes: list[str], options: list[str]) -> dict[str, f
     for recipe in recipes:
         print(f"  {folder}: {recipe}", file=sys.stderr, flush=True)
         seconds |= stages(folder, recipe, options) or {}
-    print(f"  {folder}: reward batches", file=sys.stderr, flush=True)
-    return {**seconds, "reward batch": run(folder, code=REWARD)}
+    return seconds
 
 
 def changes(before: list[dict[str, float]], after: list[dict[str, float]]) -> Iterator[Change]:
-    """Of the stages that both checkouts have."""
+    """Yield the stages that both checkouts have."""
     for name in after[0]:
         if all(name in one for one in (*before, *after)):
             yield Change(name, [one[name] for one in before], [one[name] for one in after])
 
 
-def show(found: list[Change], missing: list[str]) -> list[str]:
+def show(compared: list[Change], missing: list[str]) -> list[str]:
     """The table."""
     lines = [f"{'stage':<28}{'before':>12}{'after':>12}{'after / before':>16}  spread"]
-    for one in found:
+    for one in compared:
         ratios = one.ratios
         mark = "  SLOWER" if one.slower else ""
         lines.append(
@@ -119,7 +99,7 @@ def show(found: list[Change], missing: list[str]) -> list[str]:
         )
     if missing:
         lines.append(f"only in one of the two: {', '.join(missing)}")
-    slower = [one.name for one in found if one.slower]
+    slower = [one.name for one in compared if one.slower]
     lines.append(f"slower by more than 10 %: {', '.join(slower) or 'none'}")
     return lines
 
@@ -149,15 +129,15 @@ def main() -> None:
         print(f"alternation {number + 1} of {asked.alternations}", file=sys.stderr, flush=True)
         for side in (0, 1) if number % 2 == 0 else (1, 0):
             measured[side].append(measure(folders[side], asked.recipes, ["--quick"] if asked.quick else []))
-    found = list(changes(*measured))
+    compared = list(changes(*measured))
     names = {name for side in measured for one in side for name in one}
-    missing = sorted(names - {one.name for one in found})
+    missing = sorted(names - {one.name for one in compared})
     print(f"{processor()}; before {folders[0]}, after {folders[1]}; median of {asked.alternations} alternations")
-    print("\n".join(show(found, missing)))
+    print("\n".join(show(compared, missing)))
     if asked.json:
-        kept = {"hardware": processor(), "changes": [{**asdict(one), "slower": one.slower} for one in found]}
-        asked.json.write_text(json.dumps(kept, indent=2) + "\n")
-    raise SystemExit(any(one.slower for one in found))
+        result = {"hardware": processor(), "changes": [{**asdict(one), "slower": one.slower} for one in compared]}
+        asked.json.write_text(json.dumps(result, indent=2) + "\n")
+    raise SystemExit(any(one.slower for one in compared))
 
 
 if __name__ == "__main__":

@@ -11,16 +11,7 @@ from pathlib import Path
 from environments import last_line
 from trained import Trained
 
-FORAGE = (
-    "trainer.num_workers=1",
-    "vector.backend=processes",
-    "vector.trainer_share=0.1",
-    "trainer.forward_pass_minibatch_target_size=null",
-    "trainer.num_envs=64",
-    "trainer.batch_unit=agent_steps",
-    "trainer.batch_size=12_288",
-    "trainer.minibatch_size=3_072",
-)
+RECIPES = {"forage": "forage.yaml", "cartpole": "cartpole_lstm.yaml"}
 QUIET = ("eval.interval=null", "eval.episodes=1", "checkpoint.interval=null", "log.tensorboard=false")
 LEVELS = {"forage": "reward_per_agent_step", "cartpole": "episode_return"}
 VERSIONS = """
@@ -36,11 +27,11 @@ print(forage_config(Forage()).model_dump_json())
 
 def train_ours(task: str, iterations: int, seed: int, overrides: list[str]) -> Trained:
     """Train for so many iterations; evaluation at the end is not in the times."""
-    recipe = ["mettagrid", *FORAGE] if task == "forage" else [str(Path(__file__).with_name("cartpole_lstm.yaml"))]
+    recipe = str(Path(__file__).with_name(RECIPES[task]))
     with tempfile.TemporaryDirectory() as folder:
-        settings = [*recipe[1:], *QUIET, f"trainer.total_iterations={iterations}", f"seed={seed}", *overrides]
+        settings = [*QUIET, f"trainer.total_iterations={iterations}", f"seed={seed}", *overrides]
         run = [*settings, f"run_dir={folder}", "--run", "ours"]
-        last_line([sys.executable, "-m", "millpond", "train", recipe[0], *run])
+        last_line([sys.executable, "-m", "millpond", "train", recipe, *run])
         lines = (Path(folder) / "ours" / "metrics.jsonl").read_text().splitlines()
         plan = json.loads((Path(folder) / "ours" / "plan.json").read_text())
     records = [json.loads(line) for line in lines]
@@ -51,7 +42,7 @@ def train_ours(task: str, iterations: int, seed: int, overrides: list[str]) -> T
     return Trained(
         party="millpond",
         versions=json.loads(last_line([sys.executable, "-c", VERSIONS])),
-        settings={"recipe": recipe[0], "overrides": settings, "seed": seed},
+        settings={"recipe": Path(recipe).stem, "overrides": settings, "seed": seed},
         steps=plan["agent_steps"],
         collect=collect,
         train=[spent - first - last for spent, first, last in zip(whole, collect, evaluate, strict=True)],
