@@ -1,5 +1,5 @@
 # Two commands set everything up on a fresh machine: `make train` trains, `make test` passes the tests.
-# Both make .venv from nothing when it is missing or stale.
+# Both create .venv if it is missing or out of date.
 
 .DEFAULT_GOAL := help
 .PHONY: help train test test-slow test-processors check format docs constraints clean
@@ -21,17 +21,17 @@ STAMP = $$( { $(INTERPRETER) --version; pwd; cat pyproject.toml constraints.txt;
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-train: base  ## train the default recipe on the built-in world
+train: base  ## train the default recipe on the built-in environment
 	$(VENV)/bin/millpond train grid
 
 test: full check  ## the checks and all quick tests
 	$(PYTHON) -m pytest -n 2 --dist loadfile
 
-test-slow: full check  ## all tests, the long ones too, and those of the numbers as on other processors
+test-slow: full check  ## all tests, also the slow ones, and the numerical ones as on other processors
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m 'slow or not slow'
 	$(PYTHON) tests/processors.py generic avx2 avx512 avx512-bf16
 
-test-processors: full  ## the tests of policies, trainers, kernels, rollout and planner as on other processors
+test-processors: full  ## numerical tests (policies, trainers, kernels, rollout, planner) as on other processors
 	$(PYTHON) tests/processors.py
 
 check: full  ## linter, formatter, type checker, import directions
@@ -40,14 +40,14 @@ check: full  ## linter, formatter, type checker, import directions
 	$(PYTHON) -m mypy
 	$(PYTHON) -m pytest tests/test_imports.py
 
-format: full  ## rewrite the code as the formatter likes it
+format: full  ## format the code
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-docs: full  ## write the generated pages of docs/ again
+docs: full  ## generate the generated pages of docs/
 	$(PYTHON) -m millpond.config.reference > docs/configuration.md
 
-constraints: full  ## pin what is installed now, after a change of dependencies
+constraints: full  ## pin the installed versions, after a change of dependencies
 	$(PYTHON) -m pip freeze --exclude-editable --exclude millpond | sed 's/+cpu$$//' | LC_ALL=C sort -f > constraints.txt
 
 clean:  ## remove the virtual environment and all caches
