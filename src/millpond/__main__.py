@@ -1,4 +1,4 @@
-"""`python -m millpond` is the command `millpond`."""
+"""Run the command line: `python -m millpond` is the same as `millpond`."""
 
 from millpond.cli import main
 

@@ -1,44 +1,73 @@
-"""What `bench` does."""
+"""The command `bench`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from millpond.cli.output import print_json, print_text, watched
+import typer
+
+from millpond.cli.options import DEFAULT_RECIPE, JsonOption, OverridesArgument, RecipeArgument, recipe_and_overrides
+from millpond.cli.output import print_json, print_text, progress
 from millpond.errors import MillpondError
 
-PICTURES = (".png", ".svg", ".pdf")
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def bench(
-    recipe: str,
-    overrides: list[str],
-    *,
-    quick: bool,
-    only_iteration: bool,
-    iterations: int | None,
-    picture: Path | None,
-    as_json: bool,
+    recipe: RecipeArgument = DEFAULT_RECIPE,
+    overrides: OverridesArgument = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny sizes, in seconds, to try the command; nothing is saved.")
+    ] = False,
+    iteration: Annotated[
+        bool,
+        typer.Option(
+            "--iteration", help="Only whole iterations (rounds, cycles); for ppo, with their bare arithmetic."
+        ),
+    ] = False,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", min=1, help="Iterations to time; default: depends on their size.")
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--picture", metavar="FILE", help="File for the waterfall chart: .png or .svg; default: the cache folder."
+        ),
+    ] = None,
+    json: JsonOption = False,
 ) -> None:
-    """Measure, keep the figures for plans, draw, print."""
+    """Measure this machine and a recipe on it: limits, every stage alone, whole iterations. About two minutes.
+
+    Stages are shown as shares of their hardware limit and of an iteration (for a mixture a round, for reward learning a
+    cycle), and an iteration of PPO next to the bare arithmetic of its network. The measurements are saved, and
+    `millpond plan` then estimates how long a run takes.
+
+    \b
+      millpond bench                     # the default recipe, grid
+      millpond bench mixture             # a round: collect, pour, learn, fill, the BigAgent
+      millpond bench reward              # a cycle: sample, update, target, record
+      millpond bench metta --iteration   # the full-size iteration alone
+    """
     from millpond.bench.run import keep, run_bench
     from millpond.bench.show import draw_bench, show_bench
 
-    if picture is not None and picture.suffix not in PICTURES:
-        raise MillpondError(f"--picture {picture} must end in one of {', '.join(PICTURES)}")
-    with watched("measuring") as watch:
-        found = run_bench(
-            recipe, overrides, quick=quick, only_iteration=only_iteration, iterations=iterations, watch=watch
+    recipe, override_list = recipe_and_overrides(recipe, overrides)
+    if picture is not None and picture.suffix not in PICTURE_SUFFIXES:
+        raise MillpondError(f"--picture {picture} must end in one of {', '.join(PICTURE_SUFFIXES)}")
+    with progress("measuring") as update:
+        result = run_bench(
+            recipe, override_list, quick=quick, only_iteration=iteration, iterations=iterations, watch=update
         )
-    kept = None if quick else keep(found, overrides)
-    if picture is None and kept is not None:
-        picture = kept.with_name(f"bench-{Path(recipe).stem}.png")
+    saved = None if quick else keep(result, override_list)
+    if picture is None and saved is not None:
+        picture = saved.with_name(f"bench-{Path(recipe).stem}.png")
     if picture is not None:
-        draw_bench(found, picture)
-    if as_json:
-        print_json({**found.to_json(), "kept": kept, "picture": picture})
+        draw_bench(result, picture)
+    if json:
+        print_json({**result.to_json(), "kept": saved, "picture": picture})
         return
-    lines = show_bench(found)
+    lines = show_bench(result)
     lines += ["", *([f"picture: {picture}"] if picture is not None else [])]
-    lines.append(f"kept for plans: {kept}" if kept is not None else "not kept: a quick bench is no measurement")
+    lines.append(f"saved for plans: {saved}" if saved is not None else "not saved: a quick bench is no measurement")
     print_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""What `data info` and `data audit` print."""
+"""The commands `data info` and `data audit`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from enum import StrEnum
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
+from millpond.cli.options import EpisodesArgument, JsonOption
 from millpond.cli.output import print_json, print_text
 from millpond.data import AuditFinding, Episodes, audit, open_episodes, unfit
 from millpond.data.fitting import OBJECTIVES
@@ -17,31 +20,79 @@ from millpond.planner.lines import figures, sentence, size, table
 from millpond.plurals import plural
 
 BINS = 12
-BAR = 40
+BAR_WIDTH = 40
+
+data = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Inspect or audit recorded episodes.")
+
+KeysOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key", metavar="FIELD", help="A field of the observations to use, as data.observation_keys; repeatable."
+    ),
+]
+ImagesOption = Annotated[bool, typer.Option("--images", help="Use images too, as data.images=true.")]
+DropOption = Annotated[
+    list[str] | None,
+    typer.Option("--drop", metavar="FIELD:COLUMN", help="A column to leave out, as data.drop_columns; repeatable."),
+]
 
 
-def print_info(path: str, keys: Sequence[str], images: bool, drop: Sequence[str], as_json: bool) -> None:
-    """Episodes, steps, lengths, returns and fields; no frames are read."""
-    data = open_episodes(path, keys, images, drop_columns=drop)
-    if as_json:
-        print_json(_summary(data))
-    else:
-        print_text("\n".join([*_overview(data), *_fields(data), *_histogram(data.returns)]))
+class Objective(StrEnum):
+    """Objectives that learn a reward, as in reward.objective."""
+
+    lrd = "lrd"
+    rrd = "rrd"
+    progress = "progress"
+    success = "success"
 
 
-def print_audit(
-    path: str, keys: Sequence[str], images: bool, drop: Sequence[str], objective: str | None, as_json: bool
+@data.command()
+def info(
+    path: EpisodesArgument,
+    keys: KeysOption = None,
+    images: ImagesOption = False,
+    drop: DropOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """All findings; exit 1 where the data is broken, or cannot serve the objective that is asked for."""
-    data = open_episodes(path, keys, images, drop_columns=drop)
-    with _progress(len(data)) as advance:
-        findings = audit(data, advance)
-    reasons = unfit(data)
-    if as_json:
-        fits = {name: reasons.get(name) for name in OBJECTIVES}
-        print_json({**_summary(data), "findings": [asdict(finding) for finding in findings], "unfit": fits})
+    """Describe recorded episodes: lengths, returns, fields, and which of the fields are used.
+
+    \b
+      millpond data info pendulum
+      millpond data info demonstrations/ --key joint_states --key ee_pos
+    """
+    episodes = open_episodes(path, keys or [], images, drop_columns=drop or [])
+    if json:
+        print_json(_summary(episodes))
     else:
-        lines = [*_overview(data), *_histogram(data.returns), "", *_told(findings), "", "Objectives"]
+        print_text("\n".join([*_overview(episodes), *_field_table(episodes), *_histogram(episodes.returns)]))
+
+
+@data.command("audit")
+def audit_episodes(
+    path: EpisodesArgument,
+    keys: KeysOption = None,
+    images: ImagesOption = False,
+    drop: DropOption = None,
+    objective: Annotated[
+        Objective | None,
+        typer.Option("--objective", help="Exit with 1 if the episodes do not fit this objective."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Find problems of recorded episodes before anything is learned from them.
+
+    Constant returns, successes only, copies, NaN, actions out of range, clocks among the columns, contradicting flags:
+    what each means, and what to do. Exits with 1 if the data is broken; with warnings and notes it exits with 0.
+    """
+    episodes = open_episodes(path, keys or [], images, drop_columns=drop or [])
+    with _progress_bar(len(episodes)) as advance:
+        findings = audit(episodes, advance)
+    reasons = unfit(episodes)
+    if json:
+        fits = {name: reasons.get(name) for name in OBJECTIVES}
+        print_json({**_summary(episodes), "findings": [asdict(finding) for finding in findings], "unfit": fits})
+    else:
+        lines = [*_overview(episodes), *_histogram(episodes.returns), "", *_finding_lines(findings), "", "Objectives"]
         for name in OBJECTIVES:
             lines += sentence(f"no: {reasons[name]}" if name in reasons else "yes", 2, f"{name:<9} ")
         print_text("\n".join(lines))
@@ -49,8 +100,8 @@ def print_audit(
         sys.exit(1)
 
 
-def _told(findings: Sequence[AuditFinding]) -> list[str]:
-    """Each finding: what, what it means, what to do."""
+def _finding_lines(findings: Sequence[AuditFinding]) -> list[str]:
+    """Lines for each finding: what it is, what it means, what to do."""
     if not findings:
         return ["Findings: none"]
     counts = [(sum(f.severity == severity for f in findings), severity) for severity in ("error", "warning", "note")]
@@ -62,21 +113,25 @@ def _told(findings: Sequence[AuditFinding]) -> list[str]:
     return lines
 
 
-def _overview(data: Episodes) -> list[str]:
-    layouts = sorted({source.layout for source in data.sources})
+def _overview(episodes: Episodes) -> list[str]:
+    layouts = sorted({source.layout for source in episodes.sources})
     rows: list[tuple[str, str] | tuple[str, str, str]] = [
-        ("episodes", f"{len(data):,}"),
-        ("steps", f"{data.total_steps:,}"),
-        ("steps an episode", _range(data.lengths)),
+        ("episodes", f"{len(episodes):,}"),
+        ("steps", f"{episodes.total_steps:,}"),
+        ("steps per episode", _range(episodes.lengths)),
     ]
-    if data.returns is not None:
-        rows.append(("return", _range(data.returns)))
-    if data.success is not None:
-        rows.append(("succeeded", f"{int(data.success.sum()):,}"))
-    if len(data.sources) > 1:
-        rows.append(("files", f"{len(data.sources):,}"))
-    heading = f"{data.path}: {', '.join(layouts)}"
-    return [heading, *figures(rows), *(sentence(f"task: {data.task_names[0]}") if len(data.sources) == 1 else [])]
+    if episodes.returns is not None:
+        rows.append(("return", _range(episodes.returns)))
+    if episodes.success is not None:
+        rows.append(("succeeded", f"{int(episodes.success.sum()):,}"))
+    if len(episodes.sources) > 1:
+        rows.append(("files", f"{len(episodes.sources):,}"))
+    heading = f"{episodes.path}: {', '.join(layouts)}"
+    return [
+        heading,
+        *figures(rows),
+        *(sentence(f"task: {episodes.task_names[0]}") if len(episodes.sources) == 1 else []),
+    ]
 
 
 def _range(values: np.ndarray[Any, Any]) -> str:
@@ -86,23 +141,23 @@ def _range(values: np.ndarray[Any, Any]) -> str:
     return f"{low:,.6g} to {high:,.6g}, mean {values.mean():,.6g}"
 
 
-def _fields(data: Episodes) -> list[str]:
-    """All fields that the files have, and whether they are used."""
-    first = data.sources[0]
+def _field_table(episodes: Episodes) -> list[str]:
+    """Table of all fields in the files, and whether they are used."""
+    first = episodes.sources[0]
     rows = [
-        (name, str(field), "image" if field.is_image else "vector", "yes" if name in data.fields else "no")
+        (name, str(field), "image" if field.is_image else "vector", "yes" if name in episodes.fields else "no")
         for name, field in first.fields.items()
     ]
-    if data.action is not None:
-        rows.append((data.action.name, str(data.action), "discrete" if data.discrete else "action", "yes"))
+    if episodes.action is not None:
+        rows.append((episodes.action.name, str(episodes.action), "discrete" if episodes.discrete else "action", "yes"))
     else:
         rows.append(("actions", "missing", "action", "no"))
-    frames = int(data.lengths.sum()) + len(data)
-    held = 4 * len(data.columns) * frames + sum(field.nbytes for field in data.images.values()) * frames
+    frames = int(episodes.lengths.sum()) + len(episodes)
+    held = 4 * len(episodes.columns) * frames + sum(field.nbytes for field in episodes.images.values()) * frames
     return [
         "",
-        *table(("field", "a step", "kind", "used"), rows),
-        *sentence(f"{plural(len(data.columns), 'number')} in a vector; all that is used takes {size(held)}."),
+        *table(("field", "per step", "kind", "used"), rows),
+        *sentence(f"{plural(len(episodes.columns), 'number')} per vector; the used fields take {size(held)}."),
     ]
 
 
@@ -117,41 +172,43 @@ def _histogram(returns: np.ndarray[Any, Any] | None) -> list[str]:
     widest = max(len(f"{edge:,.5g}") for edge in edges)
     lines = ["", "Returns"]
     for low, high, count in zip(edges[:-1], edges[1:], counts.tolist(), strict=True):
-        bar = "█" * max(round(count / counts.max() * BAR), count > 0)
+        bar = "█" * max(round(count / counts.max() * BAR_WIDTH), count > 0)
         lines.append(f"  {low:>{widest},.5g} to {high:>{widest},.5g}  {count:>6,}  {bar}".rstrip())
     return lines
 
 
-def _summary(data: Episodes) -> dict[str, Any]:
-    """The same for programs."""
-    returns = data.returns
+def _summary(episodes: Episodes) -> dict[str, Any]:
+    """Return the facts that `--json` prints."""
+    returns = episodes.returns
     known = returns is not None and bool(np.isfinite(returns).all())
     counts, edges = np.histogram(returns if returns is not None and known else [], BINS)
     return {
-        "path": data.path,
-        "layouts": sorted({source.layout for source in data.sources}),
-        "files": [source.path for source in data.sources],
-        "tasks": list(data.task_names),
-        "episodes": len(data),
-        "steps": data.total_steps,
-        "lengths": _moments(data.lengths),
+        "path": episodes.path,
+        "layouts": sorted({source.layout for source in episodes.sources}),
+        "files": [source.path for source in episodes.sources],
+        "tasks": list(episodes.task_names),
+        "episodes": len(episodes),
+        "steps": episodes.total_steps,
+        "lengths": _moments(episodes.lengths),
         "returns": _moments(returns) if returns is not None and known else None,
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()} if known else None,
-        "succeeded": None if data.success is None else int(data.success.sum()),
+        "succeeded": None if episodes.success is None else int(episodes.success.sum()),
         "fields": [
             {
                 "name": name,
                 "shape": list(field.shape),
                 "dtype": str(field.dtype),
                 "image": field.is_image,
-                "used": name in data.fields,
+                "used": name in episodes.fields,
             }
-            for name, field in data.sources[0].fields.items()
+            for name, field in episodes.sources[0].fields.items()
         ],
-        "columns": list(data.columns),
-        "action": None if data.action is None else {"shape": list(data.action.shape), "discrete": data.discrete},
-        "final_observations": int(data.final_known.sum()),
-        "masks": {name: len(names) for source in data.sources for name, names in source.masks.items()},
+        "columns": list(episodes.columns),
+        "action": None
+        if episodes.action is None
+        else {"shape": list(episodes.action.shape), "discrete": episodes.discrete},
+        "final_observations": int(episodes.final_known.sum()),
+        "masks": {name: len(names) for source in episodes.sources for name, names in source.masks.items()},
     }
 
 
@@ -160,8 +217,8 @@ def _moments(values: np.ndarray[Any, Any]) -> dict[str, float]:
 
 
 @contextmanager
-def _progress(episodes: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on a terminal's stderr, and nothing elsewhere."""
+def _progress_bar(episodes: int) -> Iterator[Callable[[int], None] | None]:
+    """Show a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""What this machine has, and what to install for what it has not."""
+"""The command `doctor`: versions, hardware and extras of this machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from millpond import __version__
+from millpond.cli.options import JsonOption
 from millpond.cli.output import print_json, print_text
 from millpond.envs.families import install_command
 from millpond.planner.host import Host
@@ -21,23 +22,38 @@ from millpond.planner.lines import figures, sentence, size
 from millpond.processor import check_bfloat16, cpu_name
 
 LIBRARIES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "safetensors", "lz4", "tensorboard", "rich")
-EXTRAS = {  # extra: the distribution that it brings, and what it is for
+EXTRAS = {  # extra: its distribution, and its purpose
     "atari": ("ale-py", "the Atari emulator, Gravitar among its games (GPL-2.0)"),
     "metta": ("mettagrid", "the real MettaGrid"),
     "minatar": ("MinAtar", "MinAtar's five games"),
-    "pettingzoo": ("pettingzoo", "parallel environments of several agents"),
-    "wandb": ("wandb", "records at Weights & Biases"),
+    "pettingzoo": ("pettingzoo", "multi-agent environments"),
+    "wandb": ("wandb", "logging to Weights & Biases"),
     "dev": ("pytest", "tests and checks"),
 }
 
 
 @dataclass(frozen=True)
 class Devices:
-    """What torch can compute on."""
+    """Devices and threads of torch."""
 
     names: tuple[str, ...]
     threads: int
     error: str = ""
+
+
+def doctor(json: JsonOption = False) -> None:
+    """Show what this machine has: versions, cores, devices, memory, disk, extras, and how to install the rest.
+
+    Exits with 1 if something that millpond needs is missing or broken.
+    """
+    facts = examine()
+    missing = [name for name, version in facts["libraries"].items() if version is None]
+    if json:
+        print_json(facts)
+    else:
+        print_text("\n".join(_text(facts, missing)))
+    if missing or facts["unsupported"] or facts["error"]:
+        sys.exit(1)
 
 
 def _installed(distribution: str) -> str | None:
@@ -48,10 +64,10 @@ def _installed(distribution: str) -> str | None:
 
 
 def _unsupported() -> dict[str, str]:
-    """Installed distributions whose versions are outside the range that millpond states, with that range."""
+    """Return installed distributions outside the version range that millpond supports, with that range."""
     try:
         requirements = map(Requirement, importlib.metadata.requires("millpond") or ())
-    except importlib.metadata.PackageNotFoundError:  # run from its source, without an installation
+    except importlib.metadata.PackageNotFoundError:  # run from source, without an installation
         return {}
     extras = {"", *EXTRAS} - {"dev"}  # any environment has some of its packages, such as setuptools, for other reasons
     used = [
@@ -82,14 +98,14 @@ def _devices() -> Devices:
 
 
 def _compiled_paths() -> dict[str, str]:
-    """Compiled code in use on this processor, by what it is for; plain PyTorch or Python does the rest."""
+    """Return the compiled code in use on this processor, by purpose; plain PyTorch or Python does the rest."""
     try:
         from millpond.policies.packed import PAYS
         from millpond.policies.products import SGEMM
         from millpond.replay.lake.intrinsics import HAS_CRC32C
     except (ImportError, OSError):
         return {}
-    blas = "our own packed products (AVX2)" if PAYS else "torch's BLAS"
+    blas = "Millpond's packed GEMM (AVX2)" if PAYS else "torch's BLAS"
     return {
         "LSTM": f"whole rows, with {blas}"
         if SGEMM
@@ -100,7 +116,7 @@ def _compiled_paths() -> dict[str, str]:
 
 
 def examine() -> dict[str, Any]:
-    """Everything that `millpond doctor` tells, as plain values."""
+    """Return everything that `millpond doctor` prints, as plain values."""
     host, devices = Host.here(), _devices()
     bfloat16 = None if devices.error else check_bfloat16()
     return {
@@ -123,49 +139,39 @@ def examine() -> dict[str, Any]:
     }
 
 
-def print_doctor(as_json: bool) -> None:
-    """The examination; exit 1 where something that millpond needs is missing or broken."""
-    found = examine()
-    missing = [name for name, version in found["libraries"].items() if version is None]
-    if as_json:
-        print_json(found)
-    else:
-        print_text("\n".join(_text(found, missing)))
-    if missing or found["unsupported"] or found["error"]:
-        sys.exit(1)
-
-
-def _processor_lines(found: dict[str, Any]) -> list[str]:
-    if found["bfloat16"] is None:
+def _processor_lines(facts: dict[str, Any]) -> list[str]:
+    if facts["bfloat16"] is None:
         return []
     rows = [
-        ("model", found["processor"]),
-        ("oneDNN", found["bfloat16"]["isa"] or "not in this build of torch"),
-        ("bfloat16", found["bfloat16"]["summary"]),
-        *((f"compiled: {name}", way) for name, way in found["compiled_paths"].items()),
+        ("model", facts["processor"]),
+        ("oneDNN", facts["bfloat16"]["isa"] or "not in this build of torch"),
+        ("bfloat16", facts["bfloat16"]["summary"]),
+        *((f"compiled: {name}", way) for name, way in facts["compiled_paths"].items()),
     ]
-    advice = "Whether a run is faster in bfloat16: `millpond bench RECIPE`, and again with trainer.precision=bfloat16."
+    advice = (
+        "To see if a run is faster in bfloat16: `millpond bench RECIPE`, and again with trainer.precision=bfloat16."
+    )
     width = max(len(name) for name, _ in rows)
     lines = ["", "Processor", *(f"  {name:<{width}}  {value}" for name, value in rows)]
-    return [*lines, *sentence(advice)] if found["bfloat16"]["works"] else lines
+    return [*lines, *sentence(advice)] if facts["bfloat16"]["works"] else lines
 
 
-def _text(found: dict[str, Any], missing: list[str]) -> list[str]:
+def _text(facts: dict[str, Any], missing: list[str]) -> list[str]:
     lines = [
-        f"millpond {found['millpond']}, Python {found['python']}",
-        *figures([(name, version or "missing") for name, version in found["libraries"].items()]),
+        f"millpond {facts['millpond']}, Python {facts['python']}",
+        *figures([(name, version or "missing") for name, version in facts["libraries"].items()]),
         "",
         "This machine",
         *figures(
             [
-                ("cores for this process", str(found["cores"]), f"{found['cores_in_all']} in all"),
-                ("memory", size(found["memory_bytes"]), ""),
-                ("free disk, in this folder", size(found["free_disk_bytes"]), ""),
-                ("torch threads", str(found["torch_threads"]), ""),
+                ("cores for this process", str(facts["cores"]), f"{facts['cores_in_all']} in all"),
+                ("memory", size(facts["memory_bytes"]), ""),
+                ("free disk, in this folder", size(facts["free_disk_bytes"]), ""),
+                ("torch threads", str(facts["torch_threads"]), ""),
             ]
         ),
-        *(f"  device {name}" for name in found["devices"]),
-        *_processor_lines(found),
+        *(f"  device {name}" for name in facts["devices"]),
+        *_processor_lines(facts),
         "",
         "Extras",
         *figures(
@@ -175,17 +181,17 @@ def _text(found: dict[str, Any], missing: list[str]) -> list[str]:
                     version or "-",
                     EXTRAS[name][1] if version else f"{EXTRAS[name][1]}: {install_command(name)}",
                 )
-                for name, version in found["extras"].items()
+                for name, version in facts["extras"].items()
             ]
         ),
     ]
     problems = [f"{name} is missing; run `make test` again, or pip install millpond" for name in missing]
     problems += [
         f"{name} {_installed(name)} is not supported: millpond needs {name}{bounds}; pip install '{name}{bounds}'"
-        for name, bounds in found["unsupported"].items()
+        for name, bounds in facts["unsupported"].items()
     ]
-    problems += [found["error"]] if found["error"] else []
-    lines += ["", "Wrong" if problems else "All that millpond needs is here."]
+    problems += [facts["error"]] if facts["error"] else []
+    lines += ["", "Problems" if problems else "Everything that millpond needs is installed."]
     for problem in problems:
         lines += sentence(problem, 2, "- ")
     return lines

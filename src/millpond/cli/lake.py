@@ -1,4 +1,4 @@
-"""The verbs of `millpond lake`: what a lake holds, whether it is whole, and how episodes get out and in."""
+"""The commands `lake info`, `verify`, `compact`, `export` and `import`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from millpond.cli.output import print_json, print_text
+from millpond.cli.options import JsonOption
+from millpond.cli.output import print_json, print_text, progress
+from millpond.plurals import plural
 
 lake = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="""Look into a lake, check it, make it denser, and exchange episodes with others.
+    help="""Inspect, verify and compact a lake, and export or import its episodes.
 
     \b
       millpond lake info runs/mixture-1/lake
@@ -23,47 +25,44 @@ lake = typer.Typer(
       millpond lake import demonstrations demos.hdf5""",
 )
 
-PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A lake's folder.")]
+PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a lake.")]
 StreamOption = Annotated[str | None, typer.Option("--stream", metavar="NAME", help="Only this stream.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @lake.command()
 def info(path: PathArgument, json: JsonOption = False) -> None:
-    """Say what a lake holds: streams, episodes, transitions, bytes raw and stored, returns by stream and round.
+    """Describe a lake: streams, episodes, transitions, bytes raw and stored, returns by stream and round.
 
     \b
       millpond lake info runs/mixture-1/lake
       millpond lake info runs/mixture-1/lake --json
     """
-    from millpond.cli.output import watched
-    from millpond.replay.tools.info import info as look
+    from millpond.replay.tools.info import info as read_info
 
-    with watched("reading") as watch:
-        found = look(path, progress=watch)
+    with progress("reading") as update:
+        contents = read_info(path, progress=update)
     if json:
-        print_json(found.to_json())
+        print_json(contents.to_json())
     else:
-        print_text("\n".join(found.lines()))
+        print_text("\n".join(contents.lines()))
 
 
 @lake.command()
 def verify(path: PathArgument, json: JsonOption = False) -> None:
-    """Compare every checksum; say what is damaged, and what is readable all the same. Nothing is changed.
+    """Verify every checksum; print what is damaged, and what is still readable. Nothing is changed.
 
-    Exits with 1 where anything is damaged.
+    Exits with 1 if anything is damaged.
 
     \b
       millpond lake verify runs/mixture-1/lake
       millpond lake verify runs/mixture-1/lake --json
     """
-    from millpond.cli.output import watched
     from millpond.replay.lake.format import require_lake
-    from millpond.replay.tools.verify import verify as check
+    from millpond.replay.tools.verify import verify as verify_lake
 
     require_lake(path)
-    with watched("verifying") as watch:
-        report = check(path, progress=watch)
+    with progress("verifying") as update:
+        report = verify_lake(path, progress=update)
     if json:
         print_json({"good": report.good, **asdict(report)})
     else:
@@ -76,32 +75,32 @@ def verify(path: PathArgument, json: JsonOption = False) -> None:
 def compact(
     path: PathArgument,
     stream: StreamOption = None,
-    keep: Annotated[int, typer.Option("--keep", min=1, help="Newest files of each stream to leave as they are.")] = 1,
+    keep: Annotated[int, typer.Option("--keep", min=1, help="Newest files per stream to leave unchanged.")] = 1,
     json: JsonOption = False,
 ) -> None:
-    """Write cold files again, denser: zstd over several frames instead of lz4 one by one.
+    """Rewrite old files in less space: zstd over several frames instead of lz4 per frame.
 
-    Readers and writers may go on meanwhile. Samples stay the same, and cost more to draw from compacted files.
+    Readers and writers may continue meanwhile. Samples stay the same, and cost more to draw from compacted files.
 
     \b
       millpond lake compact runs/mixture-1/lake
       millpond lake compact runs/mixture-1/lake --stream agent0 --keep 2
     """
-    from millpond.cli.output import watched
-    from millpond.plurals import plural
-    from millpond.replay.tools.compact import compact as make_denser
+    from millpond.replay.tools.compact import compact as compact_lake
 
-    with watched("compacting") as watch:
-        done = make_denser(path, stream, keep=keep, progress=watch)
+    with progress("compacting") as update:
+        done = compact_lake(path, stream, keep=keep, progress=update)
     if json:
         print_json(asdict(done))
     elif done.segments:
-        times = f"{done.before / max(done.after, 1):.1f} times less"
+        ratio = f"{done.before / max(done.after, 1):.1f} times smaller"
         print_text(
-            f"{path}: {plural(done.segments, 'file')} compacted, {done.before:,} -> {done.after:,} bytes of frames ({times})"
+            f"{path}: {plural(done.segments, 'file')} compacted, {done.before:,} -> {done.after:,} bytes of frames ({ratio})"
         )
     else:
-        print_text(f"{path}: nothing to compact; the newest {keep} of each stream, and files without frames, stay")
+        print_text(
+            f"{path}: nothing to compact; the newest {keep} per stream, and files without frames, stay unchanged"
+        )
 
 
 @lake.command("export")
@@ -119,12 +118,10 @@ def export_episodes(
       millpond lake export runs/mixture-1/lake gravitar-random      # Minari
       millpond lake export runs/mixture-1/lake episodes.npz --stream agent0
     """
-    from millpond.cli.output import watched
-    from millpond.plurals import plural
     from millpond.replay.tools.export import export
 
-    with watched("exporting") as watch:
-        done = export(path, target, stream=stream, progress=lambda count: watch("episodes", count))
+    with progress("exporting") as update:
+        done = export(path, target, stream=stream, progress=lambda count: update("episodes", count))
     if json:
         print_json(asdict(done))
         return
@@ -132,33 +129,31 @@ def export_episodes(
     if done.without_final:
         lines.append(
             f"  note: {plural(done.without_final, 'terminated episode')} without a final observation in the lake; "
-            f"the last one stands there once more, and is flagged"
+            f"the last one is repeated in its place, and flagged"
         )
     print_text("\n".join(lines))
 
 
 @lake.command("import")
-def import_others(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A lake's folder; it is made where it is missing.")],
+def import_into_lake(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a lake; it is created if it is missing.")],
     source: Annotated[
         Path,
-        typer.Argument(metavar="SOURCE", help="Recorded episodes, as `millpond data info` reads them."),
+        typer.Argument(metavar="SOURCE", help="Recorded episodes, in any format that `millpond data info` reads."),
     ],
-    stream: Annotated[str, typer.Option("--stream", metavar="NAME", help="The stream to append to.")] = "imported",
+    stream: Annotated[str, typer.Option("--stream", metavar="NAME", help="Stream to append to.")] = "imported",
     json: JsonOption = False,
 ) -> None:
-    """Append the episodes of others to a stream of a lake.
+    """Append recorded episodes to a stream of a lake.
 
     \b
       millpond lake import demonstrations demos.hdf5
       millpond lake import runs/mixture-1/lake episodes.npz --stream human
     """
-    from millpond.cli.output import watched
     from millpond.data.lake import import_episodes
-    from millpond.plurals import plural
 
-    with watched("importing") as watch:
-        done = import_episodes(source, path, stream=stream, progress=lambda count: watch("episodes", count))
+    with progress("importing") as update:
+        done = import_episodes(source, path, stream=stream, progress=lambda count: update("episodes", count))
     if json:
         print_json(asdict(done))
     else:

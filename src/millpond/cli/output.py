@@ -14,7 +14,7 @@ from millpond.planner.lines import ascii_only
 
 
 def print_text(text: str) -> None:
-    """Text with box drawing where the terminal can show it; on a terminal, headings and alerts are bold."""
+    """Print text, as ASCII if stdout cannot encode it; on a terminal, headings and alerts are bold."""
     if not _can_encode(text):
         encoding = sys.stdout.encoding or "ascii"
         text = ascii_only(text).encode(encoding, errors="replace").decode(encoding)
@@ -24,8 +24,55 @@ def print_text(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """JSON for programs."""
+    """Print a value as JSON."""
     print(json.dumps(value, indent=2, default=str))
+
+
+class ProgressCallback(Protocol):
+    """Report progress; `total` is None if it is unknown."""
+
+    def __call__(self, what: str, done: int = 0, total: int | None = None) -> None: ...
+
+
+@contextmanager
+def progress(verb: str, *, lines_every: float | None = None) -> Iterator[ProgressCallback]:
+    """Show a progress bar on stderr, or a spinner if the total is unknown, and remove it at the end.
+
+    If stderr is not a terminal, print a line every `lines_every` seconds, or nothing if that is None.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:  # not a disabled bar: with rich before 14.3 that would still write an empty line
+        yield _print_lines(verb, lines_every) if lines_every is not None else _show_nothing
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
+        task = bars.add_task(verb, total=None)
+
+        def update(what: str, done: int = 0, total: int | None = None) -> None:
+            bars.update(task, description=f"{verb} {what}".rstrip(), completed=done, total=total)
+
+        yield update
+
+
+def _show_nothing(what: str, done: int = 0, total: int | None = None) -> None:
+    """Show no progress."""
+
+
+def _print_lines(verb: str, every: float) -> ProgressCallback:
+    """Print a line of progress every so many seconds."""
+    next_line = time.monotonic() + every
+
+    def update(what: str, done: int = 0, total: int | None = None) -> None:
+        nonlocal next_line
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + every
+            count = f", {done:,} of {total:,}" if total is not None else ""
+            print(f"{verb} {what}{count}", file=sys.stderr, flush=True)
+
+    return update
 
 
 def _can_encode(text: str) -> bool:
@@ -41,50 +88,3 @@ def _styled(line: str) -> str:
         return f"\x1b[1;31m{line}\x1b[0m"
     is_heading = bool(line) and not line[0].isspace()
     return f"\x1b[1m{line}\x1b[0m" if is_heading else line
-
-
-class Watcher(Protocol):
-    """Told how far the work is. `total` is None where nobody knows it."""
-
-    def __call__(self, what: str, done: int = 0, total: int | None = None) -> None: ...
-
-
-@contextmanager
-def watched(verb: str, *, lines_every: float | None = None) -> Iterator[Watcher]:
-    """A bar, or a spinner where the total is unknown, while the work goes on; nothing of it remains.
-
-    Where stderr is not a terminal, a line every `lines_every` seconds instead, if that is set.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:  # not a disabled bar: with rich before 14.3 that would still write an empty line
-        yield _lines(verb, lines_every) if lines_every is not None else _nothing
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
-        task = bars.add_task(verb, total=None)
-
-        def watch(what: str, done: int = 0, total: int | None = None) -> None:
-            bars.update(task, description=f"{verb} {what}".rstrip(), completed=done, total=total)
-
-        yield watch
-
-
-def _nothing(what: str, done: int = 0, total: int | None = None) -> None:
-    """Show no progress."""
-
-
-def _lines(verb: str, every: float) -> Watcher:
-    """Print a line every so many seconds."""
-    next_line = time.monotonic() + every
-
-    def watch(what: str, done: int = 0, total: int | None = None) -> None:
-        nonlocal next_line
-        if time.monotonic() >= next_line:
-            next_line = time.monotonic() + every
-            count = f", {done:,} of {total:,}" if total is not None else ""
-            print(f"{verb} {what}{count}", file=sys.stderr, flush=True)
-
-    return watch

@@ -1,10 +1,23 @@
-"""What `plan`, `compare` and `recipes` print."""
+"""The commands `plan`, `compare` and `recipes`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
+import typer
+
+from millpond.cli.options import (
+    DEFAULT_RECIPE,
+    DebugOption,
+    JsonOption,
+    OverridesArgument,
+    PresetOption,
+    RecipeArgument,
+    preset_or_debug,
+    recipe_and_overrides,
+)
 from millpond.cli.output import print_json, print_text
 from millpond.config import Recipe, load, recipe_names
 from millpond.config.check import flatten
@@ -14,74 +27,119 @@ from millpond.config.load import leaves_agents_open
 from millpond.config.violations import show as show_value
 from millpond.envs.families import family_of, install_command, missing_extra
 from millpond.errors import MillpondError
-from millpond.planner import Host, plan
-from millpond.planner.compare import compare
+from millpond.planner import Host
+from millpond.planner import plan as make_plan
+from millpond.planner.compare import compare as compare_plans
 from millpond.planner.estimate import read_measured
 from millpond.planner.host import DeviceError
 from millpond.planner.lines import figures, sentence
 from millpond.planner.reward import preset_batches
-from millpond.planner.scale import scale, show_scale
+from millpond.planner.scale import scale as make_scale
+from millpond.planner.scale import show_scale
 from millpond.planner.text import show, show_compare
 from millpond.plurals import plural
 
 
-def print_plan(
-    recipe: str, overrides: list[str], preset: str | None, agents_from: str | None, other_machine: bool, as_json: bool
+def plan(
+    recipe: RecipeArgument = DEFAULT_RECIPE,
+    overrides: OverridesArgument = None,
+    json: JsonOption = False,
+    scale: Annotated[
+        str | None,
+        typer.Option("--scale", metavar="KEY=a,b,c", help="Print a table of the effect of several values of one key."),
+    ] = None,
+    explain: Annotated[
+        str | None,
+        typer.Option("--explain", metavar="KEY", help="Print the meaning of a key, its limits, and its value here."),
+    ] = None,
+    agents_from: Annotated[
+        str | None,
+        typer.Option(
+            "--agents-from", metavar="ENV", help="Take the number of agents per env from an environment or a YAML file."
+        ),
+    ] = None,
+    other_machine: Annotated[
+        bool,
+        typer.Option("--other-machine", help="Plan for another machine: ignore the GPU, cores and memory of this one."),
+    ] = False,
+    preset: PresetOption = None,
+    debug: DebugOption = False,
 ) -> None:
-    """Print the plan, as text or JSON: on this machine, or on any other."""
-    host, measured = (None, ()) if other_machine else (Host.here(), read_measured())
-    with _saying_how_to_plan_elsewhere():
-        planned = plan(recipe, overrides, preset=preset, agents_source=agents_from, host=host, measured=measured)
-    if as_json:
-        print_json(planned.to_json())
+    """Print exactly what a config will do, before it runs.
+
+    Environments and groups, rows, minibatches, gradient updates, steps in both units, memory by field, and advice with
+    the override that follows it. Nothing is trained and nothing heavy is imported.
+
+    \b
+      millpond plan metta
+      millpond plan metta trainer.minibatch_size=8192
+      millpond plan metta --scale env.num_agents=3,4,8,24
+      millpond plan metta --explain trainer.batch_unit
+      millpond plan metta device=cuda --other-machine   # for a machine with a GPU
+      millpond plan path/to/puffer.ini --agents-from metta.yaml
+    """
+    recipe, override_list = recipe_and_overrides(recipe, overrides)
+    preset = preset_or_debug(preset, debug)
+    if explain is not None and (scale or json or agents_from):
+        raise typer.BadParameter("--explain cannot be combined with --scale, --json or --agents-from")
+    if scale is not None and agents_from:
+        raise typer.BadParameter("--scale and --agents-from cannot be combined; set env.num_agents=N instead")
+    if explain is not None:
+        _print_explanation(recipe, override_list, preset, explain)
+    elif scale is not None:
+        _print_scale(recipe, override_list, preset, scale, other_machine, json)
     else:
-        print_text(show(planned))
+        _print_plan(recipe, override_list, preset, agents_from, other_machine, json)
 
 
-def print_scale(
-    recipe: str, overrides: list[str], preset: str | None, text: str, other_machine: bool, as_json: bool
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A recipe or file.")] = "puffer-metta",
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")] = "metta",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[[a:|b:]KEY=VALUE]...", help="Overrides for both, or for one as a:key=value, b:key=value."
+        ),
+    ] = None,
+    agents_from: Annotated[
+        str | None,
+        typer.Option(
+            "--agents-from",
+            metavar="ENV",
+            help="Environment or YAML file with the number of agents, if a config has none.",
+        ),
+    ] = None,
+    preset: PresetOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """Print the table of several values of one key."""
-    with _saying_how_to_plan_elsewhere():
-        scaled = scale(recipe, overrides, text, preset, None if other_machine else Host.here())
-    if as_json:
-        print_json(scaled.to_json())
-    else:
-        print_text(show_scale(scaled))
+    """Show two configs side by side: a table, what differs and why it matters, and what each is better for.
 
+    Without arguments: PufferLib's settings for Metta against Metta's own.
 
-@contextmanager
-def _saying_how_to_plan_elsewhere() -> Iterator[None]:
-    try:
-        yield
-    except DeviceError as error:
-        raise DeviceError(f"{error}, or add --other-machine to plan for a machine that has it") from None
-
-
-def print_comparison(
-    first: str, second: str, overrides: list[str], preset: str | None, agents_from: str | None, as_json: bool
-) -> None:
-    """Two configs side by side. An override that begins with `a:` or `b:` is for that side alone."""
+    \b
+      millpond compare metta mine.yaml
+      millpond compare metta metta b:trainer.minibatch_size=8192
+      millpond compare puffer.ini metta --agents-from metta.yaml
+    """
     for name in (first, second):
         if "=" in name:
             raise MillpondError(f"{name!r} is an override; name two recipes first, such as puffer-metta metta")
-    sides = []
-    for side, name in (("a:", first), ("b:", second)):
-        other = "b:" if side == "a:" else "a:"
-        own = [text.removeprefix(side) for text in overrides if not text.startswith(other)]
-        asks = agents_from is not None and leaves_agents_open(name, own, preset)
-        sides.append(plan(name, own, preset=preset, agents_source=agents_from if asks else None))
-    comparison = compare(*sides)
-    if as_json:
+    plans = []
+    for prefix, other_prefix, name in (("a:", "b:", first), ("b:", "a:", second)):
+        own = [text.removeprefix(prefix) for text in overrides or () if not text.startswith(other_prefix)]
+        needs_agents = agents_from is not None and leaves_agents_open(name, own, preset)
+        plans.append(make_plan(name, own, preset=preset, agents_source=agents_from if needs_agents else None))
+    comparison = compare_plans(*plans)
+    if json:
         print_json(comparison.to_json())
     else:
         print_text(show_compare(comparison))
 
 
-def print_recipes(as_json: bool) -> None:
-    """Print every packaged recipe: kind, presets, the extra it needs and whether that is installed."""
+def recipes(json: JsonOption = False) -> None:
+    """List the recipes: kinds, presets, and the extras that they need."""
     loaded = [(name, load(name).recipe) for name in recipe_names()]
-    if as_json:
+    if json:
         print_json(
             [
                 {
@@ -103,9 +161,42 @@ def print_recipes(as_json: bool) -> None:
         if extra is not None:
             missing = missing_extra(recipe.env.id) is not None
             lines += sentence(f"Needs the extra {extra}, which is {'not installed:' if missing else 'installed.'}")
-            lines += [f"    {install_command(extra)}"] if missing else []  # unbroken, to be copied
+            lines += [f"    {install_command(extra)}"] if missing else []  # on one line, to be copied
         lines += _lengths(name)
-    print_text("\n".join([*lines, "", *sentence("`millpond plan NAME` says what one of them will do.", 0)]))
+    print_text("\n".join([*lines, "", *sentence("`millpond plan NAME` prints what one of them will do.", 0)]))
+
+
+def _print_plan(
+    recipe: str, overrides: list[str], preset: str | None, agents_from: str | None, other_machine: bool, as_json: bool
+) -> None:
+    """Print the plan as text or JSON, for this machine or for any other."""
+    host, measured = (None, ()) if other_machine else (Host.here(), read_measured())
+    with _suggesting_other_machine():
+        planned = make_plan(recipe, overrides, preset=preset, agents_source=agents_from, host=host, measured=measured)
+    if as_json:
+        print_json(planned.to_json())
+    else:
+        print_text(show(planned))
+
+
+def _print_scale(
+    recipe: str, overrides: list[str], preset: str | None, text: str, other_machine: bool, as_json: bool
+) -> None:
+    """Print the table of several values of one key."""
+    with _suggesting_other_machine():
+        scaled = make_scale(recipe, overrides, text, preset, None if other_machine else Host.here())
+    if as_json:
+        print_json(scaled.to_json())
+    else:
+        print_text(show_scale(scaled))
+
+
+@contextmanager
+def _suggesting_other_machine() -> Iterator[None]:
+    try:
+        yield
+    except DeviceError as error:
+        raise DeviceError(f"{error}, or add --other-machine to plan for a machine that has it") from None
 
 
 def _presets(recipe: Recipe) -> list[str]:
@@ -118,7 +209,7 @@ def _extra(recipe: Recipe) -> str | None:
 
 
 def _lengths(name: str) -> list[str]:
-    """Lengths of a recipe with each of its presets, where these differ in more than `debug`."""
+    """Return the lengths of a recipe with each of its presets, if it has others than `debug`."""
     batches = preset_batches(name)
     if "fast" not in batches:
         return []
@@ -127,8 +218,8 @@ def _lengths(name: str) -> list[str]:
     return sentence(f"{plural(batches[None], 'batch')}; {presets}{note}")
 
 
-def print_explanation(recipe: str, overrides: list[str], preset: str | None, name: str) -> None:
-    """What a key means, or which keys a section has."""
+def _print_explanation(recipe: str, overrides: list[str], preset: str | None, name: str) -> None:
+    """Print the meaning of a key, or the keys of a section."""
     typed = load(recipe, overrides, preset).recipe
     known, values = keys(typed.kind), flatten(typed)
     if name in known:

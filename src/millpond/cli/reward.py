@@ -1,18 +1,42 @@
-"""What `reward score` does."""
+"""The command `reward score`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from millpond.cli.options import BestOption, EpisodesArgument, JsonOption
 from millpond.cli.output import print_json, print_text
 from millpond.planner.lines import figures
 from millpond.plurals import plural
 
+reward = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Apply a learned reward.")
 
+
+@reward.command()
 def score(
-    run: str, path: str, out: Path | None, plot: Path | None, episodes: str | None, best: bool, as_json: bool
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name or folder of a run of kind reward.")],
+    path: EpisodesArgument,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Output file: .npz or .hdf5; default: NAME-reward.npz.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Plot the reward and its sum over time: .png or .svg.")
+    ] = None,
+    episodes: Annotated[
+        str | None,
+        typer.Option("--episodes", metavar="0,2,5", help="Episodes to print and plot; default: the first four."),
+    ] = None,
+    best: BestOption = False,
+    json: JsonOption = False,
 ) -> None:
-    """Write the learned reward of every step, and a picture of chosen episodes."""
+    """Write the learned reward of every step of recorded episodes, for use elsewhere.
+
+    \b
+      millpond reward score reward-1 pendulum --plot rewards.png --episodes 0,1
+    """
     from millpond.trainers.reward.score import draw_scores, parse_episodes, score_run, write_scores
 
     scores = score_run(run, path, best=best)
@@ -21,7 +45,7 @@ def score(
     write_scores(scores, target)
     if plot is not None:
         draw_scores(scores, chosen, plot)
-    if as_json:
+    if json:
         print_json(
             {
                 "run": run,
@@ -30,8 +54,8 @@ def score(
                 "file": str(target),
                 "plot": None if plot is None else str(plot),
                 "episodes": [
-                    {"name": name, "steps": len(reward), "predicted_return": float(reward.sum(dtype="float64"))}
-                    for name, reward in zip(scores.names, scores.rewards, strict=True)
+                    {"name": name, "steps": len(rewards), "predicted_return": float(rewards.sum(dtype="float64"))}
+                    for name, rewards in zip(scores.names, scores.rewards, strict=True)
                 ],
             }
         )

@@ -1,20 +1,86 @@
-"""What `train`, `eval` and `runs` do."""
+"""The commands `train`, `eval`, `report` and `runs`."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from millpond.cli.output import print_json, print_text
-from millpond.config import Loaded, load
-from millpond.planner import plan_loaded
+import typer
+
+from millpond.cli.options import (
+    DEFAULT_RECIPE,
+    BestOption,
+    DebugOption,
+    JsonOption,
+    OverridesArgument,
+    PresetOption,
+    RecipeArgument,
+    RunArgument,
+    RunDirOption,
+    preset_or_debug,
+    recipe_and_overrides,
+)
+from millpond.cli.output import print_json, print_text, progress
 from millpond.planner.lines import figures, sentence
-from millpond.planner.text import show_alerts
-from millpond.store import Run, list_runs, show_runs
+
+if TYPE_CHECKING:
+    from millpond.config import Loaded
+    from millpond.store import Run
 
 
 def train(
+    recipe: RecipeArgument = DEFAULT_RECIPE,
+    overrides: OverridesArgument = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run", metavar="NAME", help="Name of the run and its folder; default: the recipe's name and a number."
+        ),
+    ] = None,
+    preset: PresetOption = None,
+    debug: DebugOption = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete an existing run of this name and start again.")
+    ] = False,
+    weights_from: Annotated[
+        str | None, typer.Option("--from", metavar="RUN", help="Start with the weights of another run.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Continue a run exactly from its last checkpoint.")
+    ] = None,
+) -> None:
+    """Train a recipe, or continue a run.
+
+    Ctrl-C finishes the step, saves, and prints how to resume; a second Ctrl-C stops at once. The run folder, runs/NAME,
+    holds everything: config, plan, host, metrics, TensorBoard files, checkpoints, report.
+
+    \b
+      millpond train                                # the built-in environment, minutes on two cores
+      millpond train grid ppo.learning_rate=1e-3 --run faster
+      millpond train metta --debug                  # one of every level
+      millpond train --resume faster trainer.total_timesteps=8e6
+      torchrun --nproc-per-node=2 -m -- millpond train --run two     # sizes are totals over all ranks
+      torchrun --nproc-per-node=4 -m -- millpond train mixture       # one rank per agent; mind the --
+    """
+    recipe, override_list = recipe_and_overrides(recipe, overrides)
+    if resume is not None:
+        if run is not None or overwrite or weights_from is not None or preset is not None or debug:
+            raise typer.BadParameter("--resume takes overrides only: a run keeps its name, recipe and preset")
+        if recipe != DEFAULT_RECIPE:
+            raise typer.BadParameter(f"--resume {resume} has its own recipe; leave {recipe!r} out")
+    _train(
+        recipe,
+        override_list,
+        preset=preset_or_debug(preset, debug),
+        run_name=run,
+        overwrite=overwrite,
+        weights_from=weights_from,
+        resume=resume,
+    )
+
+
+def _train(
     recipe: str,
     overrides: list[str],
     *,
@@ -24,8 +90,11 @@ def train(
     weights_from: str | None,
     resume: str | None,
 ) -> None:
-    """Train a recipe, or go on with a run."""
+    from millpond.config import load
     from millpond.distributed import join
+    from millpond.planner import plan_loaded
+    from millpond.planner.text import show_alerts
+    from millpond.store import Run
     from millpond.trainers.common.envs import env_agents
     from millpond.trainers.common.kinds import make_trainer, require_trainer
     from millpond.trainers.common.session import open_run, resume_run, run_of_all, setting_up, start_run
@@ -40,11 +109,11 @@ def train(
             loaded = load(recipe, overrides, preset, ask_env=env_agents)
             recorded = require_trainer(loaded)
             if weights_from is not None:
-                open_run(weights_from, loaded.recipe.run_dir)  # refused, if it is, before there is a folder
+                open_run(weights_from, loaded.recipe.run_dir)  # fails, if it does, before a folder is created
             return loaded, start_run(loaded, run_name, overwrite=overwrite, ranks=ranks.count, recorded=recorded)
 
         loaded, run = run_of_all(ranks, begin)
-        say = print_text if ranks.first else _say_nothing
+        say = print_text if ranks.first else _print_nothing
         with setting_up(run, ranks):
             source = Run.open(Path(loaded.recipe.run_dir), weights_from) if weights_from and ranks.first else None
             dataset = recorded.dataset if recorded is not None else None
@@ -64,17 +133,28 @@ def train(
             trainer.close()
 
 
-def _say_nothing(text: str) -> None:
-    """What ranks other than the first print."""
+def _print_nothing(text: str) -> None:
+    """Print nothing: rank 0 prints for all ranks."""
 
 
-def evaluate(name: str, episodes: int, render: Path | None, seed: int | None, best: bool, as_json: bool) -> None:
-    """Episodes of a run's policy on seeds of their own."""
+def evaluate(
+    run: RunArgument,
+    episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes to play.")] = 20,
+    render: Annotated[
+        Path | None, typer.Option("--render", metavar="FILE.gif", help="Render the first episode as a GIF.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="First seed; default: the recipe's eval.seed.")
+    ] = None,
+    best: BestOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Play episodes with a run's policy, on seeds that training does not use, and print the results."""
     from millpond.trainers.common.play import evaluate_run
 
-    evaluation, policy = evaluate_run(name, episodes=episodes, seed=seed, best=best, render=render)
-    if as_json:
-        print_json({"run": name, "checkpoint_updates": policy.updates, **evaluation.to_json()})
+    evaluation, policy = evaluate_run(run, episodes=episodes, seed=seed, best=best, render=render)
+    if json:
+        print_json({"run": run, "checkpoint_updates": policy.updates, **evaluation.to_json()})
         return
     low, high = evaluation.interval()
     rows: list[tuple[str, str, str]] = [
@@ -82,40 +162,62 @@ def evaluate(name: str, episodes: int, render: Path | None, seed: int | None, be
         ("return", f"{evaluation.mean:.4f}", f"95% interval {low:.4f} to {high:.4f}"),
         ("length", f"{sum(evaluation.lengths) / len(evaluation.lengths):.1f}", "env steps, on average"),
     ]
-    agents = [sum(agent) / len(agent) for agent in zip(*evaluation.returns, strict=True)]
-    if len(agents) > 1:
-        rows += [(f"return of agent {index}", f"{mean:.4f}", "") for index, mean in enumerate(agents)]
-    rows += [(f"env/{key}", f"{value:.4f}", "") for key, value in _infos(evaluation).items()]
-    print_text("\n".join([name, *figures(rows), *([f"  picture: {render}"] if render else [])]))
-
-
-def _infos(evaluation: Any) -> dict[str, float]:
+    agent_means = [sum(returns) / len(returns) for returns in zip(*evaluation.returns, strict=True)]
+    if len(agent_means) > 1:
+        rows += [(f"return of agent {index}", f"{mean:.4f}", "") for index, mean in enumerate(agent_means)]
     prefix = "eval/env/"
-    return {key.removeprefix(prefix): value for key, value in evaluation.metrics().items() if key.startswith(prefix)}
+    rows += [
+        (key.removeprefix("eval/"), f"{value:.4f}", "")
+        for key, value in evaluation.metrics().items()
+        if key.startswith(prefix)
+    ]
+    print_text("\n".join([run, *figures(rows), *([f"  picture: {render}"] if render else [])]))
 
 
-def write_report(name: str, run_dir: str, pictures: Path | None, as_json: bool) -> None:
-    """The page of a run, whatever its state."""
-    from millpond.cli.output import watched
+def report(
+    run: RunArgument,
+    pictures: Annotated[
+        Path | None, typer.Option("--pictures", metavar="FOLDER", help="Also write each chart there as an SVG file.")
+    ] = None,
+    run_dir: RunDirOption = "runs",
+    json: JsonOption = False,
+) -> None:
+    """Write report.html into a run's folder: one page with its results, curves, times, an episode, plan and config.
+
+    Training writes it at its end; this command writes it again, also for a run that is still training or has crashed.
+    The page needs no network. Any folder with a metrics.jsonl will do.
+
+    \b
+      millpond report grid-1
+      millpond report runs/grid-1 --pictures charts
+    """
     from millpond.report import read_facts
     from millpond.report.page import write_pictures
     from millpond.trainers.common.reporting import find_reportable, report_run
 
-    folder = find_reportable(Path(run_dir), name)
-    with watched("writing the report of") as watch:
-        watch(folder.name)
+    folder = find_reportable(Path(run_dir), run)
+    with progress("writing the report of") as update:
+        update(folder.name)
         path = report_run(folder)
-        drawn = [] if pictures is None else write_pictures(read_facts(folder), pictures)
-    if as_json:
-        print_json({"run": folder.name, "report": str(path), "bytes": path.stat().st_size, "pictures": drawn})
+        charts = [] if pictures is None else write_pictures(read_facts(folder), pictures)
+    if json:
+        print_json({"run": folder.name, "report": str(path), "bytes": path.stat().st_size, "pictures": charts})
     else:
-        print_text("\n".join([str(path), *(f"  {picture}" for picture in drawn)]))
+        print_text("\n".join([str(path), *(f"  {chart}" for chart in charts)]))
 
 
-def print_runs(run_dir: str, as_json: bool) -> None:
-    """Every run with its return, steps, speed and state."""
+def runs(run_dir: RunDirOption = "runs", json: JsonOption = False) -> None:
+    """List the runs: return, best return, steps, speed, state.
+
+    RETURN is that of the newest evaluation, or of training if there was none; BEST is the best evaluation's. A run that
+    learns a reward from recorded episodes has no return: its figure is marked and named below the table. STEPS are agent
+    steps, or updates (upd) if no agent acts; SPEED is the mean over the whole run. AGE is the time since the state last
+    changed.
+    """
+    from millpond.store import list_runs, show_runs
+
     rows = list_runs(Path(run_dir))
-    if as_json:
+    if json:
         print_json([asdict(row) for row in rows])
     else:
         print_text(show_runs(rows))
