@@ -55,8 +55,8 @@ def bare_loop(trainer: RewardTrainer, *, draws: bool) -> Callable[[int], None]:
     data, training_episodes = recorded.data, torch.from_numpy(recorded.training)
     lengths = torch.from_numpy(data.lengths)
     first, shortest = lengths.cumsum(0) - lengths, int(lengths.min())
-    table = trainer.batches.steps._table.clone()
-    mean_returns = trainer.batches._returns.clone()
+    table = trainer.batches.features._table.clone()
+    mean_returns = trainer.batches._mean_return.clone()
     hidden, shape = reward.hidden_size, (reward.episodes_per_batch, reward.steps_per_episode)
     network = nn.Sequential(
         nn.Linear(table.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)

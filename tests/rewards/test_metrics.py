@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millpond.rewards.metrics import (
     JudgedEpisode,
     area_under_curve,
-    baselines_of,
+    judge_by_baselines,
     measure,
     pearson,
     ranks,
@@ -24,7 +24,7 @@ numbers = st.lists(st.integers(-20, 20), min_size=3, max_size=30)
 
 
 @given(numbers, st.integers(0, 1000))
-def test_against_scipy(values: list[int], seed: int) -> None:
+def test_correlations_equal_those_of_scipy(values: list[int], seed: int) -> None:
     stats = pytest.importorskip("scipy.stats")
     other = np.random.default_rng(seed).integers(0, 5, size=len(values))
     if len(set(values)) > 1 and len(set(other.tolist())) > 1:
@@ -34,7 +34,7 @@ def test_against_scipy(values: list[int], seed: int) -> None:
         assert math.isnan(pearson(values, other))
 
 
-def test_by_hand() -> None:
+def test_correlations_by_hand() -> None:
     assert ranks([3, 1, 3, 2]).tolist() == [3.5, 1.0, 3.5, 2.0]
     assert value_order([0.1, 0.2, 0.9]) == 1.0
     assert value_order([0.9, 0.2, 0.1]) == -1.0
@@ -52,7 +52,7 @@ def progress(value: np.ndarray, success: bool | None = None) -> JudgedEpisode:
     return JudgedEpisode(np.diff(value, append=value[-1]), value, value[::-1], None, success)
 
 
-def test_the_truth_scores_one_and_its_opposite_minus_one() -> None:
+def test_the_true_reward_scores_one_and_its_opposite_minus_one() -> None:
     rng = np.random.default_rng(0)
     truths = [rng.normal(size=20) for _ in range(5)]
     best = measure([episode(truth, 3 * truth + 1) for truth in truths])
@@ -64,36 +64,36 @@ def test_the_truth_scores_one_and_its_opposite_minus_one() -> None:
     assert worst["preference_accuracy"] == 0.0
 
 
-def test_a_reward_at_the_last_step_alone_is_no_truth_for_single_steps() -> None:
+def test_step_metrics_are_undefined_if_only_the_last_step_has_a_reward() -> None:
     truth = np.zeros(10)
     truth[-1] = 1.0
     assert "step_pearson" not in measure([episode(truth, truth), episode(truth * 2, truth)])
 
 
-def test_a_clock_wins_voc_and_loses_on_reversed_episodes() -> None:
+def test_a_clock_has_perfect_voc_and_fails_on_reversed_episodes() -> None:
     judged = [progress(np.linspace(0, 1, 50)), progress(np.linspace(0.1, 0.9, 40))]
     learned = measure(judged)
     assert learned["voc"] == 1.0
     assert learned["voc_reversed"] == -1.0
     assert learned["voc_truncated"] == 1.0
     assert 0.4 < learned["end_value"] - learned["cut_value"] < 0.6
-    clock = measure(baselines_of(judged, 0.0, 45.0)["time"])
+    clock = measure(judge_by_baselines(judged, 0.0, 45.0)["time"])
     assert clock["voc"] == clock["voc_reversed"] == 1.0
-    constant = measure(baselines_of(judged, 0.0, 45.0)["constant"])
-    assert "voc" not in constant  # undefined, so it is left out
+    constant = measure(judge_by_baselines(judged, 0.0, 45.0)["constant"])
+    assert "voc" not in constant  # undefined, so it is omitted
     assert constant["preference_accuracy"] == 0.5
 
 
-def test_even_redistribution_knows_returns_but_not_steps() -> None:
+def test_even_redistribution_predicts_returns_but_not_steps() -> None:
     rng = np.random.default_rng(1)
     judged = [episode(truth, truth) for truth in rng.normal(size=(6, 30)) + np.arange(6)[:, None] * 0.1]
-    even = measure(baselines_of(judged, 0.0, 30.0)["even"])
+    even = measure(judge_by_baselines(judged, 0.0, 30.0)["even"])
     assert even["return_pearson"] > 0.9999
     assert abs(even["step_pearson"]) < 0.5
 
 
-def test_success_and_other_tasks() -> None:
+def test_success_auc_and_value_of_another_task() -> None:
     rise, fall = np.linspace(0, 1, 20), np.linspace(0.3, 0.1, 20)
-    found = measure([progress(rise, True), progress(fall, False)], others=[fall, fall])
-    assert found["success_auc"] == 1.0
-    assert found["other_task_value"] == fall[-1]
+    metrics = measure([progress(rise, True), progress(fall, False)], others=[fall, fall])
+    assert metrics["success_auc"] == 1.0
+    assert metrics["other_task_value"] == fall[-1]

@@ -1,4 +1,4 @@
-"""The losses against what they stand for: exact enumeration, hand-worked numbers, the exact solution."""
+"""Losses against exact enumeration, hand-worked numbers and the exact solution."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from millpond.rewards.objectives import (
 from millpond.rewards.sampling import StepSampler
 
 
-def over_all_draws(loss: str, reward: torch.Tensor, mean_return: torch.Tensor, wanted: int) -> torch.Tensor:
-    """The mean of a loss over every set of `wanted` steps, each equally likely."""
+def mean_over_all_samples(loss: str, reward: torch.Tensor, mean_return: torch.Tensor, count: int) -> torch.Tensor:
+    """The mean of a loss over every set of `count` steps, each equally likely."""
     losses, length = [], torch.full_like(mean_return, reward.shape[1])
-    for chosen in combinations(range(reward.shape[1]), wanted):
-        drawn = reward[:, list(chosen)]
+    for steps in combinations(range(reward.shape[1]), count):
+        sample = reward[:, list(steps)]
         if loss == "rrd":
-            losses.append(rrd_loss(drawn, mean_return))
+            losses.append(rrd_loss(sample, mean_return))
         else:
-            losses.append(lrd_loss(drawn, mean_return, length))
+            losses.append(lrd_loss(sample, mean_return, length))
     return torch.stack(losses).mean()
 
 
-def test_a_hand_worked_batch() -> None:
+def test_rrd_and_lrd_by_hand() -> None:
     reward, mean_return, length = torch.tensor([[1.0, 3.0]]), torch.tensor([1.5]), torch.tensor([4.0])
     # mean 2: (2 - 1.5)^2 = .25; variance ((1-2)^2 + (3-2)^2) / 1 = 2; bias 2 / 2 * (1 - 2/4) = .5
     assert rrd_loss(reward, mean_return).item() == 0.25
@@ -48,33 +48,33 @@ def test_a_hand_worked_batch() -> None:
     st.floats(-3, 3),
 )
 def test_lrd_has_no_bias_and_rrd_has_the_variance_of_the_mean(
-    rewards: list[float], wanted: int, mean_return: float
+    rewards: list[float], count: int, mean_return: float
 ) -> None:
-    wanted = min(wanted, len(rewards))
+    count = min(count, len(rewards))
     reward = torch.tensor([rewards], dtype=torch.float64)
     target = torch.tensor([mean_return], dtype=torch.float64)
     whole = decomposition_loss(reward, target)
-    assert torch.allclose(over_all_draws("lrd", reward, target, wanted), whole, atol=1e-9)
-    variance = reward.var() / wanted * (1 - wanted / len(rewards))
-    assert torch.allclose(over_all_draws("rrd", reward, target, wanted), whole + variance, atol=1e-9)
+    assert torch.allclose(mean_over_all_samples("lrd", reward, target, count), whole, atol=1e-9)
+    variance = reward.var() / count * (1 - count / len(rewards))
+    assert torch.allclose(mean_over_all_samples("rrd", reward, target, count), whole + variance, atol=1e-9)
 
 
-def test_gradients_have_no_bias_either() -> None:
+def test_gradients_of_lrd_have_no_bias() -> None:
     reward = torch.tensor([[0.3, -1.0, 2.0, 0.7, 1.1]], dtype=torch.float64, requires_grad=True)
     target = torch.tensor([0.2], dtype=torch.float64)
-    (drawn,) = torch.autograd.grad(over_all_draws("lrd", reward, target, 3), reward)
+    (sampled,) = torch.autograd.grad(mean_over_all_samples("lrd", reward, target, 3), reward)
     (whole,) = torch.autograd.grad(decomposition_loss(reward, target), reward)
-    assert torch.allclose(drawn, whole, atol=1e-12)
+    assert torch.allclose(sampled, whole, atol=1e-12)
 
 
-def test_masked_places_do_not_count() -> None:
+def test_masked_places_are_ignored() -> None:
     short = torch.tensor([[1.0, 3.0, 99.0, 99.0], [1.0, 2.0, 3.0, 6.0]])
-    drawn = torch.tensor([[True, True, False, False], [True, True, True, True]])
+    valid = torch.tensor([[True, True, False, False], [True, True, True, True]])
     mean_return, length = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 8.0])
-    # the first episode has two steps and gives both: nothing is estimated, (2 - 1)^2 = 1
+    # the first episode has two steps, and both are sampled: nothing is estimated, (2 - 1)^2 = 1
     # the second: mean 3, variance (4 + 1 + 0 + 9) / 3; bias 14/3 / 4 * (1 - 4/8) = 7/12; (3 - 2)^2 - 7/12
-    assert torch.allclose(lrd_loss(short, mean_return, length, drawn), torch.tensor((1 + 1 - 7 / 12) / 2))
-    assert rrd_loss(short, mean_return, drawn).item() == 1.0
+    assert torch.allclose(lrd_loss(short, mean_return, length, valid), torch.tensor((1 + 1 - 7 / 12) / 2))
+    assert rrd_loss(short, mean_return, valid).item() == 1.0
 
 
 @pytest.mark.parametrize("objective", ["lrd", "rrd"])
@@ -87,12 +87,12 @@ def test_the_minimum_is_the_least_squares_solution_for_lrd_only(objective: str) 
     exact, *_ = np.linalg.lstsq(phi.mean(1), returns / 6, rcond=None)
 
     features, target = torch.tensor(phi), torch.tensor(returns / 6)
-    draw = StepSampler(np.full(40, 6), 40, 2)
+    sampler = StepSampler(np.full(40, 6), 40, 2)
     weights = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([weights], lr=0.05)
     averaged, count = torch.zeros(3, dtype=torch.float64), 0
     for update in range(6_000):
-        episodes, steps = (torch.from_numpy(part) for part in draw(rng))
+        episodes, steps = (torch.from_numpy(array) for array in sampler(rng))
         reward = features[episodes[:, None], steps] @ weights
         if objective == "lrd":
             loss = lrd_loss(reward, target[episodes], torch.full((40,), 6.0))
@@ -120,19 +120,19 @@ def test_progress_prefers_the_order_of_time() -> None:
 
 
 def test_progress_by_hand() -> None:
-    # one episode, two steps, flat: regression (.5^2 + 0^2) / 2; a pair at lead 0 and a cut at lead 0 cost log 2 each,
-    # the cut weighed by what is left of the episode: (1 + .5) / 2
+    # one episode, two steps, flat: regression (.5^2 + 0^2) / 2; a pair with lead 0 and a truncation with lead 0 cost
+    # log 2 each, the truncation weighted by the rest of the episode: (1 + .5) / 2
     progress, target = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.0, 0.5]])
     expected = 0.125 + TEMPERATURE * np.log(2) * (1 + 0.75)
     assert progress_loss(progress, target, torch.tensor([0.5])).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_another_task_has_made_no_progress() -> None:
+def test_progress_in_another_task_is_penalised() -> None:
     own = torch.full((2, 3), 0.6)
     assert other_task_loss(own, torch.zeros(2, 3)) < other_task_loss(own, torch.full((2, 3), 0.6))
 
 
-def test_both_classes_of_success_weigh_the_same() -> None:
+def test_both_classes_of_success_have_equal_weight() -> None:
     logit = torch.tensor([2.0, -1.0, -1.0, -1.0])
     loss = success_loss(logit, torch.tensor([1.0, 0.0, 0.0, 0.0]))
     expected = 0.5 * np.log1p(np.exp(-2.0)) + 0.5 * np.log1p(np.exp(-1.0))

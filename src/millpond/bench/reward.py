@@ -108,8 +108,8 @@ def _stages(subject: RewardSubject, watch: Watch) -> tuple[Stage, ...]:
         watch("act")
         stages.append(_act(subject, trainer.agent))
     watch("sample, update, target")
-    drawn = sum(array.nbytes for array in batches.drawn_batch(rng).values())
-    stages.append(subject.of_batches("sample", lambda: batches.drawn_batch(rng), "memory", drawn / memory))
+    drawn = sum(array.nbytes for array in batches.sample(rng).values())
+    stages.append(subject.of_batches("sample", lambda: batches.sample(rng), "memory", drawn / memory))
     products = operations(lambda: batches.loss(rng)) * BACKWARD_TOO / subject.limits.float32
     update = subject.of_batches("update", trainer._update, "float32", products)
     alone = trainer.agent is None  # then the phase of training has nothing else in it
@@ -127,7 +127,7 @@ def _target(subject: RewardSubject) -> Stage:
     trainer, every = subject.trainer, subject.trainer.recipe.reward.train_target
     size = sum(parameter.nbytes for parameter in trainer.target.parameters())
     follow = subject.of_batches(
-        "target", lambda: trainer.target.follow(trainer.network), "memory", size / every / subject.limits.memory
+        "target", lambda: trainer.target.copy_from(trainer.network), "memory", size / every / subject.limits.memory
     )
     return replace(follow, alone=follow.alone / every)
 

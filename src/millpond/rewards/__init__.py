@@ -1,4 +1,8 @@
-"""Learning a per-step reward from whole episodes: networks, objectives, batches, baselines, evaluation.
+"""Learning a per-step reward from whole episodes.
 
-Objectives, correlations and baselines are pure functions; only `network` and `batches` hold state.
+objectives  the losses, as pure functions
+network     the reward network and the batch of steps that it takes
+sampling    which steps of which episodes are in a batch
+batches     recorded episodes as features, and the loss of one batch
+metrics     correlations, baselines and scores of a learned reward, as pure functions
 """

@@ -1,4 +1,7 @@
-"""Reward networks. N steps  D numbers of an observation  A numbers of an action  H hidden."""
+"""The reward network and the batch of steps that it takes.
+
+# N steps  D numbers of an observation  A numbers of an action  H hidden
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from millpond.policies.normalizer import CLIP, Normalizer
 from millpond.policies.pixels import PixelEncoder
 
 Objective = Literal["lrd", "rrd", "progress", "success"]
-OF_TRANSITIONS = ("lrd", "rrd")  # the others judge states
+TRANSITION_OBJECTIVES = ("lrd", "rrd")  # rewards of transitions; the others are values of states
 
 
 @dataclass(frozen=True)
 class RewardInputs:
-    """What is known of a step: numbers of the observation, numbers of the action, images by name as (H, W, C)."""
+    """Inputs per step: numbers of the observation, numbers of the action, images by name as (H, W, C)."""
 
     numbers: int
     action: int
@@ -28,7 +31,7 @@ class RewardInputs:
 
 @dataclass
 class StepBatch:
-    """Steps as a network takes them. Images are bytes [N, H, W, C] by name; without any, both are empty."""
+    """A batch of steps. Images are uint8 [N, H, W, C] by name; both dicts are empty if there are none."""
 
     observation: Tensor  # [N, D]
     action: Tensor  # [N, A]
@@ -41,16 +44,16 @@ class StepBatch:
 
 
 class RewardNetwork(nn.Module):
-    """Two layers of H over the features of a step, and one number.
+    """Two hidden layers of size H over the features of a step, and one output.
 
     lrd, rrd           on [s, a, s - s']      reward r(s, a, s') = scale * output + shift
     progress, success  on [s]                 value p(s) = sigmoid(output)
                                               reward p(s') - p(s) for progress, p(s') for success
 
-    Progress looks at the state alone, so an episode played backwards is worth exactly the opposite, and the rewards
-    of a stretch add up to what it gained: potential-based shaping (Ng et al., 1999). Observations are normalised with
-    statistics that are saved with the weights. Images go through three convolutions first (bytes over 255; for
-    transitions the channels of s and of s - s').
+    Progress depends on the state alone, so a reversed episode has exactly the opposite reward, and the rewards of a
+    segment sum to its gain in progress: potential-based shaping (Ng et al., 1999). Observations are normalised with
+    statistics that are saved with the weights. Images first pass three convolutions (bytes over 255; for transitions
+    the channels of s and of s - s').
     """
 
     scale: Tensor
@@ -66,17 +69,17 @@ class RewardNetwork(nn.Module):
         clip: float = CLIP,
     ) -> None:
         super().__init__()
-        self.objective, self.shape = objective, inputs
-        self.of_transitions = objective in OF_TRANSITIONS
+        self.objective, self.inputs = objective, inputs
+        self.uses_transitions = objective in TRANSITION_OBJECTIVES
         self.normalizer = Normalizer(inputs.numbers, clip=clip) if normalize and inputs.numbers else None
-        depth = 2 if self.of_transitions else 1
+        depth = 2 if self.uses_transitions else 1
         self.encoders = nn.ModuleDict(
             {
                 name: PixelEncoder(Part(name, "pixels", (channels * depth, height, width), "float32"), hidden_size)
                 for name, (height, width, channels) in inputs.images
             }
         )
-        width = 2 * inputs.numbers + inputs.action if self.of_transitions else inputs.numbers
+        width = 2 * inputs.numbers + inputs.action if self.uses_transitions else inputs.numbers
         self.layers = nn.Sequential(
             nn.Linear(width + hidden_size * len(inputs.images), hidden_size),
             nn.ReLU(),
@@ -88,53 +91,53 @@ class RewardNetwork(nn.Module):
         self.register_buffer("shift", torch.zeros(()))
 
     def features(self, observation: Tensor, action: Tensor, next_observation: Tensor) -> Tensor:
-        """[s, a, s - s'] or [s], normalised: what can be prepared once where the statistics stay as they are."""
+        """[s, a, s - s'] or [s], normalised. They can be cached as long as the statistics do not change."""
         if self.normalizer is not None:
             observation = self.normalizer(observation)
             next_observation = self.normalizer(next_observation)
-        if not self.of_transitions:
+        if not self.uses_transitions:
             return observation
         return torch.cat((observation, action, observation - next_observation), dim=-1)
 
     def pixels(self, images: dict[str, Tensor], next_images: dict[str, Tensor]) -> Tensor | None:
-        """The images of a step as features, [N, H] for each."""
+        """Features of the images, [N, H] for each."""
         if not self.encoders:
             return None
-        parts = []
+        features = []
         for name, encoder in self.encoders.items():
             image = images[name].movedim(-1, -3).to(self.scale.dtype) / 255
-            if self.of_transitions:
-                after = next_images[name].movedim(-1, -3).to(self.scale.dtype) / 255
-                image = torch.cat((image, image - after), dim=-3)
-            parts.append(torch.relu(encoder(image)))
-        return torch.cat(parts, dim=-1)
+            if self.uses_transitions:
+                next_image = next_images[name].movedim(-1, -3).to(self.scale.dtype) / 255
+                image = torch.cat((image, image - next_image), dim=-3)
+            features.append(torch.relu(encoder(image)))
+        return torch.cat(features, dim=-1)
 
     def raw(self, features: Tensor, pixels: Tensor | None = None) -> Tensor:
-        """The output itself, one number for each row of features."""
+        """The unscaled output, one number per row of features."""
         output: Tensor = self.layers(features if pixels is None else torch.cat((features, pixels), dim=-1)).squeeze(-1)
         return output
 
     def forward(self, features: Tensor, pixels: Tensor | None = None) -> Tensor:
         """A reward for transitions, a logit for states."""
         output = self.raw(features, pixels)
-        return output * self.scale + self.shift if self.of_transitions else output
+        return output * self.scale + self.shift if self.uses_transitions else output
 
     def outputs(self, batch: StepBatch) -> Tensor:
-        """The same from a batch of steps."""
+        """`forward` on a batch of steps."""
         features = self.features(batch.observation, batch.action, batch.next_observation)
         outputs: Tensor = self(features, self.pixels(batch.images, batch.next_images))
         return outputs
 
     def set_scale(self, mean_reward: np.ndarray[Any, np.dtype[np.float64]]) -> None:
-        """Let the output begin where the rewards are: mean_reward is R / T of each episode to train on."""
+        """Scale the output to the range of the rewards: mean_reward is R / T of each training episode."""
         self.shift.fill_(float(mean_reward.mean()))
         self.scale.fill_(max(float(mean_reward.std()), 0.01 * abs(float(mean_reward.mean())), 1e-8))
 
     @torch.no_grad()
-    def follow(self, online: RewardNetwork) -> None:
-        """Become a copy of another network of the same shape."""
-        for mine, theirs in ((self.parameters, online.parameters), (self.buffers, online.buffers)):
-            torch._foreach_copy_(list(mine()), list(theirs()))
+    def copy_from(self, online: RewardNetwork) -> None:
+        """Copy parameters and buffers of another network of the same shape."""
+        for targets, sources in ((self.parameters, online.parameters), (self.buffers, online.buffers)):
+            torch._foreach_copy_(list(targets()), list(sources()))
 
     def value(self, batch: StepBatch) -> Tensor:
         """p(s) in 0..1, for progress and success."""
@@ -142,16 +145,16 @@ class RewardNetwork(nn.Module):
 
     def reward(self, batch: StepBatch) -> Tensor:
         """The reward of each step."""
-        if self.of_transitions:
+        if self.uses_transitions:
             return self.outputs(batch)
-        after = StepBatch(
+        following = StepBatch(
             batch.next_observation, batch.action, batch.next_observation, batch.next_images, batch.next_images
         )
-        return self.value(after) - self.value(batch) if self.objective == "progress" else self.value(after)
+        return self.value(following) - self.value(batch) if self.objective == "progress" else self.value(following)
 
 
 def reset_parameters(network: RewardNetwork, generator: torch.Generator) -> None:
-    """Parameters from one generator, as torch would draw them by default, so that a seed fixes them."""
+    """Initialise all parameters from one generator with torch's default distribution, so that a seed determines them."""
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             bound = 1 / module.weight[0].numel() ** 0.5

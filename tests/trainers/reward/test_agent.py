@@ -155,7 +155,7 @@ def test_a_pond_gives_whole_episodes_and_their_returns() -> None:
     batches.refresh()
     assert batches.episodes == 8  # a ring of 20 rows holds four episodes of five
     assert sorted(batches.mean_return.tolist()) == sorted(2 * [(10 + at * 100) / 4 for at in range(5, 9)])
-    episodes, steps = batches.draw(rng)
+    episodes, steps = batches.sampler(rng)
     batch = batches._batch(episodes, steps)
     assert torch.equal(batch.next_observation, batch.observation + 1)
     # all four steps are drawn, so lrd is the loss on whole episodes
@@ -163,7 +163,7 @@ def test_a_pond_gives_whole_episodes_and_their_returns() -> None:
     state = rng.bit_generator.state
     loss = batches.loss(rng)
     rng.bit_generator.state = state
-    episodes, steps = batches.draw(rng)
+    episodes, steps = batches.sampler(rng)
     reward_of = network.outputs(batches._batch(episodes, steps)).view(steps.shape)
     whole = decomposition_loss(reward_of, torch.from_numpy(batches.mean_return[episodes]).float())
     assert torch.allclose(loss, whole, rtol=1e-5)

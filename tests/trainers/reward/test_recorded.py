@@ -56,8 +56,8 @@ def test_a_libero_file_with_images_trains_and_its_constant_returns_are_refused(t
         with pytest.raises(DataError, match=r"has the return 1, .*use reward.objective=progress"):
             require_trainer(load("reward", {**TINY, **data, "reward.objective": objective}))
     trainer = trained(tmp_path, "libero", **data, **{"reward.objective": "progress", "data.memory_bytes": 0})
-    assert trainer.network.shape.images == (("agentview_rgb", (128, 128, 3)),)
-    assert not trainer.batches.steps.prepared
+    assert trainer.network.inputs.images == (("agentview_rgb", (128, 128, 3)),)
+    assert not trainer.batches.features.cached
     convolution = next(iter(trainer.network.encoders.parameters()))
     assert convolution.grad is not None
     assert convolution.grad.abs().sum() > 0
@@ -84,8 +84,8 @@ def test_prepared_features_are_those_that_are_read(tmp_path: Path) -> None:
     data = {"data.path": str(path), "data.observation_keys": KEYS, "reward.objective": "progress"}
     prepared = trained(tmp_path, "prepared", **data)
     read = trained(tmp_path, "read", **data, **{"data.memory_bytes": 0})
-    assert prepared.batches.steps.prepared
-    assert not read.batches.steps.prepared
+    assert prepared.batches.features.cached
+    assert not read.batches.features.cached
     for one, other in zip(prepared.network.parameters(), read.network.parameters(), strict=True):
         assert torch.equal(one, other)
 

@@ -74,8 +74,8 @@ def test_a_run_does_what_the_plan_says(tmp_path: Path, capsys: pytest.CaptureFix
     copies = []
     loaded = load("reward", {**SMALL, "run_dir": str(tmp_path)})
     trainer = RewardTrainer(loaded, start_run(loaded, "counted"))
-    follow = trainer.target.follow
-    trainer.target.follow = lambda online: (copies.append(trainer.counters.updates), follow(online))  # type: ignore
+    follow = trainer.target.copy_from
+    trainer.target.copy_from = lambda online: (copies.append(trainer.counters.updates), follow(online))  # type: ignore
     print("\n".join(trainer.opening()))
     trainer.train()
     plan = plan_loaded(loaded).plan
@@ -160,9 +160,9 @@ def test_a_loss_is_in_units_of_rewards(tmp_path: Path, objective: str) -> None:
     state = trainer.sampler.bit_generator.state
     loss = trainer._update()
     trainer.sampler.bit_generator.state = state
-    chosen, steps = batches.draw(trainer.sampler)
+    chosen, steps = batches.sampler(trainer.sampler)
     episodes = trainer.recorded.training[chosen]  # type: ignore[union-attr]
-    reward = before(*batches.steps(episodes, steps)).view(steps.shape)  # type: ignore[union-attr,operator]
+    reward = before(*batches.features(episodes, steps)).view(steps.shape)  # type: ignore[union-attr,operator]
     target = torch.from_numpy(data.returns[episodes] / 200).float()
     if objective == "lrd":
         expected = objectives.lrd_loss(reward, target, torch.full((4,), 200.0))

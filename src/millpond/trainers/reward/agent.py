@@ -1,6 +1,6 @@
-"""Whole episodes in a pond, for return decomposition while an agent plays.
+"""Full mode: an agent that learns from predicted rewards, and batches of the whole episodes in its pond.
 
-# B episodes in a batch   K steps drawn of each
+# B episodes per batch   K sampled steps per episode   T env steps   E envs
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ from millpond.rewards.sampling import StepSampler
 from millpond.rollout.actions import put_actions
 from millpond.trainers.common.envs import VectorState, build_vector, evaluation_vector
 from millpond.trainers.common.evaluate import Evaluation, evaluate
-from millpond.trainers.reward.setup import PLAYER_HIDDEN, make_player
+from millpond.trainers.reward.setup import AGENT_HIDDEN_SIZE, make_player
 
 
-def inputs_of_env(spec: EnvSpec) -> RewardInputs:
-    """What a reward network is given of an environment: its observation as plain numbers."""
+def env_inputs(spec: EnvSpec) -> RewardInputs:
+    """Inputs of a reward network for an environment: its observation as a flat vector."""
     action = spec.action
     if action.kind == "multidiscrete":
-        raise MillpondError(f"{spec.id} has several discrete actions a step; full mode takes one, or continuous ones")
+        raise MillpondError(
+            f"{spec.id} has several discrete actions per step; full mode supports one, or continuous ones"
+        )
     if spec.action_masks:
-        raise MillpondError(f"{spec.id} allows other actions at each step; full mode takes environments that allow all")
+        raise MillpondError(f"{spec.id} masks actions; full mode supports only environments without action masks")
     numbers = int(np.prod(spec.observation.shape, dtype=np.int64))
     width = action.sizes[0] if action.kind == "discrete" else int(np.prod(action.shape, dtype=np.int64))
     return RewardInputs(numbers, width)
 
 
-def steps_of(observation: Tensor, action: Tensor, next_observation: Tensor, inputs: RewardInputs) -> StepBatch:
-    """Transitions of a pond [N, ...] as a reward network takes them."""
+def pond_step_batch(observation: Tensor, action: Tensor, next_observation: Tensor, inputs: RewardInputs) -> StepBatch:
+    """Transitions of a pond [N, ...] as inputs of a reward network."""
     if not action.is_floating_point():
         action = torch.nn.functional.one_hot(action.long().flatten(), inputs.action)
     return StepBatch(
@@ -53,9 +55,9 @@ def steps_of(observation: Tensor, action: Tensor, next_observation: Tensor, inpu
 
 
 class PondBatches:
-    """Losses over the whole episodes that a pond holds now. Only their returns are looked at, never single rewards."""
+    """Losses over the whole episodes in a pond. Only their returns are used, never the rewards of single steps."""
 
-    unit = 1.0  # losses are in units of rewards
+    unit = 1.0  # losses are in squared units of the rewards
 
     def __init__(self, pond: Pond, network: RewardNetwork, *, per_batch: int, steps: int) -> None:
         self.pond, self.network = pond, network
@@ -63,58 +65,53 @@ class PondBatches:
         self.episodes = 0
 
     def refresh(self) -> None:
-        """Look for whole episodes again, after steps were added."""
+        """Find the whole episodes again, after steps were added."""
         view = self.pond.view()
-        start, rows = whole_episodes(view)
+        start, records = whole_episodes(view)
         if not len(start):
             self.episodes = 0
             return
-        lengths = rows - ((view.flags[start + rows - 1] & FINAL) > 0)
-        summed = np.concatenate(
+        lengths = records - ((view.flags[start + records - 1] & FINAL) > 0)
+        cumulative = np.concatenate(
             [[0.0], np.cumsum(self.pond.fields["reward"].cpu().numpy()[view.slot], dtype=np.float64)]
         )
         self._slot, self._start, self.lengths = view.slot, start, lengths
-        self.mean_return = (summed[start + lengths] - summed[start]) / lengths
-        self.draw = StepSampler(lengths, *self._sizes)
+        self.mean_return = (cumulative[start + lengths] - cumulative[start]) / lengths
+        self.sampler = StepSampler(lengths, *self._sizes)
         self.episodes = len(start)
 
     def loss(self, rng: np.random.Generator) -> Tensor:
-        """Draw a batch and judge it."""
+        """Sample a batch and compute its loss."""
         device = self.pond.device
-        episodes, steps = self.draw(rng)
+        episodes, steps = self.sampler(rng)
         reward = self.network.outputs(self._batch(episodes, steps)).view(steps.shape)
         target = torch.from_numpy(self.mean_return[episodes].astype(np.float32)).to(device)
-        mask = None
-        if not self.draw.always_filled:
-            mask = torch.from_numpy(self.draw.drawn(episodes)).to(device)
+        valid = None
+        if not self.sampler.always_filled:
+            valid = torch.from_numpy(self.sampler.valid_steps(episodes)).to(device)
         if self.network.objective == "rrd":
-            return objectives.rrd_loss(reward, target, mask)
+            return objectives.rrd_loss(reward, target, valid)
         length = torch.from_numpy(self.lengths[episodes].astype(np.float32)).to(device)
-        return objectives.lrd_loss(reward, target, length, mask)
+        return objectives.lrd_loss(reward, target, length, valid)
 
     def _batch(self, episodes: Any, steps: Any) -> StepBatch:
-        rows = (self._start[episodes][:, None] + steps).reshape(-1)
-        now, then = (torch.from_numpy(self._slot[at]).to(self.pond.device) for at in (rows, rows + 1))
+        records = (self._start[episodes][:, None] + steps).reshape(-1)
+        now, after = (torch.from_numpy(self._slot[at]).to(self.pond.device) for at in (records, records + 1))
         frames = self.pond.fields["observation/observation"]
-        return steps_of(frames[now], self.pond.fields["action"][now], frames[then], self.network.shape)
+        return pond_step_batch(frames[now], self.pond.fields["action"][now], frames[after], self.network.inputs)
 
     def skip(self, rng: np.random.Generator) -> None:
         """Take as many numbers from the generator as one batch does."""
-        self.draw(rng)
+        self.sampler(rng)
 
-    def drawn_batch(self, rng: np.random.Generator) -> dict[str, Tensor]:
+    def sample(self, rng: np.random.Generator) -> dict[str, Tensor]:
         """The next batch as tensors, for a dump."""
-        batch = self._batch(*self.draw(rng))
+        batch = self._batch(*self.sampler(rng))
         return {"observation": batch.observation, "action": batch.action, "next_observation": batch.next_observation}
 
 
-# -- The agent of full mode: acts in an environment, keeps its transitions in a pond, learns from predicted rewards.
-#
-# # T env steps   E envs
-
-
 class RewardAgent:
-    """Everything of the agent. `act` fills the pond, `update` is one gradient step, `test` plays episodes of their own."""
+    """The agent with its envs, pond and learner: `act` fills the pond, `update` is one gradient step, `test` evaluates."""
 
     def __init__(self, recipe: RewardRecipe, seed: int, updates: int, device: torch.device) -> None:
         agent = recipe.agent
@@ -124,40 +121,39 @@ class RewardAgent:
             recipe.env, recipe.vector, num_envs=agent.num_envs, groups=1, num_workers=1, stacked=True
         )
         spec = self.vector.spec
-        self.spec, self.inputs = spec, inputs_of_env(spec)
+        self.spec, self.inputs = spec, env_inputs(spec)
         self.vector.reset(int(seeds[0]))
         self.env_batches = VectorState(self.vector, seed)
-        rows = -(-agent.replay_transitions // agent.num_envs) * agent.num_envs
+        capacity = -(-agent.replay_transitions // agent.num_envs) * agent.num_envs
         self.lines: list[str] = []
         self.pond = Pond.init(
-            Schema.from_spec(spec), rows, lanes=agent.num_envs, device=device, announce=self.lines.append
+            Schema.from_spec(spec), capacity, lanes=agent.num_envs, device=device, announce=self.lines.append
         )
         self.rng = np.random.default_rng(int(seeds[1]))
         self.generator = torch.Generator(device).manual_seed(int(seeds[2]))
         self.learner: SAC | DQN = self._make_learner(int(seeds[3]))
-        self.seen = torch.empty((0, self.inputs.numbers))  # in the last `act`, [T x E, D]
+        self.observations = torch.empty((0, self.inputs.numbers))  # of the last `act`, [T x E, D]
         self.epsilon = Epsilon(1.0, 0.05, over=max(1, updates // 2))
 
     def _make_learner(self, seed: int) -> SAC | DQN:
         agent, spec = self.recipe.agent, self.spec
-        fitting = "dqn" if spec.action.kind == "discrete" else "sac"
-        if agent.algorithm not in ("auto", fitting):
+        algorithm = "dqn" if spec.action.kind == "discrete" else "sac"
+        if agent.algorithm not in ("auto", algorithm):
             raise MillpondError(
                 f"agent.algorithm={agent.algorithm}, but {spec.id} has {spec.action.kind} actions; set "
-                f"agent.algorithm={fitting}"
+                f"agent.algorithm={algorithm}"
             )
-        if fitting == "sac":
+        if algorithm == "sac":
             return SAC(
                 spec.observation,
                 spec.action,
                 seed=seed,
-                hidden_size=PLAYER_HIDDEN,
+                hidden_size=AGENT_HIDDEN_SIZE,
                 learning_rate=agent.learning_rate,
                 target_tau=agent.target_tau,
                 device=self.device,
             )
-        first = torch.Generator().manual_seed(seed)
-        network = make_player(spec, first)
+        network = make_player(spec, torch.Generator().manual_seed(seed))
         assert isinstance(network, QNetwork)
         config = DQNConfig(
             batch_size=agent.batch_size,
@@ -167,31 +163,32 @@ class RewardAgent:
         )
         return DQN(network, config, device=self.device)
 
-    # -- playing
+    # Acting
 
     def act(self, env_steps: int, *, at_random: bool) -> list[EpisodeStats]:
-        """Take so many steps in every env, and put them into the pond; the episodes that ended on the way."""
+        """Take `env_steps` steps in every env and add them to the pond; return the episodes that ended."""
         fields: dict[str, list[Any]] = {
             name: [] for name in ("observation", "action", "reward", "terminated", "truncated")
         }
         finals, ended_episodes = [], []
         batch = self.vector.recv()
         for _ in range(env_steps):
-            seen = batch.observation[:, 0].copy()
-            action = self._random_actions(len(seen)) if at_random else self._actions(seen)
+            observation = batch.observation[:, 0].copy()
+            action = self._random_actions(len(observation)) if at_random else self._actions(observation)
             put_actions(self.spec.action, action[:, None], batch.action)
             self.vector.send()
             batch = self.vector.recv()
             terminated, truncated = batch.terminated[:, 0], batch.truncated[:, 0] & ~batch.terminated[:, 0]
             ended = terminated | truncated
-            for name, value in zip(fields, (seen, action, batch.reward[:, 0], terminated, truncated), strict=True):
+            step = (observation, action, batch.reward[:, 0], terminated, truncated)
+            for name, value in zip(fields, step, strict=True):
                 fields[name].append(value.copy())
             finals.append(batch.final_observation[:, 0][ended].copy())
             ended_episodes += batch.episodes
         self.vector.rest()
         stacked: dict[str, Any] = {name: np.stack(values) for name, values in fields.items()}
         has_final = stacked["terminated"] | stacked["truncated"]
-        self.seen = torch.from_numpy(stacked["observation"]).to(self.device).flatten(0, 1).flatten(1).float()
+        self.observations = torch.from_numpy(stacked["observation"]).to(self.device).flatten(0, 1).flatten(1).float()
         self.pond.add(Steps(**stacked, final_observation=np.concatenate(finals), has_final=has_final))
         return ended_episodes
 
@@ -202,35 +199,35 @@ class RewardAgent:
         return self.rng.uniform(action.low, action.high, (envs, *action.shape)).astype(action.dtype)
 
     def _actions(self, observation: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        shown = torch.from_numpy(observation).to(self.device)
+        tensor = torch.from_numpy(observation).to(self.device)
         if isinstance(self.learner, SAC):
-            drawn = self.learner.act(shown)
+            action = self.learner.act(tensor)
         else:
             with torch.no_grad():
-                drawn = epsilon_greedy(self.learner.network(shown), self.epsilon.value, self.generator)
-        return drawn.cpu().numpy().astype(self.spec.action.dtype)
+                action = epsilon_greedy(self.learner.network(tensor), self.epsilon.value, self.generator)
+        return action.cpu().numpy().astype(self.spec.action.dtype)
 
-    # -- learning
+    # Learning
 
-    def update(self, judge: RewardNetwork) -> dict[str, Tensor]:
-        """One gradient step, on rewards as `judge` sees them, or as the environment gave them."""
+    def update(self, reward_network: RewardNetwork) -> dict[str, Tensor]:
+        """Take one gradient step, on predicted rewards or, for comparison, on those of the environment."""
         agent = self.recipe.agent
         batch = self.pond.sample(agent.batch_size, self.rng, gamma=agent.gamma)
         reward = None
         if agent.learn_from == "predicted":
             with torch.no_grad():
-                steps = steps_of(batch.observation, batch.action, batch.next_observation, self.inputs)
-                reward = judge.reward(steps)
+                steps = pond_step_batch(batch.observation, batch.action, batch.next_observation, self.inputs)
+                reward = reward_network.reward(steps)
         self.epsilon.advance(1)
         return self.learner.update(batch, reward)
 
     @property
     def player(self) -> SACActor | QNetwork:
-        """The network that chooses actions."""
+        """The network that selects actions."""
         return self.learner.actor if isinstance(self.learner, SAC) else self.learner.network
 
     def test(self) -> Evaluation:
-        """Test rollouts, always the same episodes."""
+        """Play test rollouts, always from the same seed."""
         policy: Any = self.player
         episodes = self.recipe.agent.test_episodes
         with evaluation_vector(self.recipe.env, self.recipe.vector, episodes) as vector:
@@ -238,7 +235,7 @@ class RewardAgent:
                 policy, vector, episodes=episodes, seed=self.recipe.eval.seed, device=self.device, deterministic=True
             )
 
-    # -- state
+    # State
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""Held-out episodes judged by a reward network and by the baselines."""
+"""Evaluation of a reward network on held-out episodes, beside baselines; the summary of a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from millpond.plurals import plural
 from millpond.record import Counters, show_seconds
 from millpond.record.jsonlines import HELD_OUT
 from millpond.rewards.batches import step_batch
-from millpond.rewards.metrics import METRICS, JudgedEpisode, baselines_of, measure
+from millpond.rewards.metrics import METRICS, JudgedEpisode, judge_by_baselines, measure
 from millpond.rewards.network import RewardNetwork
 from millpond.trainers.common.evaluate import Evaluation
 from millpond.trainers.reward.setup import RecordedData
 
-CHUNK, IMAGE_CHUNK = 4096, 64  # steps that are judged at once, without images and with them
+CHUNK, IMAGE_CHUNK = 4096, 64  # steps per forward pass, without images and with them
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class HeldOutEvaluation:
         return next((self.learned[name] for name in HELD_OUT if name in self.learned), None)
 
     def metrics(self) -> dict[str, float]:
-        """As records hold them: held_out/NAME of the learned reward, held_out/BASELINE/NAME beside it."""
-        found = {f"held_out/{name}": value for name, value in self.learned.items()}
+        """Metrics of a record: held_out/NAME of the learned reward, held_out/BASELINE/NAME of the baselines."""
+        metrics = {f"held_out/{name}": value for name, value in self.learned.items()}
         for baseline, values in self.baselines.items():
-            found |= {f"held_out/{baseline}/{name}": value for name, value in values.items()}
-        return found
+            metrics |= {f"held_out/{baseline}/{name}": value for name, value in values.items()}
+        return metrics
 
     def lines(self) -> list[str]:
-        """A table: one line a metric, the learned reward first."""
+        """A table with one line per metric, the learned reward first."""
         rows = []
         for name, title in METRICS.items():
             columns = [self.learned, *self.baselines.values()]
@@ -56,21 +56,21 @@ class HeldOutEvaluation:
 def judge_episode(
     network: RewardNetwork, data: Episodes, episode: int, device: torch.device
 ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.float32]] | None]:
-    """The reward [T] that a network gives each step of an episode, and, where it has one, the value [T] of each state."""
+    """Predicted reward [T] of each step of an episode, and, for progress and success, the value [T] of each state."""
     length = int(data.lengths[episode])
     rewards, values = [], []
-    chunk = IMAGE_CHUNK if network.shape.images else CHUNK
+    chunk = IMAGE_CHUNK if network.inputs.images else CHUNK
     for first in range(0, length, chunk):
         steps = np.arange(first, min(first + chunk, length))[None]
-        batch = step_batch(data.gather(np.array([episode]), steps), network.shape, device)
+        batch = step_batch(data.gather(np.array([episode]), steps), network.inputs, device)
         rewards.append(network.reward(batch).cpu().numpy())
-        if not network.of_transitions:
+        if not network.uses_transitions:
             values.append(network.value(batch).cpu().numpy())
     return np.concatenate(rewards), np.concatenate(values) if values else None
 
 
 def evaluate_reward(network: RewardNetwork, recorded: RecordedData, device: torch.device) -> HeldOutEvaluation | None:
-    """None where no episode was held out."""
+    """Metrics on the held-out episodes; None if there are none."""
     data = recorded.data
     if not len(recorded.held_out):
         return None
@@ -80,28 +80,25 @@ def evaluate_reward(network: RewardNetwork, recorded: RecordedData, device: torc
         truth = data.rewards(episode).astype(np.float64) if data.has_rewards else None
         success = None if data.success is None else bool(data.success[episode])
         values = None if value is None else value.astype(np.float64)
-        backwards = None if values is None else values[::-1]  # states are judged one by one
-        judged.append(JudgedEpisode(reward.astype(np.float64), values, backwards, truth, success))
+        reversed_values = None if values is None else values[::-1]  # a value depends on its state alone
+        judged.append(JudgedEpisode(reward.astype(np.float64), values, reversed_values, truth, success))
     training = recorded.training
     steps = float(data.lengths[training].sum())
     mean_reward = float(data.returns[training].sum()) / steps if data.returns is not None else 0.0
-    beside = baselines_of(judged, mean_reward, float(data.lengths[training].mean()))
+    by_baseline = judge_by_baselines(judged, mean_reward, float(data.lengths[training].mean()))
     others = []
-    if recorded.others is not None and not network.of_transitions:
+    if recorded.others is not None and not network.uses_transitions:
         for episode in range(len(recorded.others)):
             _, value = judge_episode(network, recorded.others, episode, device)
             assert value is not None
             others.append(value.astype(np.float64))
     return HeldOutEvaluation(
-        len(judged), measure(judged, others), {name: measure(episodes) for name, episodes in beside.items()}
+        len(judged), measure(judged, others), {name: measure(episodes) for name, episodes in by_baseline.items()}
     )
 
 
-# -- What a person wants to know when reward learning is over.
-
-
 def summarise_reward(counters: Counters, held_out: HeldOutEvaluation | None, tested: Evaluation | None) -> list[str]:
-    """Held-out figures beside the baselines, or the agent's return, and the time."""
+    """Summary of a finished run: held-out metrics beside the baselines, or the agent's return; updates and time."""
     lines = [] if held_out is None else held_out.lines()
     if tested is not None:
         low, high = tested.interval()

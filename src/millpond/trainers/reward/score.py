@@ -1,4 +1,4 @@
-"""The learned reward of recorded episodes, for use elsewhere: as a file, and as a picture."""
+"""The learned reward of recorded episodes, written to a file or drawn as a picture."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from millpond.config import RewardRecipe
 from millpond.data import DataError, open_episodes
 from millpond.errors import MillpondError
 from millpond.plurals import plural
-from millpond.rewards.batches import inputs_of
-from millpond.rewards.network import OF_TRANSITIONS, RewardInputs
+from millpond.rewards.batches import recorded_inputs
+from millpond.rewards.network import TRANSITION_OBJECTIVES, RewardInputs
 from millpond.store import Checkpoints, RunError
 from millpond.trainers.common.session import open_run
 from millpond.trainers.reward.evaluation import judge_episode
 from millpond.trainers.reward.setup import make_network
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-SHOWN = 4  # episodes in a picture when none are chosen
+DEFAULT_PLOTTED = 4  # episodes in a picture unless some are selected
 
 
 @dataclass(frozen=True)
 class RewardScores:
-    """A reward for every step of every episode. `values` are those of states, where the objective has them."""
+    """A reward for every step of every episode. `values` are those of states, for progress and success."""
 
     objective: str
     updates: int
@@ -38,7 +38,7 @@ class RewardScores:
 
 
 def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs") -> RewardScores:
-    """Judge the episodes of a file by the reward network of a run."""
+    """Predict the rewards of all episodes of a file with the reward network of a run."""
     loaded, run = open_run(name, run_dir)
     recipe = loaded.recipe
     if not isinstance(recipe, RewardRecipe):
@@ -55,17 +55,17 @@ def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs"
         drop_columns=settings.drop_columns,
         memory_bytes=settings.memory_bytes,
     )
-    if data.action is None and recipe.reward.objective in OF_TRANSITIONS:
+    if data.action is None and recipe.reward.objective in TRANSITION_OBJECTIVES:
         raise DataError(
             f"{path}: {data.missing_actions} is missing, and the reward r(s, a, s') of run {run.name!r} needs the actions; "
             f"score it with a run of reward.objective=progress"
         )
-    inputs = inputs_of(data)
-    if data.discrete:  # the file need not hold every action that the run knows
-        known = _actions_known(checkpoint.weights["reward"], inputs, recipe)
-        if data.num_actions > known:
-            raise DataError(f"{path} has {data.num_actions} actions, run {run.name!r} was trained on {known}")
-        inputs = replace(inputs, action=known)
+    inputs = recorded_inputs(data)
+    if data.discrete:  # the file may lack some actions that the run was trained on
+        trained_actions = _trained_actions(checkpoint.weights["reward"], inputs, recipe)
+        if data.num_actions > trained_actions:
+            raise DataError(f"{path} has {data.num_actions} actions, run {run.name!r} was trained on {trained_actions}")
+        inputs = replace(inputs, action=trained_actions)
     network = make_network(recipe, inputs, seed=0)
     try:
         network.load_state_dict(checkpoint.weights["reward"])
@@ -87,30 +87,30 @@ def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs"
     )
 
 
-def _actions_known(weights: Mapping[str, Any], inputs: RewardInputs, recipe: RewardRecipe) -> int:
-    """Discrete actions of a run, by the width of its first layer; of no matter where only states are judged."""
-    if recipe.reward.objective not in OF_TRANSITIONS:
+def _trained_actions(weights: Mapping[str, Any], inputs: RewardInputs, recipe: RewardRecipe) -> int:
+    """Number of discrete actions of a run, from the width of its first layer; irrelevant for values of states."""
+    if recipe.reward.objective not in TRANSITION_OBJECTIVES:
         return inputs.action
     width = int(weights["layers.0.weight"].shape[1])
     return width - 2 * inputs.numbers - recipe.reward.hidden_size * len(inputs.images)
 
 
 def parse_episodes(text: str | None, count: int) -> list[int]:
-    """`0,2,5` as numbers; without a text the first few."""
+    """Parse `0,2,5` as episode indices; the first few if there is no text."""
     if text is None:
-        return list(range(min(SHOWN, count)))
+        return list(range(min(DEFAULT_PLOTTED, count)))
     try:
-        chosen = [int(part) for part in text.split(",")]
+        selected = [int(part) for part in text.split(",")]
     except ValueError:
         raise MillpondError(f"--episodes {text!r} is not a list of numbers such as 0,2,5") from None
-    beyond = [number for number in chosen if not 0 <= number < count]
-    if beyond:
-        raise MillpondError(f"--episodes names episode {beyond[0]}; the file has {count:,}, counted from 0")
-    return chosen
+    out_of_range = [number for number in selected if not 0 <= number < count]
+    if out_of_range:
+        raise MillpondError(f"--episodes names episode {out_of_range[0]}; the file has {count:,}, counted from 0")
+    return selected
 
 
 def write_scores(scores: RewardScores, path: Path) -> None:
-    """An .npz with `rewards`, `lengths`, `names` (no pickle), or an .hdf5 with one group an episode."""
+    """Write an .npz with `rewards`, `lengths`, `names` (no pickle), or an .hdf5 with one group per episode."""
     if path.suffix not in (".npz", ".hdf5", ".h5"):
         raise MillpondError(f"--out {path} must end in .npz, .hdf5 or .h5")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def write_scores(scores: RewardScores, path: Path) -> None:
 
 
 def draw_scores(scores: RewardScores, episodes: Sequence[int], path: Path) -> None:
-    """Reward and cumulative reward over time, one row an episode, as PNG or SVG."""
+    """Plot reward and cumulative reward over time, one row per episode, as PNG or SVG."""
     if path.suffix not in (".png", ".svg"):
         raise MillpondError(f"--plot {path} must end in .png or .svg")
     import matplotlib
@@ -149,15 +149,15 @@ def draw_scores(scores: RewardScores, episodes: Sequence[int], path: Path) -> No
         len(episodes), 2, figsize=(10, 2.2 * len(episodes) + 0.6), squeeze=False, layout="constrained"
     )
     for row, episode in zip(axes, episodes, strict=True):
-        drawn = [("learned", scores.rewards[episode], "C0")]
+        curves = [("learned", scores.rewards[episode], "C0")]
         if scores.truths is not None:
-            drawn.append(("recorded", scores.truths[episode], "C7"))
-        for label, reward, colour in reversed(drawn):
+            curves.append(("recorded", scores.truths[episode], "C7"))
+        for label, reward, colour in reversed(curves):
             row[0].plot(reward, color=colour, linewidth=1, label=label)
             row[1].plot(np.cumsum(reward, dtype=np.float64), color=colour, linewidth=1, label=label)
         row[0].set_ylabel(scores.names[episode], fontsize=8)
-    axes[0, 0].set_title("reward of each step")
-    axes[0, 1].set_title("sum of the rewards so far")
+    axes[0, 0].set_title("reward per step")
+    axes[0, 1].set_title("cumulative reward")
     axes[0, 1].legend(fontsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("steps")

@@ -1,6 +1,6 @@
-"""Learning a reward from episodes: epoch > cycle > iteration > batch.
+"""Trainer of a reward network: epoch > cycle > iteration > batch.
 
-batch      draw steps, loss, gradient, R_loss recorded; the target network every `train_target` updates
+batch      sample steps, loss, gradient, R_loss recorded; the target network every `train_target` updates
 iteration  average of R_loss printed; online, envs are stepped and the normaliser is updated
 cycle      table on the console, one record (one TensorBoard point, x = updates); online, test rollouts
 epoch      summary on held-out episodes, checkpoint every `save_freq`; the end of training always saves
@@ -23,7 +23,7 @@ from millpond.planner.lines import sentence
 from millpond.plurals import plural
 from millpond.record import Console, Counters, Recorder, Timer, cycle_rows
 from millpond.report import Picture
-from millpond.rewards.batches import RewardBatches, inputs_of
+from millpond.rewards.batches import RewardBatches, recorded_inputs
 from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, training
 from millpond.trainers.common.evaluate import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
@@ -34,9 +34,9 @@ from millpond.trainers.reward.setup import RecordedData, audit_recorded, fit_net
 
 
 class RewardTrainer:
-    """Everything of one run. `train()` runs it to its end, or to where it is stopped.
+    """One training run. `train()` runs it to its end, or until it is stopped.
 
-    Offline there are recorded episodes and no agent; in full mode there is an agent, whose pond has the episodes.
+    Offline it has recorded episodes and no agent; in full mode it has an agent, whose pond holds the episodes.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RewardTrainer:
         self.recorded = recorded
         self.agent: RewardAgent | None = None
         if self.recorded is not None:
-            self.network = make_network(recipe, inputs_of(self.recorded.data), int(seeds[3]))
+            self.network = make_network(recipe, recorded_inputs(self.recorded.data), int(seeds[3]))
             fit_network(self.network, self.recorded)
         else:
             self.agent = RewardAgent(recipe, int(seeds[5]), planned.batches, self.device)
@@ -100,7 +100,7 @@ class RewardTrainer:
         self.score: float | None = None
         if weights_from is not None:
             load_weights({"reward": self.network}, weights_from.weights(), f"run {weights_from.name!r}")
-            self.target.follow(self.network)
+            self.target.copy_from(self.network)
         if run.resumed:
             self.checkpoints.restore(self.parts)
         self.batches = self._make_batches(noise)
@@ -109,9 +109,9 @@ class RewardTrainer:
         reward = self.recipe.reward
         per_batch, steps = reward.episodes_per_batch, reward.steps_per_episode
         if self.agent is not None:
-            found = PondBatches(self.agent.pond, self.network, per_batch=per_batch, steps=steps)
-            found.refresh()
-            return found
+            batches = PondBatches(self.agent.pond, self.network, per_batch=per_batch, steps=steps)
+            batches.refresh()
+            return batches
         assert self.recorded is not None
         return RewardBatches(
             self.network,
@@ -126,14 +126,14 @@ class RewardTrainer:
         )
 
     def train(self) -> None:
-        """Run to the end, or to where the run is stopped."""
+        """Run to the end, or until the run is stopped."""
         with training(self.run, self.loop, self.recorder):
             self.play()
         self.figures = summarise_reward(self.counters, self.held_out, self.tested)  # before the report takes its time
         self.picture = report_at_end(self.run)
 
     def play(self, until: int | None = None) -> None:
-        """The whole algorithm; perhaps only until so many batches have been trained in all."""
+        """The whole algorithm, optionally only until a total number of batches has been trained."""
         log_batches = self.recipe.reward.log_batches
         for at in self.loop.run(until, max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
             if self.agent is not None and at.begins("iteration"):
@@ -147,25 +147,25 @@ class RewardTrainer:
                 self.console.say(f"{self.loop.address}: R_loss {float(loss):.6f}")
 
     def _update(self) -> Tensor:
-        """One gradient step of the reward network, and its target where that is due; its loss in units of rewards."""
+        """Take one gradient step of the reward network, and update its target if due; return the loss in reward units."""
         loss = self.batches.loss(self.sampler)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.counters.updates += 1
         if self.counters.updates % self.recipe.reward.train_target == 0:
-            self.target.follow(self.network)
+            self.target.copy_from(self.network)
         return loss.detach() * self.batches.unit
 
-    # -- full mode
+    # Full mode
 
     def _act(self, agent: RewardAgent) -> None:
-        """Step the envs, before anything else by a random player, and take what was seen into the normaliser."""
+        """Step the envs, at first with random actions, and update the normaliser with the observations."""
         assert isinstance(self.batches, PondBatches)
         settings = self.recipe.agent
-        begins = self.counters.env_steps == 0
-        portions = [(settings.warmup_steps, True)] if begins and settings.warmup_steps else []
-        for env_steps, at_random in [*portions, (settings.steps_per_iteration, False)]:
+        first = self.counters.env_steps == 0
+        warmup = [(settings.warmup_steps, True)] if first and settings.warmup_steps else []
+        for env_steps, at_random in [*warmup, (settings.steps_per_iteration, False)]:
             with self.timer("act"):
                 episodes = agent.act(env_steps, at_random=at_random)
             for episode in episodes:
@@ -176,7 +176,7 @@ class RewardTrainer:
             self.counters.frames += env_steps * settings.num_envs * agent.spec.frame_skip
             self.counters.episodes += len(episodes)
             if self.network.normalizer is not None:
-                self.network.normalizer.update(agent.seen)
+                self.network.normalizer.update(agent.observations)
         self.batches.refresh()
         if not self.batches.episodes:
             raise MillpondError(
@@ -184,39 +184,39 @@ class RewardTrainer:
                 f"agent.steps_per_iteration={settings.steps_per_iteration}, so there is no return to learn from; raise "
                 f"agent.warmup_steps, or lower env.max_steps"
             )
-        if begins:
+        if first:
             self.network.set_scale(self.batches.mean_return)
-            self.target.follow(self.network)
+            self.target.copy_from(self.network)
 
     def _update_agent(self, agent: RewardAgent) -> None:
         for name, value in agent.update(self.target).items():
             self.loop.record(name, value)
 
     def close(self) -> None:
-        """End the workers, where there are any."""
+        """Stop the workers, if there are any."""
         if self.agent is not None:
             self.agent.close()
 
     def opening(self) -> list[str]:
-        """Totals of the hierarchy, and what is trained on."""
+        """Lines printed at the start: totals of the hierarchy, and the data."""
         totals = f"{self.loop.describe()} batch{'es' if self.plan.batches > 1 else ''}, one update each"
         if self.agent is not None:
             kind = type(self.agent.learner).__name__
             return [totals, f"{kind} on {self.agent.spec.id}, {self.plan.env_steps:,} env steps", *self.agent.lines]
         assert self.recorded is not None
         assert isinstance(self.batches, RewardBatches)
-        prepared = self.batches.steps
+        features = self.batches.features
         warnings = [] if self.run.resumed else audit_recorded(self.recipe, self.recorded)
-        how = f"prepared, {prepared.nbytes:,} bytes" if prepared.prepared else "read as they are drawn"
+        storage = f"cached, {features.nbytes:,} bytes" if features.cached else "computed when steps are sampled"
         return [
             totals,
             *self.recorded.describe(),
-            f"objective {self.recipe.reward.objective}; steps are {how}",
-            *(line for found in warnings for line in sentence(f"{found.what}: {found.meaning}.", 0, "audit: ")),
+            f"objective {self.recipe.reward.objective}; features are {storage}",
+            *(line for finding in warnings for line in sentence(f"{finding.what}: {finding.meaning}.", 0, "audit: ")),
         ]
 
     def summary(self) -> list[str]:
-        """Figures and what to do next, at the end of the run."""
+        """Lines printed at the end: metrics, and commands to run next."""
         if not self.loop.done:
             return []
         score = f"  millpond reward score {self.run.reference} EPISODES   # the learned reward of every step"
@@ -226,7 +226,7 @@ class RewardTrainer:
             score,
         ]
 
-    # -- the loop and its hooks
+    # The loop and its hooks
 
     def _make_loop(self) -> Loop:
         plan = self.plan
@@ -245,21 +245,21 @@ class RewardTrainer:
         self.console.say(f"Iteration {iteration}/{size}: {loss.count} batches, average R_loss {loss.mean:.6f}")
 
     def _end_cycle(self, ended: Ended) -> None:
-        """One record; with test rollouts in full mode, and offline, at the end of an epoch, with held-out figures."""
-        found: dict[str, float] = {}
+        """Write one record: with test rollouts in full mode; offline, at the end of an epoch, with held-out metrics."""
+        evaluation: dict[str, float] = {}
         if self.agent is not None:
             with self.timer("test"):
                 self.tested = self.agent.test()
-            found, self.score = self.tested.metrics(), self.tested.mean
+            evaluation, self.score = self.tested.metrics(), self.tested.mean
         elif ended.last and self._evaluation_due(ended.address["epoch"]):
             assert self.recorded is not None
             with self.timer("test"):
                 self.held_out = evaluate_reward(self.network, self.recorded, self.device)
             if self.held_out is not None:
-                found, self.score = self.held_out.metrics(), self.held_out.score
-        record = self.recorder.write({**ended.means(), **found, **self.timer.take()})
-        shown = {name: value for name, value in record.items() if name.count("/") < 2}  # baselines: in the summary
-        if self.recorded is not None:  # offline nobody steps: what there is to learn from
+                evaluation, self.score = self.held_out.metrics(), self.held_out.score
+        record = self.recorder.write({**ended.means(), **evaluation, **self.timer.take()})
+        shown = {name: value for name, value in record.items() if name.count("/") < 2}  # baselines are in the summary
+        if self.recorded is not None:  # offline no env is stepped: show the size of the data
             lengths = self.recorded.data.lengths[self.recorded.training]
             shown |= {"episodes": len(lengths), "agent_steps": int(lengths.sum())}
         self.console.table(cycle_rows(ended.address, self.loop.sizes, shown))
@@ -272,14 +272,14 @@ class RewardTrainer:
         loss = ended.moments["R_loss"]
         number, batches = ended.address["epoch"], plural(loss.count, "batch")
         text = f"Epoch {number}/{self.plan.epochs}: {batches}, average R_loss {loss.mean:.6f}"
-        shown = [] if self.held_out is None or ended.last else self.held_out.lines()  # the last: in the summary
+        shown = [] if self.held_out is None or ended.last else self.held_out.lines()  # the last is in the summary
         self.console.say("\n".join([text, *shown]))
 
     def _save(self) -> None:
         self.checkpoints.save(self.counters.updates, self.parts, self.score)
-        self.score = None  # of this checkpoint alone
+        self.score = None  # it belongs to this checkpoint only
 
-    # -- a batch behind a value that was not finite
+    # Dump of the batch that led to a non-finite value
 
     def _sampler_state(self) -> dict[str, object]:
         return dict(self.sampler.bit_generator.state)
@@ -289,4 +289,4 @@ class RewardTrainer:
         rng.bit_generator.state = state
         for _ in range(skip):
             self.batches.skip(rng)
-        return self.batches.drawn_batch(rng)
+        return self.batches.sample(rng)
