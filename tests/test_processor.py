@@ -62,6 +62,32 @@ def test_the_result_is_remembered(tmp_path: Path) -> None:
     assert len(remembered["bfloat16"]) == 1
 
 
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+LIMITED_ONLY = f"import os\nif os.environ.get({ISA_VARIABLE!r}) != {BELOW_AMX!r}:\n    raise MemoryError\n{HEALTHY}"
+
+
+@pytest.mark.parametrize("program", ["raise MemoryError", KILLED, LIMITED_ONLY])
+def test_failure_that_may_pass_is_not_cached(program: str, tmp_path: Path) -> None:
+    check_bfloat16(program=counting(program, tmp_path / "log"))
+    trials = (tmp_path / "log").read_text()
+    assert not (cache_folder() / "processor.json").exists()
+    check_bfloat16(program=counting(program, tmp_path / "log"))
+    assert (tmp_path / "log").read_text() == trials * 2
+
+
+def test_timeout_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpond.processor.PROBE_SECONDS", 0.5)
+    assert "timed out" in check_bfloat16(program="import time; time.sleep(60)").problem
+    assert not (cache_folder() / "processor.json").exists()
+
+
+def test_trap_in_both_trials_is_cached(tmp_path: Path) -> None:
+    program = counting(TRAPS, tmp_path / "log")
+    assert not check_bfloat16(program=program).works
+    assert not check_bfloat16(program=program).works
+    assert (tmp_path / "log").read_text() == "ran\n" * 2, "twice in the first call only: without limits, and limited"
+
+
 def test_a_damaged_memory_is_written_again() -> None:
     cache_folder().mkdir()
     (cache_folder() / "processor.json").write_text("{")

@@ -105,27 +105,23 @@ def cache_folder() -> Path:
 
 
 def check_bfloat16(*, program: str = PROBE) -> Bfloat16:
-    """Try bfloat16 in a child process, first as the processor is, then with oneDNN limited to what is below AMX.
+    """Try bfloat16 in a child process, first without limits, then with oneDNN limited to instructions below AMX.
 
-    The result is remembered; delete `processor.json` in the cache folder to try again.
+    A conclusive result is cached: each trial worked or was killed by SIGILL. Other failures, such as too little memory or
+    a timeout, may pass, so bfloat16 is tried again next time. Delete `processor.json` in the cache folder to try again.
     """
     key = _key(program)
-    remembered = _read_remembered()
-    if key in remembered:
-        return Bfloat16(**remembered[key])
-    result = _try(program, os.environ)
+    cached = _read_cache()
+    if key in cached:
+        return Bfloat16(**cached[key])
+    result, conclusive = _try(program, os.environ)
     if not result.works and ISA_VARIABLE not in os.environ:
-        limited = _try(program, {**os.environ, ISA_VARIABLE: BELOW_AMX})
+        limited, limited_conclusive = _try(program, {**os.environ, ISA_VARIABLE: BELOW_AMX})
+        conclusive = conclusive and limited_conclusive
         if limited.works:
             result = replace(limited, max_isa=BELOW_AMX, problem=result.problem)
-    path = _remembered_path()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_json(path, {"format": FORMAT, "bfloat16": {**remembered, key: asdict(result)}})
-    except OSError as error:
-        warnings.warn(
-            f"{path} cannot be written ({error.strerror}), so bfloat16 is tried again next time", stacklevel=2
-        )
+    if conclusive:
+        _write_cache({**cached, key: asdict(result)})
     return result
 
 
@@ -217,20 +213,22 @@ def _cpuinfo() -> list[str]:
         return []
 
 
-def _try(program: str, environment: Mapping[str, str]) -> Bfloat16:
+def _try(program: str, environment: Mapping[str, str]) -> tuple[Bfloat16, bool]:
+    """Run the program in a child process; return its result, and True if the result would be the same next time."""
     command, verbose = [sys.executable, "-c", program], {"ONEDNN_VERBOSE": "1"}
     try:
         child = subprocess.run(
             command, env={**environment, **verbose}, capture_output=True, text=True, check=False, timeout=PROBE_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Bfloat16(works=False, problem=str(error))
+        return Bfloat16(works=False, problem=str(error)), False
     if child.returncode < 0:
-        return Bfloat16(works=False, problem=f"ends a process with {signal.Signals(-child.returncode).name}")
+        name = signal.Signals(-child.returncode).name
+        return Bfloat16(works=False, problem=f"ends a process with {name}"), name == "SIGILL"
     if child.returncode:
-        return Bfloat16(works=False, problem=(child.stderr.strip().splitlines() or ["failed"])[-1])
+        return Bfloat16(works=False, problem=(child.stderr.strip().splitlines() or ["failed"])[-1]), False
     result = next(line for line in reversed(child.stdout.splitlines()) if line.startswith("{"))
-    return Bfloat16(works=True, isa=_isa_of(child.stdout), **json.loads(result))
+    return Bfloat16(works=True, isa=_isa_of(child.stdout), **json.loads(result)), True
 
 
 def _key(program: str) -> str:
@@ -243,13 +241,24 @@ def _key(program: str) -> str:
     return f"{cpu_name()}, torch {torch_version}, {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 
-def _remembered_path() -> Path:
+def _cache_path() -> Path:
     return cache_folder() / "processor.json"
 
 
-def _read_remembered() -> dict[str, Any]:
+def _read_cache() -> dict[str, Any]:
     try:
-        content = json.loads(_remembered_path().read_text(encoding="utf-8"))
+        content = json.loads(_cache_path().read_text(encoding="utf-8"))
         return dict(content["bfloat16"]) if content["format"] == FORMAT else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+
+
+def _write_cache(results: Mapping[str, Any]) -> None:
+    path = _cache_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_json(path, {"format": FORMAT, "bfloat16": results})
+    except OSError as error:
+        warnings.warn(
+            f"{path} cannot be written ({error.strerror}), so bfloat16 is tried again next time", stacklevel=3
+        )
