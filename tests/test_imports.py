@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors", "plurals", "durable", "replay"},
     "rewards": {"compiled", "envs", "policies", "data"},
     "rollout": {"errors", "compiled", "envs", "vector"},
-    "learners": {"errors", "schedules", "kernels", "envs", "config", "vector", "policies"},
+    "learners": {"errors", "schedules", "kernels", "envs", "config", "vector", "policies", "replay"},
     "report": {"errors", "kinds", "plurals", "durable", "envs", "config", "record", "store", "planner"},
     "trainers": {
         "errors",

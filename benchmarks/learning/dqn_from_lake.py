@@ -19,7 +19,7 @@ from pqn import VECTOR, make_group, random_return, setting
 
 from millpond.config.mixture import DQNConfig
 from millpond.learners import DQN, build_q_network
-from millpond.replay import Lake, Schema, Steps
+from millpond.replay import Lake, Schema
 from millpond.replay.pond import Pond
 from millpond.replay.transfer import fill, pour
 from millpond.trainers.common.envs import evaluation_vector
@@ -37,7 +37,7 @@ def fill_a_lake(folder: Path, env_steps: int, seed: int) -> tuple[Schema, int]:
     with Lake.create(folder, schema) as lake, lake.writer("agent0", lanes=config.num_envs) as writer:
         for done in range(collections):
             collection = group.collect()[0]
-            pond.add(Steps(**collection.as_steps(), policy_version=done))
+            pond.add(collection.as_steps(schema, policy_version=done))
             pour(pond, writer)
             group.learn()
         lake.refresh()

@@ -15,7 +15,7 @@ from millpond.config.env import EnvConfig
 from millpond.config.mixture import DQNConfig
 from millpond.learners import DQN, build_q_network
 from millpond.learners.dqn import loss_of
-from millpond.replay import Schema, Steps
+from millpond.replay import Schema
 from millpond.replay.pond import Pond
 from millpond.trainers.common.evaluate import evaluate
 from tests.support.corridor import CORRIDOR, SMALL, make, make_group, network_for
@@ -100,7 +100,7 @@ def test_it_learns_the_corridor_from_a_random_players_steps(n_step: int) -> None
     explorer = make_group(CORRIDOR, SMALL.model_copy(update={"epsilon_end": 1.0}))
     pond = Pond.init(Schema.from_spec(explorer.spec), 8 * 256, lanes=8)
     for _ in range(8):
-        pond.add(Steps(**explorer.collect()[0].as_steps()))
+        pond.add(explorer.collect()[0].as_steps(pond.schema))
     config = DQNConfig(gamma=0.9, n_step=n_step, learning_rate=2e-3, target_tau=0.02)
     dqn, rng = DQN(network_for(explorer.vectors[0], 1), config), np.random.default_rng(0)
     for _ in range(400):

@@ -10,7 +10,7 @@ import torch
 
 from millpond.config.env import EnvConfig, VectorConfig
 from millpond.learners import AgentGroup, LearnerError
-from millpond.replay import Schema, Steps
+from millpond.replay import Schema
 from millpond.replay.pond import Pond
 from millpond.store.tree import tree_from_bytes, tree_to_bytes
 from millpond.trainers.common.envs import build_vector
@@ -99,10 +99,10 @@ def test_a_crashed_env_marks_its_step_as_lost() -> None:
     group = AgentGroup([network_for(vector, 1)], [vector], SMALL, seeds=[1], total_collections=1)
     collection = group.collect()[0]
     assert int(collection.lost.sum()) == int(vector.restarts.sum()) > 0
-    steps = collection.as_steps()
-    assert np.array_equal(steps["truncated"], collection.lost.numpy())
     pond = Pond.init(Schema.from_spec(group.spec), 512, lanes=8)
-    pond.add(Steps(**steps))
+    steps = collection.as_steps(pond.schema)
+    assert np.array_equal(steps.truncated, collection.lost.numpy())
+    pond.add(steps)
     assert pond.transitions() == 16 * 8 - int((~collection.lost[-1]).sum())
 
 
@@ -110,14 +110,12 @@ def test_a_collection_goes_into_a_pond_as_it_is() -> None:
     group = make_group(EnvConfig(id="truncation"))
     pond = Pond.init(Schema.from_spec(group.spec), 512, lanes=8)
     collection = group.collect()[0]
-    steps = collection.as_steps()
-    pond.add(Steps(**steps, agent=3, round=1, policy_version=2))
-    going_on = int(
-        (~steps["truncated"][-1]).sum()
-    )  # what comes after the newest step is not known yet, unless it ended
-    assert pond.transitions() == 16 * 8 - going_on
-    assert int(steps["truncated"].sum()) == len(steps["final_observation"]) == 16
-    assert np.array_equal(steps["has_final"], steps["truncated"])
+    steps = collection.as_steps(pond.schema, agent=3, round_number=1, policy_version=2)
+    pond.add(steps)
+    unfinished = int((~steps.truncated[-1]).sum())  # the newest step has no next observation yet, unless it ended
+    assert pond.transitions() == 16 * 8 - unfinished
+    assert int(steps.truncated.sum()) == len(steps.final_observation["observation"]) == 16
+    assert np.array_equal(steps.has_final, steps.truncated)
     batch = pond.sample(64, np.random.default_rng(0))
     assert set(batch.column["agent"].tolist()) == {3}
     assert batch.column["epsilon"].unique().tolist() == [1.0]

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 
 from millpond.bench.limits import BACKWARD_TOO, Limits, operations
@@ -23,12 +22,12 @@ from millpond.planner import MixturePlan, plan_loaded
 from millpond.planner.mixture.numbers import drawn_in_round
 from millpond.plurals import plural
 from millpond.record.jsonlines import Record, read_records
-from millpond.replay import Steps
+from millpond.replay import Schema, Steps
 from millpond.replay.schema import row_bytes
 from millpond.sizes import divisors
 from millpond.trainers.common.envs import make_spec
 from millpond.trainers.common.session import start_run
-from millpond.trainers.mixture.ponds import Ponds, as_steps
+from millpond.trainers.mixture.ponds import Ponds
 from millpond.trainers.mixture.trainer import UPDATES_A_PORTION, MixtureTrainer
 
 ROUNDS, COLLECTIONS, UPDATES = 3, 4, 128
@@ -174,7 +173,7 @@ def measure_mixture_stages(subject: MixtureSubject, folder: Path, watch: Watch) 
         stages.append(_updates(subject))
     watch("the lake")
     spec = make_spec(trainer.recipe.env, stacked=False)
-    append, sample = measure_lake(spec, np.asarray(steps[0].observation), subject.limits, subject.effort, folder)
+    append, sample = measure_lake(spec, steps[0].observation["observation"], subject.limits, subject.effort, folder)
     return (*stages, append, sample)
 
 
@@ -254,12 +253,9 @@ def _updates(subject: MixtureSubject) -> Stage:
 
 
 def _steps(trainer: MixtureTrainer) -> list[Steps]:
-    """One collection of each agent, as ponds take it."""
-    shape = make_spec(trainer.recipe.env, stacked=False).observation.shape
-    return [
-        as_steps(collection, frame_shape=shape, agent=number, round_number=0, policy_version=0)
-        for number, collection in enumerate(trainer.group.collect())
-    ]
+    """Return one collection of each agent, as ponds take it."""
+    schema = Schema.from_spec(make_spec(trainer.recipe.env, stacked=False))
+    return [collection.as_steps(schema, agent=number) for number, collection in enumerate(trainer.group.collect())]
 
 
 def mixture_opening(sizes: dict[str, int], vector: str, precision: str) -> str:

@@ -17,6 +17,8 @@ from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import EnvSpec
 from millpond.learners.exploration import Epsilon
 from millpond.learners.q_network import SideBySide
+from millpond.replay.schema import Schema
+from millpond.replay.steps import Steps, validate
 from millpond.vector import Batch, Vector
 
 Final = tuple[int, int, np.ndarray[Any, Any]]  # t, env, observation
@@ -48,18 +50,30 @@ class Collection:
     def env_steps(self) -> int:
         return self.reward.numel()
 
-    def as_steps(self) -> dict[str, Any]:
-        """As a pond takes them: `Steps(**collection.as_steps(), agent=..., round=..., policy_version=...)`.
+    def as_steps(self, schema: Schema, *, agent: int = 0, round_number: int = 0, policy_version: int = 0) -> Steps:
+        """Return a copy as validated steps, for a pond or a lake of this schema.
 
-        A lost step is cut off where it stood, so that nothing leads from it into the next episode.
+        If the schema stores single frames, the newest one of each stack [..., stack * planes, height, width] is taken.
+        A lost step counts as truncated, so that nothing leads from it into the next episode.
         """
-        names = ("observation", "action", "reward", "terminated", "truncated")
-        steps: dict[str, Any] = {name: getattr(self, name).cpu().numpy().copy() for name in names}
-        steps["truncated"] |= self.lost.cpu().numpy()
-        steps["final_observation"] = self.final_observation
-        steps["has_final"] = self.has_final
-        steps["epsilon"] = self.epsilon
-        return steps
+        observation, final_observation = self.observation.cpu().numpy(), self.final_observation
+        frame = schema.observation[0].shape
+        if frame != observation.shape[2:]:
+            observation, final_observation = (each[..., -frame[0] :, :, :] for each in (observation, final_observation))
+        steps = Steps(
+            observation=observation.copy(),
+            action=self.action.cpu().numpy().copy(),
+            reward=self.reward.cpu().numpy().copy(),
+            terminated=self.terminated.cpu().numpy().copy(),
+            truncated=self.truncated.cpu().numpy() | self.lost.cpu().numpy(),
+            final_observation=final_observation,
+            has_final=self.has_final,
+            agent=agent,
+            round=round_number,
+            policy_version=policy_version,
+            epsilon=self.epsilon,
+        )
+        return validate(steps, schema, observation.shape[1])
 
 
 class Storage:

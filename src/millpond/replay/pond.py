@@ -20,7 +20,7 @@ from millpond.plurals import plural
 from millpond.replay.draw import Picked, draw_transitions
 from millpond.replay.errors import LakeError, PondFull
 from millpond.replay.schema import COLUMNS, FINAL, FIRST, HAS_FINAL, TERMINATED, TRUNCATED, Field, Schema, row_bytes
-from millpond.replay.steps import Lanes, Steps, check, number_episodes
+from millpond.replay.steps import LaneState, Steps, number_episodes, validate
 from millpond.replay.walk import NO_ROW, count_transitions
 
 Array = np.ndarray[Any, Any]
@@ -96,7 +96,7 @@ class Pond:
         """Forget everything; the memory stays."""
         self.heads = np.zeros(self.lanes, np.int64)  # rows ever written, by lane
         self.poured = np.zeros(self.lanes, np.int64)
-        self._episodes = Lanes.fresh(self.lanes)
+        self._episodes = LaneState.fresh(self.lanes)
         self._runs: Array | None = None  # first slots of what `fill` laid down; None: rings
         self._view: RingRows | None = None
 
@@ -113,30 +113,30 @@ class Pond:
         """Store `[T, L]` steps. Refused as a whole where it would overwrite steps that must be poured first."""
         if self._runs is not None:
             raise LakeError("the pond was filled from a lake; clear() it before steps are added")
-        checked = check(_on_host(steps), self.schema, self.lanes)
-        has_final = checked.has_final
+        steps = validate(_on_host(steps), self.schema, self.lanes)
+        has_final, count = steps.has_final, len(steps.reward)
         earlier = np.cumsum(has_final, axis=0) - has_final
-        place = self.heads + np.arange(checked.steps)[:, None] + earlier  # [T, L], counted from the beginning
-        heads = self.heads + checked.steps + has_final.sum(axis=0)
+        place = self.heads + np.arange(count)[:, None] + earlier  # [T, L], counted from the beginning
+        heads = self.heads + count + has_final.sum(axis=0)
         if (heads - self.heads).max() > self.ring:
-            raise PondFull(f"{checked.steps} steps at once do not fit into {self.ring} rows a lane; add fewer")
+            raise PondFull(f"{count} steps at once do not fit into {self.ring} rows a lane; add fewer")
         if self.guarded and (heads - self.poured).max() > self.ring:
             raise PondFull(
                 f"the pond has {self.room} rows left in its fullest lane and {int((heads - self.heads).max())} are needed: "
                 "pour it first"
             )
-        _, _, first, self._episodes = number_episodes(checked, self._episodes)
+        _, _, first, self._episodes = number_episodes(steps, self._episodes)
         slots, final_slots = self._slots(place), self._slots(place + 1)[has_final]
-        flags = first * FIRST + checked.terminated * TERMINATED + checked.truncated * TRUNCATED + has_final * HAS_FINAL
+        flags = first * FIRST + steps.terminated * TERMINATED + steps.truncated * TRUNCATED + has_final * HAS_FINAL
         self.flags[slots] = flags
         self.flags[final_slots] = FINAL
         where, final_where = self._index(slots), self._index(final_slots)
-        for name, values in checked.columns.items():
+        for name, values in steps.columns().items():
             self._put(name, where, values)
         for field in self.schema.observation:
             column = self.schema.column(field)
-            self._put(column, where, checked.observation[field.name])
-            self._put(column, final_where, checked.final_observation[field.name])
+            self._put(column, where, steps.observation[field.name])
+            self._put(column, final_where, steps.final_observation[field.name])
         self.heads, self._view = heads, None
 
     def _slots(self, place: Array) -> Array:
@@ -257,11 +257,11 @@ class Pond:
         host = {name: tensor.numpy().copy() for name, tensor in state["host"].items()}
         self.flags, self.heads, self.poured = host["flags"], host["heads"], host["poured"]
         opened = host["open"].astype(bool)
-        self._episodes = Lanes(host["episode"], host["episode_step"], opened, int(host["next_episode"]))
+        self._episodes = LaneState(host["episode"], host["episode_step"], opened, int(host["next_episode"]))
         self._runs = host["runs"] if len(host["runs"]) else None
         self._view = None
 
-    def continue_with(self, episodes: Lanes) -> None:
+    def continue_with(self, episodes: LaneState) -> None:
         """Go on with these episodes, after the rings were written from elsewhere."""
         self._episodes, self._view = episodes, None
 
@@ -287,7 +287,9 @@ def _storage(field: Field, rows: int, device: torch.device) -> torch.Tensor:
 
 
 def _on_host(steps: Steps) -> Steps:
-    """Tensors as arrays; what is on another device is copied once."""
+    """Return tensors as arrays; those on another device are copied once."""
+    if steps.valid_for is not None:
+        return steps
 
     def host(value: Any) -> Any:
         if isinstance(value, dict):

@@ -1,11 +1,14 @@
-"""Steps as they are handed over: `[T, L]`, T steps of each of L lanes, with the final observations of episodes.
+"""`Steps`: what is added to a pond or appended to a lake, validated once.
 
-# T steps  L lanes  K final observations
+A step is validated against the schema where it enters: in `Collection.as_steps`, `Pond.add` or `Writer.append`,
+whichever comes first. The result remembers its schema, so that stores further down the path take it unchanged.
+
+T steps   L lanes   K final observations
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,22 +19,26 @@ from millpond.replay.errors import LakeError
 from millpond.replay.schema import Field, Schema
 
 Array = np.ndarray[Any, Any]
+PROVENANCE = ("agent", "round", "policy_version", "epsilon")
 
 
 @dataclass
 class Steps:
-    """T steps of L lanes.
+    """T consecutive steps of L lanes.
 
-    observation        [T, L, ...]  what the agent saw before it acted; a dict where the schema has several fields
+    observation        [T, L, ...]  seen before the action; a dict if the schema has several fields
     action             [T, L, ...]
     reward             [T, L]
-    terminated         [T, L]       the episode came to its own end with this step
-    truncated          [T, L]       it was cut off; its final observation must be given
-    final_observation  [K, ...]     of the places where `has_final` is set, step by step, lane by lane
+    terminated         [T, L]       the episode ended with this step
+    truncated          [T, L]       the episode was cut off here; its final observation is required
+    final_observation  [K, ...]     of the steps where `has_final` is set, ordered by step, then lane
     has_final          [T, L]       None: where `truncated` is set; or, if there are as many final observations as
                                     ended episodes, where either flag is set
     extra              {name: [T, L, ...]}, one for each extra field of the schema
     agent, round, policy_version, epsilon: where the steps came from, numbers or arrays that broadcast to [T, L]
+
+    `valid_for` is the schema that the steps were validated against, set by `validate`: then all fields are arrays of
+    the stored dtypes, provenance is [T, L], and observations are dicts by field name.
     """
 
     observation: Any
@@ -46,23 +53,22 @@ class Steps:
     round: Any = 0
     policy_version: Any = 0
     epsilon: Any = 0.0
+    valid_for: Schema | None = field(default=None, kw_only=True, repr=False)
+
+    def columns(self) -> dict[str, Array]:
+        """Return everything of validated steps but observations and flags, by the name of its column in a record."""
+        assert self.valid_for is not None
+        provenance = {name: getattr(self, name) for name in PROVENANCE}
+        return {"reward": self.reward, self.valid_for.action.name: self.action, **provenance, **self.extra}
 
 
-@dataclass
-class CheckedSteps:
-    """Steps of the right shapes and dtypes, observations by field name."""
+def validate(steps: Steps, schema: Schema, lanes: int) -> Steps:
+    """Return the steps as arrays of the schema's shapes and dtypes; errors name the field, its shape and the right one.
 
-    observation: dict[str, Array]
-    final_observation: dict[str, Array]
-    columns: dict[str, Array]
-    terminated: Array
-    truncated: Array
-    has_final: Array
-    steps: int
-
-
-def check(steps: Steps, schema: Schema, lanes: int) -> CheckedSteps:
-    """Compare every array with the schema; errors name the field, what came and what was expected."""
+    Steps that were validated against this schema before are returned unchanged.
+    """
+    if steps.valid_for == schema and steps.reward.shape[1] == lanes:
+        return steps
     reward = np.asarray(steps.reward)
     if reward.ndim != 2 or reward.shape[1] != lanes or reward.shape[0] < 1:
         raise LakeError(f"reward has shape {reward.shape}; expected [T, {lanes}] with T of at least 1")
@@ -71,26 +77,60 @@ def check(steps: Steps, schema: Schema, lanes: int) -> CheckedSteps:
     finals = {} if steps.final_observation is None else schema.observations(steps.final_observation)
     first = next(iter(finals.values())) if finals else np.empty(0)
     has_final = _has_final(steps, len(first) if first.ndim else 0, terminated, truncated)
-    count = int(np.count_nonzero(has_final))
-    columns: dict[str, Array] = {"reward": reward.astype(np.float32)}
-    for name in ("agent", "round", "policy_version", "epsilon"):
-        columns[name] = _provenance(name, getattr(steps, name), shape, schema)
-    columns[schema.action.name] = _cast(schema.action, np.asarray(steps.action), shape)
+    provenance = {name: _provenance(name, getattr(steps, name), shape, schema) for name in PROVENANCE}
+    action = _cast(schema.action, np.asarray(steps.action), shape)
     if set(steps.extra) != {extra.name for extra in schema.extra}:
         raise LakeError(f"extra has {sorted(steps.extra)}; the schema has {[extra.name for extra in schema.extra]}")
-    for extra in schema.extra:
-        columns[extra.name] = _cast(extra, np.asarray(steps.extra[extra.name]), shape)
+    extras = {extra.name: _cast(extra, np.asarray(steps.extra[extra.name]), shape) for extra in schema.extra}
     observation = schema.observations(steps.observation)
+    count = int(np.count_nonzero(has_final))
     for each in schema.observation:
         observation[each.name] = _cast(each, observation[each.name], shape)
         finals[each.name] = (
             _cast(each, finals[each.name], (count,)) if count else np.empty((0, *each.shape), each.stored_dtype)
         )
-    return CheckedSteps(observation, finals, columns, terminated, truncated, has_final, shape[0])
+    return Steps(
+        observation,
+        action,
+        reward.astype(np.float32),
+        terminated,
+        truncated,
+        finals,
+        has_final,
+        extras,
+        **provenance,
+        valid_for=schema,
+    )
+
+
+def join_lanes(parts: Sequence[Steps]) -> Steps:
+    """Return validated steps [T, L] of several streams as one [T, sum of L]."""
+    schema = parts[0].valid_for
+    assert schema is not None
+    assert all(part.valid_for == schema for part in parts)
+
+    def joined(name: str) -> Array:
+        return np.concatenate([getattr(part, name) for part in parts], axis=1)
+
+    # Final observations are ordered by step, then lane, within each part; the same order is needed over all parts.
+    order = np.argsort(np.concatenate([np.nonzero(part.has_final)[0] for part in parts]), kind="stable")
+    names = [each.name for each in schema.observation]
+    return Steps(
+        observation={name: np.concatenate([part.observation[name] for part in parts], axis=1) for name in names},
+        action=joined("action"),
+        reward=joined("reward"),
+        terminated=joined("terminated"),
+        truncated=joined("truncated"),
+        final_observation={name: np.concatenate([p.final_observation[name] for p in parts])[order] for name in names},
+        has_final=joined("has_final"),
+        extra={each.name: np.concatenate([p.extra[each.name] for p in parts], axis=1) for each in schema.extra},
+        **{name: joined(name) for name in PROVENANCE},
+        valid_for=schema,
+    )
 
 
 def _has_final(steps: Steps, entries: int, terminated: Array, truncated: Array) -> Array:
-    """Return the steps [T, L] that the final observations belong to. None of these is dropped, and none is missing."""
+    """Return the steps [T, L] that the final observations belong to: every one is used, and none is missing."""
     ended = terminated | truncated
     if steps.has_final is not None:
         has_final = _flags("has_final", steps.has_final, ended.shape)
@@ -115,7 +155,7 @@ def _has_final(steps: Steps, entries: int, terminated: Array, truncated: Array) 
         )
         raise LakeError(
             f"final_observation has {entries:,} entries, and {expected}; give one for each truncated step, or one for each "
-            f"step that ends an episode, or say in has_final [T, L] which steps they belong to"
+            f"step that ends an episode, or set has_final [T, L] for the steps that they belong to"
         )
     return has_final
 
@@ -134,12 +174,12 @@ def _provenance(name: str, value: Any, shape: tuple[int, ...], schema: Schema) -
     except ValueError:
         raise LakeError(f"{name} has shape {array.shape}; expected one that broadcasts to {shape}") from None
     if dtype.kind == "u" and array.size and (array.min() < 0 or array.max() > np.iinfo(dtype).max):
-        raise LakeError(f"{name}={array.min()}..{array.max()} must lie between 0 and {np.iinfo(dtype).max:,}")
+        raise LakeError(f"{name}={array.min()}..{array.max()} must be between 0 and {np.iinfo(dtype).max:,}")
     return wide.astype(dtype)
 
 
 def _cast(spec: Field, array: Array, lead: tuple[int, ...]) -> Array:
-    """The field's array in its stored dtype; a cast that could change a value is refused."""
+    """Return a field's array in its stored dtype; refuse a cast that could change a value."""
     if array.shape != (*lead, *spec.shape):
         raise LakeError(f"field {spec.name!r} has shape {array.shape}; expected {(*lead, *spec.shape)}")
     if array.dtype == spec.stored_dtype:
@@ -153,8 +193,8 @@ def _cast(spec: Field, array: Array, lead: tuple[int, ...]) -> Array:
 
 
 @dataclass
-class Lanes:
-    """Where each lane's current episode stands. `open`: the next step goes on with it."""
+class LaneState:
+    """The current episode of each lane [L]. `open`: the next step continues it."""
 
     episode: Array
     episode_step: Array
@@ -162,13 +202,13 @@ class Lanes:
     next_episode: int
 
     @staticmethod
-    def fresh(lanes: int, next_episode: int = 0) -> Lanes:
+    def fresh(lanes: int, next_episode: int = 0) -> LaneState:
         zeros = np.zeros(lanes, np.int64)
-        return Lanes(zeros, zeros.copy(), np.zeros(lanes, bool), next_episode)
+        return LaneState(zeros, zeros.copy(), np.zeros(lanes, bool), next_episode)
 
 
-def number_episodes(steps: CheckedSteps, lanes: Lanes) -> tuple[Array, Array, Array, Lanes]:
-    """LakeEpisode, step within it and whether it is the first, for [T, L]; and the lanes' state behind them."""
+def number_episodes(steps: Steps, lanes: LaneState) -> tuple[Array, Array, Array, LaneState]:
+    """Return episode number, step within the episode and is-first-step, [T, L] each; and the lanes after these steps."""
     ended = steps.terminated | steps.truncated
     first = np.empty(ended.shape, bool)
     first[0], first[1:] = ~lanes.open, ended[:-1]
@@ -181,5 +221,5 @@ def number_episodes(steps: CheckedSteps, lanes: Lanes) -> tuple[Array, Array, Ar
     clock = np.arange(len(ended))[:, None]
     since = np.maximum.accumulate(np.where(first, clock, -1), axis=0)
     episode_step = np.where(since >= 0, clock - since, lanes.episode_step + clock)
-    after = Lanes(episode[-1], episode_step[-1] + 1, ~ended[-1], lanes.next_episode + len(starts_at))
+    after = LaneState(episode[-1], episode_step[-1] + 1, ~ended[-1], lanes.next_episode + len(starts_at))
     return episode, episode_step, first, after

@@ -17,7 +17,7 @@ from millpond.replay.lake.stream import View
 from millpond.replay.lake.write import Ack, Writer
 from millpond.replay.pond import Pond
 from millpond.replay.schema import COLUMNS, CONTEXT, ENDED, FINAL, HAS_FINAL, TERMINATED, TRUNCATED
-from millpond.replay.steps import Lanes, Steps
+from millpond.replay.steps import LaneState, Steps
 from millpond.replay.walk import NO_ROW, plan_transitions, succeeds
 
 Array = np.ndarray[Any, Any]
@@ -79,14 +79,15 @@ def _unpoured(pond: Pond, most: int, ends: Array) -> tuple[Steps | None, Array]:
     finals = {field.name: column(schema.column(field), final[has_final]) for field in schema.observation}
     provenance = {name: column(name, where) for name in COLUMNS}
     return Steps(
-        observation=observed["observation"] if schema.single else observed,
+        observation=observed,
         action=column(schema.action.name, where),
         terminated=(flags & TERMINATED) > 0,
         truncated=(flags & TRUNCATED) > 0,
-        final_observation=finals["observation"] if schema.single else finals,
+        final_observation=finals,
         has_final=has_final,
         extra={field.name: column(field.name, where) for field in schema.extra},
         **provenance,
+        valid_for=schema,  # by `Pond.add`
     ), heads
 
 
@@ -251,7 +252,7 @@ def restore_rings(pond: Pond, lake: Lake, streams: list[str], *, continue_episod
     for number, view in zip(numbers, views, strict=True):
         mine = stream == number
         pond.flags[slot[mine]] = view.flags[row[mine]]
-    lanes = Lanes.fresh(pond.lanes)
+    lanes = LaneState.fresh(pond.lanes)
     lanes.open[:] = opened & continue_episodes
     pond.continue_with(lanes)
     return len(row)

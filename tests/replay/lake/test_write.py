@@ -60,7 +60,7 @@ ENDED = np.array([[False, True], [False, False], [True, False]])
         ),
         ({"terminated": ENDED, "has_final": ENDED}, "has 0 entries, and has_final is set for 2"),
         ({"extra": {"speed": 1}}, r"extra has \['speed'\]"),
-        ({"round": -1}, "round=-1..-1 must lie between 0"),
+        ({"round": -1}, "round=-1..-1 must be between 0"),
         ({"epsilon": np.ones(5)}, "epsilon has shape"),
         ({"terminated": np.zeros(3)}, r"terminated has shape \(3,\); expected \(3, 2\)"),
     ],

@@ -15,7 +15,7 @@ from millpond.replay.lake.codec import row_checksums
 from millpond.replay.lake.format import StreamFolder, StreamHead, commit_dtype, read_log
 from millpond.replay.lake.stream import write_index
 from millpond.replay.schema import ENDED, FINAL, Schema
-from millpond.replay.steps import Lanes
+from millpond.replay.steps import LaneState
 
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Recovered:
     segment: int
     rows: int
     frame_bytes: int
-    lanes: Lanes
+    lanes: LaneState
     cut_bytes: int = 0
 
 
@@ -106,7 +106,7 @@ def cut_behind(stream: StreamFolder, schema: Schema, commits: int, *, acknowledg
     elif rows:
         write_index(stream, segment, schema, rows)
     sync_folder(stream.path)
-    lanes = Lanes.fresh(stream.lanes) if last is None else _lanes(stream, schema, last)
+    lanes = LaneState.fresh(stream.lanes) if last is None else _lanes(stream, schema, last)
     if closed:
         segment, rows, frame_bytes = segment + 1, 0, 0
     generation = head.generation if head else 0
@@ -129,9 +129,9 @@ def _truncate(path: Any, size: int) -> int:
         os.close(fd)
 
 
-def _lanes(stream: StreamFolder, schema: Schema, entry: Array) -> Lanes:
+def _lanes(stream: StreamFolder, schema: Schema, entry: Array) -> LaneState:
     """Each lane's state, from its last record. One that cannot be read ends its episode: the next begins a new one."""
-    lanes = Lanes.fresh(stream.lanes, int(entry["next_episode"]))
+    lanes = LaneState.fresh(stream.lanes, int(entry["next_episode"]))
     path, count = stream.segment(int(entry["segment"]), "steps"), int(entry["row_end"] - entry["row_begin"])
     if not path.exists():
         return lanes

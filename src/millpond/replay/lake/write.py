@@ -26,7 +26,7 @@ from millpond.replay.lake.lock import Lock
 from millpond.replay.lake.recover import Recovered, cut_behind, recover
 from millpond.replay.lake.stream import write_index
 from millpond.replay.schema import FINAL, FIRST, HAS_FINAL, TERMINATED, TRUNCATED, Schema
-from millpond.replay.steps import CheckedSteps, Lanes, Steps, check, number_episodes
+from millpond.replay.steps import LaneState, Steps, number_episodes, validate
 
 LARGEST_SEGMENT = 2**32 - 1
 NO_SPACE = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -66,7 +66,7 @@ class Writer:
         """Stand where the log says that the stream ends."""
         self.commits, self._generation, self._first = state.commits, state.generation, state.first_segment
         self._segment, self._rows, self._frame_bytes = state.segment, state.rows, state.frame_bytes
-        self._lanes: Lanes = state.lanes
+        self._lanes: LaneState = state.lanes
         self._broken = ""
 
     @property
@@ -78,18 +78,18 @@ class Writer:
         """Write `[T, L]` steps. When this returns they are on disk, whatever happens next."""
         if self._broken or self._lock is None:
             raise LakeError(f"stream {self.stream.name!r}: {self._broken or 'the writer is closed'}; open a new writer")
-        checked = check(steps, self.schema, self.stream.lanes)
+        steps = validate(steps, self.schema, self.stream.lanes)
         if self._frame_bytes + self._rows * self.schema.record.itemsize >= self.manifest.segment_bytes:
             self._next_segment()
-        encoded = encode(checked, self.schema, self._lanes, self._frame_bytes, time.time())
+        encoded = encode(steps, self.schema, self._lanes, self._frame_bytes, time.time())
         if self._frame_bytes + len(encoded.frames) > LARGEST_SEGMENT and self._rows:
             self._next_segment()
-            encoded = encode(checked, self.schema, self._lanes, 0, time.time())
+            encoded = encode(steps, self.schema, self._lanes, 0, time.time())
         if len(encoded.frames) > LARGEST_SEGMENT or encoded.records.nbytes > LARGEST_SEGMENT:
             raise LakeError(f"one append has {len(encoded.frames):,} bytes; append fewer than 4 GB at once")
         nbytes = len(encoded.frames) + encoded.records.nbytes
         self._commit(encoded, nbytes)
-        return Ack(self.stream.name, self.commits, checked.steps * self.stream.lanes, len(encoded.records), nbytes)
+        return Ack(self.stream.name, self.commits, steps.reward.size, len(encoded.records), nbytes)
 
     def _commit(self, encoded: Encoded, nbytes: int) -> None:
         width = self.schema.record.itemsize
@@ -241,24 +241,24 @@ class Encoded:
     records: Array
     frames: Array
     lane_rows: Array
-    lanes: Lanes
+    lanes: LaneState
 
 
-def encode(steps: CheckedSteps, schema: Schema, lanes: Lanes, frame_begin: int, time: float) -> Encoded:
+def encode(steps: Steps, schema: Schema, lanes: LaneState, frame_begin: int, time: float) -> Encoded:
     """The bytes of one append; `lanes` is left as it was, the state after the append is in the result."""
     count = len(lanes.episode)
     has_final = steps.has_final
-    lane_rows = steps.steps + has_final.sum(axis=0)
+    lane_rows = len(steps.reward) + has_final.sum(axis=0)
     lane_begin = np.cumsum(lane_rows) - lane_rows
     earlier_finals = np.cumsum(has_final, axis=0) - has_final
-    place = lane_begin + np.arange(steps.steps)[:, None] + earlier_finals  # [T, L] row of each step
+    place = lane_begin + np.arange(len(steps.reward))[:, None] + earlier_finals  # [T, L] row of each step
     final_place = place[has_final] + 1
 
     episode, episode_step, first, after = number_episodes(steps, lanes)
     records = np.zeros(int(lane_rows.sum()), schema.record)
     flags = first * FIRST + steps.terminated * TERMINATED + steps.truncated * TRUNCATED + has_final * HAS_FINAL
     columns = {
-        **steps.columns,
+        **steps.columns(),
         "flags": flags,
         "lane": np.broadcast_to(np.arange(count), place.shape),
         "episode": episode,
@@ -282,9 +282,7 @@ def encode(steps: CheckedSteps, schema: Schema, lanes: Lanes, frame_begin: int, 
     return Encoded(records, frames, lane_rows, after)
 
 
-def _encode_frames(
-    steps: CheckedSteps, schema: Schema, place: Array, final_place: Array, rows: int
-) -> tuple[Array, Array]:
+def _encode_frames(steps: Steps, schema: Schema, place: Array, final_place: Array, rows: int) -> tuple[Array, Array]:
     """All frames in the order of the rows, and where each row's frames end."""
     if not schema.compressed:
         return np.empty(0, np.uint8), np.zeros(rows, np.int64)

@@ -22,6 +22,7 @@ from millpond.learners import DQN, AgentGroup, Collection, Epsilon
 from millpond.planner import MixturePlan
 from millpond.replay import Lake, LakeError, Steps
 from millpond.replay.pond import Pond, PondBatch
+from millpond.replay.steps import join_lanes
 from millpond.replay.transfer import fill, restore_rings
 from millpond.trainers.mixture.networks import EXPLORATION, SAMPLER, make_network, seed_for
 from millpond.vector import Vector
@@ -58,7 +59,7 @@ class BigPond:
 
     def add(self, steps: list[Steps]) -> None:
         """Mode live: one collection of every stream, lane beside lane."""
-        self._ring().add(_side_by_side(steps))
+        self._ring().add(join_lanes(steps))
 
     def restore(self, streams: list[str], *, continue_episodes: bool) -> None:
         """Mode live: the ring as it was, from the lake."""
@@ -77,32 +78,6 @@ class BigPond:
             raise LakeError("the BigPond is empty: fill it, or add to it, before it is sampled")
         dqn = self.recipe.dqn
         return self.pond.sample(dqn.batch_size, rng, stack=self.stack, n_step=dqn.n_step, gamma=dqn.gamma, part=part)
-
-
-def _side_by_side(parts: list[Steps]) -> Steps:
-    """Streams [T, L] as one [T, sum of L]."""
-
-    def joined(name: str) -> Any:
-        wide = [np.asarray(getattr(part, name)) for part in parts]
-        if wide[0].ndim < 2:  # one value for all of a stream's steps
-            wide = [np.broadcast_to(value, part.reward.shape) for value, part in zip(wide, parts, strict=True)]
-        return np.concatenate(wide, axis=1)
-
-    # Final observations are ordered by step, then lane, within each part; the same order is wanted over all parts.
-    order = np.argsort(np.concatenate([np.nonzero(part.has_final)[0] for part in parts]), kind="stable")
-    return Steps(
-        observation=joined("observation"),
-        action=joined("action"),
-        reward=joined("reward"),
-        terminated=joined("terminated"),
-        truncated=joined("truncated"),
-        has_final=joined("has_final"),
-        final_observation=np.concatenate([part.final_observation for part in parts])[order],
-        agent=joined("agent"),
-        round=joined("round"),
-        policy_version=joined("policy_version"),
-        epsilon=joined("epsilon"),
-    )
 
 
 def spread(updates: int, collections: int, index: int) -> int:

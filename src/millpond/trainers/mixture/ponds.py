@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from millpond.distributed import ALONE, Ranks
-from millpond.learners import Collection
 from millpond.replay import Lake, LakeError, Steps, Writer
 from millpond.replay.lake.format import read_log
 from millpond.replay.pond import Pond
@@ -40,17 +39,6 @@ def steps_at_once(num_steps: int, lanes: int, acknowledge_every: int) -> int:
     """Steps of one append: at most `acknowledge_every` of all lanes, and a collection is a whole number of appends."""
     fitting = [part for part in divisors(num_steps) if part * lanes <= acknowledge_every]
     return max(fitting, default=1) * lanes
-
-
-def as_steps(
-    collection: Collection, frame_shape: tuple[int, ...], *, agent: int, round_number: int, policy_version: int
-) -> Steps:
-    """A collection as ponds and the lake take it: of stacks [..., stack * planes, height, width] the newest frame."""
-    fields = collection.as_steps()
-    if frame_shape != collection.observation.shape[2:]:
-        for name in ("observation", "final_observation"):
-            fields[name] = fields[name][..., -frame_shape[0] :, :, :]
-    return Steps(**fields, agent=agent, round=round_number, policy_version=policy_version)
 
 
 class Ponds:
@@ -126,11 +114,6 @@ class Ponds:
             )
         self.env_steps += tail
         self.tail_env_steps += tail
-
-    @property
-    def frame_shape(self) -> tuple[int, ...]:
-        """Of one observation in the lake."""
-        return self.lake.schema.observation[0].shape
 
     def metrics(self) -> dict[str, float]:
         """How the lake grows; only when the ponds are empty, since while they are poured out nobody knows exactly."""

@@ -106,9 +106,14 @@ def steps_of_all(ranks: Ranks, own: Mapping[str, Steps]) -> list[Steps]:
     """The steps of all streams, the BigAgent's own behind those of the agents."""
     if ranks.alone:
         return list(own.values())
-    told = ranks.share_bytes(tree_to_bytes({name: vars(steps) for name, steps in own.items()}))
-    found = {name: Steps(**part) for data in told for name, part in tree_from_bytes(data, "steps of a rank").items()}
-    return [found[name] for name in sorted(found, key=lambda name: name == "big")]
+    schema = next(iter(own.values())).valid_for  # all ranks write one lake: what one has validated is valid for all
+    trees = {name: {**vars(steps), "valid_for": None} for name, steps in own.items()}
+    steps_by_name = {
+        name: Steps(**{**tree, "valid_for": schema})
+        for data in ranks.share_bytes(tree_to_bytes(trees))
+        for name, tree in tree_from_bytes(data, "steps of a rank").items()
+    }
+    return [steps_by_name[name] for name in sorted(steps_by_name, key=lambda name: name == "big")]
 
 
 def judged_by_first(ranks: Ranks, judge: Callable[[], Evaluation]) -> Evaluation:

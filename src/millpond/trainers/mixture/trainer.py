@@ -40,7 +40,6 @@ from millpond.trainers.mixture.big_agent import BigAgent, spread
 from millpond.trainers.mixture.build import agent_name, make_players, make_ponds
 from millpond.trainers.mixture.measures import Diversity, Judge, Recovery, summarise_mixture
 from millpond.trainers.mixture.networks import SAMPLER, seed_for
-from millpond.trainers.mixture.ponds import as_steps
 from millpond.trainers.mixture.ranks import (
     Together,
     agents_of_rank,
@@ -164,9 +163,9 @@ class MixtureTrainer:
             return {}
         versions = dict(zip(self.players.names, self.group.updates, strict=True))
         versions["big"] = self.big.dqn.updates if self.big else 0
-        shape, now = self.ponds.frame_shape, at["round"]
+        schema, now = self.ponds.lake.schema, at["round"]
         return {
-            name: as_steps(own, shape, agent=self.names.index(name), round_number=now, policy_version=versions[name])
+            name: own.as_steps(schema, agent=self.names.index(name), round_number=now, policy_version=versions[name])
             for name, own in collected.items()
         }
 
