@@ -27,7 +27,7 @@ from typing import Any
 
 from hardware import processor
 from millpond.config import load
-from millpond.loop import Ended
+from millpond.loop import LevelEnd
 from millpond.planner import Host, PPOPlan, plan
 
 RECIPES = ("grid", "metta", "puffer-metta")
@@ -89,7 +89,7 @@ def take(recipe: str, iterations: int) -> dict[str, float]:
         trainer, found = make("real", None), {"baseline": float(baseline)}
         found["rows"] = trainer.rows.nbytes
 
-        def seen(ended: Ended) -> None:
+        def seen(ended: LevelEnd) -> None:
             found["peak"] = status("VmHWM") - baseline
             found["workers"] = workers()
             if ended.number + 1 == iterations:  # before the evaluation at the end

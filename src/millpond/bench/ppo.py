@@ -23,7 +23,7 @@ from millpond.bench.timing import Effort, Spread, Watch, median_seconds
 from millpond.config import Loaded
 from millpond.config.env_options import env_options
 from millpond.envs.env_batch import Buffers
-from millpond.loop import Ended, Loop
+from millpond.loop import LevelEnd, Loop
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.plurals import plural
 from millpond.record import Timer
@@ -114,7 +114,7 @@ class Between:
     found: dict[str, list[Pair]]
     took: list[float]
 
-    def __call__(self, ended: Ended) -> None:
+    def __call__(self, ended: LevelEnd) -> None:
         began = time.monotonic()
         if not self.ready:
             self.ready.extend(make_ready(self.trainer))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from millpond.loop import Ended, Loop
+from millpond.loop import LevelEnd, Loop
 
 Watch = Callable[[str], object]  # told what is being measured
 LONGEST = 40.0  # seconds of real rounds or cycles after which no further one is begun
@@ -65,7 +65,7 @@ def stop_in_time(loop: Loop, level: str, watch: Watch) -> None:
     """Tell of each item of `level`, and end the loop when it has taken long and one item besides the first is done."""
     began = time.monotonic()
 
-    def ended(now: Ended) -> None:
+    def ended(now: LevelEnd) -> None:
         watch(f"a {level}")
         if now.number >= 1 and time.monotonic() - began > LONGEST:
             loop.stop("measured")

@@ -4,8 +4,18 @@ Imports nothing of Millpond but its errors. `record` may import this package, an
 """
 
 from millpond.loop.levels import Address, LoopError, NonFiniteError, Until
-from millpond.loop.loop import Ended, Loop, Redraw
+from millpond.loop.loop import LevelEnd, Loop, Redraw
 from millpond.loop.moments import Moments
 from millpond.loop.stopping import stop_on_signals
 
-__all__ = ["Address", "Ended", "Loop", "LoopError", "Moments", "NonFiniteError", "Redraw", "Until", "stop_on_signals"]
+__all__ = [
+    "Address",
+    "LevelEnd",
+    "Loop",
+    "LoopError",
+    "Moments",
+    "NonFiniteError",
+    "Redraw",
+    "Until",
+    "stop_on_signals",
+]

@@ -14,7 +14,7 @@ from millpond.loop.stopping import TimeLimit
 from millpond.loop.window import BadValue, Window, merge_into
 
 
-class Ended:
+class LevelEnd:
     """An item of a level that has just ended: where it was, and the moments of everything recorded in it."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Ended:
 class Hook:
     """A function and its rhythm: every so many items, at given items, or both."""
 
-    action: Callable[[Ended], object]
+    action: Callable[[LevelEnd], object]
     every: int | None
     at: Collection[int] | Literal["last"]
 
@@ -55,7 +55,7 @@ class Hook:
 
     @staticmethod
     def make(
-        action: Callable[[Ended], object], every: int | None, at: Collection[int] | Literal["last"] | None
+        action: Callable[[LevelEnd], object], every: int | None, at: Collection[int] | Literal["last"] | None
     ) -> Hook:
         if every is None and at is None:
             every = 1
@@ -166,7 +166,7 @@ class Loop:
     def at_end(
         self,
         level: str,
-        action: Callable[[Ended], object],
+        action: Callable[[LevelEnd], object],
         *,
         every: int | None = None,
         at: Collection[int] | Literal["last"] | None = None,
@@ -304,7 +304,7 @@ class Loop:
         hooks = [hook for hook in self._hooks[level] if hook.due(number, last)]
         if hooks:
             read = (lambda: self._checked(recorded.take)) if innermost else lambda: moments
-            ended = Ended(level, self._levels.address(depth), number, last, read)
+            ended = LevelEnd(level, self._levels.address(depth), number, last, read)
             for hook in hooks:
                 hook.action(ended)
         if not innermost:

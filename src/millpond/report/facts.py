@@ -14,8 +14,8 @@ from millpond.errors import MillpondError
 from millpond.kinds import KINDS
 from millpond.record import HEADLINES, Record, read_records
 from millpond.report.markup import Block
-from millpond.store import Status, read_status
-from millpond.store.checkpoints import Saved, saved_checkpoints
+from millpond.store import RunStatus, read_status
+from millpond.store.checkpoints import CheckpointInfo, list_checkpoints
 
 UNKNOWN = "unknown"
 
@@ -38,10 +38,10 @@ class Facts:
     config: Mapping[str, Any]
     plan: Mapping[str, Any]
     host: Mapping[str, Any]
-    status: Status | None
+    status: RunStatus | None
     records: list[Record]
     axis: str
-    checkpoints: list[Saved]
+    checkpoints: list[CheckpointInfo]
     picture: Picture | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -54,7 +54,7 @@ class Facts:
         return self.records[-1] if self.records else {}
 
     @property
-    def best(self) -> Saved | None:
+    def best(self) -> CheckpointInfo | None:
         """The best checkpoint by evaluation, of those that still exist."""
         return next((saved for saved in self.checkpoints if saved.best), None)
 
@@ -103,7 +103,7 @@ def read_facts(folder: Path, picture: Picture | None = None) -> Facts:
     plan = _mapping(folder / "plan.json", _text(folder / "plan.json", problems), json.loads, problems)
     host = _mapping(folder / "host.json", _text(folder / "host.json", problems), json.loads, problems)
     records = _records(folder / "metrics.jsonl", problems)
-    checkpoints, damaged = saved_checkpoints(folder / "checkpoints")
+    checkpoints, damaged = list_checkpoints(folder / "checkpoints")
     problems += damaged
     return Facts(
         folder=folder,

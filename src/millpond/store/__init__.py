@@ -18,7 +18,7 @@ from millpond.store.host_facts import host_facts
 from millpond.store.listing import RunRow, list_runs, show_runs
 from millpond.store.random_state import RandomState
 from millpond.store.run import Run, check_changes, find_run, training
-from millpond.store.status import Status, read_status
+from millpond.store.status import RunStatus, read_status
 
 __all__ = [
     "Checkpoint",
@@ -33,8 +33,8 @@ __all__ = [
     "Run",
     "RunError",
     "RunRow",
+    "RunStatus",
     "Stateful",
-    "Status",
     "UnsafeCheckpointError",
     "check_changes",
     "find_run",

@@ -23,7 +23,7 @@ from millpond.store.errors import CheckpointError, DamagedCheckpointError
 DIGITS = 12
 
 
-class Found(NamedTuple):
+class NewestCheckpoint(NamedTuple):
     """The newest checkpoint that is whole, and the damaged ones that are newer."""
 
     checkpoint: Checkpoint | None
@@ -70,16 +70,16 @@ class Checkpoints:
             delete_checkpoint(self.path(old))
         return self.path(updates)
 
-    def find(self) -> Found:
+    def find(self) -> NewestCheckpoint:
         """The newest checkpoint that is whole. Damaged ones are passed over with a warning that names them."""
         damaged: list[Path] = []
         for updates in reversed(self.updates()):
             try:
-                return Found(read_checkpoint(self.path(updates)), damaged)
+                return NewestCheckpoint(read_checkpoint(self.path(updates)), damaged)
             except DamagedCheckpointError as error:
                 damaged.append(self.path(updates))
                 warnings.warn(f"checkpoint {self.path(updates).name} is damaged and not used: {error}", stacklevel=2)
-        return Found(None, damaged)
+        return NewestCheckpoint(None, damaged)
 
     def load(self, updates: int) -> Checkpoint:
         return read_checkpoint(self.path(updates))
@@ -148,7 +148,7 @@ def _free_name(path: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointInfo:
     """A checkpoint at a glance. `score` is that of its evaluation, if it had one."""
 
     updates: int
@@ -159,7 +159,7 @@ class Saved:
     best: bool
 
 
-def saved_checkpoints(folder: Path) -> tuple[list[Saved], list[str]]:
+def list_checkpoints(folder: Path) -> tuple[list[CheckpointInfo], list[str]]:
     """All checkpoints whose manifests are whole, oldest first, and a sentence about each of the others."""
     checkpoints, found, problems = Checkpoints(folder), [], []
     best = checkpoints.best_score()
@@ -173,5 +173,5 @@ def saved_checkpoints(folder: Path) -> tuple[list[Saved], list[str]]:
             continue
         nbytes = sum(int(file["bytes"]) for file in manifest["files"].values())
         is_best = best is not None and best[0] == updates
-        found.append(Saved(updates, path, manifest["score"], nbytes, saved_at, is_best))
+        found.append(CheckpointInfo(updates, path, manifest["score"], nbytes, saved_at, is_best))
     return found, problems

@@ -85,7 +85,7 @@ SETTING_UP = "being set up"  # the note of a new run until it trains
 
 
 @dataclass(frozen=True)
-class Status:
+class RunStatus:
     """A run's state, since when, why, and the process that said so."""
 
     state: State
@@ -100,18 +100,18 @@ def write_status(folder: Path, state: State, note: str = "") -> None:
     )
 
 
-def read_status(folder: Path) -> Status:
+def read_status(folder: Path) -> RunStatus:
     """The state of a run. One that says it runs, but whose process is gone, has failed."""
     try:
         said = json.loads((folder / FILE).read_text())
-        status = Status(said["state"], said["note"], said["since"], Process(**said["process"]))
+        status = RunStatus(said["state"], said["note"], said["since"], Process(**said["process"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return Status("failed", f"{FILE} cannot be read: {error}", folder.stat().st_mtime, Process(0, "", ""))
+        return RunStatus("failed", f"{FILE} cannot be read: {error}", folder.stat().st_mtime, Process(0, "", ""))
     if status.state == "running" and not status.process.is_alive():
         note = f"its process {status.process.pid} died without a word"
         if status.note == SETTING_UP:
             note = f"its process {status.process.pid} died while the run was being set up: nothing was trained"
-        return Status("failed", note, status.since, status.process)
+        return RunStatus("failed", note, status.since, status.process)
     return status
 
 

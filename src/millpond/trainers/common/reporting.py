@@ -14,7 +14,7 @@ from millpond.plurals import plural
 from millpond.report import Picture, write_report
 from millpond.report.evaluation import baseline_returns, normalized_return
 from millpond.store import NothingToPlayError, Run, find_run
-from millpond.store.checkpoints import saved_checkpoints
+from millpond.store.checkpoints import list_checkpoints
 from millpond.trainers.common.evaluate import Evaluation
 
 LONGEST = 512  # frames of a GIF
@@ -66,7 +66,7 @@ def draw_episode(folder: Path) -> Picture | None:
     """
     from millpond.trainers.common.play import evaluate_run
 
-    saved, _ = saved_checkpoints(folder / "checkpoints")
+    saved, _ = list_checkpoints(folder / "checkpoints")
     if not saved:
         return None
     best = any(checkpoint.best for checkpoint in saved)

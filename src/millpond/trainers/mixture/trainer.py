@@ -23,7 +23,7 @@ from millpond.distributed import (
     save_over_ranks,
     training_over_ranks,
 )
-from millpond.loop import Address, Ended, Loop
+from millpond.loop import Address, LevelEnd, Loop
 from millpond.planner import MixturePlan, plan_loaded
 from millpond.planner.lines import sentence
 from millpond.planner.mixture.numbers import big_updates_of_round
@@ -310,7 +310,7 @@ class MixtureTrainer:
         last = at["portion"] + 1 == sizes["portion"]
         return last and (level == "phase" or at["phase"] + 1 == sizes["phase"])
 
-    def _write_record(self, ended: Ended) -> None:
+    def _write_record(self, ended: LevelEnd) -> None:
         times = self.timer.take()
         self.recorder.write({**ended.means(), **self._state_of_things(), **self.extra, **times})
         self.extra = {}

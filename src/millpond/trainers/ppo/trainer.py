@@ -23,7 +23,7 @@ from millpond.distributed import (
     save_over_ranks,
     training_over_ranks,
 )
-from millpond.loop import Address, Ended, Loop
+from millpond.loop import Address, LevelEnd, Loop
 from millpond.losses import mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.lines import sentence
@@ -313,13 +313,13 @@ class PPOTrainer:
             for name, value in episode.info.items():
                 self.loop.record(f"env/{name}", float(value))
 
-    def _end_iteration(self, ended: Ended) -> None:
+    def _end_iteration(self, ended: LevelEnd) -> None:
         if self.recipe.policy.normalize_observations:  # not before: rows are trained as they were acted
             seen, alive = (self.rows[name][: self.share.segments] for name in ("observation", "alive"))
             self.policy.update_normalizer(seen[alive], self.ranks.all_reduce)
         self.collector.finish()
 
-    def _write_record(self, ended: Ended) -> None:
+    def _write_record(self, ended: LevelEnd) -> None:
         times = self.timer.take()
         seconds = sum(seconds for name, seconds in times.items() if name.count("/") == 1)
         evaluated = self.last_evaluation.metrics() if self.last_evaluation is not None else {}
@@ -327,11 +327,11 @@ class PPOTrainer:
         rate = self.plan.agent_steps / seconds if seconds else 0.0
         self.recorder.write({**ended.means(), **evaluated, **times, "agent_steps_per_second": rate})
 
-    def _evaluate_at_the_end(self, ended: Ended) -> None:
+    def _evaluate_at_the_end(self, ended: LevelEnd) -> None:
         if self.last_evaluation is None:
             self._evaluate(ended)
 
-    def _evaluate(self, ended: Ended) -> None:
+    def _evaluate(self, ended: LevelEnd) -> None:
         self.loop.request_save()
         if not self.ranks.first:
             return

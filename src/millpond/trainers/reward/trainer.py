@@ -17,7 +17,7 @@ from torch import Tensor
 
 from millpond.config import Loaded, RewardRecipe
 from millpond.errors import MillpondError
-from millpond.loop import Ended, Loop, Redraw
+from millpond.loop import LevelEnd, Loop, Redraw
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.planner.lines import sentence
 from millpond.plurals import plural
@@ -239,12 +239,12 @@ class RewardTrainer:
         loop.on_non_finite(Redraw(self._sampler_state, self._redraw, self.run.save_batch))
         return loop
 
-    def _end_iteration(self, ended: Ended) -> None:
+    def _end_iteration(self, ended: LevelEnd) -> None:
         iteration, size = ended.address["iteration"], self.plan.iterations
         loss = ended.moments["R_loss"]
         self.console.say(f"Iteration {iteration}/{size}: {loss.count} batches, average R_loss {loss.mean:.6f}")
 
-    def _end_cycle(self, ended: Ended) -> None:
+    def _end_cycle(self, ended: LevelEnd) -> None:
         """Write one record: with test rollouts in full mode; offline, at the end of an epoch, with held-out metrics."""
         evaluation: dict[str, float] = {}
         if self.agent is not None:
@@ -268,7 +268,7 @@ class RewardTrainer:
         every = self.recipe.eval.interval or 1
         return (epoch + 1) % every == 0 or epoch + 1 == self.plan.epochs
 
-    def _end_epoch(self, ended: Ended) -> None:
+    def _end_epoch(self, ended: LevelEnd) -> None:
         loss = ended.moments["R_loss"]
         number, batches = ended.address["epoch"], plural(loss.count, "batch")
         text = f"Epoch {number}/{self.plan.epochs}: {batches}, average R_loss {loss.mean:.6f}"
