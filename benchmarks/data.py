@@ -1,4 +1,4 @@
-"""What a draw of recorded steps costs, against one bare index into an array, and against the update that it feeds.
+"""Compare the cost of sampling recorded steps with a bare array index and with the update that uses them.
 
     python benchmarks/data.py
     python benchmarks/data.py --episodes 16 --steps 64 --seconds 5
@@ -25,7 +25,7 @@ from millpond.data import Episodes, open_episodes
 
 
 def rate(work: Callable[[], object], seconds: float) -> float:
-    """Calls a second, after one to warm up."""
+    """Return calls per second, after a warm-up call."""
     work()
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
@@ -35,7 +35,7 @@ def rate(work: Callable[[], object], seconds: float) -> float:
 
 
 def draw(data: Episodes, episodes: int, steps: int) -> Callable[[], object]:
-    """A draw as a trainer makes it: episodes, steps of each, and their transitions."""
+    """Return a function that samples as a trainer does: episodes, steps of each, and their transitions."""
     rng = np.random.default_rng(0)
 
     def work() -> object:
@@ -54,11 +54,11 @@ def update(width: int, rows: int) -> Callable[[], object]:
         torch.nn.Linear(256, 1),
     )
     optimizer = torch.optim.Adam(network.parameters(), 3e-4)
-    given = torch.randn(rows, width)
+    inputs = torch.randn(rows, width)
 
     def work() -> object:
         optimizer.zero_grad()
-        network(given).square().mean().backward()
+        network(inputs).square().mean().backward()
         return optimizer.step()
 
     return work
@@ -87,11 +87,11 @@ def main() -> None:
     table, rows = np.zeros((11_256, 3), np.float32), np.random.default_rng(0).integers(0, 11_256, size)
     bare = rate(lambda: (table[rows], table[rows], table[rows]), asked.seconds)
     learned = rate(update(7, size[0] * size[1]), asked.seconds)
-    print(f"bare index, three times        {bare:>10,.0f} a second")
-    print(f"update of the reward network   {learned:>10,.0f} a second")
+    print(f"bare index, three times        {bare:>10,.0f} per second")
+    print(f"update of the reward network   {learned:>10,.0f} per second")
     for name, memory in (("pendulum, in memory", 1 << 30), ("pendulum, from the file", 0)):
         speed = rate(draw(open_episodes("pendulum", memory_bytes=memory), *size), asked.seconds)
-        print(f"{name:<30} {speed:>10,.0f} draws a second; a draw is {learned / speed:.1%} of an update")
+        print(f"{name:<30} {speed:>10,.0f} draws per second; a draw is {learned / speed:.1%} of an update")
     with tempfile.TemporaryDirectory() as folder:
         for compression in (None, "gzip"):
             path = Path(folder) / f"{compression}.hdf5"
@@ -99,7 +99,7 @@ def main() -> None:
             for where, memory in (("in memory", 1 << 30), ("from the file", 1 << 20)):
                 speed = rate(draw(open_episodes(path, images=True, memory_bytes=memory), *size), asked.seconds)
                 name = f"images{' (gzip)' if compression else ''}, {where}"
-                print(f"{name:<30} {speed * size[0] * size[1]:>10,.0f} transitions a second")
+                print(f"{name:<30} {speed * size[0] * size[1]:>10,.0f} transitions per second")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How fast the environments step, beside what they stand on: agent steps a second on one core, as ratios.
+"""Measure how fast the environments step: agent steps per second on one core, as ratios to the bare MettaGrid core.
 
     python benchmarks/envs.py             everything, about a minute
     python benchmarks/envs.py --json      the same as one JSON object
 
-Each figure is the best of several short rounds, and what is compared is measured in turn in the same process, so that
-a busy machine slows both sides.
+Each figure is the best of several short rounds. Both sides of a comparison alternate in one process, so that other load on the
+machine slows both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCALING = (8, 64, 256, 1_360, 4_096, 8_192)
 
 
 def stepper(env_batch: EnvBatch, seed: int = 0) -> Callable[[], int]:
-    """A function that takes one step of all envs with random actions; it returns the agent steps taken."""
+    """Return a function that steps all envs once with random actions and returns the number of agent steps."""
     env_batch.reset(spawn_seeds(seed, env_batch.num_envs))
     random = np.random.default_rng(seed)
     actions = random.integers(0, env_batch.spec.action.sizes[0], (32, *env_batch.buffers.action.shape)).astype(np.int32)
@@ -43,7 +43,7 @@ def stepper(env_batch: EnvBatch, seed: int = 0) -> Callable[[], int]:
 
 
 def rates(steps: dict[str, Callable[[], int]]) -> dict[str, float]:
-    """Agent steps a second of each, best of several rounds taken in turn."""
+    """Return agent steps per second of each, the best of several alternating rounds."""
     best = dict.fromkeys(steps, 0.0)
     for step in steps.values():
         step()
@@ -57,9 +57,9 @@ def rates(steps: dict[str, Callable[[], int]]) -> dict[str, float]:
 
 
 def mettagrid_rates(num_envs: int = 16, rounds: int = 5) -> tuple[float, float]:
-    """Through our environment, and the bare core: the same whole episodes, map for map and action for action.
+    """Return agent steps per second of our env batch and of the bare core, on the same episodes, maps and actions.
 
-    Ours includes the new simulations at the end of the episodes; the bare core's are made outside of the clock.
+    Ours includes new simulations at the end of episodes; those of the bare core are created outside of the measured time.
     """
     ours, bare = (MettaGridEnvs(num_envs, {}) for _ in range(2))
     assert ours.spec.max_steps is not None
@@ -69,7 +69,7 @@ def mettagrid_rates(num_envs: int = 16, rounds: int = 5) -> tuple[float, float]:
     for turn in range(rounds):
         for env_batch in (ours, bare):
             env_batch.reset(spawn_seeds(turn, num_envs))
-        for part in np.split(actions, 20):  # in turn, every few milliseconds, so that others slow both alike
+        for part in np.split(actions, 20):  # alternating every few milliseconds, so that other load slows both alike
             begin = time.perf_counter()
             for action in part:
                 ours.buffers.action[...] = action
@@ -106,10 +106,10 @@ def main() -> None:
 
     bare = measured["mettagrid, bare core"]
     print(f"hardware: {processor()}; one core, random actions, observations and autoreset included\n")
-    print(f"{'env_batch':<22}{'agent steps/s':>15}{'of the bare MettaGrid core':>29}")
+    print(f"{'environment':<22}{'agent steps/s':>15}{'of the bare MettaGrid core':>29}")
     for name, rate in measured.items():
         print(f"{name:<22}{rate:>15,.0f}{rate / bare:>28.2f}x")
-    print(f"\n{'grid envs':<22}{'agent steps/s':>15}{'ns an agent step':>19}{'cost of that at 64':>21}")
+    print(f"\n{'grid envs':<22}{'agent steps/s':>15}{'ns per agent step':>19}{'cost / cost at 64':>21}")
     for name, rate in scaling.items():
         print(f"{int(name):<22,}{rate:>15,.0f}{1e9 / rate:>19.0f}{scaling['64'] / rate:>20.2f}x")
     for env_batch in env_batches.values():

@@ -1,4 +1,4 @@
-"""What a benchmark ran on, in one line, so that a figure is never without it."""
+"""The hardware of a benchmark in one line, printed with every figure."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""How fast a lake is, against a memory map, against the emulator that feeds it, and against torchrl.
+"""Compare the speed of a lake with a memory map, with the emulator that feeds it, and with torchrl.
 
     python benchmarks/lake.py                      all but torchrl, 10^6 frames (needs 9 GB of disk, a few minutes)
-    python benchmarks/lake.py --peer               torchrl too, in an environment of its own that is made on first use
+    python benchmarks/lake.py --peer               torchrl too, in a virtual environment that is created on first use
     python benchmarks/lake.py --only warm,cold --frames 200000
 
-Frames are real ones: 20,000 recorded from Gravitar, written again and again until there are enough. All parties run in
-the same minutes on the same frames, batch 256, stacks of 4 with the next observation, one thread each unless said.
+Frames are real: 20,000 recorded from Gravitar, repeated until there are enough. All sides run in
+the same minutes on the same frames, batch 256, stacks of 4 with the next observation, one thread each unless noted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PARTS = ("append", "warm", "cold", "scale", "memory")
 
 
 def record_frames() -> tuple[np.ndarray, float]:
-    """Real frames, lane by lane, and the emulator's env steps a second."""
+    """Return real frames, lane by lane, and the emulator's env steps per second."""
     from ale_py.vector_env import AtariVectorEnv
 
     env = AtariVectorEnv("gravitar", 8, stack_num=1, reward_clipping=False)
@@ -53,7 +53,7 @@ def record_frames() -> tuple[np.ndarray, float]:
 
 
 def append_all(folder: Path, frames: np.ndarray, count: int) -> float:
-    """Append `count` frames, 4,096 an acknowledgement; returns env steps a second, syncs included."""
+    """Append `count` frames, 4,096 per acknowledgement; return env steps per second, including syncs."""
     rng, spent = np.random.default_rng(0), 0.0
     with Lake.create(folder, FRAME) as lake, lake.writer("a", LANES) as writer:
         for k in range(count // (LANES * STEPS)):
@@ -64,7 +64,7 @@ def append_all(folder: Path, frames: np.ndarray, count: int) -> float:
             steps = Steps(observation, zeros.astype(int), zeros.astype(float), terminated, zeros)
             began = time.perf_counter()
             writer.append(steps)
-            spent += (time.perf_counter() - began) if k else 0.0  # the first one compiles
+            spent += (time.perf_counter() - began) if k else 0.0  # the first append compiles
     return (count // (LANES * STEPS) - 1) * LANES * STEPS / spent
 
 
@@ -77,10 +77,10 @@ def write_raw(path: Path, frames: np.ndarray, count: int) -> None:
 
 
 def gather(path: Path, count: int, *, stacks: bool) -> Callable[[np.random.Generator], Any]:
-    """A batch from uncompressed frames in a memory map. `stacks`: both stacks, as a learner takes them (8 frames).
+    """Return a function that gathers a batch from uncompressed frames in a memory map.
 
-    Else only the five frames that both consist of: what reading costs at the very least. (The lake reads those five
-    and returns two views of them.)
+    With `stacks`, both stacks, as a learner needs them (8 frames); else only the five different frames, the least that must
+    be read. (The lake reads those five and returns two views of them.)
     """
     raw = np.memmap(path, np.uint8, "r", shape=(count, SIDE * SIDE))
     offsets = [*range(STACK), *range(1, STACK + 1)] if stacks else [*range(STACK + 1)]
@@ -88,7 +88,7 @@ def gather(path: Path, count: int, *, stacks: bool) -> Callable[[np.random.Gener
 
 
 def per_second(work: Callable[[np.random.Generator], Any], batches: int, seed: int, before: Any = None) -> float:
-    """Transitions a second of wall time, the median batch."""
+    """Return transitions per second of wall time, from the median batch."""
     rng, spent = np.random.default_rng(seed), []
     for _ in range(batches):
         if before:
@@ -100,7 +100,7 @@ def per_second(work: Callable[[np.random.Generator], Any], batches: int, seed: i
 
 
 def throughput(work: Callable[[np.random.Generator], Any], batches: int, threads: int) -> float:
-    """Transitions a second of several threads together."""
+    """Return transitions per second of several threads together."""
 
     def run(seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -114,7 +114,7 @@ def throughput(work: Callable[[np.random.Generator], Any], batches: int, threads
 
 
 def warm(lake: Lake, raw: Path, count: int) -> dict[str, float]:
-    """Everything in the page cache. Parties take turns, so that a busy machine hits both."""
+    """Measure with everything in the page cache. Both sides alternate, so that other load hits both."""
     subprocess.run(
         ["cat", str(raw), *(str(p) for p in lake.folder.rglob("*") if p.is_file())], stdout=subprocess.DEVNULL
     )
@@ -143,10 +143,10 @@ def evict(paths: list[Path]) -> None:
 
 
 def cold(lake: Lake, raw: Path, count: int) -> dict[str, float]:
-    """Nothing in the page cache: evicted before every batch."""
+    """Measure with nothing in the page cache: files are evicted before every batch."""
     files = [path for path in lake.folder.rglob("*") if path.is_file()]
 
-    def forget() -> None:  # a map keeps its pages in the cache: all are made anew for every batch
+    def forget() -> None:  # a map keeps its pages in the cache, so all are mapped again for every batch
         lake.release()
         evict(files)
 
@@ -181,12 +181,12 @@ peak = 0
 for _ in range(int(sys.argv[3])):
     batch = lake.sample(256, rng, stack=4)
     peak = max(peak, resident())   # anonymous memory: page cache apart
-print(json.dumps({'seconds': opened, 'bytes a row': held / rows, 'rows': rows, 'peak': peak}))
+print(json.dumps({'seconds': opened, 'bytes per record': held / rows, 'rows': rows, 'peak': peak}))
 """
 
 
 def opened(folder: Path, other: Path, batches: int = 50) -> dict[str, float]:
-    """Open a lake in a process of its own and look at its time and memory."""
+    """Open a lake in a separate process and measure its time and memory."""
     command = [sys.executable, "-c", OPENED, str(folder), str(other), str(batches)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     return dict(json.loads(run.stdout))
@@ -203,16 +203,19 @@ def scale(folder: Path) -> dict[str, float]:
         per_second(sample[name], 1_500, 0)  # until every page of the maps was touched
     rounds = [{name: per_second(sample[name], 50, k) for name in sizes} for k in range(1, 11)]
     result = {f"sampling from {name}": float(np.median([r[name] for r in rounds])) for name in sizes}
-    result["cost of 10^7 against 10^5"] = float(np.median([r["10^5"] / r["10^7"] for r in rounds]))
+    result["cost at 10^7 / cost at 10^5"] = float(np.median([r["10^5"] / r["10^7"] for r in rounds]))
     process = opened(folder / "10^7", folder / "10^5")
-    result["opening 10^7, seconds"], result["resident bytes a row"] = process["seconds"], process["bytes a row"]
+    result["opening 10^7, seconds"], result["resident bytes per record"] = (
+        process["seconds"],
+        process["bytes per record"],
+    )
     for lake in lakes.values():
         lake.close()
     return result
 
 
 def memory(folder: Path) -> dict[str, float]:
-    """Frames of noise, which are stored as they are: 5 GB of them."""
+    """Measure memory while sampling from 5 GB of noise, which does not compress."""
     rng, appends = np.random.default_rng(0), 180
     for name, count in (("tiny", 1), ("large", appends)):
         with Lake.create(folder / name, FRAME) as lake, lake.writer("a", LANES) as writer:
@@ -228,7 +231,7 @@ def memory(folder: Path) -> dict[str, float]:
 
 
 def peer(frames: Path, count: int, cache: Path) -> dict[str, Any]:
-    """torchrl in an environment of its own, never in this one."""
+    """Measure torchrl in a separate virtual environment."""
     python = cache / "bin" / "python"
     if not python.exists():
         print(f"making {cache} with torch and torchrl", flush=True)

@@ -1,8 +1,8 @@
-"""torchrl's LazyMemmapStorage on the frames of `lake.py`. Runs in an environment of its own; prints JSON.
+"""Measure torchrl's LazyMemmapStorage on the frames of `lake.py`. Runs in a separate virtual environment; prints JSON.
 
 Two layouts. `stacks as stored`: observation and next observation, each a stack of four, in every entry, as torchrl's
-users store them (56 KB a transition; 60,000 transitions, so that all of it fits into memory: in its favour).
-`single frames`: each frame once, five indices a transition, stacked after the gather.
+users store them (56 KB per transition; 60,000 transitions, so that all fit into memory, in its favour).
+`single frames`: each frame once, five indices per transition, stacked after the gather.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def median_speed(work, batches, before=None):
 
 
 def evict(folder, tensors):
-    """Mapped pages stay in the page cache: the map has to let go of them before the file can."""
+    """Remove a file from the page cache; mapped pages have to be released from the map first."""
     for tensor in tensors:
         begin = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
         length = tensor.data_ptr() + tensor.numel() * tensor.element_size() - begin

@@ -1,10 +1,10 @@
-"""What Loop, record and Timer add to a body of one millisecond, against a bare for loop in the same process.
+"""Measure what Loop, record and Timer add to a body of one millisecond, compared with a bare for loop.
 
     python benchmarks/loop_overhead.py
 
-Two bodies: one waits for the clock, so that it takes a millisecond whatever else the machine does; the other multiplies
-matrices, so that it uses the caches as training does. Short blocks with and without the loop alternate; shown are the
-median of their ratios, in CPU time of this process, and that of bare to bare blocks: the noise. The target is 3 %.
+Two bodies: one waits for the clock, so that it takes a millisecond under any load; the other multiplies
+matrices, so that it uses the caches as training does. Short blocks with and without the loop alternate in one process. Shown
+are the median of their ratios, in CPU time, and that of bare to bare blocks: the noise. The target is 3 %.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millpond.record import Timer
 
 BODY_SECONDS = 1e-3
 BATCHES, PAIRS = 50, 60
-LIMIT = 1.03  # held with one value a step, such as R_loss; three are shown beside it
+LIMIT = 1.03  # with one value per step, such as R_loss; three are shown too
 ONE, THREE = ("loss",), ("loss", "grad_norm", "entropy")
 MATRIX = torch.rand(64, 64, generator=torch.Generator().manual_seed(0))
 
@@ -38,7 +38,7 @@ def wait_for_clock() -> None:
 
 
 def multiply() -> Body:
-    """A body of as many products as take a millisecond of CPU time."""
+    """Return a body with as many products as take a millisecond of CPU time."""
 
     def products(number: int) -> None:
         for _ in range(number):
@@ -59,7 +59,7 @@ def bare(body: Body) -> float:
 
 
 def with_loop(body: Body, values: list[float] | list[torch.Tensor], names: Sequence[str]) -> float:
-    """One iteration: so many values a step, two nested phases, and the means and times taken at its end."""
+    """Time one iteration with these values per step, two nested phases, and means and times at its end."""
     loop, timer = Loop(iteration=1, batch=BATCHES), Timer()
     loop.at_end("iteration", lambda ended: {**ended.means(), **timer.take()})
     began = time.process_time()
@@ -81,7 +81,7 @@ def empty() -> None:
 
 
 def microseconds(values: list[float] | list[torch.Tensor]) -> float:
-    """What a step with three values costs in itself, with everything warm."""
+    """Return the cost of a step with three values, once everything is warm."""
     added = (with_loop(empty, values, THREE) - bare(empty) for _ in range(PAIRS))
     return statistics.median(added) / BATCHES * 1e6
 
@@ -110,12 +110,12 @@ def main() -> int:
             median_ratio(lambda body=body, v=values, n=names: with_loop(body, v, n), body)
             for values in (floats, tensors)
         ]
-        counted = f"{title}, {len(names)} value{'s' if len(names) > 1 else ''} a step"
+        counted = f"{title}, {len(names)} value{'s' if len(names) > 1 else ''} per step"
         print(f"{counted:<32}{noise:>9.4f}{ratios[0]:>9.4f}{ratios[1]:>9.4f}")
         worst = max(worst, *ratios) if names == ONE else worst
-    print(f"a step in itself: {microseconds(floats):.1f} us with floats, {microseconds(tensors):.1f} us with tensors")
+    print(f"a step alone: {microseconds(floats):.1f} us with floats, {microseconds(tensors):.1f} us with tensors")
     print(f"a Timer phase: {phase_microseconds():.2f} us")
-    print(f"worst ratio with one value a step {worst:.4f}, limit {LIMIT}: {'ok' if worst <= LIMIT else 'TOO SLOW'}")
+    print(f"worst ratio with one value per step {worst:.4f}, limit {LIMIT}: {'ok' if worst <= LIMIT else 'TOO SLOW'}")
     return int(worst > LIMIT)
 
 

@@ -1,13 +1,13 @@
-"""The memory that a plan predicts beside the memory that a run takes, in processes of their own.
+"""Compare the memory that a plan predicts with the memory that a run takes, each in a separate process.
 
     python benchmarks/memory.py                                    grid, metta and puffer-metta, a few minutes
     python benchmarks/memory.py grid --iterations 4 --json memory.json
 
-What the interpreter, its libraries and compiled kernels take is measured first, in the same process, by training the same
-recipe at its preset `debug`, and is subtracted. Then the real one collects (rows and envs), and trains: the peak counts.
+The memory of the interpreter, its libraries and compiled kernels is measured first, in the same process, by training the same
+recipe at its preset `debug`, and is subtracted. Then the real one collects (rows and envs) and trains; the peak counts.
 
-"in use" is measured with an allocator that gives freed memory back at once (MALLOC_MMAP_THRESHOLD_): it is what the plan
-speaks of. "resident" is measured with the allocator as it comes, which keeps some of what was freed for the next time.
+"in use" is measured with an allocator that returns freed memory at once (MALLOC_MMAP_THRESHOLD_); this is what the plan
+predicts. "resident" is measured with the default allocator, which holds on to some freed memory.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ LIMIT = 0.05
 
 
 class Measured(Exception):
-    """Raised in the run when everything has been seen."""
+    """Raised in the run when everything has been measured."""
 
 
 def status(name: str, process: str = "self") -> int:
-    """Bytes, as the system counts them."""
+    """Return a figure of /proc/PID/status in bytes."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024
 
@@ -56,7 +56,7 @@ def clean() -> None:
 
 
 def workers() -> int:
-    """Bytes of worker processes' own memory, children of children included."""
+    """Return the bytes of worker processes' private memory, including their children's."""
     waiting, found = [str(os.getpid())], 0
     while waiting:
         process = waiting.pop()
@@ -68,7 +68,7 @@ def workers() -> int:
 
 
 def take(recipe: str, iterations: int) -> dict[str, float]:
-    """What a run of the recipe takes, in this process."""
+    """Measure the memory of a run of the recipe, in this process."""
     from millpond.trainers.common.session import start_run
     from millpond.trainers.ppo.trainer import PPOTrainer
 
@@ -76,12 +76,12 @@ def take(recipe: str, iterations: int) -> dict[str, float]:
 
         def make(name: str, preset: str | None) -> PPOTrainer:
             settings = {**QUIET, "run_dir": folder, "trainer.total_iterations": iterations + 1}
-            settings["policy.hidden_size"] = load(recipe).recipe.policy.hidden_size  # of the small one too
+            settings["policy.hidden_size"] = load(recipe).recipe.policy.hidden_size  # for the small run too
             loaded = load(recipe, settings, preset)
             return PPOTrainer(loaded, start_run(loaded, name))
 
         make("first", "debug").train()
-        small = make("small", "debug")  # stays: what a run of any size takes is not a part of the plan
+        small = make("small", "debug")  # kept open: the memory of a run of any size is not in the plan
         small.train()
         clean()
         baseline = status("VmRSS")
@@ -104,7 +104,7 @@ def take(recipe: str, iterations: int) -> dict[str, float]:
 
 
 def measured(recipe: str, iterations: int, environment: dict[str, str]) -> dict[str, float]:
-    """The same in a process of its own."""
+    """Measure the memory of a run in a separate process."""
     command = [sys.executable, __file__, recipe, "--iterations", str(iterations), "--child"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
     if done.returncode:
@@ -123,8 +123,8 @@ def compare(recipe: str, iterations: int) -> dict[str, Any]:
         "rows": {"plan": planned.buffer_bytes, "run": used["rows"]},
         "collecting": {"plan": planned.collecting_bytes},
         "training step": {"plan": planned.training.total},
-        "in all, in use": {"plan": planned.memory_bytes, "run": used["peak"]},
-        "in all, resident": {"plan": planned.memory_bytes, "run": kept["peak"]},
+        "total, in use": {"plan": planned.memory_bytes, "run": used["peak"]},
+        "total, resident": {"plan": planned.memory_bytes, "run": kept["peak"]},
         "worker processes": {"run": used["workers"]},
         "interpreter, libraries": {"run": used["baseline"]},
     }
@@ -133,12 +133,12 @@ def compare(recipe: str, iterations: int) -> dict[str, Any]:
 def show(found: dict[str, Any]) -> None:
     print(f"\n{found.pop('recipe'):<26}{'plan, MB':>10}{'run, MB':>10}{'plan / run':>12}")
     for name, pair in found.items():
-        told, taken = pair.get("plan"), pair.get("run")
-        ratio = "" if not told or not taken else f"{told / taken:.3f}"
+        planned, used = pair.get("plan"), pair.get("run")
+        ratio = "" if not planned or not used else f"{planned / used:.3f}"
         mark = ""
-        if name in ("rows", "in all, in use"):
-            mark = "  ok" if abs(told / taken - 1) <= LIMIT else f"  off by more than {LIMIT:.0%}"
-        cells = ["" if value is None else f"{value / 1e6:,.1f}" for value in (told, taken)]
+        if name in ("rows", "total, in use"):
+            mark = "  ok" if abs(planned / used - 1) <= LIMIT else f"  off by more than {LIMIT:.0%}"
+        cells = ["" if value is None else f"{value / 1e6:,.1f}" for value in (planned, used)]
         print(f"  {name:<24}{cells[0]:>10}{cells[1]:>10}{ratio:>12}{mark}", flush=True)
 
 

@@ -1,8 +1,9 @@
-"""Time per frame with four agents side by side against one, pouring to the lake included, in turn in one process.
+"""Compare the time per frame of four agents side by side with that of one, including pouring to the lake.
 
-    python benchmarks/mixture_cost.py [--environment minatar:breakout] [--collections 6] [--repeats 3]
+    python benchmarks/mixture_cost.py [--env minatar:breakout] [--collections 6] [--repeats 3]
 
-Counts what the agents' phase takes: collecting, waiting for the ponds, learning. The pouring thread works beside it.
+Both run alternately in one process. Counted is the agents' phase: collecting, waiting for the ponds, learning. The pouring
+thread runs at the same time.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from millpond.trainers.mixture.trainer import MixtureTrainer
 PHASES = ("time/collect", "time/pour", "time/learn")
 
 
-def seconds_per_frame(root: Path, name: str, env_batch: str, agents: int, collections: int) -> tuple[float, float]:
-    """Of the agents' phase, without its first collection (compilation); and of the pouring thread."""
+def seconds_per_frame(root: Path, name: str, env_id: str, agents: int, collections: int) -> tuple[float, float]:
+    """Return seconds per frame of the agents' phase, without its first collection (compilation), and of the pouring thread."""
     settings: dict[str, Any] = {
-        "env.id": env_batch,
+        "env.id": env_id,
         "mixture.mode": "rounds" if agents > 1 else "single-resets",
         "mixture.agents": agents,
         "mixture.total_frames": 10**9,
@@ -38,7 +39,7 @@ def seconds_per_frame(root: Path, name: str, env_batch: str, agents: int, collec
         "log.tensorboard": False,
         "run_dir": str(root),
     }
-    loaded = load("mixture-gravitar" if env_batch.startswith("atari:") else "mixture", settings)
+    loaded = load("mixture-gravitar" if env_id.startswith("atari:") else "mixture", settings)
     with redirect_stdout(StringIO()):
         trainer = MixtureTrainer(loaded, start_run(loaded, name))
         try:
@@ -54,7 +55,7 @@ def seconds_per_frame(root: Path, name: str, env_batch: str, agents: int, collec
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--environment", default="minatar:breakout")
+    parser.add_argument("--env", default="minatar:breakout")
     parser.add_argument("--collections", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
     asked = parser.parse_args()
@@ -64,12 +65,12 @@ def main() -> None:
         for repeat in range(asked.repeats):
             for agents in found:
                 time, poured = seconds_per_frame(
-                    Path(folder), f"{agents}-{repeat}", asked.env_batch, agents, asked.collections
+                    Path(folder), f"{agents}-{repeat}", asked.env, agents, asked.collections
                 )
                 found[agents].append(time)
                 pouring[agents].append(poured)
     one, four = median(found[1]), median(found[4])
-    print(f"{asked.env_batch} on {platform.machine()}, median of {asked.repeats}, microseconds a frame")
+    print(f"{asked.env} on {platform.machine()}, median of {asked.repeats}, microseconds per frame")
     print(f"  one agent    {one * 1e6:8.1f}   (pouring thread {median(pouring[1]) * 1e6:.1f})")
     print(f"  four agents  {four * 1e6:8.1f}   (pouring thread {median(pouring[4]) * 1e6:.1f})")
     print(f"  four / one   {four / one:8.3f}")

@@ -1,4 +1,4 @@
-"""Does one group step while the policy has the other? A timeline, and the ratio against waiting for each.
+"""Show that one group steps while the policy has the other: a timeline, and the speed-up over waiting for each.
 
     python benchmarks/overlap.py
 
@@ -23,9 +23,9 @@ Phase = tuple[str, float, float]  # group, began, ended
 
 
 def run(vector: Vector, wait: bool) -> tuple[float, list[Phase], list[list[Phase]]]:
-    """Seconds a turn (the median), what the policy did, and what each worker did.
+    """Return the median seconds per turn, and the timelines of the policy and of each worker.
 
-    `wait`: do nothing until the group that was sent has stepped.
+    With `wait`, the policy does nothing until the group that was sent has stepped.
     """
     vector.reset(0)
     share = vector.num_envs // vector.groups // vector.num_workers
@@ -51,7 +51,7 @@ def run(vector: Vector, wait: bool) -> tuple[float, list[Phase], list[list[Phase
 
 
 def draw(title: str, phases: list[Phase], origin: float) -> None:
-    """A character a millisecond: the group that is worked on, or a dot."""
+    """Print one character per millisecond: the group in work, or a dot."""
     line = np.full(SHOWN_MS, ".")
     for name, began, ended in phases:
         low, high = (round((moment - origin) * 1000) for moment in (began, ended))
@@ -62,17 +62,17 @@ def draw(title: str, phases: list[Phase], origin: float) -> None:
 def show(backend: Literal["threads", "processes"]) -> None:
     with make_vector(SPEC, timed, num_envs=64, groups=2, num_workers=2, threads=2, backend=backend) as vector:
         waiting, *timeline = run(vector, wait=True)
-        print(f"{backend}, waiting for each group to step: {waiting * 1000:.2f} ms a turn")
+        print(f"{backend}, waiting for each group to step: {waiting * 1000:.2f} ms per turn")
         draw_all(*timeline)
         overlapped, *timeline = run(vector, wait=False)
-        print(f"{backend}, one group steps while the policy has the other: {overlapped * 1000:.2f} ms a turn")
+        print(f"{backend}, one group steps while the policy has the other: {overlapped * 1000:.2f} ms per turn")
         draw_all(*timeline)
         best = (STEP_SECONDS + POLICY_SECONDS) / max(STEP_SECONDS, POLICY_SECONDS)
         print(f"{backend}: {waiting / overlapped:.2f} times as fast (at best {best:.2f})\n")
 
 
 def draw_all(policy: list[Phase], workers: list[list[Phase]]) -> None:
-    origin = policy[10][1]  # when everything is in its stride
+    origin = policy[10][1]  # after the start
     draw("policy", policy, origin)
     for worker, phases in enumerate(workers):
         draw(f"worker {worker}", phases, origin)

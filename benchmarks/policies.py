@@ -1,10 +1,10 @@
-"""How fast the policy acts and learns, beside a plain one, in one process.
+"""Compare the speed of acting and training with that of a plain policy, in one process.
 
     python benchmarks/policies.py [--threads 1 2] [--seconds 2] [--core lstm]
 
-The plain one reads the flat bytes with a linear layer and remembers with nn.LSTM, which cannot reset inside a row. Ours
-looks cells up by kind and resets where episodes begin. Observations are those of the grid environment (121 cells, 3 counts),
-a quarter of whose cells are not empty. Both are run in turn, and the best of each counts, so that a busy machine
+The plain one has a linear layer over the flat bytes and nn.LSTM, which cannot reset inside a row. Ours
+embeds cells by kind and resets where episodes start. Observations are those of the grid environment (121 cells, 3 counts),
+a quarter of whose cells are not empty. Both alternate, and the best of each counts, so that other load
 disturbs both alike. A ratio above 1 means that ours is faster.
 """
 
@@ -47,7 +47,7 @@ class Plain(nn.Module):
 
 
 def best_of(functions: list[Callable[[], object]], seconds: float) -> list[float]:
-    """The shortest time of each, run in turn for about `seconds` in all, at least three times."""
+    """Return the shortest time of each; they alternate for about `seconds` in total, at least three times."""
     for function in functions:
         function()
     times: list[list[float]] = [[] for _ in functions]
@@ -69,7 +69,7 @@ def observations(*lead: int) -> Tensor:
 
 
 def acting(core: str, batch: int, seconds: float) -> tuple[float, float]:
-    """Steps a second of ours and of the plain one."""
+    """Return steps per second of our policy and of the plain one, acting."""
     policy, plain = build_policy(OBSERVATION, ActionSpec.discrete(ACTIONS), core=core), Plain(core)
     seen, generator = observations(batch), torch.Generator().manual_seed(0)
     state = policy.initial_state(batch)
@@ -91,7 +91,7 @@ def acting(core: str, batch: int, seconds: float) -> tuple[float, float]:
 
 
 def learning(core: str, batch: int, seconds: float) -> tuple[float, float]:
-    """Steps a second, forward and backward, over rows of 64 steps."""
+    """Return steps per second of both, forward and backward over rows of 64 steps."""
     policy, plain = build_policy(OBSERVATION, ActionSpec.discrete(ACTIONS), core=core), Plain(core)
     seen = observations(batch, HORIZON)
     state = policy.initial_state(batch)

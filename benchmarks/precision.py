@@ -1,10 +1,10 @@
-"""float32, bfloat16 and compiled policies at a recipe's own sizes: which one the recipe should fix.
+"""Compare float32, bfloat16 and compiled policies at a recipe's sizes, to choose the recipe's precision.
 
     python benchmarks/precision.py grid metta puffer-metta
 
-Whole iterations of the real trainer, each setting's after one that warms up; the settings take turns, so that all of them
-meet the same machine. Times are of the fastest iteration, in seconds, and the ratio is to float32. Beside them, how far one
-update from the same rows is from that of float32.
+Times whole iterations of the real trainer, after a warm-up of each setting; the settings alternate, so that other load hits all
+of them. Times are those of the fastest iteration, in seconds, and the ratio is to float32. The last column is the relative
+difference of one gradient from that of float32 on the same rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PHASES = ("collect", "train")
 
 
 def iterate(trainer: PPOTrainer) -> dict[str, float]:
-    """Seconds by phase of one iteration, without records and checkpoints."""
+    """Run one iteration, without records and checkpoints; return seconds by phase."""
     trainer.timer.take()
     trainer._collect()
     estimate = trainer._estimate()
@@ -66,7 +66,7 @@ def update(
 
 
 def gradient(trainer: PPOTrainer, source: PPOTrainer) -> torch.Tensor:
-    """What one update of the source's policy on the source's rows follows, in the other trainer's arithmetic."""
+    """Return the gradient of the source's policy on the source's rows, in the precision of the other trainer."""
     policy = copy.deepcopy(source.policy)
     unroll = torch.compile(policy.unroll) if trainer.recipe.trainer.compile else policy.unroll
     parameters = list(policy.parameters())
@@ -102,7 +102,7 @@ def measure(recipe: str, folder: Path, overrides: list[str], rounds: int) -> Non
         for trainer in trainers.values():
             trainer.close()
     plan = trainers["float32"].plan
-    print(f"\n{recipe}: {plan.agent_steps:,} agent steps and {plan.gradient_updates} updates an iteration")
+    print(f"\n{recipe}: {plan.agent_steps:,} agent steps and {plan.gradient_updates} updates per iteration")
     print(f"{'':<20}{'collect':>9}{'train':>9}{'agent steps/s':>15}{'ratio':>8}{'gradient off by':>17}")
     plain = sum(best["float32"].values())
     for name, times in best.items():

@@ -1,19 +1,18 @@
-"""Batches a second of reward learning, against bare PyTorch loops of the same network and batch, in one run.
+"""Compare batches per second of reward learning with bare PyTorch loops of the same network and batch.
 
     python benchmarks/reward_speed.py [--pairs 100] [--batches 50] [--threads N] [--cpu-time]
     python benchmarks/reward_speed.py --memory 1000000
 
-The bare loop is what one would write without any framework: all steps' features in one tensor, prepared beforehand; a
+The bare loop is what one would write without a framework: all steps' features in one tensor, prepared beforehand; a
 batch of 4 episodes drawn by `torch.randint` and 64 steps of each, without replacement, by `torch.rand` and `topk`; the
 same layers, loss and optimiser. It has no records, console, hooks or target network, and cannot be resumed. The limit
-is 0.90 of its speed. A second one trains one and the same batch over and over, for comparison: nothing is drawn at all.
+is 0.90 of its speed. A second one always trains on the same batch, for comparison: nothing is drawn at all.
 
-They take turns in short blocks, in changing order, so that what else the machine does falls on all of them; the figure
-is the median over the turns, and that of the sums stands beside it, because the end of a cycle, with its table and its
-record, falls into one block of ten.
+They alternate in short blocks, in changing order, so that other load hits all of them. The figure is the median over the
+blocks; the ratio of the sums is shown too, because the end of a cycle, with its table and record, is in one block of ten.
 
 `--memory N` trains N batches of a small network instead, with all cycles' records, epochs' evaluations and checkpoints,
-and prints the resident memory at every tenth of the way. It must stay flat.
+and prints the resident memory at every tenth. It must stay flat.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ SMALL = {
     "reward.hidden_size": 16,
     "reward.episodes_per_batch": 2,
     "reward.steps_per_episode": 8,
-    "reward.cycles": 20,  # 10,000 batches an epoch
+    "reward.cycles": 20,  # 10,000 batches per epoch
 }
 
 
 def bare_loop(trainer: RewardTrainer, *, draws: bool) -> Callable[[int], None]:
-    """The same layers, batch, loss and optimiser, and nothing else. Without `draws`: always the first batch."""
+    """Return a loop with the same layers, batch, loss and optimiser only. Without `draws`, it always uses the first batch."""
     reward, recorded = trainer.recipe.reward, trainer.recorded
     data, training_episodes = recorded.data, torch.from_numpy(recorded.training)
     lengths = torch.from_numpy(data.lengths)
@@ -91,7 +90,7 @@ def play(trainer: RewardTrainer, batches: int) -> None:
 
 
 def measure(folder: str, pairs: int, batches: int, clock: Callable[[], float]) -> dict[str, list[float]]:
-    """Seconds a batch of each loop, turn by turn."""
+    """Return seconds per batch of each loop, by turn."""
     loaded = load("reward", {"run_dir": folder, "reward.epochs": 10**6, "reward.cycles": 10**3})
     trainer = RewardTrainer(loaded, start_run(loaded, "speed"))
     loops = {
@@ -125,7 +124,7 @@ def show_speed(seconds: dict[str, list[float]]) -> None:
 
 
 def resident() -> int:
-    """Kilobytes that are resident now."""
+    """Return the resident memory in kilobytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() // 2**10
 
@@ -147,9 +146,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=100, help="turns of every loop")
     parser.add_argument("--batches", type=int, default=50, help="batches in a turn")
-    parser.add_argument("--threads", type=int, help="of torch; 1 is steadier where others use the machine")
+    parser.add_argument("--threads", type=int, help="threads of torch; 1 is steadier if others use the machine")
     parser.add_argument("--memory", type=int, default=0, metavar="BATCHES")
-    parser.add_argument("--cpu-time", action="store_true", help="count CPU time: fairer where others use the machine")
+    parser.add_argument("--cpu-time", action="store_true", help="count CPU time: fairer if others use the machine")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     arguments = parser.parse_args()
     if arguments.threads:

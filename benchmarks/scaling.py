@@ -1,12 +1,12 @@
-"""Does the cost of an agent step stay the same as there are more envs? And do two workers help MettaGrid?
+"""Measure how the cost of an agent step changes with the number of envs, and whether two workers help MettaGrid.
 
     python benchmarks/scaling.py                         a few minutes
     python benchmarks/scaling.py --envs 64 8192 --rounds 5 --json scaling.json
 
-For each number of envs of `grid`, with the recipe's network: nanoseconds an agent step of a whole collection (environments,
+For each number of envs of `grid`, with the recipe's network: nanoseconds per agent step of a whole collection (environments,
 acting, storing) and of training on it, in minibatches of the same size everywhere. MettaGrid collects without workers (envs
-in the training process) and with two. All sizes take turns, round by round, so that what else the machine does falls on
-all; the ratios are taken within a round, and their median counts, with the lowest and the highest beside it.
+in the training process) and with two. All sizes alternate, round by round, so that other load hits
+all; ratios are taken within a round, and their median counts, shown with minimum and maximum.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ METTAGRID = {
 
 @dataclass
 class Size:
-    """One trainer, and nanoseconds an agent step of its collections and its trainings, round by round."""
+    """One trainer, and nanoseconds per agent step of its collections and its training, by round."""
 
     trainer: PPOTrainer
-    collections: int  # in a round: as many agent steps everywhere
+    collections: int  # per round: the same number of agent steps for every size
     collect: list[float] = field(default_factory=list)
     train: list[float] = field(default_factory=list)
 
     def round(self, *, trains: bool) -> None:
-        """Collect, and train on all that was collected, once."""
+        """Collect, and train once on everything collected."""
         trainer = self.trainer
         steps = trainer.share.agent_steps
         began = time.perf_counter()
@@ -66,7 +66,7 @@ class Size:
 
 
 def train(trainer: PPOTrainer, draw: Any, estimate: Any) -> None:
-    """One update, as the trainer makes it outside of its loop."""
+    """Make one update outside of the trainer's loop."""
     from millpond.trainers.ppo.update import train_minibatch
 
     train_minibatch(
@@ -108,7 +108,7 @@ def mettagrid_settings(workers: str) -> dict[str, Any]:
 
 
 def measure(sizes: dict[str, Size], rounds: int, *, trains: bool) -> None:
-    """All sizes in turn; the first round does not count."""
+    """Measure all sizes alternately; the first round does not count."""
     for number in range(rounds + 1):
         for name, size in sizes.items():
             print(f"  round {number} of {rounds}: {name}", file=sys.stderr, flush=True)
@@ -118,7 +118,7 @@ def measure(sizes: dict[str, Size], rounds: int, *, trains: bool) -> None:
 
 
 def against(first: list[float], other: list[float]) -> dict[str, float]:
-    """Cost against that of the first, within each round."""
+    """Return the ratio of costs to the first, within each round."""
     ratios = [b / a for a, b in zip(first, other, strict=True)]
     return {"median": median(ratios), "low": min(ratios), "high": max(ratios)}
 
@@ -130,7 +130,7 @@ def figures(sizes: dict[str, Size], what: str) -> dict[str, Any]:
 
 
 def show(title: str, unit: str, found: dict[str, Any]) -> None:
-    print(f"\n{title:<34}{'ns an agent step':>18}{'against the first':>20}  spread")
+    print(f"\n{title:<34}{'ns per agent step':>18}{'ratio to the first':>20}  spread")
     for name, one in found.items():
         ratio = one["of_first"]
         spread = f"{ratio['low']:.2f} to {ratio['high']:.2f}"
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("grid", "mettagrid"))
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
-    print(f"{processor()}; median of {asked.rounds} rounds in turn")
+    print(f"{processor()}; median of {asked.rounds} alternating rounds")
     results: dict[str, Any] = {"hardware": processor()}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as open_trainers:
 

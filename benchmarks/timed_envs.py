@@ -1,4 +1,4 @@
-"""Environments for the benchmarks of the vector. They are a module of their own, so that worker processes can import them."""
+"""Environments for the benchmarks of the vector, in a separate module so that worker processes can import them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPEC = EnvSpec("timed", ObservationSpec.single((2,), "float64", "vector"), Actio
 
 
 class EmptyEnvs:
-    """Does nothing, so that what remains is the vector's own cost."""
+    """Do nothing, so that only the vector's overhead remains."""
 
     def __init__(self, num_envs: int, buffers: Buffers, first_env: int) -> None:
         self.spec, self.num_envs, self.buffers = SPEC, num_envs, buffers
@@ -41,7 +41,7 @@ class EmptyEnvs:
 
 
 class TimedEnvs(EmptyEnvs):
-    """A step takes 5 ms, however many envs, and shows when it began and ended, in seconds of the monotonic clock."""
+    """Take 5 ms per step, for any number of envs, and show when it started and ended, in seconds of the monotonic clock."""
 
     def step(self, first: int, last: int) -> None:
         began = time.monotonic()
@@ -51,7 +51,7 @@ class TimedEnvs(EmptyEnvs):
 
 
 class GeneratorEnvs(EmptyEnvs):
-    """An object with a generator of its own for each env, as environments in Python have."""
+    """Create a generator for each env, as environments in Python do."""
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
         self.generators = [np.random.default_rng(int(seed)) for seed in seeds]

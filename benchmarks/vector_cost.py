@@ -1,4 +1,4 @@
-"""What the vector itself costs: a turn over environments that do nothing, and the start of 2,720 envs in 16 workers.
+"""Measure the overhead of the vector: a turn over envs that do nothing, and the start of 2,720 envs in 16 workers.
 
 python benchmarks/vector_cost.py
 """
@@ -20,7 +20,7 @@ RUNS, TURNS = 7, 500
 
 
 def best_of_runs(turn: Callable[[], None]) -> float:
-    """Seconds a turn, in the run that others on the machine disturbed least."""
+    """Return seconds per turn of the fastest run, which other work disturbed least."""
     times = []
     for _ in range(RUNS):
         start = time.perf_counter()
@@ -31,7 +31,7 @@ def best_of_runs(turn: Callable[[], None]) -> float:
 
 
 def bare_seconds(num_envs: int) -> float:
-    """A turn without a vector: one environment, called directly, with the same copy of actions."""
+    """Return seconds per turn without a vector: one env batch, called directly, with the same copy of actions."""
     env_batch = empty(num_envs, Buffers.allocate(SPEC, num_envs), 0)
     actions = np.zeros((num_envs, 1), np.int64)
 
@@ -44,7 +44,7 @@ def bare_seconds(num_envs: int) -> float:
 
 
 def turn_seconds(num_envs: int, **options: Any) -> float:
-    """recv and send of one group."""
+    """Return seconds for recv and send of one group."""
     with make_vector(SPEC, empty, num_envs=num_envs, groups=2, **options) as vector:
         vector.reset(0)
         actions = np.zeros((num_envs // 2, 1), np.int64)
@@ -57,7 +57,7 @@ def turn_seconds(num_envs: int, **options: Any) -> float:
 
 
 def start_seconds(make_env_batch: EnvBatchFactory, num_envs: int, num_workers: int) -> tuple[float, float, float]:
-    """Until the vector is made, until the first batch is there, and to close."""
+    """Return seconds until the vector is built, until the first batch, and to close."""
     start = time.perf_counter()
     vector = make_vector(
         SPEC, make_env_batch, num_envs=num_envs, groups=2, num_workers=num_workers, backend="processes"
@@ -72,10 +72,10 @@ def start_seconds(make_env_batch: EnvBatchFactory, num_envs: int, num_workers: i
 
 if __name__ == "__main__":
     print(processor())
-    print(f"\n{'a turn (recv + send) of a env_batch that does nothing':<52} {'µs':>7}  times the bare environment")
+    print(f"\n{'recv + send of an env batch that does nothing':<52} {'µs':>7}  times the bare env batch")
     for num_envs in (32, 2720):
         bare = bare_seconds(num_envs // 2)
-        print(f"{num_envs:>5,} envs  {'bare env_batch, half of the envs':<39} {bare * 1e6:7.1f}")
+        print(f"{num_envs:>5,} envs  {'bare env batch, half of the envs':<39} {bare * 1e6:7.1f}")
         for options in (
             {"backend": "inline"},
             {"backend": "threads", "threads": 1},

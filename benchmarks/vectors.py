@@ -1,8 +1,8 @@
-"""Real environments behind the vector: agent steps a second by backend, each beside one core's bare environment.
+"""Measure real environments behind the vector: agent steps per second by backend, relative to the bare env batch on one core.
 
     python benchmarks/vectors.py      about a minute; run it with nothing else running
 
-All backends of an environment are measured in turn, several times, and the best of each is shown.
+All backends of an environment are measured alternately, several times, and the best of each is shown.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from env_batches import rates, stepper
 
+from envs import rates, stepper
 from hardware import processor
 from millpond.envs.registry import describe, make_env_batch, prepare
 from millpond.trainers.common.envs import EnvBatchFactory
@@ -60,7 +60,7 @@ def open_vector(case: Case) -> Vector:
 
 
 def rate(vector: Vector) -> float:
-    """Agent steps a second with random actions, both groups in the air whenever they can be."""
+    """Return agent steps per second with random actions, both groups stepping whenever possible."""
     random = np.random.default_rng(0)
     agents, steps = vector.spec.num_agents, 0
     actions = random.integers(0, vector.spec.action.sizes[0], (16, vector.num_envs // 2, agents)).astype(np.int32)
@@ -92,7 +92,7 @@ def main() -> None:
     finally:
         for vector in vectors.values():
             vector.close()
-    print(f"{'':<44}{'agent steps/s':>15}{'of its bare env_batch on one core':>32}")
+    print(f"{'':<44}{'agent steps/s':>15}{'of the bare env batch on one core':>32}")
     for case in CASES:
         print(f"{case.name:<44}{best[case]:>15,.0f}{best[case] / bare[case.env_id]:>32.2f}")
 

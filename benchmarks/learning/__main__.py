@@ -1,10 +1,10 @@
-"""What Millpond learns: small environments whose answers are known, with three seeds each.
+"""Train small environments with known answers, with three seeds each.
 
     python -m benchmarks.learning                     all of them, an hour or so
     python -m benchmarks.learning cartpole recall-gru --seeds 1 2 3 --jobs 2
-    python -m benchmarks.learning --page              only write docs/learning.md and the curves again
+    python -m benchmarks.learning --page              only write docs/learning.md and the curves
 
-A task's results go to results/TASK.json. Exit code 1 if a seed missed what was wanted.
+Results are written to results/TASK.json. Exits with 1 if a seed missed its target.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> int:
                 whole = save(name, trained)
                 reached &= whole
                 scores = ", ".join(f"{one['score']:.3f}" for one in trained)
-                print(f"{name:<16}{scores}  {'as wanted' if whole else 'MISSED'}", flush=True)
+                print(f"{name:<16}{scores}  {'reached' if whole else 'MISSED'}", flush=True)
     write_page(Path("docs/learning.md"))
     return 0 if reached else 1
 

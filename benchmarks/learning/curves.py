@@ -1,4 +1,4 @@
-"""Learning curves of several seeds: written as JSON, drawn as PNG, and summed up in a line."""
+"""Learning curves of several seeds: written as JSON, drawn as PNG, and summarised in a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass
 class Curves:
-    """`points[seed]` are (x, mean return of the evaluation) in the order they were measured."""
+    """Curves by seed: `points[seed]` is a list of (x, mean return of the evaluation) in the order of measurement."""
 
     title: str
     x: str

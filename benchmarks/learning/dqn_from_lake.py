@@ -1,9 +1,9 @@
-"""DQN that never acts: it learns CartPole-v1 from a lake that one PQN run filled.
+"""Train a DQN that never acts: it learns CartPole-v1 from a lake that one PQN run filled.
 
     python benchmarks/learning/dqn_from_lake.py [--env-steps 300000] [--updates 20000] [--seeds 3] [--out ...]
 
 PQN plays with the published settings and pours all its transitions; then a pond is filled uniformly from the lake, and
-DQN trains on it alone, from weights of its own.
+DQN trains on it alone, from its own initial weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millpond.trainers.common.evaluate import evaluate
 
 
 def fill_a_lake(folder: Path, env_steps: int, seed: int) -> tuple[Schema, int]:
-    """One PQN run through a pond into a lake; returns how many transitions it then has."""
+    """Run PQN through a pond into a lake; return its number of transitions."""
     env, config, hidden_size = setting("cartpole")
     per_collection = config.num_envs * config.num_steps
     collections = env_steps // per_collection

@@ -1,9 +1,9 @@
-"""Pendulum whose return comes only at the end: SAC on rewards that `lrd` learns beside it, against SAC on the return itself.
+"""Compare SAC on rewards learned by `lrd` with SAC on the return, on Pendulum with its return only at the end.
 
     python benchmarks/learning/episodic_pendulum.py [--seeds 5] [--env-steps 20000] [--episodes 10] [--at-once 2]
 
 Same env, learner, updates and env steps; `agent.learn_from` is the only difference. Each seed's score is the mean of its
-last three test rollouts. Bootstrap intervals over seeds must not overlap. Pendulum's returns go from about -1,600 (hanging)
+last three test rollouts. Bootstrap intervals over seeds must not overlap. Pendulum's returns range from about -1,600 (hanging)
 over -1,208 (random, 100 episodes) to -150 (solved).
 """
 
@@ -27,17 +27,17 @@ from millpond.trainers.common.session import start_run
 from millpond.trainers.reward.trainer import RewardTrainer
 
 CYCLE = 20  # iterations of 50 env steps
-LAST = 3  # cycles that a seed is judged by
+LAST = 3  # cycles that a seed's score is the mean of
 RESAMPLES = 10_000
 
 
 def processes(count: int) -> ProcessPoolExecutor:
-    """Fresh ones, each with one thread of torch."""
+    """Return a pool of fresh processes, each with one thread of torch."""
     return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,))
 
 
 def play(folder: str, learn_from: str, seed: int, env_steps: int, episodes: int) -> list[tuple[float, float]]:
-    """Env steps and test return after every cycle."""
+    """Train once; return env steps and test return after every cycle."""
     settings = {
         "seed": seed,
         "run_dir": folder,
@@ -61,7 +61,7 @@ def play(folder: str, learn_from: str, seed: int, env_steps: int, episodes: int)
 
 
 def interval(scores: list[float]) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean over seeds."""
+    """Return the 95 % bootstrap interval of the mean over seeds."""
     picks = np.random.default_rng(0).integers(0, len(scores), size=(RESAMPLES, len(scores)))
     low, high = np.quantile(np.array(scores)[picks].mean(1), [0.025, 0.975])
     return float(low), float(high)
@@ -87,7 +87,7 @@ def main() -> None:
     for name, label in (("predicted", "SAC with lrd"), ("world", "SAC on the return")):
         low, high = intervals[name]
         print(f"{label:<18} {np.mean(scores[name]):8.1f}  95% interval over seeds {low:.1f} to {high:.1f}")
-    print(f"apart: {'yes' if intervals['predicted'][0] > intervals['env_batch'][1] else 'NO'}")
+    print(f"apart: {'yes' if intervals['predicted'][0] > intervals['world'][1] else 'NO'}")
 
 
 if __name__ == "__main__":

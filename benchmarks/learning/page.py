@@ -22,15 +22,15 @@ the same with `ppo.bootstrap_truncation: false`, which treats every truncation a
 """
 
 
-def found() -> list[tuple[Task, dict[str, Any]]]:
-    """The tasks that there are results of."""
+def tasks_with_results() -> list[tuple[Task, dict[str, Any]]]:
+    """Return the tasks that have results."""
     paths = [(task, RESULTS / f"{task.name}.json") for task in TASKS]
     return [(task, json.loads(path.read_text())) for task, path in paths if path.exists()]
 
 
 def write_page(path: Path) -> None:
-    """The table, and one picture for each group of tasks."""
-    results = found()
+    """Write the table, and one picture for each group of tasks."""
+    results = tasks_with_results()
     lines = [HEAD, "| task | target | reached, by seed | agent steps | minutes per seed |", "|---|---|---|---|---|"]
     for task, result in results:
         seeds = result["seeds"]
@@ -46,7 +46,7 @@ def write_page(path: Path) -> None:
 
 
 def draw(members: list[tuple[Task, dict[str, Any]]], path: Path) -> None:
-    """A line a seed, a colour a task, and dashes where it should get to."""
+    """Draw one line per seed, one colour per task, and dashes at the targets."""
     import matplotlib
 
     matplotlib.use("Agg")

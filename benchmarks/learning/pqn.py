@@ -1,10 +1,10 @@
-"""PQN with the published settings: CartPole-v1, or a MinAtar game, beside a random player.
+"""Train PQN with the published settings on CartPole-v1 or a MinAtar game, compared with a random player.
 
     python benchmarks/learning/pqn.py cartpole [--env-steps 500000] [--seeds 3] [--out benchmarks/learning/results]
     python benchmarks/learning/pqn.py breakout --env-steps 2000000
 
-The seeds are agents of one group, side by side. `--schedule-steps` is the budget that the schedules are stretched over,
-where it is not the budget that is run.
+The seeds are agents of one group, side by side. `--schedule-steps` is the budget that the schedules span,
+if it is not the budget that is run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MINATAR = PQNConfig(learning_rate=5e-4, lr_schedule="linear", epsilon_end=0.05)
 
 
 def setting(name: str) -> tuple[EnvConfig, PQNConfig, int]:
-    """The environment, the settings and the width of the network as published; CartPole's rewards are scaled by 0.1."""
+    """Return the environment, the settings and the width of the network as published; CartPole's rewards are scaled by 0.1."""
     if name == "cartpole":
         return EnvConfig(id="gymnasium:CartPole-v1", reward_scale=0.1), CARTPOLE, 256
     return EnvConfig(id=f"minatar:{name}"), MINATAR, 128
@@ -64,7 +64,7 @@ def make_group(
 
 
 def random_return(env: EnvConfig, config: PQNConfig) -> float:
-    """What a random player gets: an agent that always explores."""
+    """Return the result of a random player: an agent that always explores."""
     always = config.model_copy(update={"epsilon_end": 1.0, "num_steps": 1_000, "num_envs": 8})
     group = make_group(env, always, 1, [99], total_collections=1)
     returns = [episode.returns[0] for episode in group.collect()[0].episodes]

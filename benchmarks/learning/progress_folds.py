@@ -1,10 +1,10 @@
-"""Progress on human demonstrations, leave-one-out: each episode is judged by a network that never saw it.
+"""Learn progress on human demonstrations, leave-one-out: each episode is evaluated by a network that never saw it.
 
     python benchmarks/learning/progress_folds.py [--seeds 1,2,3] [--updates 500]
 
 For lift (3 demonstrations) and handover (7), from the package: the value-order correlation (VOC) of every fold, on the whole
-episode, cut at half and reversed, and how much less progress there is at the cut than at the end. The column that is a
-clock is dropped. Beside it, a clock: it wins VOC and gives itself away on reversed episodes.
+episode, cut at half and reversed, and how much lower progress is at the cut than at the end. The clock column is dropped. A
+clock is shown for comparison: it wins VOC and gives itself away on reversed episodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_VOC, LEAST_GAP = 0.85, 0.2
 
 
 def fold(folder: str, path: str, episode: int, seed: int, updates: int) -> HeldOutEvaluation:
-    """Train without one episode, and judge it."""
+    """Train without one episode, and evaluate it."""
     settings = {
         "seed": seed,
         "run_dir": folder,

@@ -1,4 +1,4 @@
-"""SAC on Pendulum-v1, one env, one gradient step an env step.
+"""Train SAC on Pendulum-v1, one env, one gradient step per env step.
 
 python benchmarks/learning/sac.py [--env-steps 10000] [--seeds 3] [--hidden-size 256] [--learning-rate 3e-4]
 """
@@ -25,7 +25,7 @@ INLINE = VectorConfig(backend="inline")
 
 
 def train(env: EnvConfig, seed: int, given: argparse.Namespace, curves: Curves) -> None:
-    """One seed: act, store, learn."""
+    """Train one seed: act, store, learn."""
     rng = np.random.default_rng(seed)
     with (
         build_vector(env, INLINE, num_envs=1, groups=1, num_workers=1, stacked=True) as vector,

@@ -1,11 +1,11 @@
-"""Four PQN agents side by side against one: CPU time of a collection and of learning from it, for each agent's frame.
+"""Compare four PQN agents side by side with one: CPU time per agent's frame of collecting and learning.
 
     python benchmarks/learning/side_by_side.py [cartpole breakout ...] [--agents 4] [--rounds 5] [--threads 1]
 
-`looped` takes one agent after the other, `batched` all in one operation a layer (plain vectors only). A ratio of 1 means
-that a frame costs what it costs a single agent; below 1 it is cheaper. The last table is why images are looped: forward
-and backward of one minibatch of every agent, looped and through torch.func.vmap. CPU time of one thread is what is
-compared, so that a busy machine disturbs it little; ways are run in turn, and the best of each counts.
+`looped` takes one agent after the other, `batched` all in one operation per layer (plain vectors only). A ratio of 1 means
+that a frame costs as much as with a single agent; below 1 it is cheaper. The last table shows why images are looped: forward
+and backward of one minibatch of every agent, looped and through torch.func.vmap. CPU time of one thread is
+compared, so that other load disturbs it little; the variants alternate, and the best of each counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millpond.learners import AgentGroup
 
 
 def fastest(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """CPU seconds of each, the best of `rounds`, run in turn."""
+    """Return CPU seconds of each, the best of `rounds` alternating rounds."""
     best = dict.fromkeys(functions, float("inf"))
     for function in functions.values():
         function()
@@ -58,7 +58,7 @@ def compare_groups(name: str, agents: int, rounds: int) -> None:
 
 
 def compare_vmap(name: str, agents: int, rounds: int) -> None:
-    """One minibatch of every agent, forward and backward."""
+    """Compare looped and vmapped forward and backward of one minibatch of every agent."""
     group = group_of(name, agents, None)
     config, networks = group.config, group.networks
     size = config.num_envs * config.num_steps // config.num_minibatches

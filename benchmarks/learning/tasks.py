@@ -1,4 +1,4 @@
-"""What is to be learned, how it is scored, and what must be reached."""
+"""The tasks: recipe, score and target of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millpond.store import Checkpoints, Run
 from millpond.trainers.common.play import LoadedPolicy
 
 HERE = Path(__file__).parent
-Curve = list[tuple[int, float]]  # agent steps, and what was reached by then
+Curve = list[tuple[int, float]]  # (agent steps, score at that time)
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ def records(run: Run) -> list[dict[str, float]]:
 
 
 def evaluated(run: Run) -> float:
-    """The mean return of the evaluation at the end: episodes on seeds of their own, actions drawn as in training."""
+    """Return the mean return of the evaluation at the end: episodes on separate seeds, actions sampled as in training."""
     return records(run)[-1]["eval/episode_return"]
 
 
 def returns(run: Run) -> Curve:
-    """Returns of the episodes that ended in each iteration of training."""
+    """Return the mean return of the episodes that ended in each iteration of training."""
     found = [(int(r["agent_steps"]), r["episode_return"]) for r in records(run) if "episode_return" in r]
     every = -(-len(found) // 100)
     return found[every - 1 :: every]
@@ -71,7 +71,7 @@ def _share(run: Run, value: float) -> float:
 
 
 def value_errors(run: Run) -> Curve:
-    """How far the value of the one state is from 1 / (1 - gamma), at every checkpoint."""
+    """Return the relative error of the value of the only state, 1 / (1 - gamma), at every checkpoint."""
     loaded, checkpoints = LoadedPolicy(str(run.folder)), Checkpoints(run.checkpoints_path)
     truth = 1 / (1 - loaded.recipe.ppo.gamma)
     steps = {int(record["updates"]): int(record["agent_steps"]) for record in records(run)}

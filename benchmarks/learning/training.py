@@ -1,4 +1,4 @@
-"""One training of a task, and its results as a file. A module of its own, so that other processes can import it."""
+"""Training of one task, and its results as a file. A separate module, so that other processes can import it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.learning.tasks import TASKS, records
 
 
 def train(name: str, seed: int) -> dict[str, Any]:
-    """Train one task with one seed, on one core, and say what came of it."""
+    """Train one task with one seed, on one core; return its result."""
     torch.set_num_threads(1)
     task = next(task for task in TASKS if task.name == name)
     with tempfile.TemporaryDirectory() as folder:
@@ -32,7 +32,7 @@ def train(name: str, seed: int) -> dict[str, Any]:
 
 
 def save(name: str, trained: list[dict[str, Any]]) -> bool:
-    """Write a task's results; whether all its seeds reached what was wanted."""
+    """Write a task's results; return True if all its seeds reached the target."""
     task = next(task for task in TASKS if task.name == name)
     for one in trained:
         one["passes"] = task.passes(one["score"])

@@ -1,4 +1,4 @@
-"""Virtual environments of the peers, one each, apart from millpond's own: they pin other versions of the same things."""
+"""Virtual environments of the peers, one each, separate from millpond's: they pin other versions of the same packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUIREMENTS = {
     "sb3": ("torch==2.13.0", "stable-baselines3==2.9.2", "sb3-contrib==2.9.2", "gymnasium==1.4.0"),
     "torchrl": ("torch==2.13.0", "torchrl==0.14.1", "tensordict==0.14.3", "numpy"),
 }
-# What millpond sets for its own processes. A peer runs as it would alone.
+# Variables that millpond sets for its own processes; peers run without them.
 OURS_ALONE = ("GOMP_SPINCOUNT",)
 
 
@@ -24,7 +24,7 @@ def folder_of(name: str) -> Path:
 
 
 def set_up(name: str) -> Path:
-    """Make a peer's environment, unless it is there; returns its interpreter."""
+    """Create a peer's virtual environment if it is missing; return its interpreter."""
     folder = folder_of(name)
     wanted, stamp = "\n".join(REQUIREMENTS[name]), folder / "installed"
     python = folder / "bin" / "python"
@@ -39,7 +39,7 @@ def set_up(name: str) -> Path:
 
 
 def interpreter(name: str, given: Mapping[str, str]) -> str:
-    """The interpreter that was named on the command line, else that of the environment made before."""
+    """Return the interpreter named on the command line, else that of the environment created before."""
     if name in given:
         return given[name]
     if not (folder_of(name) / "installed").is_file():
@@ -48,7 +48,7 @@ def interpreter(name: str, given: Mapping[str, str]) -> str:
 
 
 def run_peer(python: str, script: Path, *arguments: object, threads: int | None = None) -> str:
-    """Run a peer's script, with so many threads of torch's or as many as it takes; returns the last line printed."""
+    """Run a peer's script, with `threads` threads of torch or its default; return the last line printed."""
     environment = {name: value for name, value in os.environ.items() if name not in (*OURS_ALONE, "PYTHONPATH")}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
@@ -57,7 +57,7 @@ def run_peer(python: str, script: Path, *arguments: object, threads: int | None 
 
 
 def last_line(command: list[str], environment: dict[str, str] | None = None) -> str:
-    """The last line that a command prints; the end of its errors where it fails."""
+    """Return the last line that a command prints; if it fails, exit with the end of its errors."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)[:400]} failed:\n{done.stderr[-4000:]}")

@@ -1,4 +1,4 @@
-"""Millpond's side: a training by its own command, and its times and levels from metrics.jsonl."""
+"""Millpond's side: training by its command, and times and levels from metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(forage_config(Forage()).model_dump_json())
 
 
 def train_ours(task: str, iterations: int, seed: int, overrides: list[str]) -> Trained:
-    """Train for so many iterations; evaluation at the end is not in the times."""
+    """Train for a number of iterations; the times exclude the evaluation at the end."""
     recipe = str(Path(__file__).with_name(RECIPES[task]))
     with tempfile.TemporaryDirectory() as folder:
         settings = [*QUIET, f"trainer.total_iterations={iterations}", f"seed={seed}", *overrides]
@@ -36,7 +36,7 @@ def train_ours(task: str, iterations: int, seed: int, overrides: list[str]) -> T
         plan = json.loads((Path(folder) / "ours" / "plan.json").read_text())
     records = [json.loads(line) for line in lines]
     moments = [0.0, *(record["seconds"] for record in records)]
-    whole = [after - before for before, after in pairwise(moments)]  # recording is in it, too
+    whole = [after - before for before, after in pairwise(moments)]  # includes recording
     collect = [record["time/collect"] for record in records]
     evaluate = [record.get("time/evaluate", 0.0) for record in records]
     return Trained(
@@ -51,5 +51,5 @@ def train_ours(task: str, iterations: int, seed: int, overrides: list[str]) -> T
 
 
 def write_scenario(path: Path) -> None:
-    """The forage scenario as a MettaGridConfig, so that all sides have the very same one."""
+    """Write the forage scenario as a MettaGridConfig, so that all sides use the same one."""
     path.write_text(last_line([sys.executable, "-c", SCENARIO]))

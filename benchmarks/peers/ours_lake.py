@@ -1,4 +1,4 @@
-"""Our lake's side: make it once from real frames, then measure it as often as asked. Prints JSON.
+"""Our lake's side: create it once from real frames, then measure it. Prints JSON.
 
 ours_lake.py make FOLDER FRAMES
 ours_lake.py measure FOLDER
@@ -32,7 +32,7 @@ def measure(folder: Path) -> dict[str, float]:
         def draw(rng: np.random.Generator) -> None:
             lake.sample(BATCH, rng, stack=STACK)
 
-        def forget() -> None:  # a map keeps its pages in the cache: all are made anew for every batch
+        def forget() -> None:  # a map keeps its pages in the cache, so all are mapped again for every batch
             lake.release()
             evict(files)
 

@@ -1,9 +1,9 @@
-"""PufferLib's own trainer on MettaGrid's forage scenario. Runs in an environment of its own; prints JSON.
+"""PufferLib's own trainer on MettaGrid's forage scenario. Runs in a separate virtual environment; prints JSON.
 
     puffer_forage.py SCENARIO.json ITERATIONS SEED WORKERS
 
 Its policy (a linear layer over bytes, an LSTM of 128), its vector and its trainer, at Metta's settings. WORKERS 0 steps all
-envs in the trainer's process, which is its fastest on two cores; else so many worker processes with two batches.
+envs in the trainer's process, which is its fastest on two cores; else this many worker processes with two batches.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Stable-Baselines3's RecurrentPPO on CartPole. Runs in an environment of its own; prints JSON.
+"""Stable-Baselines3's RecurrentPPO on CartPole. Runs in a separate virtual environment; prints JSON.
 
     recurrent_ppo_cartpole.py ITERATIONS SEED
 
-One LSTM of 64 for actor and critic, and linear heads without hidden layers of their own: the least work that it can be
-given. Envs are stepped in its own process, which is its default and its fastest for an environment as quick as this.
+One LSTM of 64 for actor and critic, and linear heads without hidden layers: the least work that it can
+do. Envs are stepped in its own process, which is its default and its fastest for an environment as fast as this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENVS, STEPS, HIDDEN = 32, 128, 64
 
 
 class Watch(BaseCallback):
-    """When each rollout began and ended, and the mean return of recent episodes."""
+    """Record when each rollout started and ended, and the mean return of recent episodes."""
 
     def __init__(self):
         super().__init__()

@@ -1,18 +1,18 @@
-"""Millpond beside its peers, on the same work in the same minutes: ours, theirs, ours, theirs.
+"""Compare Millpond with its peers, on the same work in the same minutes: ours, theirs, ours, theirs.
 
-    python benchmarks/peers/run.py --setup puffer sb3 torchrl      environments of their own, once (several GB)
+    python benchmarks/peers/run.py --setup puffer sb3 torchrl      create their virtual environments, once (several GB)
     python benchmarks/peers/run.py                                 everything (or `all`), 3 rounds, one table
     python benchmarks/peers/run.py forage --rounds 3 --iterations 244 --json forage.json
     python benchmarks/peers/run.py cartpole lake --quick           a few seconds of each, to see that it works
 
 forage    MettaGrid, 64 envs of 3 agents, LSTM 128, batches of 12,288 agent steps, against PufferLib's own trainer
-cartpole  32 envs x 128 steps, 4 epochs of 4 minibatches, LSTM 64, against SB3's RecurrentPPO and a single-file PPO
+cartpole  32 envs x 128 steps, 4 update epochs of 4 minibatches, LSTM 64, against SB3's RecurrentPPO and a single-file PPO
 lake      batches of 256 stacks of Atari frames, from memory and from disk, against torchrl's LazyMemmapStorage; appending
           them, against the emulator that they come from
-reward    batches of reward learning, against a bare PyTorch loop of the same network (no environment of its own)
+reward    batches of reward learning, against a bare PyTorch loop of the same network (no separate environment)
 
-Every training runs in a process of its own with all cores and its own defaults, round r with seed r. Steps a second are
-over all iterations but the first two; evaluation is not in them.
+Every training runs in a separate process with all cores and its own defaults, round r with seed r. Steps per second are
+over all iterations but the first two, without evaluation.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def say(text: str) -> None:
 
 
 def trainings(task: str, options: argparse.Namespace, pythons: dict[str, str]) -> dict[str, Any]:
-    """Rounds of ours and of every peer, in turn."""
+    """Run rounds of ours and of every peer alternately."""
     iterations = options.iterations or (3 if options.quick else ITERATIONS[task])
     python = interpreter("puffer" if task == "forage" else "sb3", pythons)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +78,7 @@ def trainings(task: str, options: argparse.Namespace, pythons: dict[str, str]) -
 
 def show_trainings(task: str, result: dict[str, Any]) -> None:
     for party, found in result["peers"].items():
-        say(f"  beside {party}")
+        say(f"  compared with {party}")
         for name, at in (("steps", "{:,.0f} steps"), ("seconds", "{:.1f} seconds")):
             pairs = [
                 (level[f"ours_after_{name}"], level[f"theirs_after_{name}"], at.format(level[name]))
@@ -90,7 +90,7 @@ def show_trainings(task: str, result: dict[str, Any]) -> None:
 
 
 def lakes(options: argparse.Namespace, pythons: dict[str, str]) -> dict[str, Any]:
-    """Our lake and torchrl's storage, in turn, on the same frames, which are recorded and appended anew each round."""
+    """Measure our lake and torchrl's storage alternately, on the same frames, recorded and appended again each round."""
     python = interpreter("torchrl", pythons)
     lake = [sys.executable, str(HERE / "ours_lake.py")]
     frames = 8_192 if options.quick else options.lake_frames
@@ -117,7 +117,7 @@ def lakes(options: argparse.Namespace, pythons: dict[str, str]) -> dict[str, Any
 
 
 def rewards(options: argparse.Namespace) -> dict[str, Any]:
-    """Our batches and a bare loop's take turns within each round; a round gives the median of its turns."""
+    """Measure our batches and a bare loop's alternately within each round; a round gives the median of its turns."""
     command = [sys.executable, str(HERE.parent / "reward_speed.py"), "--json"]
     command += ["--batches", "10"] if options.quick else []
     found: dict[str, Any] = {"ours": [], "bare": [], "ratios": []}
@@ -132,13 +132,15 @@ def rewards(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}, or all; without any, all")
-    parser.add_argument("--setup", nargs="+", metavar="PEER", help=f"make environments, of {', '.join(REQUIREMENTS)}")
+    parser.add_argument(
+        "--setup", nargs="+", metavar="PEER", help=f"create virtual environments, of {', '.join(REQUIREMENTS)}"
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, help=f"of a training; without it, {ITERATIONS}")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that everything runs")
+    parser.add_argument("--iterations", type=int, help=f"of a training; default: {ITERATIONS}")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that everything runs")
     parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="an override for millpond")
     parser.add_argument("--puffer-workers", type=int, default=0, help="0 is PufferLib's fastest on two cores")
-    parser.add_argument("--peer-threads", type=int, help="threads of torch's for peers; without it, their default")
+    parser.add_argument("--peer-threads", type=int, help="threads of torch for peers; default: their own")
     parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="an interpreter to use")
     parser.add_argument("--lake-frames", type=int, default=LAKE_FRAMES)
     parser.add_argument("--folder", type=Path, help="where the lake is made; a temporary folder by default")

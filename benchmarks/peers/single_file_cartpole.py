@@ -1,9 +1,9 @@
-"""PPO with an LSTM as one plain script in the manner of CleanRL: everything in view, nothing but torch and gymnasium.
+"""PPO with an LSTM as one plain script in the style of CleanRL, with torch and gymnasium only.
 
     single_file_cartpole.py ITERATIONS SEED
 
 A vector of envs that is stepped in one process, tensors for a rollout, the LSTM unrolled step by step with the state zeroed
-where an episode began, minibatches of whole envs. The value's loss does not train the LSTM, as in RecurrentPPO. Prints JSON.
+where an episode started, minibatches of whole envs. The value loss does not train the LSTM, as in RecurrentPPO. Prints JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All tasks in one table: what was compared, both speeds, and the ratio with its spread."""
+"""One table of all tasks: both sides, both speeds, and the ratio with its spread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = tuple[str, str, float, float, str, Ratio]  # task, beside, ours, theirs, u
 
 
 def rows_of(results: dict[str, Any]) -> Iterator[Row]:
-    """One row for each comparison that was run, in the order of the tasks."""
+    """Yield one row for each comparison that was run, in the order of the tasks."""
     for task in ("forage", "cartpole"):
         for party, found in results.get(task, {}).get("peers", {}).items():
             yield task, party, found["ours"], found["theirs"], "agent steps/s", Ratio(**found["ratio"])
@@ -28,8 +28,8 @@ def rows_of(results: dict[str, Any]) -> Iterator[Row]:
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """As lines of text."""
-    header = ("task", "beside", "ours", "theirs", "", "ours / theirs")
+    """Return the table as lines of text."""
+    header = ("task", "compared with", "ours", "theirs", "", "ours / theirs")
     body = [
         (task, beside, f"{ours:,.0f}", f"{theirs:,.0f}", unit, str(ratio))
         for task, beside, ours, theirs, unit, ratio in rows_of(results)

@@ -1,4 +1,4 @@
-"""What one training gives, whoever ran it, and what two of them have to say about each other."""
+"""The result of one training by any trainer, and the comparison of two."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from statistics import mean, median
 from typing import Any
 
 WARM_UP = 2  # iterations that do not count, on all sides
-WINDOW = 10  # iterations that a level is the mean of
+WINDOW = 10  # number of iterations that a level is averaged over
 
 
 @dataclass(frozen=True)
 class Trained:
     """One training: seconds of each iteration without evaluation, and the level that each reached.
 
-    A level is the reward per agent step (forage) or the mean episode return (CartPole); None where no episode ended.
+    A level is the reward per agent step (forage) or the mean episode return (CartPole); None if no episode ended.
     """
 
     party: str
@@ -33,7 +33,7 @@ class Trained:
 
     @property
     def seconds(self) -> list[float]:
-        """Since the beginning, at the end of each iteration."""
+        """Seconds since the start, at the end of each iteration."""
         passed, found = 0.0, []
         for collect, train in zip(self.collect, self.train, strict=True):
             passed += collect + train
@@ -63,7 +63,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ours to theirs, round by round."""
+    """Ratio of ours to theirs, over rounds."""
 
     median: float
     low: float
@@ -79,7 +79,7 @@ class Ratio:
 
 
 def against(ours: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
-    """Ratios of rounds that were run one after the other, and levels at equal steps and at equal time."""
+    """Return ratios of alternating rounds, and levels at equal steps and at equal time."""
     found: dict[str, Any] = {
         "ours": median(one.steps_per_second for one in ours),
         "theirs": median(one.steps_per_second for one in theirs),
