@@ -1,4 +1,4 @@
-"""The answer says what the runs say, and no more."""
+"""The conclusion claims what the runs show, and no more."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from millpond.experiments.mixture_vs_single import (
     METHODS,
     ExperimentSettings,
     all_jobs,
-    check,
-    overrides_of,
+    check_settings,
+    run_overrides,
 )
 from millpond.experiments.results import Results, RunResult
-from millpond.experiments.run import curve_of, draw_curves
+from millpond.experiments.run import draw_curves, mean_curve
 from millpond.planner import MixturePlan, plan
 
 GAMES = ("minatar:breakout", "minatar:asterix")
@@ -59,7 +59,7 @@ LOW, HIGH = [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]
 
 
 @pytest.mark.parametrize(
-    ("mixture", "single", "games", "said"),
+    ("mixture", "single", "games", "expected"),
     [
         (HIGH, LOW, GAMES, "The mixture beat the single agent over 3 seeds of 2 games at 100 frames"),
         (LOW, HIGH, GAMES, "The single agent beat the mixture over 3 seeds of 2 games"),
@@ -72,21 +72,23 @@ LOW, HIGH = [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]
         ),
     ],
 )
-def test_the_sentence(mixture: list[float], single: list[float], games: tuple[str, ...], said: str) -> None:
+def test_the_conclusion_claims_only_significant_differences(
+    mixture: list[float], single: list[float], games: tuple[str, ...], expected: str
+) -> None:
     scores = {"mixture": mixture, "single": single, "single-resets": single, "no-resets": mixture}
-    found = analyse(results(scores, games), RANDOM, settings(games))
-    assert said in found.sentence
-    assert "against the mixture without resets the probability is 0.50 (p = 1)" in found.sentence
+    answer = analyse(results(scores, games), RANDOM, settings(games))
+    assert expected in answer.sentence
+    assert "against the mixture without resets the probability is 0.50 (p = 1)" in answer.sentence
 
 
-def test_the_table() -> None:
-    found = analyse(
+def test_the_table_has_every_game_and_a_common_scale() -> None:
+    answer = analyse(
         results({"mixture": HIGH, "single": LOW, "single-resets": LOW, "no-resets": LOW}), RANDOM, settings()
     )
-    text = "\n".join(show(found))
+    text = "\n".join(show(answer))
     assert "minatar:breakout" in text
     assert "all games (random player 0, mean of single 1)" in text
-    common = {row.method: row for row in found.rows if row.game == "all games"}
+    common = {row.method: row for row in answer.rows if row.game == "all games"}
     assert common["single"].mean.value == pytest.approx(1.0)
     assert common["mixture"].mean.value == pytest.approx((5 - 0.5) / (2 - 0.5))
     assert common["mixture"].improvement is not None
@@ -95,16 +97,16 @@ def test_the_table() -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
-def test_unfinished_methods_are_left_out() -> None:
-    found = analyse(results({"mixture": HIGH}), RANDOM, settings())
-    assert found.sentence == "Not enough runs are finished to compare the mixture with the single agent."
+def test_no_conclusion_without_finished_runs_of_both_methods() -> None:
+    answer = analyse(results({"mixture": HIGH}), RANDOM, settings())
+    assert answer.sentence == "Not enough runs are finished to compare the mixture with the single agent."
 
 
-def test_curves(tmp_path: Path) -> None:
-    found = results({"mixture": HIGH, "single": LOW})
-    curve = curve_of(found[GAMES[0]]["mixture"])
+def test_curves_are_averaged_over_seeds_and_drawn(tmp_path: Path) -> None:
+    collected = results({"mixture": HIGH, "single": LOW})
+    curve = mean_curve(collected[GAMES[0]]["mixture"])
     assert curve == {"frames": [50.0, 100.0], "mean": [2.5, 5.0], "low": [2.0, 4.0], "high": [3.0, 6.0]}
-    draw_curves(found, RANDOM, settings(), [tmp_path / "curves.png", tmp_path / "curves.svg"])
+    draw_curves(collected, RANDOM, settings(), [tmp_path / "curves.png", tmp_path / "curves.svg"])
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "minatar:asterix" in (tmp_path / "curves.svg").read_text() or (tmp_path / "curves.svg").stat().st_size > 5000
 
@@ -112,27 +114,27 @@ def test_curves(tmp_path: Path) -> None:
 def test_every_method_has_the_same_frames_rounds_and_gradient_steps() -> None:
     plans = {}
     for method in METHODS:
-        found = plan("mixture", list(overrides_of(ExperimentSettings(), "minatar:breakout", method, 3))).plan
-        assert isinstance(found, MixturePlan)
-        plans[method] = found
-    frames = {method: found.frames for method, found in plans.items() if method != "live"}
+        planned = plan("mixture", list(run_overrides(ExperimentSettings(), "minatar:breakout", method, 3))).plan
+        assert isinstance(planned, MixturePlan)
+        plans[method] = planned
+    frames = {method: planned.frames for method, planned in plans.items() if method != "live"}
     assert set(frames.values()) == {1_048_576}
     assert 0.97 < plans["live"].frames / 1_048_576 <= 1.0  # whole collections of five times 4,096
-    assert {found.rounds for found in plans.values()} <= {8, 7}
+    assert {planned.rounds for planned in plans.values()} <= {8, 7}
     for method in ("single-resets", "no-resets"):
         assert plans[method].big_updates == plans["mixture"].big_updates
         assert plans[method].frames_per_round == plans["mixture"].frames_per_round
     assert plans["single"].transitions_per_collection == plans["mixture"].transitions_per_collection
-    seed = load("mixture", list(overrides_of(ExperimentSettings(), "minatar:breakout", "single", 3))).recipe
+    seed = load("mixture", list(run_overrides(ExperimentSettings(), "minatar:breakout", "single", 3))).recipe
     assert isinstance(seed, MixtureRecipe)
     assert (seed.seed, seed.mixture.agents, seed.mixture.mode) == (3, 1, "single")
 
 
-def test_what_cannot_run_is_refused_first() -> None:
-    with pytest.raises(MillpondError, match=r"methods=magic are not known; there are mixture, single"):
-        check(ExperimentSettings(methods=("mixture", "magic")))
+def test_invalid_settings_are_refused_before_anything_runs() -> None:
+    with pytest.raises(MillpondError, match=r"methods=magic are unknown; there are mixture, single"):
+        check_settings(ExperimentSettings(methods=("mixture", "magic")))
     with pytest.raises(MillpondError, match="is of kind ppo"):
-        check(ExperimentSettings(recipe="grid"))
+        check_settings(ExperimentSettings(recipe="grid"))
     with pytest.raises(MillpondError, match="minatar:chess: there is no such game"):
-        check(ExperimentSettings(games=("minatar:chess",)))
+        check_settings(ExperimentSettings(games=("minatar:chess",)))
     assert len(all_jobs(ExperimentSettings())) == 3 * 2 * 4

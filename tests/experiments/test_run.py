@@ -1,4 +1,4 @@
-"""An experiment with real runs: killed in the middle, taken up again, and read."""
+"""An experiment with real runs: killed, resumed, and analysed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ TINY = [
 ]  # fmt: skip
 
 
-def command(folder: Path, *words: str) -> list[str]:
+def command(folder: Path, *options: str) -> list[str]:
     base = [sys.executable, "-m", "millpond", "experiment", "mixture-vs-single", *TINY, "--rounds", "2"]
     sizes = ["--frames", "512", "--seeds", "1", "--episodes", "3", "--games", "minatar:breakout"]
-    return [*base, *sizes, "--folder", str(folder), "--methods", "mixture,single", *words]
+    return [*base, *sizes, "--folder", str(folder), "--methods", "mixture,single", *options]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_kill_it_and_run_it_again(tmp_path: Path) -> None:
+def test_a_killed_experiment_resumes(tmp_path: Path) -> None:
     process = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     runs = tmp_path / "runs"
     while not (runs.is_dir() and any(is_run(path) for path in runs.iterdir())):
@@ -40,27 +40,27 @@ def test_kill_it_and_run_it_again(tmp_path: Path) -> None:
     process.wait()
     deadline = time.monotonic() + 120
     while any(is_run(path) and read_status(path).state == "running" for path in runs.iterdir()):
-        assert time.monotonic() < deadline, "a training outlived the experiment that began it"
+        assert time.monotonic() < deadline, "a training outlived the experiment that started it"
         time.sleep(0.1)
     done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=True)
     assert "can be shown" in " ".join(done.stdout.split())
-    kept = json.loads((tmp_path / "results.json").read_text())
-    assert {row["method"] for row in kept["rows"]} == {"mixture", "single"}
-    assert {run["frames"] for game in kept["runs"].values() for m in game.values() for run in m.values()} == {512}
+    saved = json.loads((tmp_path / "results.json").read_text())
+    assert {row["method"] for row in saved["rows"]} == {"mixture", "single"}
+    assert {run["frames"] for game in saved["runs"].values() for m in game.values() for run in m.values()} == {512}
     for name in ("table.txt", "curves.json", "curves.png", "curves.svg"):
         assert (tmp_path / name).stat().st_size > 0
     times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/metrics.jsonl")}
     again = subprocess.run(command(tmp_path, "--json"), capture_output=True, text=True, check=True)
-    assert "2 of 2 runs are finished already" in again.stdout
+    assert "2 of 2 runs are already finished" in again.stdout
     assert times == {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/metrics.jsonl")}
     other = subprocess.run(command(tmp_path, "--rounds", "4"), capture_output=True, text=True, check=False)
     assert other.returncode == 2
-    assert "holds runs with rounds=2, and this asks for rounds=4" in other.stderr
+    assert "has runs with rounds=2, which cannot be compared with rounds=4" in other.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_interrupted_runs_are_saved(tmp_path: Path) -> None:
+def test_an_interrupted_experiment_saves_its_runs(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*command(tmp_path), "--frames", "200000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -70,7 +70,7 @@ def test_interrupted_runs_are_saved(tmp_path: Path) -> None:
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(180) != 0
-    begun = [path for path in runs.iterdir() if is_run(path)]
-    assert begun
-    assert all(read_status(path).state in ("stopped", "failed") for path in begun)
-    assert any(read_status(path).state == "stopped" for path in begun)
+    started = [path for path in runs.iterdir() if is_run(path)]
+    assert started
+    assert all(read_status(path).state in ("stopped", "failed") for path in started)
+    assert any(read_status(path).state == "stopped" for path in started)

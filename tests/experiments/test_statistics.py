@@ -1,4 +1,4 @@
-"""Statistics of runs, against sums that can be done with a pencil."""
+"""Statistics of runs against hand-worked numbers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from millpond.experiments.statistics import (
     [
         ([7.0], 7.0),
         ([1.0, 2.0, 3.0, 100.0], 2.5),  # the best and the worst are left out
-        ([1.0, 2.0, 9.0], (0.25 * 1 + 1 * 2 + 0.25 * 9) / 1.5),  # three quarters of a score go on each side
+        ([1.0, 2.0, 9.0], (0.25 * 1 + 1 * 2 + 0.25 * 9) / 1.5),  # three quarters of a score are left out on each side
         ([0.0, 0.0, 4.0, 8.0, 50.0, 60.0, 70.0, 80.0], (4 + 8 + 50 + 60) / 4),
     ],
 )
-def test_interquartile_mean(scores: list[float], expected: float) -> None:
+def test_interquartile_mean_by_hand(scores: list[float], expected: float) -> None:
     assert interquartile_mean(np.array(scores)) == pytest.approx(expected)
 
 
-def test_probability_of_improvement() -> None:
+def test_probability_of_improvement_by_hand() -> None:
     #  1 beats nothing; 2 beats 1 and ties with 2; 3 beats all three
     assert probability_of_improvement(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 2.5])) == pytest.approx(
         (0.5 + (1 + 0.5) + 3) / 9
@@ -39,11 +39,11 @@ def test_probability_of_improvement() -> None:
     assert probability_of_improvement(np.array([5.0]), np.array([1.0, 2.0])) == 1.0
 
 
-def test_intervals_are_drawn_within_each_game() -> None:
+def test_runs_are_resampled_within_each_game() -> None:
     rng = np.random.default_rng(0)
     scores = {"easy": [100.0, 100.0], "hard": [1.0, 1.0]}
-    found = estimate(scores, mean, rng)
-    assert (found.value, found.low, found.high) == (50.5, 50.5, 50.5)  # mixing the games would spread it
+    result = estimate(scores, mean, rng)
+    assert (result.value, result.low, result.high) == (50.5, 50.5, 50.5)  # resampling across games would widen it
 
 
 def test_improvement_needs_the_same_games() -> None:
@@ -56,22 +56,22 @@ def test_improvement_needs_the_same_games() -> None:
         estimate({"a": []}, mean, rng)
 
 
-def test_permutation_test() -> None:
+def test_permutation_test_by_hand() -> None:
     rng = np.random.default_rng(0)
     low, high = [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]
-    # 20 ways to deal six runs out, of which two are as extreme: this one, and its mirror image.
+    # 20 ways to split six runs, of which two are as extreme: this one, and its mirror image.
     assert permutation_test({"a": high}, {"a": low}, rng) == pytest.approx(2 / 20)
     assert permutation_test({"a": high, "b": high}, {"a": low, "b": low}, rng) == pytest.approx(2 / 400)
     assert permutation_test({"a": high, "b": low}, {"a": low, "b": high}, rng) == pytest.approx(1.0)
     assert permutation_test({"a": [1.0]}, {"a": [2.0]}, rng) == pytest.approx(1.0)
     many = rng.normal(size=12).tolist()
-    assert permutation_test({"a": many}, {"a": (np.array(many) + 9).tolist()}, rng) < 0.01  # at random, not in all ways
+    assert permutation_test({"a": many}, {"a": (np.array(many) + 9).tolist()}, rng) < 0.01  # random splits, not all
 
 
 @given(
     x=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9), y=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9)
 )
-def test_chances_of_both_sides_add_up(x: list[float], y: list[float]) -> None:
+def test_probabilities_of_both_directions_sum_to_one(x: list[float], y: list[float]) -> None:
     one = probability_of_improvement(np.array(x), np.array(y))
     other = probability_of_improvement(np.array(y), np.array(x))
     assert one + other == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""From results to an answer: a table with intervals, and one sentence that says no more than the runs do."""
+"""From results to a conclusion: a table with intervals, and one sentence that claims no more than the runs show."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from millpond.plurals import plural
 
 B, A = "mixture", "single"
 ALL = "all games"
-LEVEL = 0.05  # what would come about by chance less often than this counts as shown
+SIGNIFICANCE = 0.05  # largest p-value that counts as a difference
 CONTROLS = {"single-resets": "one agent with the same resets", "no-resets": "the mixture without resets"}
 
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method in one game, or in all of them on the common scale. `improvement` is the chance that it beats A."""
+    """One method in one game, or in all of them on the common scale. `improvement` is the probability that it beats A."""
 
     game: str
     method: str
@@ -54,7 +54,7 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class Answer:
-    """The whole of it. `random` are the random player's returns, the zero of the common scale."""
+    """Table and conclusion. `random` are the random player's returns, the zero of the common scale."""
 
     rows: tuple[MethodRow, ...]
     random: Mapping[str, float]
@@ -71,7 +71,7 @@ class Answer:
 
 
 def analyse(results: Results, random: Mapping[str, float], settings: ExperimentSettings) -> Answer:
-    """Rows of every game, then of all games where there are several; intervals repeat from run to run."""
+    """Rows of every game, then of all games if there are several; intervals are deterministic."""
     rng = np.random.default_rng(0)
     methods = [m for m in settings.methods if all(m in results.get(game, {}) for game in settings.games)]
     scores: dict[str, Scores] = {
@@ -82,14 +82,16 @@ def analyse(results: Results, random: Mapping[str, float], settings: ExperimentS
     for game in settings.games:
         for method in methods:
             agents = [r.agents_score for r in results[game][method].values() if r.agents_score is not None]
-            rows.append(_row(game, method, {game: scores[method][game]}, _only(scores.get(A), game), agents, rng))
+            rows.append(
+                _row(game, method, {game: scores[method][game]}, _single_game(scores.get(A), game), agents, rng)
+            )
     if len(settings.games) > 1 and A in methods:
         scaled = {method: _scaled(scores[method], scores[A], random) for method in methods}
         rows += [_row(ALL, method, scaled[method], scaled[A], [], rng) for method in methods]
-    return Answer(tuple(rows), random, _sentence(scores, settings, rng), _recoveries(results, methods))
+    return Answer(tuple(rows), random, _conclusion(scores, settings, rng), _recoveries(results, methods))
 
 
-def _only(scores: Scores | None, game: str) -> Scores | None:
+def _single_game(scores: Scores | None, game: str) -> Scores | None:
     return None if scores is None else {game: scores[game]}
 
 
@@ -109,62 +111,62 @@ def _row(
 
 
 def _scaled(scores: Scores, single: Scores, random: Mapping[str, float]) -> Scores:
-    """The random player is 0 and the mean of A is 1, in every game."""
-    found = {}
+    """Scores on a scale on which the random player is 0 and the mean of A is 1, in every game."""
+    scaled = {}
     for game, runs in scores.items():
         span = float(np.mean(single[game])) - random[game]
-        found[game] = [(score - random[game]) / (span if abs(span) > 1e-9 else 1.0) for score in runs]
-    return found
+        scaled[game] = [(score - random[game]) / (span if abs(span) > 1e-9 else 1.0) for score in runs]
+    return scaled
 
 
 def _recoveries(results: Results, methods: list[str]) -> dict[str, dict[str, float]]:
-    """Of each method with resets: how the evaluation changed, how often it came back, and after how many updates."""
-    found = {}
+    """Effect of resets by method: change of the evaluation, recoveries, and updates until recovery."""
+    recoveries = {}
     for method in methods:
         resets = [reset for game in results.values() for run in game[method].values() for reset in run.resets]
         ended = [reset for reset in resets if "recovered" in reset]
         around = [reset for reset in resets if "reset/before" in reset]
         if around:
-            back = [reset["recovery"] for reset in ended if reset["recovered"]]
-            found[method] = {
+            updates = [reset["recovery"] for reset in ended if reset["recovered"]]
+            recoveries[method] = {
                 "resets": len(around),
                 "mean_change": float(np.mean([r["reset/after"] - r["reset/before"] for r in around])),
-                "recovered": len(back),
-                "not_recovered": len(ended) - len(back),
-                "median_updates": float(np.median(back)) if back else float("nan"),
+                "recovered": len(updates),
+                "not_recovered": len(ended) - len(updates),
+                "median_updates": float(np.median(updates)) if updates else float("nan"),
             }
-    return found
+    return recoveries
 
 
-def _sentence(scores: Mapping[str, Scores], settings: ExperimentSettings, rng: np.random.Generator) -> str:
-    """What can be said: that B beats A, that A beats B, or that these runs cannot tell."""
+def _conclusion(scores: Mapping[str, Scores], settings: ExperimentSettings, rng: np.random.Generator) -> str:
+    """One sentence: B beats A, A beats B, or the runs show no difference."""
     if B not in scores or A not in scores:
         return "Not enough runs are finished to compare the mixture with the single agent."
-    chance, p = estimate_improvement(scores[B], scores[A], rng), permutation_test(scores[B], scores[A], rng)
+    improvement, p = estimate_improvement(scores[B], scores[A], rng), permutation_test(scores[B], scores[A], rng)
     seeds = min(len(runs) for method in (A, B) for runs in scores[method].values())
     over = f"{plural(seeds, 'seed')} of {plural(len(settings.games), 'game')} at {plural(settings.frames, 'frame')}"
-    measured = f"probability of improvement {chance.value:.2f}, permutation test p = {p:.2g}"
-    if p < LEVEL and chance.value > 0.5:
+    measured = f"probability of improvement {improvement.value:.2f}, permutation test p = {p:.2g}"
+    if p < SIGNIFICANCE and improvement.value > 0.5:
         text = f"The mixture beat the single agent over {over} ({measured})"
-    elif p < LEVEL:
+    elif p < SIGNIFICANCE:
         text = f"The single agent beat the mixture over {over} ({measured})"
     else:
         text = f"Over {over} no difference between the mixture and the single agent can be shown ({measured})"
     controls = []
-    for method, what in CONTROLS.items():
+    for method, description in CONTROLS.items():
         if method in scores:
             against = estimate_improvement(scores[B], scores[method], rng).value
             p = permutation_test(scores[B], scores[method], rng)
-            controls.append(f"against {what} the probability is {against:.2f} (p = {p:.2g})")
+            controls.append(f"against {description} the probability is {against:.2f} (p = {p:.2g})")
     return "; ".join([text, *controls]) + "."
 
 
 def show(answer: Answer) -> list[str]:
-    """As text for a terminal or a document."""
+    """Lines of text for a terminal or a document."""
 
-    def of(number: BootstrapEstimate, row: MethodRow) -> str:
-        alone = row.runs == 1  # one run has no interval
-        return f"{number.value:.2f}" if alone else f"{number.value:.2f} [{number.low:.2f}, {number.high:.2f}]"
+    def cell(number: BootstrapEstimate, row: MethodRow) -> str:
+        single_run = row.runs == 1  # has no interval
+        return f"{number.value:.2f}" if single_run else f"{number.value:.2f} [{number.low:.2f}, {number.high:.2f}]"
 
     lines: list[str] = []
     for game in dict.fromkeys(row.game for row in answer.rows):
@@ -174,9 +176,9 @@ def show(answer: Answer) -> list[str]:
             [
                 row.method,
                 str(row.runs),
-                of(row.mean, row),
-                of(row.iqm, row),
-                of(row.improvement, row) if row.improvement else "-",
+                cell(row.mean, row),
+                cell(row.iqm, row),
+                cell(row.improvement, row) if row.improvement else "-",
             ]
             for row in rows
         ]
@@ -185,15 +187,17 @@ def show(answer: Answer) -> list[str]:
         lines += [title, *table(["method", "runs", "mean", "IQM", "P(> single)"], body)]
         agents = [f"{row.method} {row.agents_mean:.2f}" for row in rows if row.agents_mean is not None]
         if agents:
-            lines += sentence(f"agents themselves, before the last reset, on average: {', '.join(agents)}")
+            lines += sentence(f"mean of the agents before the last reset: {', '.join(agents)}")
         lines.append("")
-    for method, found in answer.recovery.items():
+    for method, recovery in answer.recovery.items():
         median = (
-            "never" if np.isnan(found["median_updates"]) else f"after {found['median_updates']:,.0f} updates (median)"
+            "never"
+            if np.isnan(recovery["median_updates"])
+            else f"after {recovery['median_updates']:,.0f} updates (median)"
         )
         lines += sentence(
-            f"{method}: {found['resets']:.0f} resets changed the evaluation by {found['mean_change']:+.2f} on average; it "
-            f"was back at its level {found['recovered']:.0f} times, {median}, and {found['not_recovered']:.0f} times not "
+            f"{method}: {recovery['resets']:.0f} resets changed the evaluation by {recovery['mean_change']:+.2f} on average; "
+            f"it recovered {recovery['recovered']:.0f} times, {median}, and {recovery['not_recovered']:.0f} times not "
             f"before the next reset.",
             0,
         )

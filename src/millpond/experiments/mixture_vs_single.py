@@ -1,12 +1,12 @@
 """Does a mixture beat a single agent at the same number of frames?
 
-    B  mixture        agents that are cloned from the BigAgent again and again
-    A  single         one agent that sees all the frames itself
+    B  mixture        agents that are repeatedly replaced by clones of the BigAgent
+    A  single         one agent that collects all the frames
        single-resets  one agent with the same resets and the same gradient steps: are resets what helps?
-       no-resets      the mixture whose agents go on uncloned: is it the shared replay?
+       no-resets      the mixture whose agents are never replaced: is it the shared replay?
 
-Every method has the same frames, the same rounds, and each agent the same batch. All are judged by greedy episodes on
-the same seeds: of the BigAgent where there is one, and of the one agent where there is none.
+Every method has the same number of frames and mixture rounds, and each agent the same batch size. All are scored by
+greedy episodes on the same seeds: of the BigAgent, or of the one agent if there is none.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ METHODS = ("mixture", "single", "single-resets", "no-resets", "live")
 DEFAULT_METHODS = METHODS[:4]
 MODES = {"mixture": "rounds"}
 ROUNDS = 8
-REPLAY = 1.0  # the BigAgent learns from as many transitions in a round as the round has
-EVALUATION_SEED = 7_000_003  # apart from those that a run evaluates itself with on its way
+REPLAY_RATIO = 1.0  # transitions that the BigAgent learns from in a mixture round, per transition collected in it
+EVALUATION_SEED = 7_000_003  # differs from the seeds of the evaluations during a run
 
 
 @dataclass(frozen=True)
 class ExperimentSettings:
-    """What is asked. Games and seeds may be added later; the rest is what makes runs comparable."""
+    """Settings of the experiment. Games, seeds and methods may be added later; runs are comparable if the rest agrees."""
 
     frames: int = 1_048_576
     seeds: int = 3
@@ -46,22 +46,22 @@ class ExperimentSettings:
         return asdict(self)
 
 
-def check(settings: ExperimentSettings) -> None:
-    """Refuse what cannot be run before anything is run."""
+def check_settings(settings: ExperimentSettings) -> None:
+    """Refuse invalid settings before anything runs."""
     unknown = [method for method in settings.methods if method not in METHODS]
     if unknown:
-        raise MillpondError(f"methods={','.join(unknown)} are not known; there are {', '.join(METHODS)}")
+        raise MillpondError(f"methods={','.join(unknown)} are unknown; there are {', '.join(METHODS)}")
     if settings.seeds < 1 or settings.episodes < 1 or settings.rounds < 1 or not settings.games:
         raise MillpondError("an experiment needs at least one seed, one game, one round and one episode")
     for game in settings.games:
         for method in settings.methods:
-            load(settings.recipe, overrides_of(settings, game, method, 1))
+            load(settings.recipe, run_overrides(settings, game, method, 1))
 
 
 def all_jobs(settings: ExperimentSettings) -> list[TrainingJob]:
-    """Seed by seed, so that an experiment that is broken off can be read for as many seeds as are done."""
+    """All runs, seed by seed, so that an interrupted experiment can be analysed for the seeds that are complete."""
     return [
-        TrainingJob(run_name(game, method, seed), settings.recipe, overrides_of(settings, game, method, seed))
+        TrainingJob(run_name(game, method, seed), settings.recipe, run_overrides(settings, game, method, seed))
         for seed in range(1, settings.seeds + 1)
         for game in settings.games
         for method in settings.methods
@@ -72,19 +72,24 @@ def run_name(game: str, method: str, seed: int) -> str:
     return f"{game.replace(':', '-')}.{method}.seed{seed}"
 
 
-def overrides_of(settings: ExperimentSettings, game: str, method: str, seed: int) -> tuple[str, ...]:
-    """A round has the same frames for every method: one agent alone has as many collections as all agents together."""
+def run_overrides(settings: ExperimentSettings, game: str, method: str, seed: int) -> tuple[str, ...]:
+    """Overrides of one run.
+
+    A mixture round has the same frames for every method: a single agent collects as often as all agents together.
+    """
     base = load(settings.recipe, settings.overrides).recipe
     if not isinstance(base, MixtureRecipe):
         raise MillpondError(
             f"recipe {settings.recipe} is of kind {base.kind}; this experiment needs one of kind mixture"
         )
     agents, alone = base.mixture.agents, method.startswith("single")
-    sized = make_plan(settings.recipe, (*settings.overrides, f"env.id={game}")).plan
-    assert isinstance(sized, MixturePlan)
-    own = (agents * sized.transitions_per_collection) * sized.frame_skip
-    collections = max(1, settings.frames // (settings.rounds * own))
-    updates = max(1, round(REPLAY * collections * agents * sized.transitions_per_collection / sized.big_batch_size))
+    planned = make_plan(settings.recipe, (*settings.overrides, f"env.id={game}")).plan
+    assert isinstance(planned, MixturePlan)
+    frames_per_collection = (agents * planned.transitions_per_collection) * planned.frame_skip
+    collections = max(1, settings.frames // (settings.rounds * frames_per_collection))
+    updates = max(
+        1, round(REPLAY_RATIO * collections * agents * planned.transitions_per_collection / planned.big_batch_size)
+    )
     changes = {
         "env.id": game,
         "seed": seed,
