@@ -1,4 +1,4 @@
-"""What counts as slower than before, on figures that a person can check."""
+"""The rule for "slower than before", on numbers that can be checked by hand."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from before_after import Change, changes, seconds_shown, show  # noqa: E402
         ([1.0] * 5, [1.09] * 5, False),  # less than a tenth
         ([1.0] * 5, [1.3, 1.3, 1.3, 0.8, 0.8], False),  # two alternations say otherwise
         ([1.0] * 5, [1.3, 1.3, 1.3, 1.3, 0.8], True),
-        ([1.0, 10.0, 1.0], [1.0, 10.0, 1.0], False),  # a busy minute falls on both
+        ([1.0, 10.0, 1.0], [1.0, 10.0, 1.0], False),  # a busy minute affects both
         ([2.0] * 5, [1.0] * 5, False),
     ],
 )
-def test_slower(before: list[float], after: list[float], slower: bool) -> None:
+def test_slower_needs_a_tenth_in_most_alternations(before: list[float], after: list[float], slower: bool) -> None:
     assert Change("x", before, after).slower is slower
 
 
-def test_only_what_both_have_is_compared() -> None:
+def test_only_stages_of_both_checkouts_are_compared() -> None:
     before, after = [{"a": 1.0, "b": 2.0}] * 2, [{"a": 2.0, "c": 1.0}] * 2
-    (found,) = changes(before, after)
-    assert (found.name, found.ratios) == ("a", [2.0, 2.0])
-    lines = show([found], ["b", "c"])
+    (change,) = changes(before, after)
+    assert (change.name, change.ratios) == ("a", [2.0, 2.0])
+    lines = show([change], ["b", "c"])
     assert lines[1].split() == ["a", "1.00", "s", "2.00", "s", "2.00", "2.00", "to", "2.00", "SLOWER"]
     assert lines[-2:] == ["only in one of the two: b, c", "slower by more than 10 %: a"]
 
 
-def test_seconds() -> None:
+def test_seconds_have_a_unit_of_their_size() -> None:
     assert [seconds_shown(value) for value in (12.3, 0.0456, 7.8e-6)] == ["12.30 s", "45.60 ms", "7.8 us"]

@@ -1,4 +1,4 @@
-"""Quick benches of mixtures and of reward learning: every stage is measured, scaled to the plan, shown and kept."""
+"""Quick benches of mixtures and reward learning: every stage is measured, scaled to the plan, shown and stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from millpond.bench.mixture import measured_rounds, mixture_settings
 from millpond.bench.result import Bench
-from millpond.bench.run import keep, run_bench
+from millpond.bench.run import run_bench, store_for_plans
 from millpond.bench.show import draw_bench, show_bench, waterfall
 from millpond.bench.timing import Effort
 from millpond.config import load
@@ -43,11 +43,11 @@ def test_every_stage_is_measured(quick: Bench) -> None:
         assert (quick.of_iteration(stage) is None) == (stage.name in LAKE)
 
 
-def test_phases_add_up_to_the_whole(quick: Bench) -> None:
+def test_phases_add_up_to_the_round_or_cycle(quick: Bench) -> None:
     assert waterfall(quick)[-1][2] == pytest.approx(quick.iteration.seconds.median)
 
 
-def test_it_can_be_read_by_people_and_programs(quick: Bench, tmp_path: Path) -> None:
+def test_result_is_text_json_and_a_picture(quick: Bench, tmp_path: Path) -> None:
     text = "\n".join(show_bench(quick))
     assert all(len(line) <= 80 for line in text.splitlines())
     assert f"One {'round' if quick.kind == 'mixture' else 'cycle'}\n" in text
@@ -57,41 +57,41 @@ def test_it_can_be_read_by_people_and_programs(quick: Bench, tmp_path: Path) -> 
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_kept_figures_give_the_plan_its_times(quick: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The debug preset is one round, or one cycle: as long as the one that was measured."""
+def test_plan_estimates_times_from_stored_result(quick: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The debug preset is one round or one cycle, as long as the measured one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settings = debug(quick.recipe)
-    keep(quick, settings)
+    store_for_plans(quick, settings)
     planned = plan(quick.recipe, settings, measured=read_measured()).to_json()
     assert planned["estimated_seconds"] == pytest.approx(sum(quick.iteration.phases.values()))
 
 
-def test_products_of_a_reward_batch_are_counted() -> None:
+def test_matrix_products_of_a_reward_batch_are_counted() -> None:
     """Pendulum: 3 numbers before and after and one action; two layers of 256; a batch of 256 steps."""
-    found = run_bench("reward", quick=True)
-    assert found.limits is not None
-    update = next(stage for stage in found.stages if stage.name == "update")
+    bench = run_bench("reward", quick=True)
+    assert bench.limits is not None
+    update = next(stage for stage in bench.stages if stage.name == "update")
     forward = 2 * 256 * (7 * 256 + 256 * 256 + 256)
-    assert update.at_best == pytest.approx(3 * forward / found.limits.float32)
+    assert update.at_best == pytest.approx(3 * forward / bench.limits.float32)
 
 
-def test_a_part_of_a_round_is_scaled_up() -> None:
-    """4 of 16 collections, 128 of 4,096 updates, 65,536 of 131,072 transitions drawn; the first round does not count."""
-    whole, part = plan("mixture").plan, plan("mixture", mixture_settings(load("mixture"), Effort())).plan
-    assert isinstance(whole, MixturePlan)
-    assert isinstance(part, MixturePlan)
+def test_shortened_round_is_scaled_up() -> None:
+    """4 of 16 collections, 128 of 4,096 updates, 65,536 of 131,072 transitions drawn; the first round is a warm-up."""
+    full, short = plan("mixture").plan, plan("mixture", mixture_settings(load("mixture"), Effort())).plan
+    assert isinstance(full, MixturePlan)
+    assert isinstance(short, MixturePlan)
     collecting = {"time/collect": 1.0, "time/pour": 0.5, "time/learn": 2.0, "time/evaluate": 0.25}
     training = {"time/fill": 0.5, "time/train_big": 3.0, "big/pond_transitions": 65_536.0}
     records: list[dict[str, float]] = []
     for each in [*[{**collecting, "passes": 4.0}] * 4, {**training, "passes": 4.0}] * 2:
         passed = records[-1]["seconds"] if records else 0.0
         records.append({**each, "seconds": passed + each["passes"]})
-    found = measured_rounds(records, whole, part, live=False)
+    iteration = measured_rounds(records, full, short, live=False)
     other = (5 * 4.0 - 4 * (1.0 + 0.5 + 2.0 + 0.25) - 0.5 - 3.0) * 4
     expected = {"collect": 16.0, "pour": 8.0, "learn": 32.0, "fill": 1.0, "train_big": 96.0, "other": other}
-    assert found.phases == pytest.approx(expected)
-    assert found.seconds.median == pytest.approx(sum(expected.values()))
-    assert found.seconds.count == 1
+    assert iteration.phases == pytest.approx(expected)
+    assert iteration.seconds.median == pytest.approx(sum(expected.values()))
+    assert iteration.seconds.count == 1
 
 
 @pytest.mark.parametrize(
@@ -104,21 +104,21 @@ def test_a_part_of_a_round_is_scaled_up() -> None:
         ),
     ],
 )
-def test_modes_of_a_mixture(settings: dict[str, Any], missing: set[str]) -> None:
-    found = run_bench("mixture", settings, quick=True)
-    assert [stage.name for stage in found.stages] == [name for name in STAGES["mixture"] if name not in missing]
-    assert all(len(line) <= 80 for line in show_bench(found))
+def test_stages_of_other_mixture_modes(settings: dict[str, Any], missing: set[str]) -> None:
+    bench = run_bench("mixture", settings, quick=True)
+    assert [stage.name for stage in bench.stages] == [name for name in STAGES["mixture"] if name not in missing]
+    assert all(len(line) <= 80 for line in show_bench(bench))
 
 
 @pytest.mark.parametrize("recipe", ["mixture", "mixture-gravitar", "mixture-seed"])
-def test_the_part_of_a_round_keeps_the_sizes_that_decide(recipe: str) -> None:
-    """Envs, minibatches and batches stay as they are; only how many there are is less."""
-    whole = plan(recipe).plan
-    part = plan(recipe, mixture_settings(load(recipe), Effort())).plan
-    assert isinstance(whole, MixturePlan)
-    assert isinstance(part, MixturePlan)
+def test_shortened_round_has_the_same_envs_and_batch_sizes(recipe: str) -> None:
+    """Envs, minibatches and batches keep their sizes; there are only fewer of them."""
+    full = plan(recipe).plan
+    short = plan(recipe, mixture_settings(load(recipe), Effort())).plan
+    assert isinstance(full, MixturePlan)
+    assert isinstance(short, MixturePlan)
     for name in ("envs_per_agent", "agents", "minibatch_transitions", "pqn_replay_ratio", "big_batch_size"):
-        assert getattr(part, name) == getattr(whole, name)
-    assert (part.collections_per_round, part.rounds, part.last_round_collections) == (4, 4, 0)
-    assert part.big_updates == min(128, whole.big_updates)
-    assert part.env_steps_per_collection * (part.observation_bytes or 0) <= 64 << 20
+        assert getattr(short, name) == getattr(full, name)
+    assert (short.collections_per_round, short.rounds, short.last_round_collections) == (4, 4, 0)
+    assert short.big_updates == min(128, full.big_updates)
+    assert short.env_steps_per_collection * (short.observation_bytes or 0) <= 64 << 20

@@ -1,4 +1,4 @@
-"""The arithmetic of comparing with other trainers, on tables that a person can check."""
+"""The arithmetic of comparisons with other trainers, on numbers that can be checked by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_first_two_iterations_do_not_count() -> None:
     assert training(1.0, 3.0, [0.0] * 6).to_json()["train_steps_per_second"] == pytest.approx(1_000 / 3)
 
 
-def test_a_ratio_pairs_the_rounds() -> None:
+def test_ratio_is_the_median_of_paired_rounds() -> None:
     assert Ratio.of([2.0, 6.0, 3.0], [1.0, 2.0, 3.0]) == Ratio(2.0, 1.0, 3.0)
     assert str(Ratio(2.0, 1.0, 3.0)) == "2.00 (1.00 to 3.00)"
 
@@ -42,7 +42,7 @@ def test_levels_at_equal_steps_and_at_equal_time() -> None:
     assert level["theirs_after_seconds"] == 0.0  # one iteration, of 120 s
 
 
-def test_one_table_of_all_tasks() -> None:
+def test_all_tasks_are_in_one_table() -> None:
     quick, slow = training(0.5, 0.5, [1.0] * 6), training(1.0, 1.0, [1.0] * 6)
     results = {
         "forage": {"peers": {"puffer": against([quick, quick], [slow, quick])}},

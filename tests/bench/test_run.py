@@ -1,4 +1,4 @@
-"""A quick bench of the real thing: everything is measured, adds up, and can be read by programs."""
+"""A quick bench of PPO: every stage is measured, phases add up, and the result is text, JSON and a picture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millpond.bench.result import Bench
-from millpond.bench.run import keep, run_bench
+from millpond.bench.run import run_bench, store_for_plans
 from millpond.bench.show import draw_bench, show_bench, waterfall
 from millpond.config import load
 from millpond.config.debug import debug_settings
@@ -32,8 +32,8 @@ def test_every_stage_is_measured(quick: Bench) -> None:
     assert [stage.name for stage in quick.stages if stage.together is None] == ["world", "lake append", "lake sample"]
 
 
-def test_products_are_counted(quick: Bench) -> None:
-    """Grid cells are looked up in a table, so the products are those of the counts, the core and the heads."""
+def test_matrix_products_are_counted(quick: Bench) -> None:
+    """Grid cells are table lookups, so the products are those of the counts, the core and the heads."""
     stages = {stage.name: stage for stage in quick.stages}
     hidden, counts, actions = 16, 3, 5
     forward = 2 * (counts * hidden + 8 * hidden * hidden + hidden * (actions + 1))
@@ -50,12 +50,12 @@ def test_phases_add_up_to_the_iteration(quick: Bench) -> None:
     assert quick.iteration.ratio.median == pytest.approx(quick.iteration.seconds.median / quick.iteration.bare.seconds)
 
 
-def test_the_sizes_are_the_plans(quick: Bench) -> None:
+def test_sizes_equal_those_of_the_plan(quick: Bench) -> None:
     planned = plan("grid", preset="debug").to_json()
     assert quick.sizes == {name: planned[name] for name in quick.sizes}
 
 
-def test_it_can_be_read_by_people_and_programs(quick: Bench, tmp_path: Path) -> None:
+def test_result_is_text_json_and_a_picture(quick: Bench, tmp_path: Path) -> None:
     text = "\n".join(show_bench(quick))
     assert all(len(line) <= 80 for line in text.splitlines())
     assert all(name in text for name in STAGES)
@@ -66,13 +66,13 @@ def test_it_can_be_read_by_people_and_programs(quick: Bench, tmp_path: Path) -> 
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_kept_figures_give_the_plan_its_times(quick: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_estimates_times_from_stored_result(quick: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     debug = [f"{key}={value}" for key, value in debug_settings(load("grid").recipe).items()]
-    assert keep(quick, debug) == tmp_path / "millpond" / "bench.json"
+    assert store_for_plans(quick, debug) == tmp_path / "millpond" / "bench.json"
     planned = plan("grid", debug, measured=read_measured())
     phases = quick.iteration.phases
     expected = phases["collect"] + phases["advantage"] + phases["train"] + phases["other"]
     assert planned.to_json()["estimated_seconds"] == pytest.approx(expected)
-    keep(quick, debug)
-    assert len(read_measured()) == 1  # the newer takes the older's place
+    store_for_plans(quick, debug)
+    assert len(read_measured()) == 1  # the newer replaces the older

@@ -1,1 +1,5 @@
-"""How fast this machine is, how fast each stage of a recipe is on it, and what an iteration takes."""
+"""Speed on one machine: its limits, real iterations of a recipe, and each stage of an iteration alone.
+
+`run` measures a recipe and `show` prints it. `ppo`, `mixture` and `reward` hold the bench of each kind, `stages` what they
+share, `arithmetic` the network without anything around it, `limits` the machine, `timing` clocks, `result` plain values.
+"""

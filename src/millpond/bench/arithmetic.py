@@ -1,7 +1,17 @@
-"""The bare arithmetic of an iteration: the same policy acts on as many steps and is trained as often, and nothing else.
+"""The bare arithmetic of an iteration, and plain networks to compare it with.
 
-No environments, no storing, no drawing, no gathering, no advantages, no records: data lies ready. Observations are those of a
-real iteration and not noise, since encoders that skip what is empty would have more to do on noise than a run has.
+Bare arithmetic: the same policy acts on as many steps and is trained as often on ready data, without environments, storing,
+sampling, gathering, advantages or records. Observations are those of a real iteration, not noise: encoders skip empty cells,
+so noise would cost them more than a run does.
+
+A plain network is what one writes in an afternoon, and it is pinned so that results stay comparable:
+
+    flat observation -> nn.Linear -> ReLU -> nn.LSTM -> nn.Linear (actions), nn.Linear (value)
+
+It reads observations as bytes, or one-hot if the codes of a grid are known. nn.LSTM cannot reset inside a row, so it does
+less work than our core.
+
+B sequences   T horizon   N agents of one group   S states   H hidden size
 """
 
 from __future__ import annotations
@@ -32,40 +42,44 @@ from millpond.trainers.ppo.micro_batch import Part as MicroBatch
 from millpond.trainers.ppo.trainer import PPOTrainer
 from millpond.trainers.ppo.update import Losses, gradient_call, least_rows, take_step
 
-READY = 2  # minibatches, and batches to act on, that take turns
+READY_BATCHES = 2  # used alternately
+CORES: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
+STATES = {"lstm": 2, "gru": 1, "none": 0}
+PLAIN_CALLS, PLAIN_UPDATES = 12, 2  # fewer than for the policy: there are four plain networks
+EMULATED_CALLS = 3  # emulated bfloat16 is ten times slower
 
 
 @dataclass(frozen=True)
-class Ready:
-    """Data of one minibatch, and of one forward pass [N, ...]."""
+class ReadyBatch:
+    """A minibatch to train on, with its number of valid steps, and observations [N, ...] to act on."""
 
-    part: MicroBatch
-    living: Tensor
-    seen: Tensor
-    seen_mask: Tensor | None
+    minibatch: MicroBatch
+    valid_steps: Tensor
+    observation: Tensor
+    action_mask: Tensor | None
 
 
-def make_ready(trainer: PPOTrainer) -> list[Ready]:
-    """From rows that a real iteration has filled."""
+def make_ready_batches(trainer: PPOTrainer) -> list[ReadyBatch]:
+    """Return data from rows that a real iteration has filled."""
     plan, rows, device = trainer.share, trainer.rows, trainer.device
     agents = plan.envs_per_group * plan.num_agents
     generator = torch.Generator().manual_seed(0)
-    found = []
-    for _ in range(READY):
+    batches = []
+    for _ in range(READY_BATCHES):
         picked = torch.randperm(plan.segments, generator=generator)[: plan.minibatch_segments]
         advantage = torch.randn(rows["value"][: plan.segments].shape, generator=generator).to(rows.device)
-        living = rows["alive"][: plan.segments].sum(dim=(1, 2))
-        estimate = Estimate(advantage, advantage, np.zeros(plan.segments), torch.zeros(()), living)
-        part = MicroBatch.of(rows, estimate, picked, np.ones(len(picked), np.float32), device)
+        valid_steps = rows["alive"][: plan.segments].sum(dim=(1, 2))
+        estimate = Estimate(advantage, advantage, np.zeros(plan.segments), torch.zeros(()), valid_steps)
+        minibatch = MicroBatch.of(rows, estimate, picked, np.ones(len(picked), np.float32), device)
         flat = rows["observation"][: plan.segments].flatten(0, 2)
         chosen = torch.randint(len(flat), (agents,), generator=generator)
         mask = rows["action_mask"].flatten(0, 2)[chosen].to(device) if "action_mask" in rows.fields else None
-        found.append(Ready(part, living[picked].sum().to(device), flat[chosen].to(device), mask))
-    return found
+        batches.append(ReadyBatch(minibatch, valid_steps[picked].sum().to(device), flat[chosen].to(device), mask))
+    return batches
 
 
 class Network:
-    """A network that can act and be trained on ready data: the policy, or a plain one to compare it with."""
+    """A network that acts and trains on ready data: the policy, or a plain network."""
 
     def __init__(
         self,
@@ -87,11 +101,11 @@ class Network:
         self.state = policy.initial_state(self.plan.envs_per_group * self.plan.num_agents, self.device)
         self.generator = torch.Generator(self.device).manual_seed(0)
         self._actor: CompiledActor | None = None
-        self._cut: dict[int, list[list[MicroBatch]]] = {}  # by the id of what is ready
+        self._cut: dict[int, list[list[MicroBatch]]] = {}  # by the id of a ReadyBatch
 
     @staticmethod
     def of_trainer(trainer: PPOTrainer, effort: Effort) -> Network:
-        """The trainer's own policy, copied, so that training goes on undisturbed."""
+        """Return a copy of the trainer's policy, so that training is not affected."""
         enabled = trainer.recipe.trainer.precision == "bfloat16"
         autocast = partial(torch.autocast, trainer.device.type, dtype=torch.bfloat16, enabled=enabled)
         compiled = trainer.recipe.trainer.compile
@@ -99,90 +113,77 @@ class Network:
         policy = copy.deepcopy(trainer.policy)
         return Network(trainer, policy, effort, in_threads=in_threads, compiled=compiled, autocast=autocast)
 
-    def seconds(self, ready: list[Ready]) -> tuple[float, float]:
-        """Of acting on all agent steps of an iteration, and of all its updates."""
+    def seconds(self, ready: list[ReadyBatch]) -> tuple[float, float]:
+        """Return the seconds of acting on all agent steps of an iteration, and of all its updates."""
         return self.acting_seconds(ready), self.training_seconds(ready)
 
-    def acting_seconds(self, ready: list[Ready]) -> float:
-        """A part is run, and scaled up to all agent steps."""
-        in_all = self.plan.agent_steps / (self.plan.envs_per_group * self.plan.num_agents)
-        calls = max(1, min(self.effort.calls, round(in_all)))
+    def acting_seconds(self, ready: list[ReadyBatch]) -> float:
+        """Time some forward passes, scaled up to all agent steps of an iteration."""
+        total = self.plan.agent_steps / (self.plan.envs_per_group * self.plan.num_agents)
+        calls = max(1, min(self.effort.calls, round(total)))
         self._actor = self._settled_actor()
         try:
-            return timed(lambda: self._repeat(self.act, ready, calls)) * in_all / calls
+            return timed(lambda: self._repeat(self.act, ready, calls)) * total / calls
         finally:
             self._actor = None  # it is of these weights
 
-    def training_seconds(self, ready: list[Ready]) -> float:
-        """A part is run, and scaled up to all updates."""
-        in_all = self.plan.gradient_updates
-        updates = max(1, min(self.effort.updates, in_all))
-        return timed(lambda: self._repeat(self.train, ready, updates)) * in_all / updates
+    def training_seconds(self, ready: list[ReadyBatch]) -> float:
+        """Time some updates, scaled up to all of an iteration."""
+        total = self.plan.gradient_updates
+        updates = max(1, min(self.effort.updates, total))
+        return timed(lambda: self._repeat(self.train, ready, updates)) * total / updates
 
-    def act(self, ready: Ready) -> None:
-        """One forward pass of one group's agents."""
+    def act(self, ready: ReadyBatch) -> None:
+        """Run one forward pass of one group's agents."""
         if self._actor is not None:
-            state, mask = self.state.numpy(), None if ready.seen_mask is None else ready.seen_mask.numpy()
-            self._actor.act(ready.seen.numpy(), state, state, mask, self.generator)
+            state, mask = self.state.numpy(), None if ready.action_mask is None else ready.action_mask.numpy()
+            self._actor.act(ready.observation.numpy(), state, state, mask, self.generator)
             return
         with self.autocast(), torch.inference_mode():
             self.state = self.policy.act(
-                ready.seen, self.state, action_mask=ready.seen_mask, generator=self.generator
+                ready.observation, self.state, action_mask=ready.action_mask, generator=self.generator
             ).state
 
     def _settled_actor(self) -> CompiledActor | None:
-        """As a collection acts, where it does so without torch in between."""
+        """Return the compiled actor that a collection would use, if any."""
         with self.autocast():
             actor: CompiledActor | None = getattr(self.policy, "compiled_actor", lambda: None)()
         if actor is not None:
             actor.settle()
         return actor
 
-    def train(self, ready: Ready) -> None:
-        """One update on one minibatch."""
+    def train(self, ready: ReadyBatch) -> None:
+        """Run one update on one minibatch."""
         calls = [[partial(self._call, ready, part) for part in parts] for parts in self._shares(ready)]
         take_step(calls, self.parameters, self.optimizer, self.coefficients.max_grad_norm, self.in_threads)
 
-    def _call(self, ready: Ready, part: MicroBatch) -> Callable[[], Losses]:
-        fresh = part.some(slice(None))  # its observations are taken once only
-        return gradient_call(self.unroll, self.parameters, fresh, self.coefficients, ready.living, self.autocast)
+    def _call(self, ready: ReadyBatch, part: MicroBatch) -> Callable[[], Losses]:
+        fresh = part.some(slice(None))  # a copy, since its observations can be taken once only
+        return gradient_call(self.unroll, self.parameters, fresh, self.coefficients, ready.valid_steps, self.autocast)
 
-    def _shares(self, ready: Ready) -> list[list[MicroBatch]]:
-        """The parts of a minibatch that gradients are added up over, each as threads share it; cut when first asked for."""
+    def _shares(self, ready: ReadyBatch) -> list[list[MicroBatch]]:
+        """Return the micro-batches of a minibatch, each split between threads; split once per batch."""
         kept = self._cut.get(id(ready))
         if kept is None:
-            sequences, kept = len(ready.part.reset), []
+            sequences, kept = len(ready.minibatch.reset), []
             each = -(-sequences // self.plan.accumulated_parts)
             least = least_rows(self.unroll, self.plan.bptt_horizon, 1, self.device)
             for first in range(0, sequences, each):
                 count = min(each, sequences - first)
                 edges = pieces(count, least) if self.in_threads else [(0, count)]
-                kept.append([ready.part.some(slice(first + start, first + stop)) for start, stop in edges])
+                kept.append([ready.minibatch.some(slice(first + start, first + stop)) for start, stop in edges])
             self._cut[id(ready)] = kept
         return kept
 
-    def _repeat(self, work: Callable[[Ready], None], ready: list[Ready], times: int) -> None:
+    def _repeat(self, work: Callable[[ReadyBatch], None], ready: list[ReadyBatch], times: int) -> None:
         for k in range(times):
             work(ready[k % len(ready)])
-        if self.device.type == "cuda":  # it works on its own
+        if self.device.type == "cuda":  # it runs asynchronously
             torch.cuda.synchronize(self.device)
 
 
-# -- A plain network to compare with: what one writes in an afternoon, and pinned, so that figures can be compared.
-#
-#     flat observation -> nn.Linear -> ReLU -> nn.LSTM -> nn.Linear (actions), nn.Linear (value)
-#
-# Observations are read as bytes, or, where all of a grid's codes are known, one-hot. The recurrent layer is torch's own: it
-# cannot begin anew inside a row, so it does less than ours.
-
-CORES: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
-LESS_CALLS, LESS_UPDATES = 12, 2  # there are four of them, and an iteration should not have to wait
-LEAST_CALLS = 3  # where bfloat16 is emulated, ten times slower
-STATES = {"lstm": 2, "gru": 1, "none": 0}
-
-
 class PlainNetwork(nn.Module):
-    """The same calls as a policy has; state [N, S, H] as there, with S = 2 for an LSTM."""
+    """A plain network with the interface of a policy; state [N, S, H], with S = 2 for an LSTM."""
 
     def __init__(self, spec: EnvSpec, core: str, hidden_size: int, *, one_hot: bool) -> None:
         super().__init__()
@@ -198,7 +199,7 @@ class PlainNetwork(nn.Module):
         return torch.zeros(batch, self.states, self.hidden_size, device=device)
 
     def act(self, observation: Tensor, state: Tensor, *, action_mask: Tensor | None, generator: torch.Generator) -> Act:
-        hidden, state = self._remember(self._features(observation)[None], state)
+        hidden, state = self._recur(self._features(observation)[None], state)
         action, log_prob = self.head.sample(self.actions(hidden[0]), action_mask, generator, False)
         return Act(action, log_prob, self.values(hidden[0]).squeeze(-1), state)
 
@@ -207,7 +208,7 @@ class PlainNetwork(nn.Module):
     ) -> Unrolled:
         batch, steps = reset.shape
         features = self._features(observation.transpose(0, 1).flatten(0, 1)).view(steps, batch, -1)
-        hidden = self._remember(features, state)[0].transpose(0, 1)
+        hidden = self._recur(features, state)[0].transpose(0, 1)
         log_prob, entropy = self.head.evaluate(self.actions(hidden), action, action_mask)
         return Unrolled(log_prob, entropy, self.values(hidden).squeeze(-1))
 
@@ -220,7 +221,7 @@ class PlainNetwork(nn.Module):
             return functional.one_hot(values.long(), _codes(part)).flatten(1).float()
         return values.float() / 255 if part.dtype == "uint8" else values.float()
 
-    def _remember(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def _recur(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         if self.states == 0:
             return torch.relu(self.core(features)), state
         parts = tuple(part.contiguous() for part in state.to(features.dtype).transpose(0, 1).unsqueeze(1))
@@ -230,34 +231,33 @@ class PlainNetwork(nn.Module):
 
 
 def plain_networks(trainer: PPOTrainer, effort: Effort) -> dict[str, Network]:
-    """The plain networks of a recipe's sizes, by how they read observations and by precision (bfloat16 is autocast).
+    """Return plain networks of a recipe's sizes, by encoding of observations and by precision (bfloat16 is autocast).
 
-    Both precisions where the processor can do both: without instructions for bfloat16 it is by far the slower one, and the
-    faster is what counts.
+    Both precisions where the processor can do both: without instructions for bfloat16 it is much slower, and the faster one
+    is the reference.
     """
     policy, spec, device = trainer.recipe.policy, trainer.vector.spec, trainer.device
-    less = replace(effort, calls=min(effort.calls, LESS_CALLS), updates=min(effort.updates, LESS_UPDATES))
-    least = replace(effort, calls=min(effort.calls, LEAST_CALLS), updates=1)
+    plain_effort = replace(effort, calls=min(effort.calls, PLAIN_CALLS), updates=min(effort.updates, PLAIN_UPDATES))
+    emulated_effort = replace(effort, calls=min(effort.calls, EMULATED_CALLS), updates=1)
     on_cpu = device.type == "cpu"
     emulated = on_cpu and not claims_bfloat16(cpu_flags())
     precisions = ("float32",) if on_cpu and not can_use_bfloat16() else ("bfloat16", "float32")
-    made = {}
-    for reading in ("bytes", "one-hot"):
-        one_hot = reading == "one-hot"
+    networks = {}
+    for encoding in ("bytes", "one-hot"):
+        one_hot = encoding == "one-hot"
         if one_hot and not any(_codes(part) > 1 for part in spec.observation.parts):
             continue
         for precision in precisions:
             enabled = precision == "bfloat16"
             autocast = partial(torch.autocast, device.type, dtype=torch.bfloat16, enabled=enabled)
             plain = PlainNetwork(spec, policy.core, policy.hidden_size, one_hot=one_hot).to(device)
-            made[f"{reading}, {precision}"] = Network(
-                trainer, plain, least if enabled and emulated else less, autocast=autocast
-            )
-    return made
+            plain_or_emulated = emulated_effort if enabled and emulated else plain_effort
+            networks[f"{encoding}, {precision}"] = Network(trainer, plain, plain_or_emulated, autocast=autocast)
+    return networks
 
 
 def _codes(part: Part) -> int:
-    """Kinds of cells of a grid; 1 for what is not read one-hot."""
+    """Return the number of codes of a grid's cells; 1 for parts that are not one-hot."""
     return int(part.high) + 1 if part.kind == "grid" and part.high is not None else 1
 
 

@@ -1,4 +1,4 @@
-"""What this machine can do at most: products, copies, disk. Stages are measured against these."""
+"""Limits of this machine that stages are compared with: matrix products, memory copies, disk; and FLOP counts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from millpond.policies.threads import torch_threads
 from millpond.processor import can_use_bfloat16
 
 SMALL_MATRIX = 256
-LONGEST_PRODUCT = 0.5  # seconds
-BLOCK = 4 << 20  # bytes written or read in one call
+MAX_PRODUCT_SECONDS = 0.5
+BLOCK_BYTES = 4 << 20  # written or read in one call
+FORWARD_AND_BACKWARD = 3  # backward has two products for each one forward: gradients of inputs and of weights
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Operations or bytes a second. A product of a matrix with n x k and k x m numbers is 2 n k m operations."""
+    """Operations or bytes per second. The product of an n x k and a k x m matrix is 2 n k m operations."""
 
     float32: float
     bfloat16: float  # 0 where it does not work
@@ -33,11 +34,12 @@ class Limits:
     disk_read: float  # not from the page cache
 
     def products(self, precision: str) -> float:
+        """Return the operations per second of matrix products."""
         return self.bfloat16 if precision == "bfloat16" else self.float32
 
 
 def measure_limits(effort: Effort, folder: Path) -> Limits:
-    """With all of torch's threads; the disk is the one that holds `folder`."""
+    """Measure with all torch threads; the disk is the one that holds `folder`."""
     write, read = _disk(effort, folder)
     return Limits(
         float32=_products(effort, torch.float32),
@@ -48,32 +50,48 @@ def measure_limits(effort: Effort, folder: Path) -> Limits:
     )
 
 
+def count_flops(work: Callable[[], object]) -> float:
+    """Count the floating-point operations of the matrix products and convolutions in a call, run in this thread alone."""
+    in_place: dict[Any, Any] = {torch.ops.aten.addmm_: _addmm_flops}  # the one product that torch does not count
+    counted = FlopCounterMode(display=False, custom_mapping=in_place)
+    with torch_threads(1), through_torch(), counted as counter:
+        work()
+    return float(counter.get_total_flops())
+
+
+def _addmm_flops(
+    target: torch.Size, left: torch.Size, right: torch.Size, *, out_shape: Any = None, **scales: Any
+) -> int:
+    return 2 * left[0] * left[1] * right[1]
+
+
 def _products(effort: Effort, dtype: torch.dtype) -> float:
-    """Operations a second. A processor that only emulates bfloat16 is given smaller matrices, so that it ends."""
-    side = min(SMALL_MATRIX, effort.matrix)
-    rate = _product_rate(side, dtype, 2)
-    while side * 2 <= effort.matrix and 2 * (side * 2) ** 3 / rate < LONGEST_PRODUCT:
-        side *= 2
-    return _product_rate(side, dtype, effort.repeats)
+    """Return operations per second. Matrices are smaller where bfloat16 is emulated, so that the measurement ends."""
+    size = min(SMALL_MATRIX, effort.matrix_size)
+    rate = _product_rate(size, dtype, 2)
+    while size * 2 <= effort.matrix_size and 2 * (size * 2) ** 3 / rate < MAX_PRODUCT_SECONDS:
+        size *= 2
+    return _product_rate(size, dtype, effort.repeats)
 
 
-def _product_rate(side: int, dtype: torch.dtype, repeats: int) -> float:
+def _product_rate(size: int, dtype: torch.dtype, repeats: int) -> float:
     generator = torch.Generator().manual_seed(0)
-    left, right = (torch.rand(side, side, generator=generator).to(dtype) for _ in range(2))
-    out = torch.empty(side, side, dtype=dtype)
-    return 2 * side**3 / median_seconds(lambda: torch.mm(left, right, out=out), repeats)
+    left, right = (torch.rand(size, size, generator=generator).to(dtype) for _ in range(2))
+    out = torch.empty(size, size, dtype=dtype)
+    return 2 * size**3 / median_seconds(lambda: torch.mm(left, right, out=out), repeats)
 
 
 def _memory(effort: Effort) -> float:
-    source = torch.ones(effort.copied, dtype=torch.uint8)
+    source = torch.ones(effort.copy_bytes, dtype=torch.uint8)
     target = torch.zeros_like(source)
-    return effort.copied / median_seconds(lambda: target.copy_(source), effort.repeats)
+    return effort.copy_bytes / median_seconds(lambda: target.copy_(source), effort.repeats)
 
 
 def _disk(effort: Effort, folder: Path) -> tuple[float, float]:
-    blocks = max(1, effort.written // BLOCK)
-    size = min(BLOCK, effort.written)
-    noise, into = os.urandom(size), bytearray(size)  # noise: a file system that compresses gains nothing
+    """Return bytes per second of writing and of reading a file."""
+    blocks = max(1, effort.write_bytes // BLOCK_BYTES)
+    size = min(BLOCK_BYTES, effort.write_bytes)
+    noise, buffer = os.urandom(size), bytearray(size)  # noise, so that a compressing file system gains nothing
     with tempfile.NamedTemporaryFile(dir=folder, buffering=0) as file:
         descriptor = file.fileno()
 
@@ -85,35 +103,15 @@ def _disk(effort: Effort, folder: Path) -> tuple[float, float]:
                     left = left[os.write(descriptor, left) :]
             os.fsync(descriptor)
 
-        def forget() -> None:
+        def drop_page_cache() -> None:
             os.lseek(descriptor, 0, os.SEEK_SET)
-            if hasattr(os, "posix_fadvise"):  # elsewhere the page cache answers, and reads look faster than the disk
+            if hasattr(os, "posix_fadvise"):  # elsewhere reads come from the page cache and look faster than the disk
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
         def read() -> None:
-            while file.readinto(into):
+            while file.readinto(buffer):
                 pass
 
         repeats = min(3, effort.repeats)
-        written = median_seconds(write, repeats)
-        return blocks * size / written, blocks * size / median_seconds(read, repeats, forget)
-
-
-# -- Counting the floating-point operations of matrix products and convolutions, which stages are measured against.
-
-BACKWARD_TOO = 3  # for each product forward, one for the inputs' gradient and one for the weights'
-
-
-def operations(work: Callable[[], object]) -> float:
-    """Floating-point operations of the matrix products in a call, which is made in this thread alone."""
-    in_place: dict[Any, Any] = {torch.ops.aten.addmm_: _product_operations}  # torch counts all but this one
-    counted = FlopCounterMode(display=False, custom_mapping=in_place)
-    with torch_threads(1), through_torch(), counted as counter:
-        work()
-    return float(counter.get_total_flops())
-
-
-def _product_operations(
-    target: torch.Size, left: torch.Size, right: torch.Size, *, out_shape: Any = None, **scales: Any
-) -> int:
-    return 2 * left[0] * left[1] * right[1]
+        write_seconds = median_seconds(write, repeats)
+        return blocks * size / write_seconds, blocks * size / median_seconds(read, repeats, drop_page_cache)

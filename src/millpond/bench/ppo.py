@@ -1,11 +1,13 @@
-"""A bench of PPO: real iterations beside their bare arithmetic, then every stage of one alone."""
+"""The bench of PPO: real iterations with their bare arithmetic in between, then every stage of an iteration alone.
+
+E envs   A agents   T horizon   R rows
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -15,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millpond.bench.arithmetic import Network, Ready, make_ready, plain_networks
-from millpond.bench.limits import BACKWARD_TOO, Limits, operations
+from millpond.bench.arithmetic import Network, ReadyBatch, make_ready_batches, plain_networks
+from millpond.bench.limits import FORWARD_AND_BACKWARD, Limits, count_flops
 from millpond.bench.result import Arithmetic, Bench, Iteration, KindBench, Measurement, Stage
-from millpond.bench.stages import Chooser, RandomSteps, measure_lake
-from millpond.bench.timing import Effort, Spread, Watch, median_seconds
+from millpond.bench.stages import RandomActions, RandomSteps, measure_lake
+from millpond.bench.timing import Effort, Progress, Spread, median_seconds
 from millpond.config import Loaded
 from millpond.config.env_options import env_options
 from millpond.envs.env_batch import Buffers
@@ -36,37 +38,44 @@ from millpond.trainers.ppo.micro_batch import Estimate
 from millpond.trainers.ppo.trainer import PPOTrainer
 from millpond.trainers.ppo.update import INPUTS, estimate_advantages, train_minibatch
 
-STEPS_MEASURED = 1_500_000  # agent steps in all real iterations, about
-MAX_LANES = 128  # of the observations that the lake is measured with
-FEWEST, MOST = 3, 10  # real iterations
+MEASURED_STEPS = 1_500_000  # agent steps of all real iterations, approximately
+MIN_ITERATIONS, MAX_ITERATIONS = 3, 10  # real iterations
+MAX_LANES = 128  # of the observations that are appended to the lake
+MAX_ENVS_ALONE = 512  # making thousands of maps takes long
+STORED_BEFORE = ("observation", "action", "action_mask", "alive", "log_prob", "value")
+STORED_AFTER = ("reward", "terminated", "truncated")
+RECORDED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 SIZES = (
     "num_envs", "num_agents", "agent_steps", "env_steps", "segments", "bptt_horizon", "minibatch_size",
     "gradient_updates", "update_epochs",
 )  # fmt: skip
 
+Pair = tuple[float, float]  # seconds of inference, of training
+Stages = dict[str, Stage]  # measured so far, by name
+
 
 def ppo_settings(loaded: Loaded, effort: Effort) -> dict[str, Any]:
-    """So many iterations, of which the first warms up."""
+    """Return overrides for a few iterations, of which the first is a warm-up."""
     plan = plan_loaded(loaded).plan
     assert isinstance(plan, PPOPlan)
-    count = effort.iterations or min(MOST, max(FEWEST, STEPS_MEASURED // plan.agent_steps))
+    count = effort.iterations or min(MAX_ITERATIONS, max(MIN_ITERATIONS, MEASURED_STEPS // plan.agent_steps))
     return {"trainer.total_iterations": count + 1, "trainer.total_timesteps": (count + 1) * plan.batch_size}
 
 
 def measure_ppo(
-    wanted: Loaded, loaded: Loaded, limits: Limits | None, effort: Effort, folder: Path, watch: Watch
+    requested: Loaded, timed: Loaded, limits: Limits | None, effort: Effort, folder: Path, progress: Progress
 ) -> Measurement:
-    """`loaded` is what is run, and has the sizes of what is `wanted`."""
+    """Measure a few iterations at the sizes of the requested recipe."""
     with contextlib.redirect_stdout(io.StringIO()):
-        trainer = PPOTrainer(loaded, start_run(loaded, "bench"))
+        trainer = PPOTrainer(timed, start_run(timed, "bench"))
     try:
-        iteration, network, ready = run_iterations(trainer, effort, watch)
+        iteration, network, ready = run_iterations(trainer, effort, progress)
         stages = []
         if limits is not None:
             subject = PPOSubject(trainer, network, ready, limits, effort, iteration.phases)
-            watch("the lake")
+            progress("the lake")
             lake = measure_lake(trainer.vector.spec, observations_of(trainer), limits, effort, folder)
-            stages = [*measure_stages(subject, watch), *lake]
+            stages = [*measure_stages(subject, progress), *lake]
     finally:
         trainer.close()
     return Measurement(
@@ -79,14 +88,14 @@ def measure_ppo(
 
 
 def observations_of(trainer: PPOTrainer) -> npt.NDArray[Any]:
-    """Real ones, from rows that a run has filled: [T, lanes, *observation]."""
+    """Return real observations from rows that a run has filled: [T, lanes, *observation]."""
     plan, rows = trainer.share, trainer.rows
     flat = rows["observation"][: plan.segments].transpose(1, 2).flatten(0, 1)[:MAX_LANES]
     return flat.transpose(0, 1).cpu().numpy()
 
 
 def ppo_for_plans(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
-    """Sizes and seconds that plans estimate from."""
+    """Return the sizes and seconds that plans estimate from."""
     phases, sizes = bench.iteration.phases, bench.sizes
     return (
         {name: sizes[name] for name in ("num_envs", "minibatch_size", "agent_steps", "update_epochs")},
@@ -98,71 +107,67 @@ def ppo_for_plans(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
     )
 
 
-# -- Real iterations, and between each two of them the bare arithmetic and the plain networks: all in the same minutes.
-
-Pair = tuple[float, float]  # inference, training
-
-
 @dataclass
-class Between:
-    """What is measured when an iteration has ended; the first time only warms up."""
+class BetweenIterations:
+    """Measures all networks at the end of each iteration, so that both run in the same minutes."""
 
     trainer: PPOTrainer
     networks: dict[str, Network]
-    watch: Callable[[str], object]
-    ready: list[Ready]
-    found: dict[str, list[Pair]]
-    took: list[float]
+    progress: Progress
+    ready: list[ReadyBatch]
+    pairs: dict[str, list[Pair]]  # by name of a network
+    seconds: list[float]  # of the measurements after each iteration
 
     def __call__(self, ended: LevelEnd) -> None:
         began = time.monotonic()
         if not self.ready:
-            self.ready.extend(make_ready(self.trainer))
+            self.ready.extend(make_ready_batches(self.trainer))
         for name, network in self.networks.items():
-            self.watch(f"arithmetic: {name}")
-            self.found[name].append(network.seconds(self.ready))
-        self.watch("an iteration")
-        self.took.append(time.monotonic() - began)
+            self.progress(f"arithmetic: {name}")
+            self.pairs[name].append(network.seconds(self.ready))
+        self.progress("an iteration")
+        self.seconds.append(time.monotonic() - began)
 
 
 def run_iterations(
-    trainer: PPOTrainer, effort: Effort, watch: Callable[[str], object]
-) -> tuple[Iteration, Network, list[Ready]]:
-    """Train for as many iterations as the trainer's plan has, of which the first does not count."""
-    own = Network.of_trainer(trainer, effort)
+    trainer: PPOTrainer, effort: Effort, progress: Progress
+) -> tuple[Iteration, Network, list[ReadyBatch]]:
+    """Train all iterations of the trainer's plan; the first is a warm-up and does not count."""
+    bare_network = Network.of_trainer(trainer, effort)
     plain = plain_networks(trainer, effort)
-    networks = {"bare": own, **plain}
-    between = Between(trainer, networks, watch, [], {name: [] for name in networks}, [])
+    networks = {"bare": bare_network, **plain}
+    between = BetweenIterations(trainer, networks, progress, [], {name: [] for name in networks}, [])
     trainer.loop.at_end("iteration", between)
-    watch("an iteration, to warm up")
+    progress("an iteration, to warm up")
     with contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
     records = list(read_records(trainer.run.metrics_path))
     times = [
-        _times(before, after, took) for before, after, took in zip(records, records[1:], between.took, strict=False)
+        _times(before, after, spent)
+        for before, after, spent in zip(records, records[1:], between.seconds, strict=False)
     ]
     real = [sum(seconds for name, seconds in one.items() if "/" not in name) for one in times]
-    pairs = {name: found[1:] for name, found in between.found.items()}
+    pairs = {name: measured[1:] for name, measured in between.pairs.items()}
     bare = [sum(pair) for pair in pairs["bare"]]
     return (
         Iteration(
             seconds=Spread.of(real),
             phases={name: median(one.get(name, 0.0) for one in times) for name in times[0]},
             bare=_arithmetic(pairs["bare"]),
-            ratio=Spread.of([whole / part for whole, part in zip(real, bare, strict=True)]),
+            ratio=Spread.of([iteration / alone for iteration, alone in zip(real, bare, strict=True)]),
             references={name: _arithmetic(pairs[name]) for name in plain},
             reference_ratios={
                 name: Spread.of([mine / sum(pair) for mine, pair in zip(bare, pairs[name], strict=True)])
                 for name in plain
             },
         ),
-        own,
+        bare_network,
         between.ready,
     )
 
 
 def _times(before: Record, after: Record, between: float) -> dict[str, float]:
-    """Seconds by phase of the iteration that `after` tells of. Evaluation, and what was measured between, are left out."""
+    """Return seconds by phase of the iteration of record `after`, without evaluation and the measurements in between."""
     phases = {
         name.removeprefix("time/"): seconds
         for name, seconds in after.items()
@@ -178,37 +183,27 @@ def _arithmetic(pairs: list[Pair]) -> Arithmetic:
     return Arithmetic(Spread.of([pair[0] for pair in pairs]), Spread.of([pair[1] for pair in pairs]))
 
 
-# -- Each stage of an iteration alone, on the trainer's own vector, rows and networks, after a real run has filled them.
-#
-# E envs   A agents   T horizon   R rows
-
-MAX_ENVS_ALONE = 512  # envs of the environment that is stepped alone: maps of thousands take their time to make
-STORED_BEFORE = ("observation", "action", "action_mask", "alive", "log_prob", "value")
-STORED_AFTER = ("reward", "terminated", "truncated")
-Stages = dict[str, Stage]  # measured so far, by name
-RECORDED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-
-
 @dataclass(frozen=True)
 class PPOSubject:
-    """What the stages are measured on."""
+    """Trainer, network and data that stages are measured with, after a real run has filled the rows."""
 
     trainer: PPOTrainer
     network: Network
-    ready: list[Ready]
+    ready: list[ReadyBatch]
     limits: Limits
     effort: Effort
     phases: dict[str, float]  # of a real iteration
 
-    def together(self, *names: str) -> float:
+    def in_run(self, *names: str) -> float:
+        """Return the seconds of phases within a real iteration."""
         return sum(self.phases.get(name, 0.0) for name in names)
 
 
-def measure_stages(subject: PPOSubject, watch: Callable[[str], object]) -> tuple[Stage, ...]:
-    """In the order of an iteration. Storing is last to run, since it writes over the rows that others need."""
+def measure_stages(subject: PPOSubject, progress: Progress) -> tuple[Stage, ...]:
+    """Return the stages in the order of an iteration. Storing is measured last, since it overwrites rows that others need."""
     stages: dict[str, Stage] = {}
     for measure in (_env, _vector, _inference, _advantage, _training, _loop, _storing):
-        watch(measure.__name__.strip("_"))
+        progress(measure.__name__.strip("_"))
         stage = measure(subject, stages)
         stages[stage.name] = stage
     order = ("world", "vector", "inference", "storing", "advantage", "training", "loop")
@@ -216,18 +211,18 @@ def measure_stages(subject: PPOSubject, watch: Callable[[str], object]) -> tuple
 
 
 def _env(subject: PPOSubject, before: Stages) -> Stage:
-    """One environment in this thread, with actions at random."""
+    """Step one env batch in this thread, with random actions."""
     trainer, plan = subject.trainer, subject.trainer.share
     env_id, options = env_options(trainer.recipe.env, stacked=True)
     spec, envs = trainer.vector.spec, min(plan.num_envs, MAX_ENVS_ALONE)
     env_batch = EnvBatchFactory(env_id, options)(envs, Buffers.allocate(spec, envs), 0)
     try:
         env_batch.reset(np.arange(envs, dtype=np.uint64))
-        choose = Chooser(spec.action)
+        write_actions = RandomActions(spec.action)
 
         def steps() -> None:
             for _ in range(8):
-                choose(env_batch.buffers.action, env_batch.buffers.action_mask)
+                write_actions(env_batch.buffers.action, env_batch.buffers.action_mask)
                 env_batch.step(0, envs)
             env_batch.episodes()
 
@@ -239,7 +234,7 @@ def _env(subject: PPOSubject, before: Stages) -> Stage:
 
 
 def _vector(subject: PPOSubject, before: Stages) -> Stage:
-    """All envs behind recv and send, with actions at random; at best as fast as the environment on all its workers."""
+    """Step all envs through recv and send, with random actions. The limit is the env batch on all workers at once."""
     vector, plan, effort = subject.trainer.vector, subject.trainer.share, subject.effort
     times = max(1, effort.calls // vector.groups // 4)
     step = RandomSteps([vector])
@@ -253,18 +248,18 @@ def _vector(subject: PPOSubject, before: Stages) -> Stage:
         "env steps",
         f"environment x {workers}",
         before["world"].alone / workers,
-        subject.together("collect/step"),
+        subject.in_run("collect/step"),
     )
 
 
 def _inference(subject: PPOSubject, before: Stages) -> Stage:
     plan, network = subject.trainer.share, subject.network
     seconds = median([network.acting_seconds(subject.ready) for _ in range(subject.effort.repeats + 1)][1:])
-    return _products(subject, "inference", seconds, plan.agent_steps, 1, subject.together("collect/infer"))
+    return _products(subject, "inference", seconds, plan.agent_steps, 1, subject.in_run("collect/infer"))
 
 
 def _training(subject: PPOSubject, before: Stages) -> Stage:
-    """`train_minibatch` as a run calls it: rows are drawn and gathered too."""
+    """Run `train_minibatch` as a run does, with sampling and gathering of rows."""
     trainer, plan, network = subject.trainer, subject.trainer.share, subject.network
     estimate = _estimate(trainer)
     rng, ones = np.random.default_rng(0), np.ones(plan.minibatch_segments, np.float32)
@@ -290,15 +285,15 @@ def _training(subject: PPOSubject, before: Stages) -> Stage:
 
     seconds = median_seconds(train, subject.effort.repeats) / updates * plan.gradient_updates
     steps = plan.agent_steps * plan.update_epochs
-    return _products(subject, "training", seconds, steps, BACKWARD_TOO, subject.together("train"))
+    return _products(subject, "training", seconds, steps, FORWARD_AND_BACKWARD, subject.in_run("train"))
 
 
-def _products(subject: PPOSubject, name: str, seconds: float, steps: int, times: int, together: float) -> Stage:
-    """A stage that is bound by products. Sums of table rows, gates and losses are not counted as operations."""
+def _products(subject: PPOSubject, name: str, seconds: float, steps: int, times: int, in_run: float) -> Stage:
+    """Return a stage bound by matrix products. Table lookups, gates and losses are not counted."""
     plan, precision = subject.trainer.share, subject.trainer.recipe.trainer.precision
-    forward = operations(lambda: subject.network.act(subject.ready[0])) / (plan.envs_per_group * plan.num_agents)
+    forward = count_flops(lambda: subject.network.act(subject.ready[0])) / (plan.envs_per_group * plan.num_agents)
     at_best = forward * times * steps / subject.limits.products(precision)
-    return Stage(name, seconds, steps, "agent steps", precision, at_best, together)
+    return Stage(name, seconds, steps, "agent steps", precision, at_best, in_run)
 
 
 def _advantage(subject: PPOSubject, before: Stages) -> Stage:
@@ -306,9 +301,7 @@ def _advantage(subject: PPOSubject, before: Stages) -> Stage:
     seconds = median_seconds(lambda: _estimate(trainer), subject.effort.repeats)
     moved = sum(trainer.rows[name][: plan.segments].nbytes for name in (*INPUTS, "advantage"))
     at_best = moved / subject.limits.memory
-    return Stage(
-        "advantage", seconds, plan.agent_steps, "agent steps", "memory", at_best, subject.together("advantage")
-    )
+    return Stage("advantage", seconds, plan.agent_steps, "agent steps", "memory", at_best, subject.in_run("advantage"))
 
 
 def _estimate(trainer: PPOTrainer) -> Estimate:
@@ -327,7 +320,7 @@ def _estimate(trainer: PPOTrainer) -> Estimate:
 
 
 def _storing(subject: PPOSubject, before: Stages) -> Stage:
-    """One group's batch into the rows, at every time step of a round."""
+    """Write one group's batch into the rows, at every step of a round."""
     plan, rows = subject.trainer.share, subject.trainer.rows
     envs = min(plan.envs_per_group, plan.buffer_rows // rows.rows_per_env)
     agents = (envs, plan.num_agents)
@@ -347,12 +340,12 @@ def _storing(subject: PPOSubject, before: Stages) -> Stage:
     moved = sum(array.nbytes for array in values.values()) / envs * plan.env_steps
     at_best = moved / subject.limits.memory
     return Stage(
-        "storing", seconds, plan.agent_steps, "agent steps", "memory", at_best, subject.together("collect/store")
+        "storing", seconds, plan.agent_steps, "agent steps", "memory", at_best, subject.in_run("collect/store")
     )
 
 
 def _loop(subject: PPOSubject, before: Stages) -> Stage:
-    """Loop, records and phases around bodies that do nothing."""
+    """Run the loop, its records and phases with empty bodies."""
     plan, value = subject.trainer.share, torch.tensor(0.5)
 
     def run() -> None:
@@ -365,26 +358,26 @@ def _loop(subject: PPOSubject, before: Stages) -> Stage:
                 loop.record(name, value, weight=256)
 
     seconds = median_seconds(run, subject.effort.repeats)
-    return Stage("loop", seconds, plan.gradient_updates, "updates", "", None, subject.together("other"))
+    return Stage("loop", seconds, plan.gradient_updates, "updates", "", None, subject.in_run("other"))
 
 
 def _outcome_bytes(buffers: Buffers, envs: int) -> float:
-    """What a step of one env writes."""
+    """Return the bytes that a step of one env writes."""
     arrays = (buffers.observation, buffers.reward, buffers.terminated, buffers.truncated, buffers.alive)
     return sum(array.nbytes for array in arrays) / envs
 
 
-def ppo_opening(sizes: dict[str, int], vector: str, precision: str) -> str:
-    """The sizes of what was measured, in a sentence."""
+def describe_ppo(sizes: dict[str, int], vector: str, precision: str) -> str:
+    """Return the sizes of the measured run in a sentence."""
     return (
         f"{plural(sizes['num_envs'], 'env')} of {plural(sizes['num_agents'], 'agent')} ({vector}), "
-        f"{plural(sizes['agent_steps'], 'agent step')} and {plural(sizes['gradient_updates'], 'update')} an iteration, "
+        f"{plural(sizes['agent_steps'], 'agent step')} and {plural(sizes['gradient_updates'], 'update')} per iteration, "
         f"{precision}"
     )
 
 
 BENCH = KindBench(
-    whole="iteration",
+    level="iteration",
     phases={
         "collect/step": "waiting for envs",
         "collect/infer": "inference",
@@ -403,15 +396,16 @@ BENCH = KindBench(
         "loop and records": "loop",
     },
     notes=(
-        "Alone: one iteration's work, or one call for the lake. Share: of the iteration; of the environment, its time alone. "
-        "A second: env steps of the first two, updates of the loop, transitions of the lake, else agent steps. In a run "
-        "envs step while the policy looks at others, so they may be waited for less, and the policy may take longer, "
-        "than alone. Limits of products count matrix products only, not tables, gates and losses."
+        "Alone: one iteration's work, or one call for the lake. Share: of the iteration (for world, its time alone). "
+        "Per second: env steps for the first two, updates for the loop, transitions for the lake, otherwise agent steps. "
+        "In a run one group of envs steps while the policy computes actions for another, so the wait for envs may be "
+        "shorter, and inference longer, than alone. Limits of products count matrix products only, not table lookups, "
+        "gates and losses."
     ),
     settings=ppo_settings,
     measure=measure_ppo,
     for_plans=ppo_for_plans,
-    opening=ppo_opening,
+    describe=describe_ppo,
     size=("agent_steps", "agent step"),
-    every_phase=True,
+    show_empty_phases=True,
 )

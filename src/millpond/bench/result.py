@@ -1,4 +1,4 @@
-"""What a bench found, as plain values."""
+"""The result of a bench as plain values, and the description of a kind's bench."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from millpond.bench.limits import Limits
-from millpond.bench.timing import Effort, Spread, Watch
+from millpond.bench.timing import Effort, Progress, Spread
 from millpond.config import Loaded
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, measured alone. Seconds are those of a whole iteration (round, cycle), unless it is not a part of one."""
+    """A stage, measured alone. Seconds are per iteration (round, cycle), or per call if the stage is not part of one."""
 
     name: str
     alone: float  # seconds
     amount: float  # units in that time
     unit: str
-    limit: str  # what bounds it, in words; empty where nothing does
-    at_best: float | None  # seconds that it would take at its limit
-    together: float | None = None  # seconds in a real iteration, where its time is taken there
+    limit: str  # what bounds it; empty if nothing does
+    at_best: float | None  # seconds at its limit
+    together: float | None = None  # seconds within a real iteration, if timed there
     in_iteration: bool = True
 
     @property
@@ -36,7 +36,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Seconds that a network takes for the steps of an iteration: acting on all, and all updates."""
+    """Seconds of a network for one iteration: acting on all steps, and all updates."""
 
     inference: Spread
     training: Spread
@@ -48,33 +48,33 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class Iteration:
-    """Real iterations; of a mixture rounds, of reward learning cycles.
+    """Real iterations (of a mixture rounds, of reward learning cycles).
 
-    Of PPO, beside each the bare arithmetic of its network and that of a plain one.
+    For PPO also the bare arithmetic of its network and that of plain ones, measured between the iterations.
     """
 
     seconds: Spread
-    phases: dict[str, float]  # medians, nested ones as `collect/step`; "other" is what lies outside of all
+    phases: dict[str, float]  # medians, nested ones as `collect/step`; "other" is the time outside of all
     bare: Arithmetic | None = None
     ratio: Spread | None = None  # real to bare, iteration by iteration
-    references: dict[str, Arithmetic] = field(default_factory=dict)  # plain networks, by reading and precision
+    references: dict[str, Arithmetic] = field(default_factory=dict)  # plain networks, by encoding and precision
     reference_ratios: dict[str, Spread] = field(default_factory=dict)  # bare to plain, iteration by iteration
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured on one kind of recipe."""
+    """The part of a bench that a kind measures."""
 
     iteration: Iteration
     stages: tuple[Stage, ...]
     precision: str
-    vector: str  # how envs are stepped
+    vector: str  # backend and workers
     sizes: dict[str, int]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Everything."""
+    """Result of a bench. Its fields are the keys of `bench --json`."""
 
     recipe: str
     kind: str
@@ -103,33 +103,32 @@ class Bench:
         return tree
 
     def of_iteration(self, stage: Stage) -> float | None:
-        """Its share of a real iteration: as timed there, else as measured alone."""
+        """Return the stage's share of a real iteration: as timed there, else as measured alone."""
         if not stage.in_iteration:
             return None
         return (stage.alone if stage.together is None else stage.together) / self.iteration.seconds.median
 
 
 class Measure(Protocol):
-    """Measure a recipe: `loaded` is what is run in place of what is `wanted`. Everything is written to `folder`."""
+    """Run `timed`, a shorter version of the `requested` recipe, and measure. Everything is written to `folder`."""
 
     def __call__(
-        self, wanted: Loaded, loaded: Loaded, limits: Limits | None, effort: Effort, folder: Path, watch: Watch
+        self, requested: Loaded, timed: Loaded, limits: Limits | None, effort: Effort, folder: Path, progress: Progress
     ) -> Measurement: ...
 
 
 @dataclass(frozen=True)
 class KindBench:
-    """The bench of one kind of recipe, and the words for it."""
+    """The bench of one kind of recipe, and its texts."""
 
-    whole: str  # what a run consists of
-    phases: dict[str, str]  # of a run, in order, with the names that are shown
-    stages: dict[str, str]  # name of a phase -> the stage that is measured alone
+    level: str  # what is measured: iteration, round or cycle
+    phases: dict[str, str]  # timed phases in order -> name that is shown
+    stages: dict[str, str]  # shown name of a phase -> stage that does the same work alone
     notes: str
-    settings: Callable[[Loaded, Effort], dict[str, Any]]  # overrides for the run that is timed
+    settings: Callable[[Loaded, Effort], dict[str, Any]]  # overrides of the run that is timed
     measure: Measure
-    for_plans: Callable[
-        [Bench], tuple[dict[str, float], dict[str, float]]
-    ]  # sizes and seconds that plans estimate from
-    opening: Callable[[dict[str, int], str, str], str]  # sizes, vector and precision in a sentence
-    size: tuple[str, str]  # the size that stands for the whole, and its unit
-    every_phase: bool = False  # show phases that took no time, too
+    # sizes and seconds that plans estimate from
+    for_plans: Callable[[Bench], tuple[dict[str, float], dict[str, float]]]
+    describe: Callable[[dict[str, int], str, str], str]  # sizes, vector and precision in a sentence
+    size: tuple[str, str]  # the main size and its unit, for the title of the picture
+    show_empty_phases: bool = False

@@ -1,4 +1,4 @@
-"""A bench of reward learning: real cycles, then every stage of a batch and of acting alone."""
+"""The bench of reward learning: real cycles, then every stage of a batch and of acting alone."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from millpond.bench.limits import BACKWARD_TOO, Limits, operations
+from millpond.bench.limits import FORWARD_AND_BACKWARD, Limits, count_flops
 from millpond.bench.result import Bench, Iteration, KindBench, Measurement, Stage
-from millpond.bench.timing import Effort, Spread, Watch, median_seconds, stop_in_time
+from millpond.bench.timing import Effort, Progress, Spread, limit_seconds, median_seconds
 from millpond.config import Loaded
 from millpond.loop import Loop
 from millpond.planner import RewardPlan, plan_loaded
@@ -26,30 +26,32 @@ from millpond.trainers.common.session import start_run
 from millpond.trainers.reward.agent import RewardAgent
 from millpond.trainers.reward.trainer import RewardTrainer
 
-BATCHES_MEASURED = 20_000  # in all real cycles, about
-FEWEST, MOST = 3, 10  # real cycles
+MEASURED_BATCHES = 20_000  # of all real cycles, approximately
+MIN_CYCLES, MAX_CYCLES = 3, 10  # real cycles
 PHASES = ("act", "train", "test")
 
 
 def reward_settings(loaded: Loaded, effort: Effort) -> dict[str, Any]:
-    """So many cycles in one epoch, of which the first warms up."""
+    """Return overrides for a few cycles in one epoch, of which the first is a warm-up."""
     plan = plan_loaded(loaded).plan
     assert isinstance(plan, RewardPlan)
-    count = effort.iterations or min(MOST, max(FEWEST, BATCHES_MEASURED // plan.batches_per_cycle))
+    count = effort.iterations or min(MAX_CYCLES, max(MIN_CYCLES, MEASURED_BATCHES // plan.batches_per_cycle))
     return {"reward.epochs": 1, "reward.cycles": count + 1, "trainer.total_iterations": None, "agent.test_episodes": 1}
 
 
 def measure_reward(
-    wanted: Loaded, loaded: Loaded, limits: Limits | None, effort: Effort, folder: Path, watch: Watch
+    requested: Loaded, timed: Loaded, limits: Limits | None, effort: Effort, folder: Path, progress: Progress
 ) -> Measurement:
-    """`loaded` is what is run, and has cycles of the sizes that are `wanted`."""
+    """Measure a few cycles at the sizes of the requested recipe."""
     with contextlib.redirect_stdout(io.StringIO()):
-        trainer = RewardTrainer(loaded, start_run(loaded, "bench"))
+        trainer = RewardTrainer(timed, start_run(timed, "bench"))
         try:
-            stop_in_time(trainer.loop, "cycle", watch)
+            limit_seconds(trainer.loop, "cycle", progress)
             trainer.train()
             iteration = _cycles(list(read_records(trainer.run.metrics_path)))
-            stages = () if limits is None else _stages(RewardSubject(trainer, iteration.phases, limits, effort), watch)
+            stages = (
+                () if limits is None else _stages(RewardSubject(trainer, iteration.phases, limits, effort), progress)
+            )
         finally:
             trainer.close()
     plan, agent = trainer.plan, trainer.agent
@@ -60,13 +62,13 @@ def measure_reward(
 
 
 def reward_for_plans(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
-    """Sizes and seconds that plans estimate from."""
+    """Return the sizes and seconds that plans estimate from."""
     sizes: dict[str, float] = {name: bench.sizes[name] for name in ("batches", "env_steps")}
     return sizes, {name: bench.iteration.phases[name] for name in ("act", "train", "other")}
 
 
 def _cycles(records: list[Record]) -> Iteration:
-    """Every cycle but the first. Test rollouts and the held-out figures are left out."""
+    """Return every cycle but the first, without test rollouts and held-out metrics."""
     times = []
     for before, now in pairwise(records):
         spent = {name: now.get(f"time/{name}", 0.0) for name in PHASES}
@@ -80,15 +82,15 @@ def _cycles(records: list[Record]) -> Iteration:
 
 @dataclass(frozen=True)
 class RewardSubject:
-    """What the stages are measured on."""
+    """Trainer that stages are measured with."""
 
     trainer: RewardTrainer
-    phases: dict[str, float]  # of a real cycle
+    phases: dict[str, float]  # seconds of a real cycle
     limits: Limits
     effort: Effort
 
     def of_batches(self, name: str, work: Callable[[], object], limit: str, at_best: float | None) -> Stage:
-        """Work that is done once a batch; `at_best` seconds of it."""
+        """Measure work that is done once per batch; `at_best` are its seconds at the limit."""
         count, in_cycle = self.effort.calls, self.trainer.plan.batches_per_cycle
 
         def repeat() -> None:
@@ -100,30 +102,30 @@ class RewardSubject:
         return Stage(name, seconds * in_cycle, in_cycle, "batches", limit, best)
 
 
-def _stages(subject: RewardSubject, watch: Watch) -> tuple[Stage, ...]:
+def _stages(subject: RewardSubject, progress: Progress) -> tuple[Stage, ...]:
     trainer = subject.trainer
     batches, rng, memory = trainer.batches, np.random.default_rng(0), subject.limits.memory
     stages = []
     if trainer.agent is not None:
-        watch("act")
+        progress("act")
         stages.append(_act(subject, trainer.agent))
-    watch("sample, update, target")
-    drawn = sum(array.nbytes for array in batches.sample(rng).values())
-    stages.append(subject.of_batches("sample", lambda: batches.sample(rng), "memory", drawn / memory))
-    products = operations(lambda: batches.loss(rng)) * BACKWARD_TOO / subject.limits.float32
+    progress("sample, update, target")
+    batch_bytes = sum(array.nbytes for array in batches.sample(rng).values())
+    stages.append(subject.of_batches("sample", lambda: batches.sample(rng), "memory", batch_bytes / memory))
+    products = count_flops(lambda: batches.loss(rng)) * FORWARD_AND_BACKWARD / subject.limits.float32
     update = subject.of_batches("update", trainer._update, "float32", products)
-    alone = trainer.agent is None  # then the phase of training has nothing else in it
+    alone = trainer.agent is None  # then the phase `train` contains nothing else
     stages += [replace(update, together=subject.phases["train"]) if alone else update, _target(subject)]
     if trainer.agent is not None:
-        watch("agent update")
+        progress("agent update")
         agent = trainer.agent
         stages.append(subject.of_batches("agent update", lambda: agent.update(trainer.target), "", None))
-    watch("record")
+    progress("record")
     return (*stages, _record(subject))
 
 
 def _target(subject: RewardSubject) -> Stage:
-    """The target network takes the network's parameters, once in so many batches."""
+    """Copy the network's parameters into the target network, once in `train_target` batches."""
     trainer, every = subject.trainer, subject.trainer.recipe.reward.train_target
     size = sum(parameter.nbytes for parameter in trainer.target.parameters())
     follow = subject.of_batches(
@@ -133,7 +135,7 @@ def _target(subject: RewardSubject) -> Stage:
 
 
 def _act(subject: RewardSubject, agent: RewardAgent) -> Stage:
-    """The agent's env steps of a cycle, its policy included."""
+    """Run the agent's env steps of a cycle, including its policy."""
     trainer = subject.trainer
     each = trainer.recipe.agent.steps_per_iteration
     seconds = median_seconds(lambda: agent.act(each, at_random=False), subject.effort.repeats)
@@ -142,7 +144,7 @@ def _act(subject: RewardSubject, agent: RewardAgent) -> Stage:
 
 
 def _record(subject: RewardSubject) -> Stage:
-    """The loop and its record around batches that do nothing."""
+    """Run the loop and its records with empty batches."""
     plan, value = subject.trainer.plan, torch.tensor(0.5)
 
     def run() -> None:
@@ -156,23 +158,23 @@ def _record(subject: RewardSubject) -> Stage:
     return Stage("record", seconds, plan.batches_per_cycle, "batches", "", None, subject.phases["other"])
 
 
-def reward_opening(sizes: dict[str, int], vector: str, precision: str) -> str:
-    """The sizes of what was measured, in a sentence."""
+def describe_reward(sizes: dict[str, int], vector: str, precision: str) -> str:
+    """Return the sizes of the measured run in a sentence."""
     acting = f", {plural(sizes['env_steps'], 'env step')} ({vector})" if sizes["env_steps"] else ""
     return f"a cycle: {plural(sizes['batches'], 'batch')} of {plural(sizes['steps_per_batch'], 'step')}{acting}"
 
 
 BENCH = KindBench(
-    whole="cycle",
+    level="cycle",
     phases={"act": "acting", "train": "batches", "other": "loop and records"},
     stages={"acting": "act", "batches": "update", "loop and records": "record"},
     notes=(
-        "Alone: one cycle's work. Update is a batch as a run trains it, so sample and target are in it too. Share: of the "
-        "cycle, without test rollouts. A second: env steps of act, else batches."
+        "Alone: one cycle's work. Update is a batch as a run trains it, including sample and target. Share: of the cycle, "
+        "without test rollouts. Per second: env steps for act, otherwise batches."
     ),
     settings=reward_settings,
     measure=measure_reward,
     for_plans=reward_for_plans,
-    opening=reward_opening,
+    describe=describe_reward,
     size=("batches", "batch"),
 )

@@ -1,4 +1,4 @@
-"""A whole bench of one recipe: limits, real iterations (rounds, cycles), every stage alone."""
+"""The bench of one recipe: limits of the machine, real iterations (rounds, cycles), every stage alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from millpond.bench.limits import measure_limits
 from millpond.bench.result import Bench
-from millpond.bench.timing import Effort, Watch
+from millpond.bench.timing import Effort, Progress
 from millpond.config import load
 from millpond.config.load import parse_override
 from millpond.durable import replace_json
@@ -24,7 +24,7 @@ from millpond.store.host_facts import host_facts
 from millpond.trainers.common.envs import env_agents
 from millpond.trainers.common.session import require_machine
 
-ONLY_TIMED = {  # a run without evaluations, checkpoints and TensorBoard
+TIMED_RUN = {  # a run without evaluations, checkpoints and TensorBoard
     "trainer.max_seconds": None,
     "eval.interval": None,
     "eval.episodes": 1,
@@ -41,44 +41,44 @@ def run_bench(
     quick: bool = False,
     only_iteration: bool = False,
     iterations: int | None = None,
-    watch: Watch = lambda what: None,
+    progress: Progress = lambda description: None,
 ) -> Bench:
-    """Measure a recipe at its own sizes; `quick` at those of its preset `debug`, in seconds.
+    """Measure a recipe at its own sizes, or with `quick` at those of its preset `debug`, in seconds.
 
-    `only_iteration` leaves out limits and single stages. Everything is written to a folder that is removed again.
+    `only_iteration` skips limits and single stages. Everything is written to a temporary folder.
     """
-    given = overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
+    settings = overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
     preset, effort = ("debug", Effort.quick()) if quick else (None, Effort())
     effort = effort if iterations is None else replace(effort, iterations=iterations)
     can_use_bfloat16()  # before torch computes anything
-    wanted = load(recipe, given, preset, ask_env=env_agents)
-    require_machine(wanted.recipe)
-    kind = KINDS[wanted.recipe.kind].bench.load()
+    requested = load(recipe, settings, preset, ask_env=env_agents)
+    require_machine(requested.recipe)
+    kind = KINDS[requested.recipe.kind].bench.load()
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
         folder = Path(name)
         limits = None
         if not only_iteration:
-            watch("the machine's limits")
+            progress("the machine's limits")
             limits = measure_limits(effort, folder)
-        settings = {**ONLY_TIMED, **kind.settings(wanted, effort), "run_dir": name}
-        timed = load(recipe, {**given, **settings}, preset, wanted.recipe.env.num_agents)
-        found = kind.measure(wanted, timed, limits, effort, folder, watch)
+        shorter = {**TIMED_RUN, **kind.settings(requested, effort), "run_dir": name}
+        timed = load(recipe, {**settings, **shorter}, preset, requested.recipe.env.num_agents)
+        measurement = kind.measure(requested, timed, limits, effort, folder, progress)
     facts = host_facts()
     return Bench(
         recipe=recipe,
-        kind=wanted.recipe.kind,
+        kind=requested.recipe.kind,
         date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         machine=f"{facts['processor']}, {facts['cores_allowed']} cores",
         versions=facts["versions"],
         quick=quick,
         threads=torch.get_num_threads(),
         limits=limits,
-        **{name: getattr(found, name) for name in ("precision", "vector", "sizes", "stages", "iteration")},
+        **{name: getattr(measurement, name) for name in ("precision", "vector", "sizes", "stages", "iteration")},
     )
 
 
-def keep(bench: Bench, overrides: Iterable[str]) -> Path:
-    """Keep what plans estimate times with; returns where."""
+def store_for_plans(bench: Bench, overrides: Iterable[str]) -> Path:
+    """Store the speeds from which plans estimate times, and return the path."""
     sizes, seconds = KINDS[bench.kind].bench.load().for_plans(bench)
     measured = Measured(
         machine=this_machine(),

@@ -13,15 +13,16 @@ from millpond.planner.estimate import duration
 from millpond.planner.lines import bar, figures, sentence, size, table
 from millpond.plurals import plural
 
-WALL = 32  # characters of the waterfall
+WATERFALL_WIDTH = 32  # characters
+IN_RUN, ALONE, LIMIT = "#0b6e99", "#edae49", "#444444"
 
 
 def show_bench(bench: Bench) -> list[str]:
-    """Everything that was measured."""
+    """Return the lines that `millpond bench` prints."""
     lines = [
-        f"bench of {bench.recipe}{' (quick: tiny sizes, figures that say nothing)' if bench.quick else ''}",
+        f"bench of {bench.recipe}{' (quick: tiny sizes, the numbers mean nothing)' if bench.quick else ''}",
         *sentence(f"{bench.machine}; torch {bench.versions.get('torch', '?')}, {bench.threads} threads"),
-        *sentence(_kind(bench).opening(bench.sizes, bench.vector, bench.precision)),
+        *sentence(_kind(bench).describe(bench.sizes, bench.vector, bench.precision)),
     ]
     if bench.limits is not None:
         lines += _limits(bench)
@@ -30,15 +31,15 @@ def show_bench(bench: Bench) -> list[str]:
 
 
 def waterfall(bench: Bench) -> list[tuple[str, float, float]]:
-    """Name, beginning and end in seconds of each phase of an iteration, laid end to end."""
-    found, at, kind = [], 0.0, _kind(bench)
+    """Return name, start and end in seconds of each phase of an iteration, one after the other."""
+    phases, at, kind = [], 0.0, _kind(bench)
     for phase, name in kind.phases.items():
         seconds = bench.iteration.phases.get(phase, 0.0)
-        if not seconds and not kind.every_phase:  # a mode that does not have it
+        if not seconds and not kind.show_empty_phases:  # a mode without this phase
             continue
-        found.append((name, at, at + seconds))
+        phases.append((name, at, at + seconds))
         at += seconds
-    return found
+    return phases
 
 
 def _limits(bench: Bench) -> list[str]:
@@ -58,7 +59,7 @@ def _limits(bench: Bench) -> list[str]:
 
 
 def _stages(bench: Bench) -> list[str]:
-    header = ("stage", "alone", "a second", "in a run", "share", "limit", "of limit")
+    header = ("stage", "alone", "per second", "in a run", "share", "limit", "of limit")
     rows = [_stage(bench, stage) for stage in bench.stages]
     return ["", "Stages", *table(header, rows), *sentence(_kind(bench).notes)]
 
@@ -85,26 +86,26 @@ def _rate(rate: float) -> str:
 
 def _waterfall(bench: Bench) -> list[str]:
     phases = waterfall(bench)
-    whole = max(phases[-1][2], 1e-12)
+    total = max(phases[-1][2], 1e-12)
     name_width = max(len(name) for name, _, _ in phases)
-    lines = ["", f"One {_kind(bench).whole}"]
+    lines = ["", f"One {_kind(bench).level}"]
     for name, first, last in phases:
         seconds = last - first
-        shown = bar(first, last, whole, WALL)
-        lines.append(f"  {name:<{name_width}}  {shown}  {duration(seconds):>8}  {seconds / whole:6.1%}")
+        drawn = bar(first, last, total, WATERFALL_WIDTH)
+        lines.append(f"  {name:<{name_width}}  {drawn}  {duration(seconds):>8}  {seconds / total:6.1%}")
     return lines
 
 
 def _iteration(bench: Bench) -> list[str]:
-    found = bench.iteration
-    whole = _kind(bench).whole
-    took = (f"{'an' if whole == 'iteration' else 'a'} {whole}", duration(found.seconds.median))
-    if found.bare is None or found.ratio is None:
-        return ["", *figures([(*took, _spread(found.seconds, duration))])]
+    iteration = bench.iteration
+    level = _kind(bench).level
+    median = (f"{'an' if level == 'iteration' else 'a'} {level}", duration(iteration.seconds.median))
+    if iteration.bare is None or iteration.ratio is None:
+        return ["", *figures([(*median, _spread(iteration.seconds, duration))])]
     rows = [
-        (*took, _spread(found.seconds, duration)),
-        ("bare network arithmetic", duration(found.bare.seconds), _parts(found.bare)),
-        ("iteration / bare", f"{found.ratio.median:.3f}", _spread(found.ratio, "{:.3f}".format)),
+        (*median, _spread(iteration.seconds, duration)),
+        ("bare network arithmetic", duration(iteration.bare.seconds), _split(iteration.bare)),
+        ("iteration / bare", f"{iteration.ratio.median:.3f}", _spread(iteration.ratio, "{:.3f}".format)),
     ]
     plain = [
         [
@@ -112,21 +113,21 @@ def _iteration(bench: Bench) -> list[str]:
             duration(reference.seconds),
             duration(reference.inference.median),
             duration(reference.training.median),
-            f"{found.reference_ratios[name].median:.3f}",
-            f"{found.reference_ratios[name].low:.3f} to {found.reference_ratios[name].high:.3f}",
+            f"{iteration.reference_ratios[name].median:.3f}",
+            f"{iteration.reference_ratios[name].low:.3f} to {iteration.reference_ratios[name].high:.3f}",
         ]
-        for name, reference in found.references.items()
+        for name, reference in iteration.references.items()
     ]
     notes = sentence(
         "Bare: the same policy acts on as many steps and is trained as often, on ready data, between the iterations. "
-        "Plain: nn.Linear on the flat observation, torch's recurrent layer, linear heads. Each is run in part and "
-        "scaled up. Without instructions for bfloat16 the processor emulates it, and the float32 ones are what counts."
+        "Plain: nn.Linear on the flat observation, torch's recurrent layer, linear heads. A share of each is run and "
+        "scaled up. A processor without instructions for bfloat16 emulates it; then compare with the float32 ones."
     )
     header = ("plain network", "seconds", "inference", "updates", "bare / plain", "spread")
     return ["", "Against the arithmetic of the network alone", *figures(rows), "", *table(header, plain), *notes]
 
 
-def _parts(arithmetic: Arithmetic) -> str:
+def _split(arithmetic: Arithmetic) -> str:
     return f"inference {duration(arithmetic.inference.median)}, updates {duration(arithmetic.training.median)}"
 
 
@@ -134,13 +135,8 @@ def _spread(spread: Spread, show: Callable[[float], str]) -> str:
     return f"median of {spread.count}; {show(spread.low)} to {show(spread.high)}"
 
 
-# -- One iteration as a waterfall: what each phase took, and beside it the same work alone and at its limit.
-
-TAKEN, ALONE, LIMIT = "#0b6e99", "#edae49", "#444444"
-
-
 def draw_bench(bench: Bench, path: Path) -> None:
-    """Write the picture in the format that the path's ending names."""
+    """Draw the waterfall: each phase in the run, the same work alone, and at its limit. The suffix of `path` is the format."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -149,10 +145,10 @@ def draw_bench(bench: Bench, path: Path) -> None:
     axis: Any = figure.subplots()
     stages = {stage.name: stage for stage in bench.stages}
     phases = waterfall(bench)
-    whole, kind = phases[-1][2], _kind(bench)
+    total, kind = phases[-1][2], _kind(bench)
     for row, (name, first, last) in enumerate(phases):
-        axis.barh(row, last - first, left=first, height=0.5, color=TAKEN, label="in the run" if row == 0 else None)
-        axis.text(last + whole * 0.008, row, f"{duration(last - first)} ({(last - first) / whole:.0%})", va="center")
+        axis.barh(row, last - first, left=first, height=0.5, color=IN_RUN, label="in the run" if row == 0 else None)
+        axis.text(last + total * 0.008, row, f"{duration(last - first)} ({(last - first) / total:.0%})", va="center")
         stage = stages.get(kind.stages.get(name, ""))
         if stage is not None:
             axis.barh(
@@ -167,17 +163,17 @@ def draw_bench(bench: Bench, path: Path) -> None:
                     color=LIMIT,
                     label="at its limit" if row == 0 else None,
                 )
-    longest = whole
+    longest = total
     if bench.iteration.bare is not None:
         bare = bench.iteration.bare.seconds
         axis.axvline(bare, color="#d1495b", linestyle="--", linewidth=1, label=f"bare arithmetic {duration(bare)}")
-        longest = max(whole, bare)
+        longest = max(total, bare)
     axis.set_yticks(range(len(phases)), [name for name, _, _ in phases])
     axis.invert_yaxis()
     axis.set_xlim(0, longest * 1.18)
     axis.set_xlabel("seconds")
     size = _size(bench)
-    axis.set_title(f"{bench.recipe}: one {kind.whole} of {size} in {duration(whole)}\n{bench.machine}", fontsize=10)
+    axis.set_title(f"{bench.recipe}: one {kind.level} of {size} in {duration(total)}\n{bench.machine}", fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)
     figure.savefig(path, dpi=140, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -1,4 +1,4 @@
-"""Actions at random, to step envs without a policy."""
+"""Measurements that several kinds share: stepping envs with random actions, and appending to and sampling from a lake."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ from millpond.envs.spec import ActionSpec, EnvSpec
 from millpond.replay import Lake, Schema, Steps
 from millpond.vector import Vector
 
+SAMPLE_SIZE = 256  # transitions of a batch
+MIN_APPEND_BYTES = 32 << 20  # so that more than the sync is measured
+MAX_APPEND_STEPS = 512
 
-class Chooser:
-    """Actions at random, drawn beforehand; in environments with masks, the first that is allowed of each choice."""
+
+class RandomActions:
+    """Writes random actions, drawn once per shape. With an action mask it takes the first valid action of each choice."""
 
     def __init__(self, spec: ActionSpec) -> None:
         self.spec, self.rng = spec, np.random.default_rng(0)
-        self.drawn: dict[tuple[int, ...], npt.NDArray[Any]] = {}
+        self.by_shape: dict[tuple[int, ...], npt.NDArray[Any]] = {}
 
-    def __call__(self, into: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> None:
+    def __call__(self, out: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> None:
         if mask.shape[-1]:
             first = np.cumsum((0, *self.spec.sizes))
-            picked = [mask[..., low:high].argmax(-1) for low, high in pairwise(first)]
-            into[...] = picked[0] if self.spec.kind == "discrete" else np.stack(picked, -1)
+            actions = [mask[..., low:high].argmax(-1) for low, high in pairwise(first)]
+            out[...] = actions[0] if self.spec.kind == "discrete" else np.stack(actions, -1)
             return
-        if into.shape not in self.drawn:
-            self.drawn[into.shape] = self._draw(into.shape).astype(into.dtype)
-        np.copyto(into, self.drawn[into.shape])
+        if out.shape not in self.by_shape:
+            self.by_shape[out.shape] = self._draw(out.shape).astype(out.dtype)
+        np.copyto(out, self.by_shape[out.shape])
 
     def _draw(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         if self.spec.kind == "continuous":
@@ -42,59 +46,51 @@ class Chooser:
 
 
 class RandomSteps:
-    """Steps vectors with actions at random, which are drawn when a shape of them is first needed."""
+    """Steps vectors with random actions."""
 
     def __init__(self, vectors: list[Vector]) -> None:
-        self.players = [(vector, Chooser(vector.spec.action)) for vector in vectors]
+        self.players = [(vector, RandomActions(vector.spec.action)) for vector in vectors]
 
-    def __call__(self, times: int) -> None:
-        """So many steps of every env of each vector; sent and not yet received at the end."""
-        for _ in range(times):
-            for vector, choose in self.players:
+    def __call__(self, count: int) -> None:
+        """Take `count` steps of every env of each vector; the last ones are sent but not yet received."""
+        for _ in range(count):
+            for vector, write_actions in self.players:
                 for _ in range(vector.groups):
                     batch = vector.recv()
-                    choose(batch.action, batch.action_mask)
+                    write_actions(batch.action, batch.action_mask)
                     vector.send()
 
     def rest(self) -> None:
-        """Receive what was sent, so that a run or another stage can go on."""
+        """Receive the last steps, so that a run or another stage can continue."""
         for vector, _ in self.players:
             for _ in range(vector.groups):
                 vector.recv()
             vector.rest()
 
 
-# -- A lake at a recipe's observations: what appending and sampling take.
-
-SAMPLED = 256  # transitions of a batch
-LEAST_BYTES = 32 << 20  # an append of this size at least, so that its sync is not all that is measured
-MOST_STEPS = 512
-
-
 def measure_lake(
-    spec: EnvSpec, seen: npt.NDArray[Any], limits: Limits, effort: Effort, folder: Path
+    spec: EnvSpec, observations: npt.NDArray[Any], limits: Limits, effort: Effort, folder: Path
 ) -> tuple[Stage, Stage]:
-    """Appends of real observations [T, lanes, *observation], each on the disk when it returns; then batches from what is
-    in the page cache."""
-    wanted = LEAST_BYTES if effort.copied > LEAST_BYTES else 1
-    times = max(1, min(MOST_STEPS // len(seen), -(-wanted // seen.nbytes)))
-    observation = np.ascontiguousarray(np.tile(seen, (times, *([1] * (seen.ndim - 1)))))
+    """Measure synced appends of real observations [T, lanes, *observation], then samples from the page cache."""
+    min_bytes = MIN_APPEND_BYTES if effort.copy_bytes > MIN_APPEND_BYTES else 1
+    times = max(1, min(MAX_APPEND_STEPS // len(observations), -(-min_bytes // observations.nbytes)))
+    observation = np.ascontiguousarray(np.tile(observations, (times, *([1] * (observations.ndim - 1)))))
     shape = observation.shape[:2]
-    ended = np.random.default_rng(0).random(shape) < 0.005
+    terminated = np.random.default_rng(0).random(shape) < 0.005
     action = np.zeros((*shape, *spec.action.shape), spec.action.dtype)
-    steps = Steps(observation, action, np.zeros(shape, np.float32), ended, np.zeros(shape, bool))
+    steps = Steps(observation, action, np.zeros(shape, np.float32), terminated, np.zeros(shape, bool))
     count, schema = shape[0] * shape[1], Schema.from_spec(spec)
-    with tempfile.TemporaryDirectory(dir=folder) as place, Lake.create(Path(place) / "lake", schema) as lake:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, Lake.create(Path(scratch) / "lake", schema) as lake:
         with lake.writer("bench", shape[1]) as writer:
             append = median_seconds(lambda: writer.append(steps), effort.repeats)
         stored = sum(path.stat().st_size for path in lake.folder.rglob("*") if path.is_file()) / (effort.repeats + 1)
         lake.refresh()
         rng = np.random.default_rng(0)
         for _ in range(effort.repeats):
-            lake.sample(SAMPLED, rng)
-        sample = median_seconds(lambda: lake.sample(SAMPLED, rng), 10 * effort.repeats)
-    moved = 2 * SAMPLED * spec.observation.nbytes
+            lake.sample(SAMPLE_SIZE, rng)
+        sample = median_seconds(lambda: lake.sample(SAMPLE_SIZE, rng), 10 * effort.repeats)
+    moved = 2 * SAMPLE_SIZE * spec.observation.nbytes
     return (
         Stage("lake append", append, count, "transitions", "disk", stored / limits.disk_write, None, False),
-        Stage("lake sample", sample, SAMPLED, "transitions", "memory", moved / limits.memory, None, False),
+        Stage("lake sample", sample, SAMPLE_SIZE, "transitions", "memory", moved / limits.memory, None, False),
     )

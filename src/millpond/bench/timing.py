@@ -1,4 +1,4 @@
-"""Taking times: once to warm up, then several times, and the median counts."""
+"""Timing: a warm-up that does not count, then the median of several calls."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from statistics import median
 
 from millpond.loop import LevelEnd, Loop
 
-Watch = Callable[[str], object]  # told what is being measured
-LONGEST = 40.0  # seconds of real rounds or cycles after which no further one is begun
+Progress = Callable[[str], object]  # called with a description of what is measured next
+MAX_SECONDS = 40.0  # of real rounds or cycles; after that no further one starts
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured. `quick` is for trying the command out: its figures say nothing."""
+    """How much is measured. `quick` is for trying the command: its numbers mean nothing."""
 
-    repeats: int = 7  # timings of each piece of work, of which the median counts
-    iterations: int | None = None  # real iterations that are timed; None: by their size
-    matrix: int = 2_048  # side of the matrices of the products
-    copied: int = 256 << 20  # bytes of the memory copy
-    written: int = 256 << 20  # bytes of the file
+    repeats: int = 7  # timings of each piece of work; their median counts
+    iterations: int | None = None  # real iterations that are timed; None: as many as their size allows
+    matrix_size: int = 2_048  # rows and columns of the matrices that are multiplied
+    copy_bytes: int = 256 << 20
+    write_bytes: int = 256 << 20
     calls: int = 48  # forward passes in one timing
     updates: int = 6  # training steps in one timing
 
     @staticmethod
     def quick() -> Effort:
-        return Effort(repeats=2, iterations=1, matrix=256, copied=4 << 20, written=4 << 20, calls=2, updates=1)
+        small = 4 << 20
+        return Effort(repeats=2, iterations=1, matrix_size=256, copy_bytes=small, write_bytes=small, calls=2, updates=1)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of several timings or ratios, and how far apart they are."""
+    """Median, minimum and maximum of several timings or ratios."""
 
     median: float
     low: float
@@ -45,30 +46,30 @@ class Spread:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def median_seconds(work: Callable[[], object], repeats: int, before: Callable[[], object] | None = None) -> float:
-    """Seconds of a call, the median of several, after one that does not count. `before` each, `before()` is called."""
-    spent = []
+    """Return the median seconds of a call after one that does not count. `before` runs before each call, untimed."""
+    seconds = []
     for _ in range(repeats + 1):
         if before is not None:
             before()
-        spent.append(timed(work))
-    return median(spent[1:])
+        seconds.append(timed(work))
+    return median(seconds[1:])
 
 
-def stop_in_time(loop: Loop, level: str, watch: Watch) -> None:
-    """Tell of each item of `level`, and end the loop when it has taken long and one item besides the first is done."""
+def limit_seconds(loop: Loop, level: str, progress: Progress) -> None:
+    """Report each item of `level`, and stop the loop after `MAX_SECONDS`, but not before the second item has ended."""
     began = time.monotonic()
 
-    def ended(now: LevelEnd) -> None:
-        watch(f"a {level}")
-        if now.number >= 1 and time.monotonic() - began > LONGEST:
+    def at_end(ended: LevelEnd) -> None:
+        progress(f"a {level}")
+        if ended.number >= 1 and time.monotonic() - began > MAX_SECONDS:
             loop.stop("measured")
 
-    loop.at_end(level, ended)
-    watch(f"a {level}, to warm up")
+    loop.at_end(level, at_end)
+    progress(f"a {level}, to warm up")

@@ -49,7 +49,7 @@ def bench(
       millpond bench reward              # a cycle: sample, update, target, record
       millpond bench metta --iteration   # the full-size iteration alone
     """
-    from millpond.bench.run import keep, run_bench
+    from millpond.bench.run import run_bench, store_for_plans
     from millpond.bench.show import draw_bench, show_bench
 
     recipe, override_list = recipe_and_overrides(recipe, overrides)
@@ -57,9 +57,9 @@ def bench(
         raise MillpondError(f"--picture {picture} must end in one of {', '.join(PICTURE_SUFFIXES)}")
     with progress("measuring") as update:
         result = run_bench(
-            recipe, override_list, quick=quick, only_iteration=iteration, iterations=iterations, watch=update
+            recipe, override_list, quick=quick, only_iteration=iteration, iterations=iterations, progress=update
         )
-    saved = None if quick else keep(result, override_list)
+    saved = None if quick else store_for_plans(result, override_list)
     if picture is None and saved is not None:
         picture = saved.with_name(f"bench-{Path(recipe).stem}.png")
     if picture is not None:

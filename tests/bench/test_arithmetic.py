@@ -1,4 +1,4 @@
-"""The bare arithmetic is the trainer's own, and the plain network remembers."""
+"""The bare arithmetic equals the trainer's, and the plain network has memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from millpond.bench.arithmetic import Network, PlainNetwork, Ready, make_ready
+from millpond.bench.arithmetic import Network, PlainNetwork, ReadyBatch, make_ready_batches
 from millpond.bench.timing import Effort
 from millpond.config import load
 from millpond.envs.registry import describe
@@ -24,25 +24,25 @@ from millpond.trainers.ppo.update import train_minibatch
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PPOTrainer]:
-    """One that has run one iteration, so that its rows are full."""
+    """A trainer after one iteration, with full rows."""
     folder: Path = tmp_path_factory.mktemp("runs")
     loaded = load("grid", {"run_dir": str(folder), "log.tensorboard": False}, "debug")
     with contextlib.redirect_stdout(io.StringIO()):
-        made = PPOTrainer(loaded, start_run(loaded, "bare"))
-        made.train()
-    yield made
-    made.close()
+        trainer = PPOTrainer(loaded, start_run(loaded, "bare"))
+        trainer.train()
+    yield trainer
+    trainer.close()
 
 
-def test_a_bare_update_is_the_trainers_update(trainer: PPOTrainer) -> None:
+def test_bare_update_equals_the_update_of_the_trainer(trainer: PPOTrainer) -> None:
     bare, real = (Network.of_trainer(trainer, Effort.quick()) for _ in range(2))
     rows, plan, ppo = trainer.rows, trainer.share, trainer.recipe.ppo
     picked, ones = torch.arange(plan.minibatch_segments), np.ones(plan.minibatch_segments, np.float32)
-    living = rows["alive"][: plan.segments].sum(dim=(1, 2))
+    valid_steps = rows["alive"][: plan.segments].sum(dim=(1, 2))
     advantage = torch.randn(rows["value"][: plan.segments].shape)
-    estimate = Estimate(advantage, advantage, np.zeros(plan.segments), torch.zeros(()), living)
+    estimate = Estimate(advantage, advantage, np.zeros(plan.segments), torch.zeros(()), valid_steps)
     part = Part.of(rows, estimate, picked, ones, trainer.device)
-    bare.train(Ready(part, living[picked].sum(), make_ready(trainer)[0].seen, None))
+    bare.train(ReadyBatch(part, valid_steps[picked].sum(), make_ready_batches(trainer)[0].observation, None))
 
     train_minibatch(
         real.unroll,
@@ -62,14 +62,14 @@ def test_a_bare_update_is_the_trainers_update(trainer: PPOTrainer) -> None:
     assert moved > 0  # an optimiser that does nothing would pass
 
 
-def test_the_times_are_of_a_whole_iteration(trainer: PPOTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one forward pass in two and one update, scaled to all of them: counted, with a clock that stands still."""
+def test_seconds_are_scaled_to_a_full_iteration(trainer: PPOTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two forward passes and one update are run; with a fixed clock, the scale is the count of an iteration."""
     network = Network.of_trainer(trainer, Effort(calls=2, updates=1))
     calls: list[str] = []
     monkeypatch.setattr(network, "act", lambda ready: calls.append("act"))
     monkeypatch.setattr(network, "train", lambda ready: calls.append("train"))
     monkeypatch.setattr("millpond.bench.arithmetic.timed", lambda work: (work(), 1.0)[1])
-    acting, training = network.seconds(make_ready(trainer))
+    acting, training = network.seconds(make_ready_batches(trainer))
     plan = trainer.share
     assert calls == ["act", "act", "train"]
     assert acting == plan.agent_steps / (plan.envs_per_group * plan.num_agents) / 2
@@ -78,7 +78,7 @@ def test_the_times_are_of_a_whole_iteration(trainer: PPOTrainer, monkeypatch: py
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 @pytest.mark.parametrize("one_hot", [False, True])
-def test_a_plain_network_unrolls_to_what_it_acted(core: str, one_hot: bool) -> None:
+def test_plain_network_unrolls_to_the_values_and_log_probs_of_acting(core: str, one_hot: bool) -> None:
     spec = describe("grid", {})
     torch.manual_seed(0)
     network = PlainNetwork(spec, core, 16, one_hot=one_hot)
