@@ -1,8 +1,8 @@
-"""The errors a user can cause. The command line prints them without a traceback and exits with 2."""
+"""Errors that a user can cause. The command line prints them without a traceback and exits with 2."""
 
 
 class MillpondError(Exception):
-    """Something the user can mend; the message says what and how."""
+    """An error that the user can fix; the message says what is wrong and how to fix it."""
 
-    quiet = False  # whether another process says it already
-    exit_code = 2  # of the command line; 1 where the input was right and something else failed
+    quiet = False  # True if another process has already printed it
+    exit_code = 2  # of the command line; 1 if the input was valid and something else failed

@@ -1,4 +1,4 @@
-"""Counts in words."""
+"""Plurals and verbs for messages with counts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def many(word: str) -> str:
     """Return the plural of a noun."""
     if word.endswith("y") and word[-2:-1] not in "aeiou":
         return f"{word[:-1]}ies"
-    hisses = word.endswith(("ch", "s", "x")) and not word.endswith("epoch")
-    return f"{word}{'es' if hisses else 's'}"
+    sibilant = word.endswith(("ch", "s", "x")) and not word.endswith("epoch")
+    return f"{word}{'es' if sibilant else 's'}"
 
 
 def verb(count: int, plain: str) -> str:
-    """Return a verb as it follows a count: `1 minibatch` gives, `2 minibatches` give; `are` becomes is."""
+    """Return the form of a verb after a count: `1 minibatch` gives, `2 minibatches` give; `are` becomes is."""
     if plain == "are":
         return "is" if count == 1 else plain
     return plain if count != 1 else f"{plain}{'es' if plain.endswith('o') else 's'}"

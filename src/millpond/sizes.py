@@ -1,4 +1,4 @@
-"""The arithmetic of batches: pure functions on whole numbers, stated once and used by rules, plans and trainers."""
+"""Arithmetic of batches: pure functions on integers, shared by rules, plans and trainers."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ from functools import lru_cache
 
 
 def envs_per_group(target: int, num_agents: int, num_workers: int) -> int:
-    """Envs whose agents fill one forward pass: `target // agents`, floored to a multiple of the workers.
+    """Envs whose agents fill one forward pass: `target // agents`, rounded down to a multiple of the workers.
 
-    4,096 agents // 3 an env = 1,365 envs, floored to a multiple of 16 workers = 1,360.
+    4,096 agents // 3 per env = 1,365 envs, rounded down to a multiple of 16 workers = 1,360.
     """
     return target // num_agents // num_workers * num_workers
 
 
 def trainer_envs(trainer_share: float, envs_per_group: int) -> int:
-    """Envs of each group that the trainer steps itself: its share, rounded, and at least one where it has any.
+    """Envs of each group that the trainer steps itself: its share, rounded, and at least one unless the share is 0.
 
-    0.1 of 32 envs are 3.
+    0.1 of 32 envs is 3.
     """
     return max(1, int(trainer_share * envs_per_group + 0.5)) if trainer_share else 0
 
 
 def rows_per_round(num_envs: int, num_agents: int, batch_unit: str) -> int:
-    """Rows that one round of `bptt_horizon` steps of every env fills: one an env, or one an agent."""
+    """Rows filled by one round of `bptt_horizon` steps of every env: one per env, or one per agent."""
     return num_envs if batch_unit == "env_steps" else num_envs * num_agents
 
 
 @lru_cache(maxsize=256)
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors in ascending order."""
-    found, rest, factor = [1], number, 2
+    """Return all divisors in ascending order."""
+    products, rest, factor = [1], number, 2
     while factor * factor <= rest:
         times = 0
         while rest % factor == 0:
             rest //= factor
             times += 1
         if times:
-            found = [d * power for d in found for power in (factor**k for k in range(times + 1))]
+            products = [d * power for d in products for power in (factor**k for k in range(times + 1))]
         factor += 1 if factor == 2 else 2
     if rest > 1:
-        found += [d * rest for d in found]
-    return tuple(sorted(found))
+        products += [d * rest for d in products]
+    return tuple(sorted(products))
 
 
 def nearest_multiples(value: int, unit: int) -> list[int]:
-    """The positive multiples of `unit` on both sides of `value`, the nearer first; `value` alone if it is one."""
+    """Return the positive multiples of `unit` below and above `value`, nearest first; only `value` if it is one."""
     if value > 0 and value % unit == 0:
         return [value]
     low = max(value, 0) // unit * unit
@@ -53,7 +53,7 @@ def nearest_multiples(value: int, unit: int) -> list[int]:
 
 
 def nearest_divisors(value: int, of: int, unit: int = 1) -> list[int]:
-    """The divisors of `of` that are multiples of `unit`, on both sides of `value`, the nearer first.
+    """Return the divisors of `of` that are multiples of `unit`, below and above `value`, nearest first.
 
     `of` must itself be a multiple of `unit`, so there is always at least one: `unit`.
     """

@@ -49,10 +49,10 @@ def test_sources(source: str, agents: int) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("game: {agents: 3}", "nowhere"),
-        ("a: {num_agents: 3}\nb: {num_agents: 4}", "as 3, 4"),
+        ("game: {agents: 3}", "does not set num_agents"),
+        ("a: {num_agents: 3}\nb: {num_agents: 4}", "to different numbers: 3, 4"),
         ("[", "is not valid YAML"),
-        ("", "nowhere"),
+        ("", "does not set num_agents"),
     ],
 )
 def test_files_that_do_not_say(tmp_path: Path, content: str, says: str) -> None:

@@ -38,7 +38,7 @@ def test_scalars(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a: 1\na: 2", "the key 'a' stands twice"),
+        ("a: 1\na: 2", "the key 'a' appears twice"),
         ("a: &x [1]\nb: *x", "aliases are not allowed"),
         ("a: !!python/object/apply:os.system ['true']", "are not allowed"),
         ("a: [1", "line 1"),
@@ -56,7 +56,7 @@ def test_what_is_refused(text: str, says: str) -> None:
     [
         (b"", "is empty"),
         (b"# only a comment\n", "is empty"),
-        (b"\x89PNG\r\n\x1a\n\x00\xff", "not text in UTF-8"),
+        (b"\x89PNG\r\n\x1a\n\x00\xff", "not UTF-8 text"),
         (b"- a\n- b\n", "holds a list"),
         (b"just words", "holds a str"),
         (b"kind: ppo\n\tenv: x", "is not valid YAML, line 2"),

@@ -155,7 +155,7 @@ def test_a_signal_stops_all_ranks_after_the_same_iteration(
 def test_what_is_wrong_is_said_once(uncut: Path, tmp_path: Path) -> None:
     refused = run_torchrun(tmp_path, 2, "grid", "--debug")
     assert refused.returncode != 0
-    words = "trainer.num_workers=1 is a total, and 2 ranks have no equal share of it; try trainer.num_workers=2"
+    words = "trainer.num_workers=1 is a total that 2 ranks cannot share equally; try trainer.num_workers=2"
     assert refused.stderr.count(words) == 1
     assert not (tmp_path / "runs").exists()
     exists = run_torchrun(uncut.parent.parent, 2, *arguments("uncut"))

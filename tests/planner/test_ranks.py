@@ -17,7 +17,7 @@ from millpond.errors import MillpondError
 from millpond.planner import MixturePlan, PPOPlan, plan_loaded
 from millpond.planner.planned import plan_over_ranks, share_of_rank
 
-NO_SHARE = "is a total, and 2 ranks have no equal share of it"
+NO_SHARE = "is a total that 2 ranks cannot share equally"
 
 
 def plans(recipe: str, changes: dict[str, Any], ranks: int) -> tuple[PPOPlan, PPOPlan, PPOPlan]:
@@ -144,11 +144,11 @@ def test_a_mixture_keeps_its_plan(ranks: int) -> None:
     [
         (
             [],
-            "mixture.agents=4, and 3 ranks .*a rank for each agent, or 2 ranks: torchrun --nproc-per-node=4 -m -- millpond",
+            "mixture.agents=4, which 3 ranks .*one rank per agent, or 2 ranks: torchrun --nproc-per-node=4 -m -- millpond",
         ),
         (
             ["mixture.agents=5"],
-            "and 3 ranks .*a rank for each agent: torchrun --nproc-per-node=5 -m -- millpond",
+            "which 3 ranks .*one rank per agent: torchrun --nproc-per-node=5 -m -- millpond",
         ),
         (["mixture.agents=3"], f"dqn.batch_size=128 {NO_SHARE.replace('2', '3')}; try dqn.batch_size=129 or 126"),
         (["mixture.agents=3", "dqn.batch_size=3", "device=cuda:1"], "cuda:1 is one device for 3 ranks"),

@@ -1,4 +1,8 @@
-"""Typed recipes: read, merged, checked. `load("metta", ["trainer.batch_size=262_144"])` is the way in."""
+"""Typed recipes: read, merged, checked. Start with `load("metta", ["trainer.batch_size=262_144"])`.
+
+Each kind of recipe has a module with its sections and rules (`ppo`, `mixture`, `reward`); `recipe` and `env` have what all
+kinds share. `load` reads files, `check` validates values, `violations` are the errors.
+"""
 
 from millpond.config.load import Loaded, load, recipe_names
 from millpond.config.mixture import MixtureRecipe

@@ -1,4 +1,4 @@
-"""What every section of a config is made of: frozen models that refuse unknown keys, and forgiving numbers."""
+"""Building blocks of the sections: frozen models that refuse unknown keys, and numbers as people write them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-# Beyond any count of steps or bytes that a run can have; without a bound, 1e999999999 would be written out in full.
+# Larger than any number of steps or bytes of a run. Without a bound, 1e999999999 would be expanded to a billion digits.
 LARGEST_POWER = 18
 
 
-class Section(BaseModel):
-    """A frozen part of a config. Unknown keys are refused; every field carries its own description."""
+class ConfigSection(BaseModel):
+    """A frozen section of a config. Unknown keys are refused; every field has a description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 def _decimal(value: Any) -> Decimal | None:
-    """A finite number as people write it in configs: 524288, 524_288, 1e6, 1_000.5."""
+    """Parse a finite number as people write it in configs: 524288, 524_288, 1e6, 1_000.5. None if it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
-        number = Decimal(str(value).strip())  # Decimal takes underscores between digits, as Python does
+        number = Decimal(str(value).strip())  # Decimal accepts underscores between digits, as Python does
     except InvalidOperation:
         return None
     if not number.is_finite():
@@ -34,7 +34,7 @@ def _decimal(value: Any) -> Decimal | None:
 
 
 class NotWholeError(ValueError):
-    """A number between two whole ones."""
+    """A number between two integers, which are in `around`."""
 
     def __init__(self, below: int) -> None:
         super().__init__("must be a whole number")
@@ -42,7 +42,7 @@ class NotWholeError(ValueError):
 
 
 def whole_number(value: Any) -> int:
-    """An integer, also when it is written as 524_288 or 1e6; 1.5 and `true` are refused."""
+    """Parse an integer, also if written as 524_288 or 1e6. Refuse 1.5 and `true`."""
     if value is None:
         raise ValueError("must be a whole number, not null")
     number = _decimal(value)
@@ -54,7 +54,7 @@ def whole_number(value: Any) -> int:
 
 
 def real_number(value: Any) -> float:
-    """A finite number; not `nan`, not `inf`, not `true`."""
+    """Parse a finite number. Refuse `nan`, `inf` and `true`."""
     if value is None:
         raise ValueError("must be a number, not null")
     number = _decimal(value)
@@ -66,10 +66,10 @@ def real_number(value: Any) -> float:
 Whole = Annotated[int, BeforeValidator(whole_number)]
 Real = Annotated[float, BeforeValidator(real_number)]
 Count = Annotated[Whole, Field(ge=1)]  # at least one
-Size = Annotated[Whole, Field(ge=1, le=10**12)]  # of a batch, a buffer: beyond this no memory goes
+Size = Annotated[Whole, Field(ge=1, le=10**12)]  # of a batch or buffer; more than any memory holds
 Few = Annotated[Whole, Field(ge=1, le=10**6)]  # agents, workers, steps of a row
 Natural = Annotated[Whole, Field(ge=0)]
 Positive = Annotated[Real, Field(gt=0)]
 NonNegative = Annotated[Real, Field(ge=0)]
 Fraction = Annotated[Real, Field(ge=0, le=1)]
-Switch = Annotated[bool, Field(strict=True)]  # true or false, and not `yes` or 1
+Switch = Annotated[bool, Field(strict=True)]  # true or false, not `yes` or 1

@@ -1,4 +1,4 @@
-"""From plain values to a typed recipe, or to a list of everything that is wrong with them."""
+"""Validate plain values: the typed recipe, or an error that lists everything that is wrong."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from millpond.config.recipe import Recipe
 from millpond.config.violations import ConfigError, Overrides, Rule, Values, Violation, show
 from millpond.kinds import KINDS
 
-ROUNDS = 20  # of mending; each mends one rule, and there are fewer rules than this
+MAX_FIXES = 20  # more than there are rules; each fix repairs one
 
 
 def flatten(model: BaseModel, prefix: str = "") -> dict[str, Any]:
-    """Every key of a validated recipe with its value, by dotted name."""
+    """Return every key of a validated recipe with its value, by dotted name."""
     flat: dict[str, Any] = {}
     for name in type(model).model_fields:
         value = getattr(model, name)
@@ -30,16 +30,16 @@ def flatten(model: BaseModel, prefix: str = "") -> dict[str, Any]:
 
 
 def written(model: BaseModel, prefix: str = "") -> set[str]:
-    """The keys that were set, rather than left at their default."""
-    found: set[str] = set()
+    """Return the keys that were set rather than left at their defaults."""
+    names: set[str] = set()
     for name in model.model_fields_set:
         value = getattr(model, name)
-        found |= written(value, f"{prefix}{name}.") if isinstance(value, BaseModel) else {f"{prefix}{name}"}
-    return found
+        names |= written(value, f"{prefix}{name}.") if isinstance(value, BaseModel) else {f"{prefix}{name}"}
+    return names
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections are merged key by key; anything else above replaces what is below."""
+    """Merge two layers: sections key by key; any other value of `above` replaces that of `below`."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -49,7 +49,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overlay(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """Set dotted keys, making sections as needed."""
+    """Set dotted keys, creating sections as needed."""
     result = dict(values)
     for key, value in dotted.items():
         nested: Any = value
@@ -60,7 +60,7 @@ def overlay(values: Mapping[str, Any], dotted: Mapping[str, Any]) -> dict[str, A
 
 
 def check(values: Mapping[str, Any], source: str = "") -> Recipe:
-    """The recipe that these values describe. Raises ConfigError with every violation, not only the first."""
+    """Return the recipe that these values describe. Raise ConfigError with every violation, not only the first."""
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError([_wrong_kind(kind)], source=source)
@@ -70,43 +70,50 @@ def check(values: Mapping[str, Any], source: str = "") -> Recipe:
     except ValidationError as error:
         violations, bad_keys = _field_violations(error, kind)
         rest = _without(values, bad_keys)
-        try:  # the other keys are judged as they stand; those that depend on a bad one cannot be
+        try:  # check the other keys, apart from rules that read a bad one
             recipe = model.model_validate(rest)
         except ValidationError:
             raise ConfigError(violations, source=source) from None
         flat, set_keys = flatten(recipe), written(recipe)
-        found = rules.violations(flat, set_keys)
-        judged = [v for v in found if not any(_touches(key, bad) for key in v.keys for bad in bad_keys)]
-        told = [_within_limits(violation, rest, model) for violation in violations]
+        broken_rules = [
+            violation
+            for violation in rules.violations(flat, set_keys)
+            if not any(_touches(key, bad) for key in violation.keys for bad in bad_keys)
+        ]
+        violations = [_within_limits(violation, rest, model) for violation in violations]
         fix = None
-        if all(violation.fixes for violation in told):
-            fix = mend(flat, set_keys, {key: value for v in told for key, value in v.fixes[0].items()})
-        raise ConfigError(_with_valid_fixes(told + judged, flat, set_keys), fix, source=source) from None
+        if all(violation.fixes for violation in violations):
+            fix = find_fix(flat, set_keys, {key: value for v in violations for key, value in v.fixes[0].items()})
+        raise ConfigError(_with_valid_fixes(violations + broken_rules, flat, set_keys), fix, source=source) from None
     flat, set_keys = flatten(recipe), written(recipe)
-    found = rules.violations(flat, set_keys)
-    if found:
-        raise ConfigError(_with_valid_fixes(found, flat, set_keys), mend(flat, set_keys), source=source)
+    violations = rules.violations(flat, set_keys)
+    if violations:
+        raise ConfigError(_with_valid_fixes(violations, flat, set_keys), find_fix(flat, set_keys), source=source)
     return recipe
 
 
 def refuse_violations(recipe: Recipe, rule: Rule, source: str = "") -> None:
-    """Hold a recipe, which keeps its own rules, to one more. Fixes keep them all."""
+    """Raise ConfigError if a valid recipe violates one more rule. The proposed fixes satisfy all rules."""
     flat, set_keys = flatten(recipe), written(recipe)
-    found = list(rule(flat))
-    if found:
-        raise ConfigError(_with_valid_fixes(found, flat, set_keys, rule), mend(flat, set_keys, None, rule), source)
+    violations = list(rule(flat))
+    if violations:
+        fix = find_fix(flat, set_keys, None, rule)
+        raise ConfigError(_with_valid_fixes(violations, flat, set_keys, rule), fix, source)
 
 
-def _no_more(values: Values) -> Iterator[Violation]:
+def _no_rule(values: Values) -> Iterator[Violation]:
     return iter(())
 
 
-def mend(
-    flat: Mapping[str, Any], set_keys: set[str], first: Overrides | None = None, more: Rule = _no_more
+def find_fix(
+    flat: Mapping[str, Any], set_keys: set[str], first: Overrides | None = None, more: Rule = _no_rule
 ) -> dict[str, Any] | None:
-    """Overrides after which no rule is broken: `first`, and then the best fix of whatever is still wrong."""
+    """Return overrides after which no rule is violated: `first`, then the best fix of each remaining violation.
+
+    None if a violation has no fix.
+    """
     fix: dict[str, Any] = dict(first or {})
-    for _ in range(ROUNDS):
+    for _ in range(MAX_FIXES):
         values = {**flat, **fix}
         broken = rules.violations(values, set_keys - {k for k, v in fix.items() if v is None}) or list(more(values))
         if not broken:
@@ -118,14 +125,14 @@ def mend(
 
 
 def _with_valid_fixes(
-    found: list[Violation], flat: Mapping[str, Any], set_keys: set[str], more: Rule = _no_more
+    violations: list[Violation], flat: Mapping[str, Any], set_keys: set[str], more: Rule = _no_rule
 ) -> list[Violation]:
-    """A single violation's proposals are completed; of several, the one fix for all says what is valid."""
-    return [_completed(found[0], flat, set_keys, more)] if len(found) == 1 else found
+    """Complete the fixes of a single violation; for several, the error has one fix for all."""
+    return [_completed(violations[0], flat, set_keys, more)] if len(violations) == 1 else violations
 
 
 def _within_limits(violation: Violation, rest: Mapping[str, Any], model: type[BaseModel]) -> Violation:
-    """The violation with those proposals only that the key itself allows."""
+    """Return the violation with only those fixes that are within the limits of the key."""
     allowed = []
     for fix in violation.fixes:
         try:
@@ -136,11 +143,11 @@ def _within_limits(violation: Violation, rest: Mapping[str, Any], model: type[Ba
     return Violation(violation.keys, violation.message, tuple(allowed))
 
 
-def _completed(violation: Violation, flat: Mapping[str, Any], set_keys: set[str], more: Rule = _no_more) -> Violation:
-    """The violation with its proposals completed so that taking one of them alone is enough; the others are dropped."""
+def _completed(violation: Violation, flat: Mapping[str, Any], set_keys: set[str], more: Rule = _no_rule) -> Violation:
+    """Return the violation with each fix extended until it is enough by itself; those that cannot be are dropped."""
     completed: list[Overrides] = []
     for fix in violation.fixes:
-        whole = mend(flat, set_keys | set(fix), fix, more)
+        whole = find_fix(flat, set_keys | set(fix), fix, more)
         if whole is not None and whole not in completed:
             completed.append(whole)
     return Violation(violation.keys, violation.message, tuple(completed))
@@ -159,22 +166,22 @@ def _wrong_kind(kind: Any) -> Violation:
 
 
 def _without(values: Mapping[str, Any], bad_keys: set[str], prefix: str = "") -> dict[str, Any]:
-    kept = {}
+    rest = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
         if key in bad_keys:
             continue
-        kept[name] = _without(value, bad_keys, f"{key}.") if isinstance(value, Mapping) else value
-    return kept
+        rest[name] = _without(value, bad_keys, f"{key}.") if isinstance(value, Mapping) else value
+    return rest
 
 
 def _field_violations(error: ValidationError, kind: str) -> tuple[list[Violation], set[str]]:
-    """pydantic's findings in our words, one a key."""
+    """Translate pydantic's errors, one per key."""
     known = keys(kind).keys() | sections(kind).keys()
     by_key: dict[str, Violation] = {}
     for entry in error.errors():
         key, path = "", [str(part) for part in entry["loc"]]
-        for length in range(len(path), 0, -1):  # behind the key, pydantic names the branch of a union
+        for length in range(len(path), 0, -1):  # after the key, pydantic names the branch of a union
             key = ".".join(path[:length])
             if key in known or entry["type"] == "extra_forbidden":
                 break
@@ -204,7 +211,7 @@ def _violation(key: str, kind: str, entry: dict[str, Any]) -> Violation | None:
             hint = f"sections are {', '.join(_top_sections(kind))}"
         return Violation((key,), f"{key} is not a known key; {hint}")
     if entry["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return Violation((key,), f"{key}={show(value)} must be a section with keys of its own")
+        return Violation((key,), f"{key}={show(value)} must be a section with keys")
     for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
         if name in context:
             bound = context[name]

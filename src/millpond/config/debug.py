@@ -1,7 +1,7 @@
-"""The preset `debug`, which every recipe has: one of every level at tiny sizes, in seconds.
+"""The preset `debug` of every recipe: one of every level at tiny sizes, in seconds.
 
-The sizes are worked out from the recipe, so that they also fit what a user's own file sets: its agents, horizon, groups,
-environment. Keys that the user set for this run are `fixed`: they stay, and the other sizes follow them.
+The sizes are derived from the recipe, so that they also fit the agents, horizon, groups and environment of a user's file.
+Keys that the user set for this run are `fixed`: they keep their values, and the other sizes are chosen to fit.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ HIDDEN = 16
 
 
 def debug_settings(recipe: Recipe, fixed: Collection[str] = ()) -> dict[str, Any]:
-    """Return the overrides that make a run of this recipe tiny: what differs from it and is not named in `fixed`."""
+    """Return the overrides that make a run of this recipe tiny, apart from keys in `fixed`."""
     settings: dict[str, Any] = {"trainer.total_iterations": 1, "eval.episodes": 1}
-    if recipe.policy.target is None:  # a custom policy may need its own width
+    if recipe.policy.target is None:  # a custom policy may need its width
         settings["policy.hidden_size"] = min(recipe.policy.hidden_size, HIDDEN)
-    if _can_cut_episodes(recipe.env.id):
+    if _can_truncate_episodes(recipe.env.id):
         settings["env.max_steps"] = min(recipe.env.max_steps or EPISODE, EPISODE)
     values = flatten(recipe)
     settings |= KINDS[recipe.kind].debug_sizes.load()(values, fixed)
     return {key: value for key, value in settings.items() if key not in fixed and value != values[key]}
 
 
-def _can_cut_episodes(env_id: str) -> bool:
+def _can_truncate_episodes(env_id: str) -> bool:
     family = family_of(env_id)
     return family is not None and family.name not in ("recall", "pettingzoo")
 
 
 def ppo_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any]:
-    """One iteration of one epoch of one minibatch: whole rounds of a few envs, at least `ROWS` rows."""
+    """One iteration with one epoch of one minibatch: whole rounds of a few envs, at least `ROWS` rows."""
     settings: dict[str, Any] = {
         "trainer.update_epochs": 1,
         "trainer.max_minibatch_size": None,
@@ -78,7 +78,7 @@ def ppo_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any]:
 
 
 def mixture_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any]:
-    """One round: one collection of each of two agents, one update of the BigAgent."""
+    """One round: one collection per agent of two agents, one update of the BigAgent."""
     settings: dict[str, Any] = {
         "mixture.collections_per_round": 1,
         "mixture.big_updates": 1,
@@ -96,7 +96,7 @@ def mixture_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any
     n_step = choose("dqn.n_step", min(values["dqn.n_step"], 3))
     lanes = agents * envs
     if values["mixture.mode"] == "live" and values["mixture.own_fraction"]:
-        settings["mixture.own_fraction"] = 1 / (agents + 1)  # as many envs as an agent has
+        settings["mixture.own_fraction"] = 1 / (agents + 1)  # as many envs as one agent has
         lanes += envs
     if values["mixture.epsilon_ladder"] is not None:
         settings["mixture.epsilon_ladder"] = values["mixture.epsilon_ladder"][:agents]
@@ -108,7 +108,7 @@ def mixture_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any
 
 
 def reward_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any]:
-    """One batch; with an agent, a few short episodes for it to learn from."""
+    """One batch; in full mode also a few short episodes for the agent to learn from."""
     settings: dict[str, Any] = dict.fromkeys(
         ("reward.epochs", "reward.cycles", "reward.iterations", "reward.train_batches"), 1
     )
@@ -123,8 +123,8 @@ def reward_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any]
         "agent.batch_size": 8,
         "agent.test_episodes": 1,
     }
-    if _can_cut_episodes(values["env.id"]):
-        settings["env.max_steps"] = 5  # so that episodes end within the warm-up: returns are of whole episodes
+    if _can_truncate_episodes(values["env.id"]):
+        settings["env.max_steps"] = 5  # so that episodes end within the warm-up: only whole episodes have returns
     return settings
 
 

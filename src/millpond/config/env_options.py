@@ -21,7 +21,10 @@ from millpond.plurals import plural
 
 
 def env_options(env: EnvConfig, *, stacked: bool = True) -> tuple[str, dict[str, Any]]:
-    """`stacked`: observations are whole stacks of `frame_stack` frames; else single frames, to be stacked when sampled."""
+    """Return the id of the environment and the options of its family.
+
+    `stacked`: observations are whole stacks of `frame_stack` frames; else single frames, to be stacked when sampled.
+    """
     family = family_of(env.id)
     name = family.name if family else ""
     options: dict[str, Any] = {}
@@ -60,7 +63,7 @@ def env_options(env: EnvConfig, *, stacked: bool = True) -> tuple[str, dict[str,
 
 
 def is_safe_to_describe(env: EnvConfig) -> bool:
-    """Whether the environment can be described without running code that the config names: a config may be a stranger's."""
+    """True if describing the environment runs no code that the config names: a config may come from a stranger."""
     family = family_of(env.id)
     if family is None or family.name in ("pettingzoo", "custom"):
         return False
@@ -70,12 +73,12 @@ def is_safe_to_describe(env: EnvConfig) -> bool:
 
 
 def env_spec(env: EnvConfig, *, stacked: bool = True) -> EnvSpec | None:
-    """What the config's environment shows and takes, for a plan; None where only running its code would tell."""
+    """Return the spec of the config's environment, for a plan; None if that would require running its code."""
     return describe(*env_options(env, stacked=stacked)) if is_safe_to_describe(env) else None
 
 
 def decides_its_agents(env: EnvConfig) -> bool:
-    """True if the number of agents is the environment's own, and only running its code tells it."""
+    """True if the environment decides its number of agents, which only running its code reveals."""
     family = family_of(env.id)
     if family is None:
         return False
@@ -83,7 +86,7 @@ def decides_its_agents(env: EnvConfig) -> bool:
 
 
 def refuse_many_agents(env: EnvConfig, kind: str, agents: int) -> None:
-    """Refuse an environment of several agents where recipes of this kind train one per env."""
+    """Raise MillpondError if an env has several agents and recipes of this kind train one per env."""
     if agents != 1 and kind in KINDS and not KINDS[kind].several_agents:
         raise MillpondError(
             f"an env of env.id={env.id} has {plural(agents, 'agent')}, and recipes of kind {kind} train one per env; "
@@ -92,12 +95,12 @@ def refuse_many_agents(env: EnvConfig, kind: str, agents: int) -> None:
 
 
 def refuse_wrong_agents(recipe: Recipe, agents: int, source: str) -> None:
-    """Refuse a recipe that says another number of agents than the `agents` that its environment has."""
+    """Raise ConfigError if a recipe sets another number of agents than the `agents` that its environment has."""
 
     def rule(values: Values) -> Iterator[Violation]:
-        said, env_id = values["env.num_agents"], values["env.id"]
-        if said != agents:
-            message = f"env.num_agents={said:,}, but an env of env.id={env_id} has {plural(agents, 'agent')}"
+        configured, env_id = values["env.num_agents"], values["env.id"]
+        if configured != agents:
+            message = f"env.num_agents={configured:,}, but an env of env.id={env_id} has {plural(agents, 'agent')}"
             yield Violation(("env.num_agents", "env.id"), message, ({"env.num_agents": agents},))
 
     refuse_violations(recipe, rule, source)
@@ -105,16 +108,16 @@ def refuse_wrong_agents(recipe: Recipe, agents: int, source: str) -> None:
 
 @dataclass(frozen=True)
 class AgentCount:
-    """Agents in one env, and who says so."""
+    """Agents per env, and the environment or file that says so."""
 
     agents: int
     source: str
 
 
 def agents_from(source: str, env: EnvConfig | None = None) -> AgentCount:
-    """The answer of a YAML file that has `num_agents` somewhere in it, or of an environment, which is made for this.
+    """Ask a YAML file that has `num_agents` somewhere in it, or an environment, which is built for this.
 
-    The environment of the config `env` is made with the options that it has there.
+    An environment that is that of the config `env` is built with the options of that config.
     """
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):
@@ -122,36 +125,36 @@ def agents_from(source: str, env: EnvConfig | None = None) -> AgentCount:
     family = family_of(source)
     if family is None:
         forms = ", ".join(f.form for f in FAMILIES.values())
-        raise MillpondError(
-            f"{source} is neither a YAML file nor an environment that can be asked; environments are {forms}"
-        )
+        raise MillpondError(f"{source} is neither a YAML file nor an environment; environments are {forms}")
     if family.name in ("grid", "mettagrid"):
-        raise MillpondError(f"{source} has as many agents as env.num_agents says; ask a file with its map instead")
+        raise MillpondError(f"{source} has env.num_agents agents; name a YAML file with its map instead")
     try:
-        own = env_options(env)[1] if env is not None and env.id == source else {}
-        return AgentCount(describe(source, own).num_agents, source)
+        options = env_options(env)[1] if env is not None and env.id == source else {}
+        return AgentCount(describe(source, options).num_agents, source)
     except MillpondError:
         raise
-    except (Exception, SystemExit) as error:  # whatever the code of an environment may do when it is called
-        raise MillpondError(f"{source} cannot be asked: {type(error).__name__}: {error}") from None
+    except (Exception, SystemExit) as error:  # the code of an environment may raise anything
+        raise MillpondError(f"{source} could not be built: {type(error).__name__}: {error}") from None
 
 
 def _in_file(path: Path) -> int:
-    """`num_agents` of a file about an environment; read as carefully as a recipe, since it may be anybody's."""
-    found = set(_values_of("num_agents", parse(read_text(path), str(path))))
-    if len(found) != 1:
-        what = "nowhere" if not found else f"as {', '.join(map(str, sorted(found)))}"
-        raise MillpondError(f"{path} gives num_agents {what}; it should stand there once, as a whole number")
-    agents = found.pop()
+    """Read `num_agents` from a file about an environment, as safely as a recipe: it may come from a stranger."""
+    numbers = set(_values_of("num_agents", parse(read_text(path), str(path))))
+    if not numbers:
+        raise MillpondError(f"{path} does not set num_agents; it must set it to a whole number")
+    if len(numbers) > 1:
+        values = ", ".join(map(str, sorted(numbers)))
+        raise MillpondError(f"{path} sets num_agents to different numbers: {values}; it must be the same everywhere")
+    agents = numbers.pop()
     if agents < 1:
-        raise MillpondError(f"{path} gives num_agents={agents}; it must be at least 1")
+        raise MillpondError(f"{path} sets num_agents={agents}; it must be at least 1")
     return agents
 
 
 def _values_of(key: str, content: Any) -> list[int]:
     if isinstance(content, Mapping):
-        own = [content[key]] if isinstance(content.get(key), int) and not isinstance(content[key], bool) else []
-        return own + [found for value in content.values() for found in _values_of(key, value)]
+        here = [content[key]] if isinstance(content.get(key), int) and not isinstance(content[key], bool) else []
+        return here + [number for value in content.values() for number in _values_of(key, value)]
     if isinstance(content, list):
-        return [found for value in content for found in _values_of(key, value)]
+        return [number for value in content for number in _values_of(key, value)]
     return []

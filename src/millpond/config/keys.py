@@ -15,12 +15,12 @@ from pydantic_core import PydanticUndefined
 
 from millpond.kinds import KINDS
 
-NEAR = 0.7  # of difflib: below this, a name is another name and not a slip of the fingers
+NEAR = 0.7  # ratio of difflib from which a name counts as a typing error
 
 
 @dataclass(frozen=True)
 class Key:
-    """One setting of a recipe."""
+    """A setting of a recipe."""
 
     name: str  # dotted
     kinds: tuple[str, ...]
@@ -47,15 +47,15 @@ _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def _limits(annotation: Any, info: FieldInfo | None = None) -> list[str]:
-    """The bounds of a number, also those inside `X | None`; the narrowest of each sign."""
-    found: dict[str, float] = {}
+    """Return the bounds of a number, also those inside `X | None`; the narrowest of each sign."""
+    bounds: dict[str, float] = {}
 
     def note(constraint: Any) -> None:
         for name, sign in _SIGNS.items():
             bound = getattr(constraint, name, None)
             if bound is not None:
                 narrower = max if sign[0] == ">" else min
-                found[sign] = narrower(found[sign], bound) if sign in found else bound
+                bounds[sign] = narrower(bounds[sign], bound) if sign in bounds else bound
 
     def walk(part: Any) -> None:
         if get_origin(part) is Annotated:
@@ -71,7 +71,7 @@ def _limits(annotation: Any, info: FieldInfo | None = None) -> list[str]:
     walk(annotation)
     for constraint in info.metadata if info else ():
         note(constraint)
-    return [f"{sign} {bound:g}" if isinstance(bound, float) else f"{sign} {bound:,}" for sign, bound in found.items()]
+    return [f"{sign} {bound:g}" if isinstance(bound, float) else f"{sign} {bound:,}" for sign, bound in bounds.items()]
 
 
 def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -89,7 +89,7 @@ def _default(info: FieldInfo) -> Any:
 
 @cache
 def keys(kind: str) -> dict[str, Key]:
-    """Every key of a kind, in the order in which the sections declare them."""
+    """Return every key of a kind, in the order in which the sections declare them."""
     return {
         name: Key(
             name=name,
@@ -105,7 +105,7 @@ def keys(kind: str) -> dict[str, Key]:
 
 @cache
 def sections(kind: str) -> dict[str, str]:
-    """Every section of a kind, nested ones too, with its description."""
+    """Return every section of a kind, including nested ones, with its description."""
 
     def walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
         for name, info in model.model_fields.items():
@@ -116,7 +116,7 @@ def sections(kind: str) -> dict[str, str]:
     return dict(walk(KINDS[kind].recipe.load(), ""))
 
 
-# Names of the same setting in Stable-Baselines3, CleanRL and PufferLib -> the keys here; of these a kind has at most one.
+# Names in Stable-Baselines3, CleanRL and PufferLib -> the keys of the same setting here, at most one per kind.
 ALIASES: dict[str, tuple[str, ...]] = {
     "lr": ("ppo.learning_rate", "pqn.learning_rate", "reward.learning_rate"),
     "learning_rate": ("ppo.learning_rate", "pqn.learning_rate", "reward.learning_rate"),
@@ -168,30 +168,30 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 
 def nearest_key(name: str, kind: str) -> str | None:
-    """The known key that a mistyped one probably means: a well-known name of other libraries, or nearly the same text."""
+    """Return the key that was probably meant: by its name in other libraries, or by similar spelling."""
     known = list(keys(kind)) + list(sections(kind))
     section, _, last = name.rpartition(".")
     by_last: dict[str, list[str]] = {}
     for other in known:
         by_last.setdefault(other.rpartition(".")[2], []).append(other)
     aliases = ALIASES.get(last.lower().replace("-", "_"), ())
-    own = [f"{section}.{alias.rpartition('.')[2]}" for alias in aliases]  # dqn.lr is the dqn's, not the pqn's
-    for key in (*own, *aliases):
+    same_section = [f"{section}.{alias.rpartition('.')[2]}" for alias in aliases]  # dqn.lr is dqn.learning_rate
+    for key in (*same_section, *aliases):
         if key in known:
             return key
     if last in by_last:  # right name, wrong section
         return difflib.get_close_matches(name, by_last[last], n=1, cutoff=0.0)[0]
     siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section]
-    found = difflib.get_close_matches(last, siblings, n=1, cutoff=NEAR)
-    if found:
-        return f"{section}.{found[0]}" if section else found[0]
-    found = difflib.get_close_matches(last, list(by_last), n=1, cutoff=NEAR)
-    if found:
-        return difflib.get_close_matches(name, by_last[found[0]], n=1, cutoff=0.0)[0]
-    found = difflib.get_close_matches(section, list(sections(kind)), n=1, cutoff=NEAR) if section else []
-    return f"{found[0]}.{last}" if found and f"{found[0]}.{last}" in known else None
+    near = difflib.get_close_matches(last, siblings, n=1, cutoff=NEAR)
+    if near:
+        return f"{section}.{near[0]}" if section else near[0]
+    near = difflib.get_close_matches(last, list(by_last), n=1, cutoff=NEAR)
+    if near:
+        return difflib.get_close_matches(name, by_last[near[0]], n=1, cutoff=0.0)[0]
+    near = difflib.get_close_matches(section, list(sections(kind)), n=1, cutoff=NEAR) if section else []
+    return f"{near[0]}.{last}" if near and f"{near[0]}.{last}" in known else None
 
 
 def kinds_of(name: str) -> tuple[str, ...]:
-    """The kinds that have a key or section of this name."""
+    """Return the kinds that have a key or section of this name."""
     return tuple(kind for kind in KINDS if name in keys(kind) or name in sections(kind))

@@ -7,93 +7,104 @@ from typing import Literal
 
 from pydantic import Field
 
-from millpond.config.base import Count, Few, Fraction, Natural, Positive, Real, Section, Size, Switch
+from millpond.config.base import ConfigSection, Count, Few, Fraction, Natural, Positive, Real, Size, Switch
 from millpond.config.ppo import Schedule
 from millpond.config.recipe import Recipe, TrainerConfig
 from millpond.config.violations import Rule, Values, Violation
 from millpond.sizes import nearest_divisors
 
 
-class MixtureConfig(Section):
-    """The rounds: agents collect and learn, the BigAgent learns from the lake, the agents are cloned from it."""
+class MixtureConfig(ConfigSection):
+    """Mixture rounds: agents collect and learn, the BigAgent learns from the lake, the agents are cloned from it."""
 
     mode: Literal["rounds", "live", "single", "single-resets", "no-resets"] = Field(
         "rounds",
-        description="rounds: the algorithm. live: transitions reach an acting BigAgent as they come. Controls: single "
-        "(one agent, same frames), single-resets (with the same resets), no-resets (agents go on uncloned).",
+        description="rounds: the algorithm. live: transitions reach an acting BigAgent immediately. Controls: single "
+        "(one agent, same frames), single-resets (one agent with the same resets), no-resets (agents are never cloned).",
     )
-    agents: Few = Field(4, description="PQN agents side by side; 1 in the modes single and single-resets.")
-    total_frames: Count = Field(100_000_000, description="Frames of all agents together, the BigAgent's own included.")
-    collections_per_round: Size = Field(500, description="PQN collections of each agent before a reset.")
-    big_updates: Size = Field(100, description="Gradient steps of the BigAgent in each round.")
+    agents: Few = Field(4, description="Number of PQN agents; 1 in the modes single and single-resets.")
+    total_frames: Count = Field(100_000_000, description="Frames of all agents together, including the BigAgent's own.")
+    collections_per_round: Size = Field(500, description="PQN collections per agent and round.")
+    big_updates: Size = Field(100, description="Gradient steps of the BigAgent per round.")
     pond_transitions: Size = Field(
         65_536,
-        description="Room of one agent's pond, poured out when one more collection might not fit; twice one at least.",
+        description="Capacity of each agent's pond, which is written to the lake when another collection might not fit; "
+        "at least two collections.",
     )
-    big_pond_transitions: Size = Field(250_000, description="Transitions drawn from the lake into the BigPond.")
+    big_pond_transitions: Size = Field(250_000, description="Transitions sampled from the lake into the BigPond.")
     own_fraction: Fraction = Field(
-        0.0, lt=1, description="Mode live: share of the env steps that the BigAgent takes itself."
+        0.0, lt=1, description="Mode live: fraction of the env steps that the BigAgent takes itself."
     )
-    epsilon_reset_to: Fraction = Field(0.1, description="Exploration of the clones right after a reset.")
-    big_epsilon_reset_to: Fraction = Field(0.1, description="Exploration of the BigAgent when its training begins.")
+    epsilon_reset_to: Fraction = Field(0.1, description="Epsilon of the clones right after a reset.")
+    big_epsilon_reset_to: Fraction = Field(0.1, description="Epsilon of the BigAgent when its training starts.")
     recovery_checks: Natural = Field(
-        3, description="Evaluations within a round until the agents are back at their level of before the reset."
+        3,
+        description="Maximum number of evaluations per round until the agents are back at their level before the reset.",
     )
     epsilon_ladder: tuple[Fraction, ...] | None = Field(
-        None, description="A reset value for each agent instead of epsilon_reset_to, such as [0.4, 0.1, 0.03, 0.01]."
+        None, description="One value per agent instead of epsilon_reset_to, such as [0.4, 0.1, 0.03, 0.01]."
     )
 
 
-class PQNConfig(Section):
+class PQNConfig(ConfigSection):
     """Parallelised Q-networks: lambda returns, no replay, no target network (arXiv 2407.04811)."""
 
-    num_envs: Few = Field(128, description="Envs of one agent. Each agent keeps what a single agent would have.")
-    num_steps: Few = Field(32, description="Steps of every env in one collection.")
-    num_minibatches: Few = Field(32, description="Minibatches that one collection is cut into.")
-    update_epochs: Few = Field(2, description="Passes over one collection.")
-    gamma: Fraction = Field(0.99, description="Fraction of future rewards.")
-    q_lambda: Fraction = Field(0.65, description="Mixes one-step targets (0) and whole returns (1).")
+    num_envs: Few = Field(128, description="Envs per agent. Each agent has as many as a single agent would have.")
+    num_steps: Few = Field(32, description="Steps per env in one collection.")
+    num_minibatches: Few = Field(32, description="Minibatches per collection.")
+    update_epochs: Few = Field(2, description="Passes over each collection.")
+    gamma: Fraction = Field(0.99, description="Discount factor.")
+    q_lambda: Fraction = Field(0.65, description="Lambda of the returns: 0 is one-step targets, 1 is full returns.")
     learning_rate: Positive = Field(2.5e-4, description="Learning rate of RAdam at the start.")
-    lr_schedule: Schedule = Field("constant", description="Learning rate over the run: constant, or down to 0.")
-    max_grad_norm: Positive = Field(10.0, description="Gradients are scaled down to this global norm.")
-    epsilon_start: Fraction = Field(1.0, description="Exploration at the start of the run.")
-    epsilon_end: Fraction = Field(0.001, description="Exploration at the end of the decay.")
-    epsilon_share: Fraction = Field(0.1, description="Share of an agent's frames over which exploration decays.")
+    lr_schedule: Schedule = Field("constant", description="Schedule of the learning rate: constant, or decay to 0.")
+    max_grad_norm: Positive = Field(10.0, description="Gradients are clipped to this global norm.")
+    epsilon_start: Fraction = Field(1.0, description="Epsilon at the start of the run.")
+    epsilon_end: Fraction = Field(0.001, description="Epsilon at the end of the decay.")
+    epsilon_share: Fraction = Field(0.1, description="Fraction of an agent's frames over which epsilon decays.")
 
 
-class DQNConfig(Section):
+class DQNConfig(ConfigSection):
     """Deep Q-learning from replay."""
 
-    batch_size: Size = Field(32, description="Transitions of one gradient step.")
-    gamma: Fraction = Field(0.99, description="Fraction of future rewards.")
-    n_step: Few = Field(1, description="Rewards summed before the bootstrap.")
-    double: Switch = Field(True, description="Choose the action with the online network, value it with the target.")
+    batch_size: Size = Field(32, description="Transitions per gradient step.")
+    gamma: Fraction = Field(0.99, description="Discount factor.")
+    n_step: Few = Field(1, description="Number of rewards summed before the bootstrap value.")
+    double: Switch = Field(
+        True, description="Double DQN: the online network chooses the action, the target network values it."
+    )
     loss: Literal["huber", "squared"] = Field("huber", description="Loss on the temporal difference.")
     learning_rate: Positive = Field(1e-4, description="Learning rate of Adam.")
-    max_grad_norm: Positive = Field(10.0, description="Gradients are scaled down to this global norm.")
-    target_tau: Fraction = Field(0.005, description="Soft target: share of the online network at each update; 0: hard.")
-    target_interval: Count = Field(1_000, description="Hard target: updates between copies (where target_tau is 0).")
-    replay_ratio: Positive | None = Field(
-        None, description="Mode live: gradient steps for each env step; null: mixture.big_updates a round."
+    max_grad_norm: Positive = Field(10.0, description="Gradients are clipped to this global norm.")
+    target_tau: Fraction = Field(
+        0.005, description="Soft target updates: weight of the online network at each update; 0: hard updates."
     )
-    epsilon_end: Fraction = Field(0.01, description="Exploration at the end of the decay.")
-    epsilon_over: Count = Field(10_000, description="Gradient steps over which exploration decays after a reset.")
+    target_interval: Count = Field(
+        1_000, description="Hard target updates: updates between copies, if target_tau is 0."
+    )
+    replay_ratio: Positive | None = Field(
+        None, description="Mode live: gradient steps per env step; null: mixture.big_updates per round."
+    )
+    epsilon_end: Fraction = Field(0.01, description="Epsilon at the end of the decay.")
+    epsilon_over: Count = Field(10_000, description="Gradient steps over which epsilon decays after a reset.")
 
 
-class LakeConfig(Section):
-    """The replay store on disk."""
+class LakeConfig(ConfigSection):
+    """Replay on disk."""
 
-    max_bytes: Count | None = Field(None, description="Drop whole oldest files beyond this; null: grow.")
+    max_bytes: Count | None = Field(
+        None, description="Maximum size: the oldest files are dropped beyond it; null: no limit."
+    )
     acknowledge_every: Count = Field(
-        4_096, description="Env steps written and synced together, at most; a collection is whole appends."
+        4_096,
+        description="Maximum env steps that are written and synced together; a collection is a whole number of appends.",
     )
     expected_frame_bytes: Real | None = Field(
-        None, gt=0, description="Stored bytes of one frame, for the plan; null: as measured for the game, or raw."
+        None, gt=0, description="Bytes per stored frame, for the plan; null: as measured for the game, or uncompressed."
     )
 
 
 class MixtureRecipe(Recipe):
-    """Four PQN agents and a BigAgent, ponds and a lake."""
+    """Recipe of a mixture."""
 
     kind: Literal["mixture"] = Field("mixture", description="ppo, mixture or reward.")
     trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="Length of the run.")
@@ -107,12 +118,12 @@ SINGLE = ("single", "single-resets")
 
 
 def frame_skip(values: Values) -> int:
-    """Frames of one env step."""
+    """Frames per env step."""
     return int(values["env.atari.frame_skip"]) if values["env.id"].startswith("atari:") else 1
 
 
 def own_envs(values: Values) -> float:
-    """Envs of the BigAgent's own, so that its share of all env steps is own_fraction."""
+    """Envs of the BigAgent, so that its share of all env steps is own_fraction. Not always an integer."""
     fraction = values["mixture.own_fraction"]
     return float(round(values["mixture.agents"] * values["pqn.num_envs"] * fraction / (1 - fraction), 9))
 
@@ -128,7 +139,7 @@ def _modes(values: Values) -> Iterator[Violation]:
     if mode not in SINGLE and agents == 1:
         yield Violation(
             ("mixture.mode", "mixture.agents"),
-            f"mixture.mode={mode} mixes several agents, but mixture.agents=1",
+            f"mixture.mode={mode} needs several agents, but mixture.agents=1",
             ({"mixture.agents": 4}, {"mixture.mode": "single-resets"}),
         )
     if mode != "live" and own:
@@ -140,7 +151,7 @@ def _modes(values: Values) -> Iterator[Violation]:
     if mode == "live" and own == 0:
         yield Violation(
             ("mixture.mode", "mixture.own_fraction"),
-            "mixture.mode=live with mixture.own_fraction=0: the BigAgent acts too, so it needs a share of the env steps",
+            "mixture.own_fraction=0 with mixture.mode=live: the BigAgent acts, too, so it needs a share of the env steps",
             ({"mixture.own_fraction": 1 / (agents + 1)},),
         )
     if mode == "live" and own_envs(values) % 1:
@@ -149,7 +160,7 @@ def _modes(values: Values) -> Iterator[Violation]:
         fixes = tuple({"mixture.own_fraction": count / (total + count)} for count in (below, below + 1))
         yield Violation(
             ("mixture.own_fraction", "mixture.agents", "pqn.num_envs"),
-            f"mixture.own_fraction={own} beside {total} envs of the agents would be {own_envs(values):g} envs, "
+            f"mixture.own_fraction={own} next to {total} envs of the agents is {own_envs(values):g} envs, "
             f"not a whole number",
             fixes,
         )
@@ -212,7 +223,7 @@ def _replay_ratio(values: Values) -> Iterator[Violation]:
         yield Violation(
             ("dqn.replay_ratio", "mixture.mode"),
             f"dqn.replay_ratio={ratio:g} has no effect with mixture.mode={mode}: the BigAgent acts only in mode live, "
-            f"and learns mixture.big_updates times a round otherwise",
+            f"and learns mixture.big_updates times per round otherwise",
             ({"dqn.replay_ratio": None}, {"mixture.mode": "live"}),
         )
 
@@ -226,7 +237,7 @@ def _budget(values: Values) -> Iterator[Violation]:
     if values["mixture.total_frames"] < frames:
         yield Violation(
             ("mixture.total_frames", "mixture.agents", "pqn.num_envs", "pqn.num_steps", "env.atari.frame_skip"),
-            f"mixture.total_frames={values['mixture.total_frames']:,} is less than one collection of every agent, "
+            f"mixture.total_frames={values['mixture.total_frames']:,} is less than one collection of all agents, "
             f"{frames:,} frames",
             ({"mixture.total_frames": frames},),
         )
@@ -236,7 +247,7 @@ def _one_agent_envs(values: Values) -> Iterator[Violation]:
     if values["env.num_agents"] != 1:
         yield Violation(
             ("env.num_agents",),
-            f"env.num_agents={values['env.num_agents']:,}: PQN and DQN act for one agent an env",
+            f"env.num_agents={values['env.num_agents']:,}: PQN and DQN act for one agent per env",
             ({"env.num_agents": 1},),
         )
 
@@ -251,7 +262,7 @@ def _networks(values: Values) -> Iterator[Violation]:
     if values["policy.target"] is not None:
         yield Violation(
             ("policy.target",),
-            f"policy.target={values['policy.target']}: PQN and DQN learn action values, which policies do not have",
+            f"policy.target={values['policy.target']}: PQN and DQN learn action values, which custom policies do not have",
             ({"policy.target": None},),
         )
 
@@ -260,8 +271,8 @@ def _crashes(values: Values) -> Iterator[Violation]:
     if values["vector.on_crash"] != "stop":
         yield Violation(
             ("vector.on_crash",),
-            f"vector.on_crash={values['vector.on_crash']}: the lake holds steps that were taken, and a restarted env "
-            f"loses one in the middle of a collection",
+            f"vector.on_crash={values['vector.on_crash']}: a restarted env loses a step in the middle of a collection, "
+            f"and the lake must hold every step",
             ({"vector.on_crash": "stop"},),
         )
 

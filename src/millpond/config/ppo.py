@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from millpond.config.base import Count, Few, Fraction, NonNegative, Positive, Section, Size, Switch
+from millpond.config.base import ConfigSection, Count, Few, Fraction, NonNegative, Positive, Size, Switch
 from millpond.config.recipe import Recipe, TrainerConfig
 from millpond.config.violations import Rule, Values, Violation, show
 from millpond.envs.families import family_of
@@ -24,88 +24,95 @@ Schedule = Literal["constant", "linear", "cosine"]
 class PPOTrainerConfig(TrainerConfig):
     """Sizes of collection and training, under the names that Metta and PufferLib use."""
 
-    num_workers: Few = Field(1, description="Workers that step envs; env counts are multiples of it.")
+    num_workers: Few = Field(1, description="Workers that step envs; numbers of envs are multiples of it.")
     num_envs: Size | None = Field(
-        None, description="Envs in all. Instead of forward_pass_minibatch_target_size, never with it."
+        None, description="Total number of envs. Set either this or forward_pass_minibatch_target_size."
     )
     forward_pass_minibatch_target_size: Size | None = Field(
         None,
-        description="Agents in one forward pass. Envs a group = this // num_agents, floored to whole workers.",
+        description="Agents per forward pass. Envs per group = this // num_agents, rounded down to a multiple of num_workers.",
     )
     async_factor: Few = Field(
         1,
-        description="Groups of envs: while one group is with the policy, the others step. 2 is double buffering.",
+        description="Groups of envs: while the policy acts for one group, the others step. 2 is double buffering.",
     )
     batch_unit: BatchUnit = Field(
         "agent_steps",
-        description="What batch_size, minibatch_size, max_minibatch_size and total_timesteps count. "
+        description="Unit of batch_size, minibatch_size, max_minibatch_size and total_timesteps. "
         "env_steps: a row is one env with all its agents. agent_steps: a row is one agent.",
     )
     batch_size: Size | Literal["auto"] = Field(
         "auto",
-        description="Steps collected for one iteration, in batch_unit; auto is one round: rows of every env once.",
+        description="Steps collected per iteration, in batch_unit; auto: one round, in which every env fills its rows once.",
     )
-    minibatch_size: Size = Field(16_384, description="Steps of one gradient update, in batch_unit.")
+    minibatch_size: Size = Field(16_384, description="Steps per gradient update, in batch_unit.")
     max_minibatch_size: Size | None = Field(
-        None, description="Larger minibatches are split and their gradients added up, exactly; null: never split."
+        None,
+        description="Larger minibatches are split into micro-batches, with exact accumulation of gradients; null: never split.",
     )
-    bptt_horizon: Few = Field(64, description="Steps in a row: what the core is unrolled over.")
+    bptt_horizon: Few = Field(64, description="Steps per row: the length over which the core is unrolled.")
     update_epochs: Few = Field(1, description="Passes over the rows of one iteration.")
     total_timesteps: Count = Field(
-        10_000_000, description="Length of the run in batch_unit; iterations = this // batch_size."
+        10_000_000, description="Length of the run, in batch_unit; iterations = this // batch_size."
     )
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="Arithmetic of the network (autocast).")
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="Precision of the network (autocast).")
     compile: Switch = Field(False, description="Compile the policy with torch.compile.")
-    cpu_offload: Switch = Field(False, description="Keep the rows in host memory and move minibatches to the device.")
+    cpu_offload: Switch = Field(False, description="Keep the rows in host memory and copy minibatches to the device.")
 
 
-class PPOConfig(Section):
-    """The algorithm: advantage estimation, losses, optimiser."""
+class PPOConfig(ConfigSection):
+    """PPO: advantage estimation, losses, optimiser."""
 
     advantage: Literal["gae", "vtrace"] = Field("gae", description="Advantage estimator.")
-    gamma: Fraction = Field(0.977, description="Fraction of future rewards.")
-    gae_lambda: Fraction = Field(
-        0.916, description="Mixes short and long returns: 0 is one step, 1 is the whole return."
+    gamma: Fraction = Field(0.977, description="Discount factor.")
+    gae_lambda: Fraction = Field(0.916, description="Lambda of GAE: 0 is one-step returns, 1 is full returns.")
+    rho_clip: Positive = Field(
+        1.0, description="V-trace: upper bound of the importance weight of each temporal difference."
     )
-    rho_clip: Positive = Field(1.0, description="V-trace: cap of the importance weight on each temporal difference.")
-    c_clip: Positive = Field(1.0, description="V-trace: cap of the importance weight that carries the trace.")
+    c_clip: Positive = Field(1.0, description="V-trace: upper bound of the importance weights in the trace.")
     bootstrap_truncation: Switch = Field(
-        True, description="A truncated step has a future, valued at its final observation. False is for experiments."
+        True,
+        description="Bootstrap truncated steps from the value of their final observation. false is for experiments.",
     )
-    clip_coef: Positive = Field(0.1, description="Policy loss: the ratio counts within 1 +- this.")
-    vf_clip_coef: Positive | None = Field(0.1, description="Value loss: the value may move this far; null: unclipped.")
-    vf_coef: NonNegative = Field(0.44, description="Weight of the value loss (which has the usual factor 0.5).")
+    clip_coef: Positive = Field(0.1, description="Policy loss: clip range of the probability ratio, 1 +- this.")
+    vf_clip_coef: Positive | None = Field(
+        0.1, description="Value loss: clip range of the value's change; null: unclipped."
+    )
+    vf_coef: NonNegative = Field(0.44, description="Weight of the value loss (which includes the usual factor 0.5).")
     value_trains_core: Switch = Field(
         True,
-        description="Whether the value loss trains encoder and core too; false where returns are large: docs/policies.md.",
+        description="The value loss also trains encoder and core; set false if returns are large: docs/policies.md.",
     )
     ent_coef: NonNegative = Field(0.0021, description="Weight of the entropy bonus, subtracted from the loss.")
     normalize_advantage: Switch = Field(
-        True, description="Advantages to mean 0 and deviation 1 over the iteration's rows."
+        True, description="Normalise advantages to mean 0 and deviation 1 over the iteration's rows."
     )
-    target_kl: Positive | None = Field(None, description="Stop an iteration's updates above this approximate KL.")
-    max_grad_norm: Positive = Field(0.5, description="Gradients are scaled down to this global norm.")
+    target_kl: Positive | None = Field(
+        None, description="End an iteration's updates when the approximate KL exceeds this; null: never."
+    )
+    max_grad_norm: Positive = Field(0.5, description="Gradients are clipped to this global norm.")
     optimizer: Literal["adam", "adamw", "radam", "muon"] = Field(
-        "adam", description="Optimiser. muon is PufferLib's, with adam_beta1 as its momentum; its rates are larger."
+        "adam",
+        description="Optimiser. muon is PufferLib's, with adam_beta1 as its momentum; it needs larger learning rates.",
     )
     learning_rate: Positive = Field(4.57e-4, description="Learning rate at the start.")
     adam_beta1: Fraction = Field(0.9, description="Adam: decay of the first moment.")
     adam_beta2: Fraction = Field(0.999, description="Adam: decay of the second moment.")
-    adam_eps: Positive = Field(1e-8, description="Adam: added to the denominator.")
-    lr_schedule: Schedule = Field("constant", description="Learning rate over the run: constant, or down to 0.")
-    ent_schedule: Schedule = Field("constant", description="Entropy coefficient over the run.")
-    clip_schedule: Schedule = Field("constant", description="Policy clip over the run.")
+    adam_eps: Positive = Field(1e-8, description="Adam: term added to the denominator.")
+    lr_schedule: Schedule = Field("constant", description="Schedule of the learning rate: constant, or decay to 0.")
+    ent_schedule: Schedule = Field("constant", description="Schedule of the entropy coefficient.")
+    clip_schedule: Schedule = Field("constant", description="Schedule of clip_coef.")
     sampling: Literal["uniform", "sequential", "prioritized"] = Field(
         "uniform",
-        description="uniform: a fresh permutation each epoch, every row exactly once. sequential: in order. "
-        "prioritized: drawn by the sum of |advantage| of a row.",
+        description="uniform: a new permutation per epoch, every row exactly once. sequential: in order. "
+        "prioritized: sampled by the sum of |advantage| of a row.",
     )
-    prio_alpha: Fraction = Field(0.0, description="Priority exponent; 0 makes all rows alike.")
-    prio_beta0: Fraction = Field(0.6, description="Importance-weight exponent at the start; it is annealed to 1.")
+    prio_alpha: Fraction = Field(0.0, description="Exponent of priorities; 0: all rows alike.")
+    prio_beta0: Fraction = Field(0.6, description="Exponent of importance weights at the start; annealed to 1.")
 
 
 class PPORecipe(Recipe):
-    """Recurrent PPO: rows of experience, advantages, minibatches."""
+    """Recipe of recurrent PPO."""
 
     kind: Literal["ppo"] = Field("ppo", description="ppo, mixture or reward.")
     trainer: PPOTrainerConfig = Field(default_factory=PPOTrainerConfig, description="Sizes and length of the run.")
@@ -129,7 +136,7 @@ ENV_COUNT = (ENVS, TARGET, WORKERS, GROUPS, AGENTS)
 
 
 def num_envs(values: Values) -> int | None:
-    """Envs in all, or None where the rules on env counts are broken."""
+    """Total number of envs, or None if the rules on env counts are violated."""
     if (values[ENVS] is None) == (values[TARGET] is None):
         return None
     if values[ENVS] is not None:
@@ -139,7 +146,7 @@ def num_envs(values: Values) -> int | None:
 
 
 def batch_size(values: Values) -> int | None:
-    """Steps of an iteration with `auto` worked out, or None where it cannot be."""
+    """Steps per iteration with `auto` resolved, or None if it cannot be."""
     if values[BATCH] != "auto":
         size: int = values[BATCH]
         return size
@@ -148,7 +155,7 @@ def batch_size(values: Values) -> int | None:
 
 
 def batch_step(values: Values) -> int | None:
-    """What a batch must be a multiple of: a row, or a whole round in environments whose envs all step together."""
+    """Unit of a batch: a row, or a whole round in environments whose envs all step together."""
     family = family_of(values["env.id"])
     if family is None or family.partial_step:
         horizon: int = values[HORIZON]
@@ -161,13 +168,13 @@ def _one_way_to_count_envs(values: Values) -> Iterator[Violation]:
     if values[ENVS] is not None and values[TARGET] is not None:
         yield Violation(
             (ENVS, TARGET),
-            f"{ENVS}={values[ENVS]:,} and {TARGET}={values[TARGET]:,} both say how many envs there are; keep one",
+            f"{ENVS}={values[ENVS]:,} and {TARGET}={values[TARGET]:,} both set the number of envs",
             ({TARGET: None}, {ENVS: None}),
         )
     elif values[ENVS] is None and values[TARGET] is None:
         yield Violation(
             (ENVS, TARGET),
-            f"neither {ENVS} nor {TARGET} says how many envs there are",
+            f"neither {ENVS} nor {TARGET} is set, so the number of envs is not known",
             ({ENVS: 64 * lcm(values[WORKERS], values[GROUPS])},),
         )
 
@@ -181,8 +188,8 @@ def _envs_fill_workers_and_groups(values: Values) -> Iterator[Violation]:
                 fixes.append({WORKERS: values[TARGET] // agents})
             yield Violation(
                 (TARGET, AGENTS, WORKERS),
-                f"{TARGET}={values[TARGET]:,} with {AGENTS}={agents:,} gives {WORKERS}={workers:,} workers less than "
-                f"one env each",
+                f"{TARGET}={values[TARGET]:,} with {AGENTS}={agents:,} gives each of {WORKERS}={workers:,} workers "
+                f"less than one env",
                 tuple(fixes),
             )
     elif values[ENVS] is not None and values[TARGET] is None:
@@ -200,12 +207,12 @@ def _a_share_leaves_envs_for_workers(values: Values) -> Iterator[Violation]:
     if not share or not envs:
         return
     size = envs // values[GROUPS]
-    its = trainer_envs(share, size)
-    if size - its < workers:
+    by_trainer = trainer_envs(share, size)
+    if size - by_trainer < workers:
         yield Violation(
             (TRAINER_SHARE, WORKERS),
-            f"{TRAINER_SHARE}={share:g} of the {size:,} envs of a group are {its:,}, which leaves fewer envs than there are "
-            f"workers ({WORKERS}={workers:,})",
+            f"{TRAINER_SHARE}={share:g} of the {size:,} envs of a group is {by_trainer:,}, which leaves fewer envs than "
+            f"{WORKERS}={workers:,}",
             ({TRAINER_SHARE: 0.0},),
         )
 
@@ -216,7 +223,7 @@ def _rows_fill_the_batch(values: Values) -> Iterator[Violation]:
         return
     horizon, batch = values[HORIZON], values[BATCH]
     if unit == horizon:
-        rule = f"{BATCH}={batch:,} is not a multiple of {HORIZON}={horizon:,}, so rows do not fill it"
+        rule = f"{BATCH}={batch:,} is not a multiple of {HORIZON}={horizon:,}"
         keys: tuple[str, ...] = (BATCH, HORIZON)
     else:
         rule = (
@@ -228,7 +235,7 @@ def _rows_fill_the_batch(values: Values) -> Iterator[Violation]:
 
 
 def batch_fixes(batch: int, unit: int, minibatch: int, horizon: int) -> Iterator[dict[str, Any]]:
-    """Nearby multiples of `unit`, with another minibatch size where the present one would not divide."""
+    """Yield nearby multiples of `unit`, with another minibatch size if the present one does not divide them."""
     if minibatch % horizon == 0:
         for size in nearest_multiples(batch, lcm(unit, minibatch)):
             if _near(size, batch):
@@ -244,18 +251,18 @@ def _near(value: int, wanted: int) -> bool:
 
 def _minibatches_divide_the_batch(values: Values) -> Iterator[Violation]:
     batch, minibatch, horizon, unit = batch_size(values), values[MINIBATCH], values[HORIZON], batch_step(values)
-    batch_is_right = batch is not None and unit is not None and batch % unit == 0
+    batch_is_valid = batch is not None and unit is not None and batch % unit == 0
     if minibatch % horizon:
         near = sorted(nearest_multiples(minibatch, horizon))
-        fits = nearest_divisors(minibatch, batch, horizon) if batch is not None and batch_is_right else near
+        fits = nearest_divisors(minibatch, batch, horizon) if batch is not None and batch_is_valid else near
         shown = f" (the nearest are {' and '.join(f'{m:,}' for m in near)}), and it must divide {BATCH}"
         yield Violation(
             (MINIBATCH, HORIZON, BATCH),
             f"{MINIBATCH}={minibatch:,} is not a multiple of {HORIZON}={horizon:,}{shown}"
-            + (f"={batch:,}" if batch_is_right else ""),
+            + (f"={batch:,}" if batch_is_valid else ""),
             tuple({MINIBATCH: size} for size in fits),
         )
-    elif batch is not None and unit is not None and batch_is_right and batch % minibatch:
+    elif batch is not None and unit is not None and batch_is_valid and batch % minibatch:
         sizes = nearest_multiples(batch, lcm(unit, minibatch))
         batches = [{BATCH: size} for size in sizes if _near(size, batch) and values[BATCH] != "auto"]
         auto = f"auto, which is {batch:,}" if values[BATCH] == "auto" else f"{batch:,}"
@@ -266,17 +273,17 @@ def _minibatches_divide_the_batch(values: Values) -> Iterator[Violation]:
         )
 
 
-def _parts_divide_a_minibatch(values: Values) -> Iterator[Violation]:
+def _micro_batches_divide_a_minibatch(values: Values) -> Iterator[Violation]:
     largest, minibatch, horizon = values[LARGEST], values[MINIBATCH], values[HORIZON]
     if largest is None:
         return
-    fits = minibatch % horizon == 0  # else the minibatch itself is mended first
+    fits = minibatch % horizon == 0  # else the minibatch itself has to be fixed first
     if largest % horizon or (fits and minibatch > largest and minibatch % largest):
         sizes = nearest_divisors(largest, minibatch, horizon) if fits else nearest_multiples(largest, horizon)
         yield Violation(
             (LARGEST, MINIBATCH, HORIZON),
-            f"{LARGEST}={largest:,} must be a multiple of {HORIZON}={horizon:,} and, where it is smaller, "
-            f"divide {MINIBATCH}={minibatch:,}",
+            f"{LARGEST}={largest:,} must be a multiple of {HORIZON}={horizon:,} and, if it is "
+            f"smaller than {MINIBATCH}={minibatch:,}, divide that",
             tuple({LARGEST: size} for size in sizes),
         )
 
@@ -297,7 +304,7 @@ def _sampling(values: Values) -> Iterator[Violation]:
     if sampling == "prioritized" and alpha == 0:
         yield Violation(
             ("ppo.sampling", "ppo.prio_alpha"),
-            "ppo.sampling=prioritized with ppo.prio_alpha=0 draws all rows alike, which is ppo.sampling=uniform",
+            "ppo.sampling=prioritized with ppo.prio_alpha=0 samples all rows alike, which is ppo.sampling=uniform",
             ({"ppo.prio_alpha": 0.8}, {"ppo.sampling": "uniform"}),
         )
     if sampling != "prioritized" and alpha > 0:
@@ -308,12 +315,12 @@ def _sampling(values: Values) -> Iterator[Violation]:
         )
 
 
-def _value_of_own_policy(values: Values) -> Iterator[Violation]:
+def _value_of_custom_policy(values: Values) -> Iterator[Violation]:
     if not values["ppo.value_trains_core"] and values["policy.target"] is not None:
         yield Violation(
             ("ppo.value_trains_core", "policy.target"),
-            f"ppo.value_trains_core=false is of the built-in policy; that of policy.target={values['policy.target']} "
-            "says itself what its value trains",
+            f"ppo.value_trains_core=false has no effect on the custom policy policy.target={values['policy.target']}, "
+            "which decides itself what its value loss trains",
             ({"ppo.value_trains_core": True},),
         )
 
@@ -324,8 +331,8 @@ RULES: tuple[Rule, ...] = (
     _a_share_leaves_envs_for_workers,
     _rows_fill_the_batch,
     _minibatches_divide_the_batch,
-    _parts_divide_a_minibatch,
+    _micro_batches_divide_a_minibatch,
     _at_least_one_iteration,
     _sampling,
-    _value_of_own_policy,
+    _value_of_custom_policy,
 )

@@ -1,4 +1,4 @@
-"""Rules of several ranks: all sizes are totals, and every rank takes the same whole share of each."""
+"""Rules for several ranks: all sizes are totals, and every rank gets the same share of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BIG_BATCH = "dqn.batch_size"
 
 
 def rank_rules(ranks: int) -> Rule:
-    """The rules for so many ranks, as one rule. A recipe that keeps its own rules is assumed."""
+    """Return the rules of kind `ppo` for this many ranks, as one rule. The recipe itself must be valid."""
 
     def rule(values: Values) -> Iterator[Violation]:
         yield from _device(values, ranks)
@@ -39,7 +39,7 @@ def rank_rules(ranks: int) -> Rule:
 
 
 def mixture_rank_rules(ranks: int) -> Rule:
-    """The same for a mixture, whose agents are shared out. What belongs to one agent stays as it is."""
+    """Return the rules of kind `mixture`: agents are divided among the ranks; sizes of one agent stay unchanged."""
 
     def rule(values: Values) -> Iterator[Violation]:
         yield from _device(values, ranks)
@@ -53,17 +53,17 @@ def _agents_and_batch(values: Values, ranks: int) -> Iterator[Violation]:
     if mode in SINGLE:
         yield Violation(
             ("mixture.mode",),
-            f"mixture.mode={mode} trains one agent, which is the work of one process and not of {ranks} ranks; start it "
-            f"without torchrun",
+            f"mixture.mode={mode} trains one agent, which one process does and not {ranks} ranks; start it without "
+            f"torchrun",
         )
     elif agents % ranks:
         fewer = "".join(f", or {count} ranks" for count in divisors(agents)[1:-1])
         yield Violation(
             ("mixture.agents",),
-            f"mixture.agents={agents}, and {ranks} ranks have no equal share of them; start a rank for each agent{fewer}: "
+            f"mixture.agents={agents}, which {ranks} ranks cannot share equally; start one rank per agent{fewer}: "
             f"torchrun --nproc-per-node={agents} -m -- millpond train ...",
         )
-    elif batch % ranks:  # of as many ranks as there should be
+    elif batch % ranks:
         yield _share(BIG_BATCH, batch, ranks, tuple({BIG_BATCH: size} for size in nearest_multiples(batch, ranks)))
 
 
@@ -72,7 +72,7 @@ def _device(values: Values, ranks: int) -> Iterator[Violation]:
     if device not in ("cpu", "cuda"):
         yield Violation(
             ("device",),
-            f"device={device} is one device for {ranks} ranks; with cuda each rank takes the GPU of its own number",
+            f"device={device} is one device for {ranks} ranks; with device=cuda each rank uses the GPU of its number",
             ({"device": "cpu" if device == "mps" else "cuda"},),
         )
 
@@ -99,7 +99,7 @@ def _rows(values: Values, ranks: int) -> Iterator[Violation]:
     if batch is None:
         return
     if batch % unit:
-        if values[BATCH] == "auto":  # one round of all envs: it divides when the envs do
+        if values[BATCH] == "auto":  # one round of all envs, which divides if the envs do
             return
         step = batch_step(values)
         fixes = tuple(batch_fixes(batch, lcm(step, unit), minibatch, unit)) if step is not None else ()
@@ -125,4 +125,4 @@ def _rows(values: Values, ranks: int) -> Iterator[Violation]:
 
 
 def _share(key: str, value: int, ranks: int, fixes: tuple[dict[str, Any], ...], how: str = "") -> Violation:
-    return Violation((key,), f"{key}={value:,} is a total, and {ranks} ranks have no equal share of it{how}", fixes)
+    return Violation((key,), f"{key}={value:,} is a total that {ranks} ranks cannot share equally{how}", fixes)

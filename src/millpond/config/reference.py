@@ -1,4 +1,4 @@
-"""The page of all settings, generated from the sections themselves: `python -m millpond.config.reference`."""
+"""The page docs/configuration.md, generated from the sections: `python -m millpond.config.reference`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Whole numbers may be written `4096`, `4_096` or `1e6`. Kinds: `ppo`, `mixture`, 
 
 
 def _all_keys() -> dict[str, Key]:
-    """Keys of all kinds; where a section differs between kinds, the longer one comes first."""
-    found: dict[str, Key] = {}
+    """Return the keys of all kinds; if a section differs between kinds, the first kind decides its order."""
+    merged: dict[str, Key] = {}
     for kind in KINDS:
         for name, key in keys(kind).items():
-            found.setdefault(name, key)
-    return found
+            merged.setdefault(name, key)
+    return merged
 
 
 def _all_sections() -> dict[str, str]:
@@ -29,7 +29,7 @@ def _all_sections() -> dict[str, str]:
 
 
 def page() -> str:
-    """The whole page, as Markdown."""
+    """Return the page as Markdown."""
     lines = [HEAD]
     by_section: dict[str, list[Key]] = {}
     for key in _all_keys().values():

@@ -1,7 +1,7 @@
-"""Rules between keys, each stated once, with the nearest values that keep it.
+"""Rules between keys that hold for every kind of recipe, each with the nearest values that satisfy it.
 
-A rule reads a flat mapping of values and the set of keys that were written, and yields what is broken. A rule whose
-premises are broken by an earlier one stays silent: that one is mended first.
+A rule reads a flat mapping of values and yields violations. A rule that depends on another one yields nothing while that one
+is violated.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from millpond.envs.families import FAMILIES, LOOPED, family_of
 from millpond.kinds import KINDS
 
 BACKEND, TRAINER_SHARE = "vector.backend", "vector.trainer_share"
-LARGEST_MAP = 1_000  # cells a side
+LARGEST_MAP = 1_000  # cells per side
 GAMES = {"atari": list(atari.MINIMAL_ACTIONS), "minatar": list(minatar.GAMES)}
 
 
 def violations(values: Values, written: set[str]) -> list[Violation]:
-    """Every rule that these values break."""
-    found = [*_env_settings(values, written), *_presets(values)]
+    """Return all violations of these values. `written` are the keys that were set."""
+    broken = [*_env_settings(values, written), *_presets(values)]
     for rule in (*COMMON, *KINDS[values["kind"]].rules.load()):
-        found.extend(rule(values))
-    return found
+        broken.extend(rule(values))
+    return broken
 
 
 def _env(values: Values) -> Iterator[Violation]:
@@ -37,7 +37,9 @@ def _env(values: Values) -> Iterator[Violation]:
         plain = [form for form in forms if ":" not in form]
         nearest = difflib.get_close_matches(env_id, plain, n=1)
         yield Violation(
-            ("env.id",), f"env.id={env_id} is none of {', '.join(forms)}", tuple({"env.id": name} for name in nearest)
+            ("env.id",),
+            f"env.id={env_id} is not one of {', '.join(forms)}",
+            tuple({"env.id": name} for name in nearest),
         )
     elif family.name in GAMES:
         name = env_id.partition(":")[2]
@@ -51,7 +53,7 @@ def _env(values: Values) -> Iterator[Violation]:
     if values["env.frame_stack"] > 1 and (family is None or family.name != "atari"):
         yield Violation(
             ("env.frame_stack", "env.id"),
-            f"env.frame_stack={values['env.frame_stack']}: env.id={env_id} has no frames to stack; atari:GAME has",
+            f"env.frame_stack={values['env.frame_stack']}: env.id={env_id} has no frames to stack; only atari:GAME has",
             ({"env.frame_stack": 1},),
         )
 
@@ -74,7 +76,7 @@ def _grid(values: Values) -> Iterator[Violation]:
         size = values["env.obs_size"]
         yield Violation(
             ("env.obs_size", "env.id"),
-            f"env.obs_size={size} is even, but an agent stands in the middle of what it sees",
+            f"env.obs_size={size} is even, but an agent is in the middle of what it sees",
             ({"env.obs_size": size - 1}, {"env.obs_size": size + 1}),
         )
     if family.name != "grid":
@@ -87,35 +89,35 @@ def _grid(values: Values) -> Iterator[Violation]:
         larger = {"env.grid.width": max(side, width), "env.grid.height": max(side, height)}
         yield Violation(
             ("env.grid.width", "env.grid.height", "env.num_agents", *names),
-            f"a map of env.grid.width={width} x env.grid.height={height} = {cells:,} cells takes at most {cells // 3:,} "
-            f"objects and {cells // 6:,} agents, so that all can be reached; here are {things:,} and {agents:,}",
+            f"a map of env.grid.width={width} x env.grid.height={height} = {cells:,} cells holds at most {cells // 3:,} "
+            f"objects and {cells // 6:,} agents, so that all are reachable; this has {things:,} and {agents:,}",
             (larger,) if side <= LARGEST_MAP else ({"env.num_agents": 1, **dict.fromkeys(names, 1)},),
         )
 
 
 def _recall(values: Values) -> Iterator[Violation]:
-    least, most = values["env.recall.min_delay"], values["env.recall.max_delay"]
-    if values["env.id"] == "recall" and least > most:
+    shortest, longest = values["env.recall.min_delay"], values["env.recall.max_delay"]
+    if values["env.id"] == "recall" and shortest > longest:
         yield Violation(
             ("env.recall.min_delay", "env.recall.max_delay"),
-            f"env.recall.min_delay={least:,} is more than env.recall.max_delay={most:,}",
-            ({"env.recall.max_delay": least}, {"env.recall.min_delay": most}),
+            f"env.recall.min_delay={shortest:,} is more than env.recall.max_delay={longest:,}",
+            ({"env.recall.max_delay": shortest}, {"env.recall.min_delay": longest}),
         )
 
 
 def _steps(values: Values) -> Iterator[Violation]:
-    """Episodes of `recall` have a length of their own."""
+    """The length of episodes of `recall` is fixed by its delays."""
     if values["env.id"] == "recall" and values["env.max_steps"] is not None:
         yield Violation(
             ("env.max_steps", "env.id"),
-            f"env.max_steps={values['env.max_steps']:,} cannot cut the episodes of env.id=recall; "
-            "env.recall.max_delay says how long they are",
+            f"env.max_steps={values['env.max_steps']:,} cannot truncate the episodes of env.id=recall; "
+            "env.recall.max_delay sets their length",
             ({"env.max_steps": None},),
         )
 
 
 def _looped(values: Values) -> Iterator[Violation]:
-    """Settings of environments that loop over Python objects would do nothing in others."""
+    """Refuse settings of environments that loop over Python objects elsewhere, where they have no effect."""
     family = family_of(values["env.id"])
     if family is None or family.name in LOOPED:
         return
@@ -124,13 +126,13 @@ def _looped(values: Values) -> Iterator[Violation]:
         "env.info": ("auto", "mean"),  # mean was the default once, so it is in the configs of older runs
         "env.options": ({},),
     }
-    for key, usual in unused.items():
-        if values[key] not in usual:
-            yield Violation((key, "env.id"), f"{key} has no effect in env.id={values['env.id']}", ({key: usual[0]},))
+    for key, unset in unused.items():
+        if values[key] not in unset:
+            yield Violation((key, "env.id"), f"{key} has no effect in env.id={values['env.id']}", ({key: unset[0]},))
 
 
 def _env_settings(values: Values, written: set[str]) -> Iterator[Violation]:
-    """Settings of an environment that is not the one in use would do nothing, so they are refused."""
+    """Refuse settings of an environment other than the one in use, since they have no effect."""
     family = family_of(values["env.id"])
     for key in sorted(written):
         parts = key.split(".")
@@ -139,7 +141,7 @@ def _env_settings(values: Values, written: set[str]) -> Iterator[Violation]:
 
 
 def _presets(values: Values) -> Iterator[Violation]:
-    """A preset with a mistyped key would fail only on the day it is chosen."""
+    """Refuse mistyped keys in presets, which would otherwise fail only when the preset is used."""
     for name, overlay in values["presets"].items():
         for key in overlay:
             if key not in values:
@@ -153,7 +155,7 @@ def _trainer_share(values: Values) -> Iterator[Violation]:
     if share and backend not in ("auto", "processes"):
         yield Violation(
             (TRAINER_SHARE, BACKEND),
-            f"{TRAINER_SHARE}={share:g} is what the trainer steps beside worker processes, and {BACKEND}={backend} has none",
+            f"{TRAINER_SHARE}={share:g} is the share of the trainer next to worker processes, and {BACKEND}={backend} has none",
             ({TRAINER_SHARE: 0.0}, {BACKEND: "processes"}),
         )
 

@@ -1,4 +1,4 @@
-"""What is wrong with a config: every violation at once, each with key, value, rule and fix."""
+"""Errors of a config: every violation at once, each with key, value, rule and fix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Overrides = Mapping[str, Any]
 
 
 def show(value: Any) -> str:
-    """A value as it reads best in a sentence."""
+    """Format a value for a sentence: 4,096, true, null."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, int):
@@ -21,7 +21,7 @@ def show(value: Any) -> str:
 
 
 def as_override(key: str, value: Any) -> str:
-    """A key and its value as they are typed on the command line."""
+    """Format a key and its value as they are typed on the command line."""
     if isinstance(value, bool) or value is None:
         return f"{key}={show(value)}"
     if isinstance(value, (list, tuple)):
@@ -30,13 +30,13 @@ def as_override(key: str, value: Any) -> str:
 
 
 def as_overrides(fix: Overrides) -> str:
-    """Several keys as they are typed on the command line."""
+    """Format several keys as they are typed on the command line."""
     return " ".join(as_override(key, value) for key, value in fix.items())
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that a config breaks. `keys` are all that the rule reads; `fixes` are sets of overrides, best first."""
+    """A rule that a config violates. `keys` are those that the rule reads; `fixes` are sets of overrides, best first."""
 
     keys: tuple[str, ...]
     message: str
@@ -56,7 +56,7 @@ Rule = Callable[[Values], Iterator[Violation]]
 
 
 class ConfigError(MillpondError):
-    """A config that cannot run. `fix` holds overrides that together mend every violation, where these are known."""
+    """A config that cannot run. `fix` has overrides that together fix every violation, if they are known."""
 
     def __init__(self, violations: list[Violation], fix: Overrides | None = None, source: str = "") -> None:
         self.violations = tuple(violations)
@@ -65,5 +65,5 @@ class ConfigError(MillpondError):
         if len(lines) > 1:
             lines = [f"{len(lines)} settings{f' of {source}' if source else ''} are wrong:", *(f"- {x}" for x in lines)]
             if self.fix:
-                lines.append(f"All of it mended: {as_overrides(self.fix)}")
+                lines.append(f"To fix all of them: {as_overrides(self.fix)}")
         super().__init__("\n".join(lines))

@@ -1,8 +1,8 @@
-"""YAML as recipes need it: safe, strict and without surprises.
+"""Safe and strict YAML for recipes.
 
-A subclass of PyYAML's SafeLoader, so nothing but plain values can come out of a file. Beyond that it refuses duplicate
-keys (YAML keeps the last in silence) and aliases (a few hundred bytes of them can unfold to gigabytes), and it reads
-scalars as YAML 1.2 does: only `true` and `false` are booleans, and 12:30 is a text, not 750.
+A subclass of PyYAML's SafeLoader, so that a file can only yield plain values. It also refuses duplicate keys (YAML silently
+keeps the last) and aliases (a few hundred bytes of them can expand to gigabytes), and it reads scalars as YAML 1.2 does:
+only `true` and `false` are booleans, and 12:30 is a string, not 750.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import yaml
 
 from millpond.errors import MillpondError
 
-LARGEST_FILE = 1_000_000  # bytes; a recipe has a few hundred
+LARGEST_FILE = 1_000_000  # bytes; recipes have a few hundred
 
 
 class RecipeFileError(MillpondError):
@@ -38,7 +38,7 @@ class _RecipeLoader(yaml.SafeLoader):
             if not isinstance(key_node, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(None, None, "a key must be plain text", key_node.start_mark)
             if key_node.value in seen:
-                raise yaml.MarkedYAMLError(None, None, f"the key {key_node.value!r} stands twice", key_node.start_mark)
+                raise yaml.MarkedYAMLError(None, None, f"the key {key_node.value!r} appears twice", key_node.start_mark)
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 
@@ -59,7 +59,7 @@ def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float | str
         return int(text)
     try:
         return float(text)
-    except ValueError:  # a lone sign or point is a text
+    except ValueError:  # a single sign or point is a string
         return str(node.value)
 
 
@@ -68,7 +68,7 @@ _RecipeLoader.add_constructor("tag:yaml.org,2002:float", _number)
 
 
 def parse(text: str, source: str) -> Any:
-    """The plain value of a YAML text; `source` names it in errors."""
+    """Parse a YAML text to a plain value; `source` names it in errors."""
     try:
         return yaml.load(text, Loader=_RecipeLoader)  # a SafeLoader, see above
     except yaml.MarkedYAMLError as error:
@@ -81,7 +81,7 @@ def parse(text: str, source: str) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file that should be a recipe, or a plain error."""
+    """Read a file that should be a recipe; raise RecipeFileError if it cannot be one."""
     try:
         if path.is_dir():
             raise RecipeFileError(f"{path} is a folder, not a recipe; name a YAML file in it")
@@ -92,7 +92,7 @@ def read_text(path: Path) -> str:
             raise RecipeFileError(f"{path} has {size:,} bytes; a recipe has at most {LARGEST_FILE:,}")
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RecipeFileError(f"{path} is not text in UTF-8 (byte {error.start:,}), so it is no recipe") from None
+        raise RecipeFileError(f"{path} is not UTF-8 text (byte {error.start:,}), so it is not a recipe") from None
     except FileNotFoundError:
         raise RecipeFileError(f"{path} does not exist") from None
     except OSError as error:
@@ -100,7 +100,7 @@ def read_text(path: Path) -> str:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping of sections."""
+    """Read a YAML file that holds a mapping of sections."""
     text = read_text(path)
     value = parse(text, str(path))
     if value is None:

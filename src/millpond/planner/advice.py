@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from millpond.config import Recipe
-from millpond.config.check import check, flatten, mend, overlay, written
+from millpond.config.check import check, find_fix, flatten, overlay, written
 from millpond.config.violations import ConfigError, as_overrides
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
@@ -40,7 +40,7 @@ class Adviser(Generic[RecipeT]):
 
     def __call__(self, topic: str, reason: str, overrides: Mapping[str, Any]) -> Iterator[Advice]:
         """The advice with its overrides completed until they are valid; nothing where they do more harm than good."""
-        whole = mend(self._flat, self._written, overrides)
+        whole = find_fix(self._flat, self._written, overrides)
         if whole is None:
             return
         try:
