@@ -1,4 +1,4 @@
-"""Full mode: agent and reward network learn together in an environment that gives its return only at the end."""
+"""Full mode: agent and reward network learn together in an environment that pays its return at the end of an episode."""
 
 from __future__ import annotations
 
@@ -44,14 +44,6 @@ TINY = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def run(root: Path, name: str, **changes: Any) -> RewardTrainer:
     loaded = load("reward-online", {**TINY, "run_dir": str(root), **changes})
     trainer = RewardTrainer(loaded, start_run(loaded, name))
@@ -67,9 +59,9 @@ def records(folder: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in json.loads(line).items() if k != "seconds" and "time/" not in k} for line in lines]
 
 
-@pytest.mark.parametrize(("env_batch", "learner"), [("Pendulum-v1", "SAC"), ("CartPole-v1", "DQN")])
-def test_a_run_does_what_the_plan_says(tmp_path: Path, env_batch: str, learner: str) -> None:
-    changes = {"env.id": f"gymnasium:{env_batch}", "agent.algorithm": "auto"}
+@pytest.mark.parametrize(("env", "learner"), [("Pendulum-v1", "SAC"), ("CartPole-v1", "DQN")])
+def test_a_run_matches_its_plan(tmp_path: Path, env: str, learner: str) -> None:
+    changes = {"env.id": f"gymnasium:{env}", "agent.algorithm": "auto"}
     trainer = run(tmp_path, "counted", **changes)
     plan = plan_loaded(load("reward-online", {**TINY, **changes})).plan
     assert isinstance(plan, RewardPlan)
@@ -84,10 +76,10 @@ def test_a_run_does_what_the_plan_says(tmp_path: Path, env_batch: str, learner: 
     assert trainer.network.normalizer.count == plan.env_steps
 
 
-@pytest.mark.parametrize("env_batch", ["Pendulum-v1", "CartPole-v1"])
-def test_the_agent_is_loaded_and_evaluated_again(tmp_path: Path, env_batch: str) -> None:
-    """Its test rollouts, episode by episode, and the same actions: the middle of SAC's, the best of DQN's."""
-    trainer = run(tmp_path, "played", **{"env.id": f"gymnasium:{env_batch}", "agent.algorithm": "auto"})
+@pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
+def test_the_loaded_agent_repeats_its_test_rollouts(tmp_path: Path, env: str) -> None:
+    """Equal episodes and equal actions: the mean action of SAC, the greedy action of DQN."""
+    trainer = run(tmp_path, "played", **{"env.id": f"gymnasium:{env}", "agent.algorithm": "auto"})
     assert trainer.agent is not None
     assert trainer.tested is not None
     evaluation, policy = evaluate_run(str(trainer.run.folder), episodes=2)
@@ -102,33 +94,33 @@ def test_the_agent_is_loaded_and_evaluated_again(tmp_path: Path, env_batch: str)
 
 
 def test_the_agent_learns_from_predicted_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewards that the learner is given are the target network's; with `env_batch` they are the stored ones."""
+    """The learner receives rewards of the target network; with `world` the stored ones."""
     for learn_from in ("predicted", "world"):
         loaded = load("reward-online", {**TINY, "run_dir": str(tmp_path), "agent.learn_from": learn_from})
         trainer = RewardTrainer(loaded, start_run(loaded, learn_from))
         agent = trainer.agent
         assert agent is not None
-        given: list[Any] = []
+        calls: list[Any] = []
         update = agent.learner.update
 
-        def watched(batch: Any, reward: Any = None, given: Any = given, update: Any = update) -> Any:
-            given.append((batch, reward))
+        def recording_update(batch: Any, reward: Any = None, calls: Any = calls, update: Any = update) -> Any:
+            calls.append((batch, reward))
             return update(batch, reward)
 
-        monkeypatch.setattr(agent.learner, "update", watched)
+        monkeypatch.setattr(agent.learner, "update", recording_update)
         trainer.play(1)
         trainer.close()
-        batch, reward = given[0]
+        batch, reward = calls[0]
         if learn_from == "world":
             assert reward is None
-            assert set((batch.reward != 0).tolist()) == {True, False}  # held back to the ends of episodes
+            assert set((batch.reward != 0).tolist()) == {True, False}  # only at the ends of episodes
         else:
             assert reward.shape == batch.reward.shape
             assert (reward != 0).all()
 
 
-def test_a_pond_gives_whole_episodes_and_their_returns() -> None:
-    """Two lanes, rings that overwrite their oldest episode; next observations across the ring's end."""
+def test_pond_batches_hold_whole_episodes_and_their_returns() -> None:
+    """Two lanes whose rings overwrite their oldest episode; next observations wrap around the end of the ring."""
     pond = Pond.init(Schema((Field("observation", (1,), "float32"),), Field("action", (1,), "float32")), 40, lanes=2)
     clock = 0.0
     rng = np.random.default_rng(0)
@@ -153,23 +145,23 @@ def test_a_pond_gives_whole_episodes_and_their_returns() -> None:
     network = RewardNetwork("lrd", RewardInputs(1, 1), 8, normalize=False)
     batches = PondBatches(pond, network, per_batch=6, steps=4)
     batches.refresh()
-    assert batches.episodes == 8  # a ring of 20 rows holds four episodes of five
+    assert batches.episodes == 8  # a ring of 20 records holds four episodes of five
     assert sorted(batches.mean_return.tolist()) == sorted(2 * [(10 + at * 100) / 4 for at in range(5, 9)])
     episodes, steps = batches.sampler(rng)
     batch = batches._batch(episodes, steps)
     assert torch.equal(batch.next_observation, batch.observation + 1)
-    # all four steps are drawn, so lrd is the loss on whole episodes
+    # all four steps are sampled, so lrd is the loss on whole episodes
     rng = np.random.default_rng(3)
     state = rng.bit_generator.state
     loss = batches.loss(rng)
     rng.bit_generator.state = state
     episodes, steps = batches.sampler(rng)
-    reward_of = network.outputs(batches._batch(episodes, steps)).view(steps.shape)
-    whole = decomposition_loss(reward_of, torch.from_numpy(batches.mean_return[episodes]).float())
+    reward = network.outputs(batches._batch(episodes, steps)).view(steps.shape)
+    whole = decomposition_loss(reward, torch.from_numpy(batches.mean_return[episodes]).float())
     assert torch.allclose(loss, whole, rtol=1e-5)
 
 
-def test_what_cannot_be_played_is_refused(tmp_path: Path) -> None:
+def test_invalid_settings_of_the_agent_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MillpondError, match=r"agent\.warmup_steps"):
         run(tmp_path, "short", **{"env.max_steps": 200})
     with pytest.raises(MillpondError, match=r"set agent\.algorithm=sac"):
@@ -177,22 +169,22 @@ def test_what_cannot_be_played_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_env_that_can_save_its_state_resumes_bit_for_bit(tmp_path: Path) -> None:
-    env_batch = {"env.id": "truncation", "agent.algorithm": "auto"}
-    whole = run(tmp_path, "whole", **env_batch)
-    loaded = load("reward-online", {**TINY, "run_dir": str(tmp_path), **env_batch})
-    cut = RewardTrainer(loaded, start_run(loaded, "cut"))
-    update = cut._update
+    env = {"env.id": "truncation", "agent.algorithm": "auto"}
+    whole = run(tmp_path, "whole", **env)
+    loaded = load("reward-online", {**TINY, "run_dir": str(tmp_path), **env})
+    stopped = RewardTrainer(loaded, start_run(loaded, "stopped"))
+    update = stopped._update
 
-    def watched() -> torch.Tensor:
-        if cut.counters.updates == 10:  # in the middle of an iteration
-            cut.loop.stop("test")
+    def stopping_update() -> torch.Tensor:
+        if stopped.counters.updates == 10:  # in the middle of an iteration
+            stopped.loop.stop("test")
         return update()
 
-    cut._update = watched  # type: ignore[method-assign]
-    cut.train()
-    cut.close()
-    assert not cut.loop.done
-    loaded, resumed = resume_run("cut", [], str(tmp_path))
+    stopped._update = stopping_update  # type: ignore[method-assign]
+    stopped.train()
+    stopped.close()
+    assert not stopped.loop.done
+    loaded, resumed = resume_run("stopped", [], str(tmp_path))
     again = RewardTrainer(loaded, resumed)
     again.train()
     again.close()

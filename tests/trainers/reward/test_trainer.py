@@ -1,4 +1,4 @@
-"""Reward learning end to end: a run does what its plan says, learns, and resumes bit for bit after kill -9."""
+"""Reward learning end to end: a run matches its plan, learns, and resumes bit for bit after kill -9."""
 
 from __future__ import annotations
 
@@ -44,14 +44,6 @@ SMALL = {
 BATCHES = 3 * 2 * 3 * 4
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def train(root: Path, name: str, recipe: str = "reward", **changes: Any) -> RewardTrainer:
     loaded = load(recipe, {**SMALL, "run_dir": str(root), **changes})
     trainer = RewardTrainer(loaded, start_run(loaded, name))
@@ -60,22 +52,22 @@ def train(root: Path, name: str, recipe: str = "reward", **changes: Any) -> Rewa
 
 
 def records(folder: Path) -> list[dict[str, float]]:
-    """The metrics, times excepted."""
+    """The metrics without times."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "seconds" and "time/" not in k} for line in lines]
 
 
-def last(folder: Path) -> Checkpoint:
+def last_checkpoint(folder: Path) -> Checkpoint:
     checkpoints = Checkpoints(folder / "checkpoints")
     return read_checkpoint(checkpoints.path(checkpoints.updates()[-1]))
 
 
-def test_a_run_does_what_the_plan_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_matches_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copies = []
     loaded = load("reward", {**SMALL, "run_dir": str(tmp_path)})
     trainer = RewardTrainer(loaded, start_run(loaded, "counted"))
-    follow = trainer.target.copy_from
-    trainer.target.copy_from = lambda online: (copies.append(trainer.counters.updates), follow(online))  # type: ignore
+    copy_from = trainer.target.copy_from
+    trainer.target.copy_from = lambda online: (copies.append(trainer.counters.updates), copy_from(online))  # type: ignore
     print("\n".join(trainer.opening()))
     trainer.train()
     plan = plan_loaded(loaded).plan
@@ -97,7 +89,7 @@ def test_a_run_does_what_the_plan_says(tmp_path: Path, capsys: pytest.CaptureFix
     assert plan.training_episodes == len(trainer.recorded.training) == 45
 
 
-def test_one_tensorboard_point_a_cycle_at_updates(tmp_path: Path) -> None:
+def test_each_cycle_is_one_tensorboard_point_at_its_updates(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     trainer = train(tmp_path, "points")
@@ -112,12 +104,12 @@ def test_averages_are_exact_at_every_level(tmp_path: Path) -> None:
     trainer = RewardTrainer(loaded, start_run(loaded, "averaged"))
     update = trainer._update
 
-    def watched() -> torch.Tensor:
+    def recording_update() -> torch.Tensor:
         loss = update()
         losses.append(float(loss))
         return loss
 
-    trainer._update = watched  # type: ignore[method-assign]
+    trainer._update = recording_update  # type: ignore[method-assign]
     trainer.train()
     cycles = np.array(losses).reshape(6, 12)
     for record, cycle in zip(records(trainer.run.folder), cycles, strict=True):
@@ -125,7 +117,7 @@ def test_averages_are_exact_at_every_level(tmp_path: Path) -> None:
     assert trainer.loop.moments["R_loss"].mean == pytest.approx(np.mean(losses), abs=1e-15)
 
 
-def test_debug_is_one_batch_in_all(tmp_path: Path) -> None:
+def test_the_debug_preset_trains_one_batch(tmp_path: Path) -> None:
     loaded = load("reward", {"run_dir": str(tmp_path)}, "debug")
     trainer = RewardTrainer(loaded, start_run(loaded, "debug"))
     trainer.train()
@@ -144,13 +136,13 @@ def test_the_normaliser_has_the_exact_statistics_of_the_training_episodes(tmp_pa
 
 
 def test_a_run_without_an_agent_cannot_be_played(tmp_path: Path) -> None:
-    folder = train(tmp_path, "judge", **{"reward.epochs": 1}).run.folder
-    with pytest.raises(RunError, match=r"has no agent to play .* millpond reward score judge EPISODES"):
+    folder = train(tmp_path, "offline", **{"reward.epochs": 1}).run.folder
+    with pytest.raises(RunError, match=r"has no agent to play .* millpond reward score offline EPISODES"):
         LoadedPolicy(str(folder))
 
 
 @pytest.mark.parametrize("objective", ["lrd", "rrd"])
-def test_a_loss_is_in_units_of_rewards(tmp_path: Path, objective: str) -> None:
+def test_the_recorded_loss_is_in_reward_units(tmp_path: Path, objective: str) -> None:
     from millpond.rewards import objectives
 
     loaded = load("reward", {**SMALL, "run_dir": str(tmp_path), "reward.objective": objective})
@@ -160,8 +152,8 @@ def test_a_loss_is_in_units_of_rewards(tmp_path: Path, objective: str) -> None:
     state = trainer.sampler.bit_generator.state
     loss = trainer._update()
     trainer.sampler.bit_generator.state = state
-    chosen, steps = batches.sampler(trainer.sampler)
-    episodes = trainer.recorded.training[chosen]  # type: ignore[union-attr]
+    sampled, steps = batches.sampler(trainer.sampler)
+    episodes = trainer.recorded.training[sampled]  # type: ignore[union-attr]
     reward = before(*batches.features(episodes, steps)).view(steps.shape)  # type: ignore[union-attr,operator]
     target = torch.from_numpy(data.returns[episodes] / 200).float()
     if objective == "lrd":
@@ -172,7 +164,7 @@ def test_a_loss_is_in_units_of_rewards(tmp_path: Path, objective: str) -> None:
 
 
 def test_learning_does_not_depend_on_the_units_of_rewards(tmp_path: Path) -> None:
-    """Rewards a millionth as large: the same network, whose loss is smaller by the square."""
+    """With rewards a millionth as large, the network is the same and its loss smaller by the square."""
     rng = np.random.default_rng(0)
     arrays = {
         "obs": rng.normal(size=(66, 2)).astype(np.float32),
@@ -193,8 +185,8 @@ def test_learning_does_not_depend_on_the_units_of_rewards(tmp_path: Path) -> Non
     assert losses[0] == losses[1] * 2.0**40
 
 
-def test_it_learns_in_seconds(tmp_path: Path) -> None:
-    """A short run beats spreading the return evenly by far; the recipe's own length reaches 0.95."""
+def test_a_short_run_learns_the_reward(tmp_path: Path) -> None:
+    """A short run clearly beats the even distribution of returns; the full recipe reaches 0.95."""
     changes = {"reward.iterations": 5, "reward.train_batches": 20, "reward.hidden_size": 64}
     sizes = {"reward.steps_per_episode": 64, "reward.learning_rate": 2e-3}
     trainer = train(tmp_path, "learned", **changes, **sizes)
@@ -205,7 +197,7 @@ def test_it_learns_in_seconds(tmp_path: Path) -> None:
     assert held_out.score == held_out.learned["step_pearson"]
 
 
-def test_weights_of_another_run_are_taken_with_their_statistics(tmp_path: Path) -> None:
+def test_weights_from_another_run_include_the_normaliser(tmp_path: Path) -> None:
     first = train(tmp_path, "first")
     loaded = load("reward", {**SMALL, "run_dir": str(tmp_path), "seed": 5})
     second = RewardTrainer(loaded, start_run(loaded, "second"), weights_from=first.run)
@@ -214,7 +206,7 @@ def test_weights_of_another_run_are_taken_with_their_statistics(tmp_path: Path) 
         assert torch.equal(tensor, second.target.state_dict()[name])
 
 
-def test_the_split_is_by_episode_and_repeats() -> None:
+def test_the_split_is_by_episode_and_determined_by_the_seed() -> None:
     data, three = open_episodes("pendulum"), open_episodes("lift")
     training, held_out = split_episodes(data, "lrd", 0.2, (), seed=3)
     assert len(held_out) == 11
@@ -247,58 +239,58 @@ def test_the_split_is_by_episode_and_repeats() -> None:
         ({"data.path": "lift", "data.expected_episodes": None, "data.expected_steps": None}, "objective=progress"),
     ],
 )
-def test_what_cannot_be_learned_is_refused_before_a_folder_is_made(changes: dict[str, Any], message: str) -> None:
+def test_unsuitable_data_is_refused_before_a_run_folder_exists(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         require_trainer(load("reward", changes))
 
 
-def same(one: Any, other: Any) -> bool:
+def equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(equal, one, other))
     return bool(np.array_equal(one, other))
 
 
 def assert_same(one: Path, other: Path) -> None:
     assert records(one) == records(other)
-    first, second = last(one), last(other)
+    first, second = last_checkpoint(one), last_checkpoint(other)
     assert first.updates == second.updates
-    assert same(dict(first.weights), dict(second.weights))
-    assert same(first.state["optimizer"], second.state["optimizer"])
-    assert same(first.state["random"]["named"], second.state["random"]["named"])
+    assert equal(dict(first.weights), dict(second.weights))
+    assert equal(first.state["optimizer"], second.state["optimizer"])
+    assert equal(first.state["random"]["named"], second.state["random"]["named"])
 
 
 @pytest.mark.parametrize("objective", ["lrd", "progress"])
-def test_a_stop_within_an_iteration_changes_nothing(tmp_path: Path, objective: str) -> None:
+def test_stopping_within_an_iteration_and_resuming_changes_nothing(tmp_path: Path, objective: str) -> None:
     whole = train(tmp_path, "whole", **{"reward.objective": objective})
     loaded = load("reward", {**SMALL, "run_dir": str(tmp_path), "reward.objective": objective})
-    cut = RewardTrainer(loaded, start_run(loaded, "cut"))
-    update = cut._update
+    stopped = RewardTrainer(loaded, start_run(loaded, "stopped"))
+    update = stopped._update
 
-    def watched() -> torch.Tensor:
-        if cut.counters.updates == 30:  # in the middle of an iteration
-            cut.loop.stop("test")
+    def stopping_update() -> torch.Tensor:
+        if stopped.counters.updates == 30:  # in the middle of an iteration
+            stopped.loop.stop("test")
         return update()
 
-    cut._update = watched  # type: ignore[method-assign]
-    cut.train()
-    assert not cut.loop.done
-    loaded, run = resume_run("cut", [], str(tmp_path))
+    stopped._update = stopping_update  # type: ignore[method-assign]
+    stopped.train()
+    assert not stopped.loop.done
+    loaded, run = resume_run("stopped", [], str(tmp_path))
     RewardTrainer(loaded, run).train()
     assert_same(whole.run.folder, run.folder)
 
 
-# A server with torch loaded forks each process, so that the test need not wait for the import each time.
+# A fork server that has imported torch saves the import in each process.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["torch", "numpy", "millpond.trainers.reward.trainer", "millpond.data"])
 LONG = {**SMALL, "reward.epochs": 5, "reward.iterations": 10, "reward.save_freq": 1, "log.tensorboard": False}
 
 
-def child(root: str, name: str, batches: Any) -> None:
-    """Train, or go on, in a process of its own that says how many updates it has made."""
+def train_in_child(root: str, name: str, batches: Any) -> None:
+    """Train or resume in a separate process that sends its number of updates."""
     torch.set_num_threads(1)
     if (Path(root) / name).exists():
         loaded, run = resume_run(name, [], root)
@@ -308,63 +300,63 @@ def child(root: str, name: str, batches: Any) -> None:
     trainer = RewardTrainer(loaded, run)
     update = trainer._update
 
-    def told() -> torch.Tensor:
+    def reporting_update() -> torch.Tensor:
         loss = update()
         batches.send(trainer.counters.updates)
         return loss
 
-    trainer._update = told  # type: ignore[method-assign]
+    trainer._update = reporting_update  # type: ignore[method-assign]
     trainer.train()
 
 
-def test_killed_at_random_batches_and_resumed_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_killed_at_random_batches_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Real processes, SIGKILL; checkpoints are at the ends of epochs, so batches are repeated after each."""
     rng = random.Random(7)
     kills = ("killed", rng.randint(10, 150)), ("killed", rng.randint(170, 250)), ("killed", rng.randint(260, 390))
-    for name, wanted in (("whole", None), *kills, ("killed", None)):
+    for name, kill_at in (("whole", None), *kills, ("killed", None)):
         received, send = processes.Pipe(duplex=False)
-        process = processes.Process(target=child, args=(str(tmp_path), name, send))
+        process = processes.Process(target=train_in_child, args=(str(tmp_path), name, send))
         process.start()
         send.close()
         with contextlib.suppress(EOFError):
-            while received.recv() < (wanted or 10**9):
+            while received.recv() < (kill_at or 10**9):
                 pass
             os.kill(process.pid or 0, signal.SIGKILL)
         process.join()
         received.close()
-        assert process.exitcode == (0 if wanted is None else -signal.SIGKILL)
+        assert process.exitcode == (0 if kill_at is None else -signal.SIGKILL)
     assert_same(tmp_path / "whole", tmp_path / "killed")
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_with_its_batch(tmp_path: Path) -> None:
+def test_a_non_finite_loss_ends_the_run_and_dumps_its_batch(tmp_path: Path) -> None:
     from millpond.loop import NonFiniteError
 
     loaded = load("reward", {**SMALL, "run_dir": str(tmp_path)})
     trainer = RewardTrainer(loaded, start_run(loaded, "nan"))
-    seen: list[torch.Tensor] = []
-    judge = trainer.network.raw
+    inputs: list[torch.Tensor] = []
+    raw = trainer.network.raw
 
-    def watched(features: torch.Tensor, pixels: Any = None) -> torch.Tensor:
-        seen.append(features)
-        output = judge(features, pixels)
-        return output * float("nan") if len(seen) == 6 else output
+    def failing_raw(features: torch.Tensor, pixels: Any = None) -> torch.Tensor:
+        inputs.append(features)
+        output = raw(features, pixels)
+        return output * float("nan") if len(inputs) == 6 else output
 
-    trainer.network.raw = watched  # type: ignore[method-assign]
+    trainer.network.raw = failing_raw  # type: ignore[method-assign]
     with pytest.raises(NonFiniteError, match="epoch 0 cycle 0 iteration 1 batch 1: R_loss = nan") as caught:
         trainer.train()
     from safetensors.torch import load_file
 
     assert caught.value.batch_path is not None
-    assert torch.equal(load_file(caught.value.batch_path)["features"], seen[5])
+    assert torch.equal(load_file(caught.value.batch_path)["features"], inputs[5])
 
 
 def test_the_command_reads_the_recorded_vectors_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For audit, normaliser, training and evaluation together, and the audit is done once."""
-    read: list[int] = []
+    """One pass serves audit, normaliser, training and evaluation, and the audit runs once."""
+    frames_read: list[int] = []
     frames = NpzSource.frames
 
     def counted(source: NpzSource, episode: int, name: str, start: int, stop: int) -> Any:
-        read.append(stop - start)
+        frames_read.append(stop - start)
         return frames(source, episode, name, start, stop)
 
     monkeypatch.setattr(NpzSource, "frames", counted)
@@ -375,7 +367,7 @@ def test_the_command_reads_the_recorded_vectors_once(tmp_path: Path, monkeypatch
     with contextlib.suppress(SystemExit):
         main()
     assert (tmp_path / "once" / "metrics.jsonl").exists()
-    assert sum(read) == 11_200 + 56
+    assert sum(frames_read) == 11_200 + 56
     assert len(audits) == 1
 
 
