@@ -2,7 +2,7 @@
 # Both create .venv if it is missing or out of date.
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow test-processors check format docs constraints clean
+.PHONY: help train test test-slow test-processors coverage check format docs constraints clean
 
 VENV    := .venv
 PYTHON  := $(VENV)/bin/python
@@ -34,6 +34,10 @@ test-slow: full check  ## all tests, also the slow ones, and the numerical ones 
 test-processors: full  ## numerical tests (policies, trainers, kernels, rollout, planner) as on other processors
 	$(PYTHON) tests/processors.py
 
+coverage: full  ## the quick tests with line coverage, by package
+	$(PYTHON) -m pytest -n 2 --dist loadfile --cov --cov-report=
+	$(PYTHON) tests/coverage_report.py
+
 check: full  ## linter, formatter, type checker, import directions
 	$(PYTHON) -m ruff check --no-cache .
 	$(PYTHON) -m ruff format --no-cache --check .
@@ -51,7 +55,7 @@ constraints: full  ## pin the installed versions, after a change of dependencies
 	$(PYTHON) -m pip freeze --exclude-editable --exclude millpond | sed 's/+cpu$$//' | LC_ALL=C sort -f > constraints.txt
 
 clean:  ## remove the virtual environment and all caches
-	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .coverage build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: interpreter base full
