@@ -1,4 +1,4 @@
-"""Every block of the pages runs and prints what is shown; options, files and links that are named exist."""
+"""Every block of README and docs runs and prints the output that is shown; named options, files and links exist."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def pages_with_blocks(*, slow: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("name", pages_with_blocks(slow=False))
-def test_a_page_runs_without_its_slow_blocks(name: str, tmp_path: Path, programs: Path, cache: Path) -> None:
+def test_page_runs_without_its_slow_blocks(name: str, tmp_path: Path, programs: Path, cache: Path) -> None:
     with Session(tmp_path, programs, cache) as session:
         for block in BLOCKS[name]:
             if block.runs and "slow" not in block.marks:
@@ -63,7 +63,7 @@ def test_a_page_runs_without_its_slow_blocks(name: str, tmp_path: Path, programs
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", pages_with_blocks(slow=True))
-def test_a_page_runs_from_beginning_to_end(name: str, tmp_path: Path, programs: Path, cache: Path) -> None:
+def test_page_runs_with_its_slow_blocks(name: str, tmp_path: Path, programs: Path, cache: Path) -> None:
     with Session(tmp_path, programs, cache) as session:
         for block in BLOCKS[name]:
             if block.runs:
@@ -74,7 +74,7 @@ ALL = [pytest.param(block, id=block.place) for blocks in BLOCKS.values() for blo
 
 
 @pytest.mark.parametrize("block", ALL)
-def test_a_block_has_a_language_and_known_marks(block: Block) -> None:
+def test_block_has_a_known_language_and_known_marks(block: Block) -> None:
     assert block.language in LANGUAGES, f"{block.place}: a block's language is one of {', '.join(LANGUAGES)}"
     if block.language == "console":
         assert block.body.startswith("$ "), f"{block.place}: a console block begins with a command"
@@ -86,7 +86,7 @@ def test_a_block_has_a_language_and_known_marks(block: Block) -> None:
     assert block.marks.get("not run", "a reason"), f"{block.place}: say why"
 
 
-def test_comments_in_pages_are_marks_of_blocks() -> None:
+def test_every_comment_is_a_known_mark_above_a_block() -> None:
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
         comments = [line for line in text.splitlines() if "<!--" in line]
@@ -97,7 +97,7 @@ def test_comments_in_pages_are_marks_of_blocks() -> None:
             assert comment["mark"] in MARKS, f"{path.name}: {line}"
 
 
-def test_commands_stand_in_fenced_blocks() -> None:
+def test_commands_are_in_fenced_blocks() -> None:
     for path in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for line in FENCE.sub("", path.read_text(encoding="utf-8")).splitlines():
             assert not re.match(rf" {{4,}}{COMMAND.pattern}", line), (
@@ -107,24 +107,24 @@ def test_commands_stand_in_fenced_blocks() -> None:
 
 
 def free_names(code: str) -> set[str]:
-    """Names that a program uses and does not make."""
+    """Return the names that a program uses and does not assign."""
     names = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
-    made = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    return {node.id for node in names} - made - set(dir(builtins))
+    assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return {node.id for node in names} - assigned - set(dir(builtins))
 
 
 @pytest.mark.parametrize("block", [param for param in ALL if "fragment" in param.values[0].marks])
-def test_a_fragment_is_shown_in_full_on_the_page_that_it_names(block: Block) -> None:
-    full = read_page(ROOT / block.marks["fragment"])
-    whole = "\n".join(other.body for other in full if other.runs and other.language == block.language)
-    assert whole, f"{block.place}: {block.marks['fragment']} has no {block.language} block that runs"
+def test_fragment_is_shown_in_full_on_the_page_that_it_names(block: Block) -> None:
+    blocks = read_page(ROOT / block.marks["fragment"])
+    full = "\n".join(other.body for other in blocks if other.runs and other.language == block.language)
+    assert full, f"{block.place}: {block.marks['fragment']} has no {block.language} block that runs"
     if block.language == "python":
-        missing = {name for name in free_names(block.body) if not re.search(rf"\b{name}\b", whole)}
+        missing = {name for name in free_names(block.body) if not re.search(rf"\b{name}\b", full)}
         assert not missing, f"{block.place}: {block.marks['fragment']} does not show {sorted(missing)}"
 
 
 def commands_not_run() -> Iterator[tuple[str, str]]:
-    """Page and command of blocks that are not run, and of commands within sentences."""
+    """Yield page and command of blocks that are not run, and of commands within sentences."""
     for path in PAGES:
         for block in BLOCKS[path.name]:
             if block.language in ("sh", "console") and not block.runs:
@@ -146,7 +146,7 @@ def options_of(words: list[str]) -> tuple[set[str], list[str]]:
 
 
 @pytest.mark.parametrize(("place", "line"), dict.fromkeys(commands_not_run()))
-def test_a_command_that_is_only_named_exists_with_its_options(place: str, line: str) -> None:
+def test_command_that_is_not_run_exists_with_its_options(place: str, line: str) -> None:
     words = shlex.split(line, comments=True)
     while "=" in words[0]:
         words.pop(0)
@@ -172,15 +172,15 @@ SHORT_BENCHMARKS = ("benchmarks/overlap.py", "benchmarks/vector_cost.py")
 
 
 def benchmark_scripts() -> list[str]:
-    """Scripts of benchmarks/ that a page names."""
+    """Return the scripts of benchmarks/ that a page names."""
     texts = [path.read_text(encoding="utf-8") for path in PAGES]
     return sorted({script for text in texts for script in re.findall(r"python (benchmarks/[\w/]+\.py)", text)})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", benchmark_scripts())
-def test_a_benchmark_that_a_page_names_starts(script: str, tmp_path: Path, programs: Path) -> None:
-    """Run those that take seconds; ask the others, which take minutes to hours, for help, or import them."""
+def test_benchmark_that_a_page_names_starts(script: str, tmp_path: Path, programs: Path) -> None:
+    """Run scripts that take seconds; call the others, which take minutes to hours, with --help, or import them."""
     program = str(programs / "python")
     if script in SHORT_BENCHMARKS:
         call = [program, script]
@@ -208,7 +208,7 @@ $ python numbers.py
 
 
 @pytest.mark.parametrize(
-    ("shown", "printed", "message"),
+    ("original", "changed", "message"),
     [
         ("6 of ...", "7 of ...", "prints\n6 of 1.5 seconds"),
         ("```console\n$ python numbers.py", "```sh\nexit 3\n", "exit code 3"),
@@ -216,8 +216,8 @@ $ python numbers.py
         ("$ python numbers.py", "$ python numbers.py; exit 1", "exits with 1"),
     ],
 )
-def test_a_page_that_is_wrong_is_noticed(
-    shown: str, printed: str, message: str, tmp_path: Path, programs: Path, cache: Path
+def test_wrong_page_fails(
+    original: str, changed: str, message: str, tmp_path: Path, programs: Path, cache: Path
 ) -> None:
     def follow(text: str, folder: Path) -> None:
         (tmp_path / "page.md").write_text(text, encoding="utf-8")
@@ -227,10 +227,10 @@ def test_a_page_that_is_wrong_is_noticed(
 
     follow(PAGE, tmp_path / "right")
     with pytest.raises(AssertionError, match=re.escape(message)):
-        follow(PAGE.replace(shown, printed), tmp_path / "wrong")
+        follow(PAGE.replace(original, changed), tmp_path / "wrong")
 
 
-def test_extras_are_hidden_until_the_page_installs_them(tmp_path: Path, programs: Path, cache: Path) -> None:
+def test_extra_is_hidden_until_the_page_installs_it(tmp_path: Path, programs: Path, cache: Path) -> None:
     look = "python -c 'import importlib.util as u; print(u.find_spec(\"wandb\") is None)'"
     text = f"```console\n$ {look}\nTrue\n```\n\n```sh\npip install 'millpond[wandb]'\n```\n\n```console\n$ {look}\nFalse\n```\n"
     (tmp_path / "page.md").write_text(text, encoding="utf-8")
@@ -247,11 +247,11 @@ def test_extras_that_pages_install_exist() -> None:
     assert {extra for one in named for extra in one} <= extras.keys()
 
 
-def test_the_page_of_settings_is_current() -> None:
+def test_configuration_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == page(), "run `make docs`"
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_have_targets() -> None:
     for path in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"

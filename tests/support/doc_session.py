@@ -1,6 +1,6 @@
-"""Follow a page of the documentation as a reader does: block after block, in one folder, on the base installation.
+"""Runs a page of the documentation as a reader would: block after block, in one folder, on the base installation.
 
-CONTRIBUTING.md ("Pages that run") states the conventions. A comment on a line of its own above a block can say:
+CONTRIBUTING.md ("Pages that run") states the conventions. A comment on a separate line above a block can say:
 
     <!-- slow -->                    run by `make test-slow` only
     <!-- adds: WORDS -->             words that the test appends to `millpond train` and `bench`, to make them short
@@ -28,7 +28,12 @@ import millpond
 ROOT = Path(__file__).parents[2]
 LANGUAGES = ("console", "python", "sh", "text", "yaml")
 MARKS = ("slow", "adds", "numbers vary", "not run", "fragment")
-CLONE = ("README.md", "benchmarks", "docs", "tests")  # what pages name of a clone: linked into the reader's folder
+CLONE = (
+    "README.md",
+    "benchmarks",
+    "docs",
+    "tests",
+)  # parts of a clone that pages name; linked into the reader's folder
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S)
 COMMENT = re.compile(r"^ *<!-- (?P<mark>[a-z ]+?)(?:: (?P<value>.+?))? -->$")
@@ -38,7 +43,7 @@ INSTALL = re.compile(r"^pip install 'millpond\[(?P<extras>[\w,]+)\]'$", re.M)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, the comments above it, and the name of the file that the line above asks the reader to write."""
+    """A fenced block, the comments above it, and the file name that the line above tells the reader to save it as."""
 
     page: str
     line: int
@@ -56,7 +61,7 @@ class Block:
         return self.language != "text" and not {"fragment", "not run"} & self.marks.keys()
 
     def commands(self) -> list[str]:
-        """Command lines of a shell block, or those after `$ ` in a console block; continued lines are joined."""
+        """Return the command lines of a shell block, or those after `$ ` in a console block; continued lines are joined."""
         text = self.body.replace("\\\n", " ")
         if self.language == "console":
             return re.findall(r"^\$ (.*)$", text, re.M)
@@ -99,7 +104,7 @@ def optional_modules() -> dict[str, str]:
     return {extra: module for extra, module in extras.items() if module not in base}
 
 
-# Imported when an interpreter of the installation below starts: modules named in the variable are not installed.
+# Imported at start by every interpreter of the installation below: hides the modules named in the variable.
 HIDE = """
 import importlib.machinery, os, sys
 
@@ -112,8 +117,8 @@ class Finder(importlib.machinery.PathFinder):
 
     @classmethod
     def find_distributions(cls, *context):
-        found = super().find_distributions(*context)
-        return (one for one in found if one.metadata["Name"].replace("-", "_").lower() not in HIDDEN)
+        distributions = super().find_distributions(*context)
+        return (one for one in distributions if one.metadata["Name"].replace("-", "_").lower() not in HIDDEN)
 
 if HIDDEN:
     sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Finder
@@ -181,7 +186,7 @@ def without_numbers(text: str) -> str:
 
 @dataclass
 class Session:
-    """A reader with a folder of their own, who does what one page says."""
+    """A reader with an empty folder who follows one page."""
 
     folder: Path
     programs: Path
@@ -203,7 +208,7 @@ class Session:
             end(self._interpreter)
 
     def run(self, block: Block) -> None:
-        """Do what a block says; an AssertionError has what went wrong, and where."""
+        """Run a block; an AssertionError says what failed, and where."""
         name = block.file or ("recipe.yaml" if block.language == "yaml" else None)
         if name is not None:
             (self.folder / name).write_text(block.body, encoding="utf-8")
@@ -285,7 +290,7 @@ def with_added_words(command: str, block: Block) -> str:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Leave nothing of a process behind, nor of those that it started."""
+    """Terminate a process and all processes that it started."""
     if process.poll() is None:
         try:
             process.wait(timeout=5 if process.stdin else 0)
