@@ -159,6 +159,6 @@ def test_what_is_wrong_is_said_once(uncut: Path, tmp_path: Path) -> None:
     assert refused.stderr.count(words) == 1
     assert not (tmp_path / "runs").exists()
     exists = run_torchrun(uncut.parent.parent, 2, *arguments("uncut"))
-    assert exists.stderr.count("exists already") == 1
+    assert exists.stderr.count("already exists") == 1
     weights_of_two = run_torchrun(uncut.parent.parent, 2, *arguments("next"), "--from", "uncut", "--overwrite")
     assert weights_of_two.returncode == 0, weights_of_two.stderr

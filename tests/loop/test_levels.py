@@ -23,12 +23,12 @@ def test_indices_are_the_digits_of_the_counter(sizes):
     assert list(loop.totals.values()) == list(itertools.accumulate(sizes, lambda a, b: a * b))
 
 
-def test_the_documents_total_is_printed():
+def test_describe_shows_the_total_number_of_steps():
     loop = Loop(epoch=10, cycle=100, iteration=100, batch=50)
     assert loop.describe() == "epoch 10 x cycle 100 x iteration 100 x batch 50 = 5,000,000"
 
 
-def test_an_address_reads_as_the_documents_count():
+def test_address_as_text_and_mapping():
     at = Address(("epoch", "cycle", "iteration", "batch"), (3, 41, 7, 12))
     assert str(at) == "epoch 3 cycle 41 iteration 7 batch 12"
     assert (at["cycle"], dict(at)["batch"]) == (41, 12)
@@ -36,7 +36,7 @@ def test_an_address_reads_as_the_documents_count():
         at["round"]
 
 
-def test_begins_marks_the_first_step_of_an_item():
+def test_begins_is_true_for_the_first_step_of_an_item():
     loop = Loop(iteration=2, update_epoch=2, minibatch=3)
     begins = [(at.begins("iteration"), at.begins("update_epoch"), at.begins("minibatch")) for at in loop.run()]
     assert [i for i, (iteration, _, _) in enumerate(begins) if iteration] == [0, 6]
@@ -44,7 +44,7 @@ def test_begins_marks_the_first_step_of_an_item():
     assert all(minibatch for _, _, minibatch in begins)
 
 
-def test_sizes_may_differ_from_parent_to_parent():
+def test_sizes_may_differ_between_parents():
     loop = Loop(round=2, phase=2, update=lambda at: 3 if at["phase"] == 0 else at["round"] + 1)
     assert [at.indices for at in loop.run()] == [
         *[(0, 0, i) for i in range(3)],
@@ -55,7 +55,7 @@ def test_sizes_may_differ_from_parent_to_parent():
     ]
 
 
-def test_the_body_ends_an_open_level():
+def test_body_ends_an_open_level():
     loop = Loop(round=None, phase=2, update=None)
     seen = []
     for at in loop.run():
@@ -69,7 +69,7 @@ def test_the_body_ends_an_open_level():
     assert loop.done
 
 
-def test_a_predicate_ends_an_open_level_at_the_end_of_an_item():
+def test_predicate_ends_an_open_level_at_the_end_of_an_item():
     steps = 0
     loop = Loop(iteration=Until(lambda: steps >= 7), minibatch=3)
     for _ in loop.run():
@@ -79,9 +79,9 @@ def test_a_predicate_ends_an_open_level_at_the_end_of_an_item():
     assert list(Loop(iteration=Until(lambda: steps >= 7), minibatch=3).run()) == []
 
 
-def test_a_fixed_level_cannot_be_ended_by_hand():
+def test_level_with_a_size_cannot_be_ended_by_end():
     loop = Loop(epoch=2, batch=5)
-    with pytest.raises(LoopError, match="level 'batch' has 5 items here and cannot be ended by hand"):
+    with pytest.raises(LoopError, match="level 'batch' has 5 items here and cannot be ended by end"):
         drive(loop, lambda at: loop.end("batch"))
 
 
@@ -94,7 +94,7 @@ def test_sizes_are_checked(size):
         list(loop.run())
 
 
-def test_a_loop_needs_a_level():
+def test_loop_without_levels_is_refused():
     with pytest.raises(LoopError, match="at least one level"):
         Loop()
 
@@ -103,7 +103,7 @@ def saved(loop):
     return loop.state_dict()
 
 
-def test_a_finished_run_can_be_made_longer():
+def test_finished_run_can_be_extended():
     loop = Loop(epoch=2, batch=3)
     list(loop.run())
     longer = Loop(epoch=3, batch=3)
@@ -129,10 +129,10 @@ def test_a_finished_run_can_be_made_longer():
     assert steps[0] == 6
 
 
-def test_a_state_of_another_loop_is_refused():
+def test_state_of_another_loop_is_refused():
     loop = Loop(epoch=2, batch=5)
     list(loop.run(until=3))
     with pytest.raises(LoopError, match="the levels epoch > batch, this loop has epoch > cycle"):
         Loop(epoch=2, cycle=5).load_state_dict(saved(loop))
-    with pytest.raises(LoopError, match="the saved position is epoch 0 batch 3, but level 'batch' has now only 2"):
+    with pytest.raises(LoopError, match="the saved position is epoch 0 batch 3, but level 'batch' now has only 2"):
         Loop(epoch=2, batch=2).load_state_dict(saved(loop))

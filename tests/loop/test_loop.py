@@ -24,7 +24,7 @@ def test_importing_the_loop_does_not_import_torch():
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_uneven_batches_average_right_at_every_level(data):
+def test_mean_of_uneven_batches_is_exact_at_every_level(data):
     sizes = {depth: {} for depth in range(3)}
 
     def size(at):
@@ -53,7 +53,7 @@ def test_uneven_batches_average_right_at_every_level(data):
     assert loop.moments["loss"].mean == float(everything)
 
 
-def test_hooks_run_inner_to_outer_and_the_save_comes_last():
+def test_hooks_run_inner_to_outer_before_the_save():
     loop = Loop(epoch=2, cycle=2, batch=2)
     log = []
     for level in ("epoch", "batch", "cycle"):
@@ -83,7 +83,7 @@ def test_every_counts_items_over_the_whole_run():
     assert lines[:2] == [99, 199]
 
 
-def test_at_names_items_and_the_last():
+def test_at_selects_items_or_the_last():
     loop = Loop(epoch=3, batch=2)
     numbers = []
     loop.at_end("epoch", lambda ended: numbers.append(("every", ended.number)), every=2, at="last")
@@ -116,7 +116,7 @@ def test_tensors_on_a_device_are_read_once_at_the_end_of_the_parent(monkeypatch)
     assert means == [{"loss": 2.0, "norm": 1.0}] * 2
 
 
-def test_numbers_of_all_kinds(recwarn):
+def test_record_accepts_floats_integers_arrays_and_tensors(recwarn):
     loop = Loop(batch=1)
     numbers = [
         2,
@@ -134,7 +134,7 @@ def test_numbers_of_all_kinds(recwarn):
     assert not recwarn.list
 
 
-def test_what_is_not_a_number_is_refused():
+def test_record_refuses_what_is_not_a_number():
     loop = Loop(batch=1)
     with pytest.raises(LoopError, match=r"record\('loss'\): Tensor of shape \(2, 3\) is not one number"):
         drive(loop, lambda at: loop.record("loss", torch.zeros(2, 3)))
@@ -144,7 +144,7 @@ def test_what_is_not_a_number_is_refused():
         loop.record("loss", 1.0)
 
 
-def test_a_portion_at_a_time():
+def test_run_until_continues_with_the_next_run():
     loop = Loop(epoch=2, cycle=2, batch=3)
     whole = [at.indices for at in Loop(epoch=2, cycle=2, batch=3).run()]
     saves = []
@@ -158,7 +158,7 @@ def test_a_portion_at_a_time():
     assert saves == [12]
 
 
-def test_a_step_that_was_left_has_not_happened():
+def test_step_left_by_break_or_exception_is_repeated():
     loop = Loop(epoch=1, batch=3)
     for at in loop.run():
         loop.record("loss", 100.0 if at["batch"] == 1 and loop.count == 1 else 1.0)
@@ -197,7 +197,7 @@ def test_stops_and_saves_wait_for_the_boundary():
     assert (loop.count, saves, loop.stopped) == (8, [4, 8], "SIGTERM")
 
 
-def test_a_stop_asked_before_the_first_step_is_not_forgotten():
+def test_stop_requested_before_the_first_step_takes_effect():
     loop = Loop(batch=3)
     loop.stop("SIGTERM")
     assert list(loop.run()) == []
@@ -233,7 +233,7 @@ class Clock:
         ([3.0] * 100, 0.5, 1),  # one at least
     ],
 )
-def test_max_seconds_stops_where_the_next_item_would_end_too_late(lengths, max_seconds, items):
+def test_max_seconds_stops_if_the_next_item_would_end_too_late(lengths, max_seconds, items):
     loop, clock, done = Loop(iteration=100, minibatch=4), Clock(), 0
     loop.resumable_at("iteration")
     for at in loop.run(max_seconds=max_seconds, clock=clock):
@@ -257,16 +257,16 @@ def test_max_seconds_leaves_time_for_the_checkpoint():
     assert loop.stopped == "max_seconds"
 
 
-def test_a_loop_that_ends_in_time_is_not_stopped():
+def test_max_seconds_does_not_stop_a_loop_that_ends_in_time():
     loop, clock = Loop(batch=4), Clock()
     for _ in loop.run(max_seconds=4.0, clock=clock):
         clock.now += 1.0
     assert (loop.done, loop.stopped) == (True, None)
 
 
-def test_no_state_within_a_step():
+def test_state_cannot_be_saved_within_a_step():
     loop = Loop(batch=2)
-    with pytest.raises(LoopError, match=r"no state to save in its body: call request_save\(\)"):
+    with pytest.raises(LoopError, match=r"a loop cannot be saved in its body; call request_save\(\)"):
         drive(loop, lambda at: loop.state_dict())
     loop.at_end("batch", lambda ended: loop.state_dict())
     with pytest.raises(LoopError, match="in its hooks"):

@@ -26,7 +26,7 @@ def exact(pairs):
     return mean, variance
 
 
-def test_a_table_for_a_pencil():
+def test_hand_computed_moments():
     # batches of 3, 1 and 4 rows with means 2, 10 and 4: (6 + 10 + 16) / 8 = 4, not (2 + 10 + 4) / 3
     moments = moments_of([(2.0, 3.0), (10.0, 1.0), (4.0, 4.0)])
     assert moments.mean == 4.0
@@ -35,7 +35,7 @@ def test_a_table_for_a_pencil():
 
 
 @given(observations)
-def test_mean_is_the_exact_one_rounded_once(pairs):
+def test_mean_is_exact_and_rounded_once(pairs):
     mean, variance = exact(pairs)
     moments = moments_of(pairs)
     assert moments.mean == float(mean)
@@ -45,7 +45,7 @@ def test_mean_is_the_exact_one_rounded_once(pairs):
 
 
 @given(st.lists(observations, min_size=1, max_size=6), st.randoms())
-def test_portions_and_order_do_not_matter(portions, random):
+def test_grouping_and_order_do_not_matter(portions, random):
     whole = moments_of([pair for portion in portions for pair in portion])
     merged = Moments()
     random.shuffle(portions)
@@ -56,7 +56,7 @@ def test_portions_and_order_do_not_matter(portions, random):
 
 
 @given(st.lists(st.tuples(values, st.one_of(st.just(0.0), weights)), max_size=30))
-def test_many_at_once_are_the_same_as_one_by_one(pairs):
+def test_moments_of_many_values_equal_repeated_add(pairs):
     one_by_one = moments_of(pairs)
     at_once = Moments.of([value for value, _ in pairs], [weight for _, weight in pairs])
     assert at_once.count == one_by_one.count
@@ -69,12 +69,12 @@ def test_many_at_once_are_the_same_as_one_by_one(pairs):
 
 
 @given(observations)
-def test_state_survives_json(pairs):
+def test_state_round_trips_through_json(pairs):
     moments = moments_of(pairs)
     assert Moments.from_state(json.loads(json.dumps(moments.state_dict()))) == moments
 
 
-def test_nothing_observed():
+def test_moments_without_values_are_nan():
     moments = Moments()
     moments.add(5.0, 0.0)
     assert math.isnan(moments.mean)
@@ -82,7 +82,7 @@ def test_nothing_observed():
     assert Moments.from_state(json.loads(json.dumps(moments.state_dict()))) == moments
 
 
-def test_cancellation_does_not_hurt():
+def test_cancellation_loses_no_precision():
     # a textbook float sum of squares gives 0 or a negative variance here
     moments = moments_of([(1e9, 1.0), (1e9 + 1, 1.0), (1e9 + 2, 1.0)])
     assert moments.std == math.sqrt(2 / 3)

@@ -34,7 +34,7 @@ class Sampler:
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("portion", [None, 8, 11])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_the_address_is_named_and_the_batch_kept(tmp_path, monkeypatch, lazy, portion, bad):
+def test_non_finite_value_names_its_address_and_saves_its_batch(tmp_path, monkeypatch, lazy, portion, bad):
     monkeypatch.setattr(torch.Tensor, "is_cpu", not lazy)
     loop, sampler, drawn, saves = Loop(epoch=2, iteration=2, batch=5), Sampler(), {}, []
 
@@ -69,7 +69,7 @@ def test_the_address_is_named_and_the_batch_kept(tmp_path, monkeypatch, lazy, po
         loop.save()  # what has seen a nan is not saved over a good checkpoint
 
 
-def test_the_first_of_several_is_named(monkeypatch):
+def test_first_of_several_non_finite_values_is_named(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     loop = Loop(iteration=1, batch=4)
 
@@ -82,13 +82,13 @@ def test_the_first_of_several_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), torch.tensor(-2.0)])
-def test_weights_are_checked(weight):
+def test_non_finite_weight_is_refused(weight):
     loop = Loop(iteration=1, batch=1)
     with pytest.raises(NonFiniteError, match=r"iteration 0 batch 0: the weight of loss = "):
         drive(loop, lambda at: loop.record("loss", 1.0, weight=weight))
 
 
-def test_a_long_innermost_level_is_read_in_between(monkeypatch):
+def test_long_innermost_level_is_read_in_between(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     loop = Loop(batch=5000)
     with pytest.raises(NonFiniteError, match="batch 10: loss = nan"):
@@ -96,7 +96,7 @@ def test_a_long_innermost_level_is_read_in_between(monkeypatch):
     assert loop.count == 999
 
 
-def test_a_batch_that_cannot_be_drawn_does_not_hide_the_nan():
+def test_batch_that_cannot_be_drawn_does_not_hide_the_nan():
     loop = Loop(batch=1)
 
     def draw(state, skip):

@@ -27,7 +27,7 @@ def train(path, terminal, *, table=False, rhythm=0.0, cycles=3):
     recorder.close()
 
 
-def test_without_a_terminal_plain_lines(tmp_path):
+def test_plain_lines_without_a_terminal(tmp_path):
     text = io.StringIO()
     train(tmp_path / "metrics.jsonl", Terminal(file=text, width=80))
     lines = text.getvalue().splitlines()
@@ -40,13 +40,13 @@ def test_without_a_terminal_plain_lines(tmp_path):
     assert lines[1].endswith("R_loss 0.15863 ↓")
 
 
-def test_plain_lines_keep_a_rhythm(tmp_path):
+def test_plain_lines_are_printed_at_intervals(tmp_path):
     text = io.StringIO()
     train(tmp_path / "metrics.jsonl", Terminal(file=text), rhythm=3600.0, cycles=20)
     assert len(text.getvalue().splitlines()) == 1
 
 
-def test_with_a_terminal_a_live_display(tmp_path):
+def test_live_display_on_a_terminal(tmp_path):
     text = io.StringIO()
     train(tmp_path / "metrics.jsonl", Terminal(file=text, force_terminal=True, width=120), table=True)
     shown = text.getvalue()
@@ -57,7 +57,7 @@ def test_with_a_terminal_a_live_display(tmp_path):
     assert "epoch 2/2 (0s left)" in shown.rstrip().splitlines()[-1]
 
 
-def test_the_cycle_table_has_the_documents_rows(tmp_path):
+def test_rows_of_the_cycle_table(tmp_path):
     text = io.StringIO()
     train(tmp_path / "metrics.jsonl", Terminal(file=text), table=True, rhythm=3600.0, cycles=1)
     table = text.getvalue().splitlines()[1:9]
@@ -88,6 +88,6 @@ def test_time_left_at_each_level():
     assert pace.seconds_left() == {"epoch": 150.0, "cycle": 30.0, "batch": 10.0}
 
 
-def test_seconds_for_a_glance():
+def test_show_seconds():
     shown = [show_seconds(seconds) for seconds in (None, 8.4, 245, 9000, 3 * 86400 + 4 * 3600)]
     assert shown == ["?", "8s", "4m05s", "2h30m", "3d04h"]

@@ -28,7 +28,7 @@ def test_every_record_carries_every_counter(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"updates": 9', b'{"updates": 9}\n{"upd'])
-def test_a_resumed_run_has_no_duplicates_and_no_gaps(tmp_path, torn):
+def test_resumed_run_has_no_duplicate_or_missing_records(tmp_path, torn):
     path, counters = tmp_path / "metrics.jsonl", Counters()
     recorder = Recorder(path, counters)
     write(recorder, counters, [0, 1, 2])
@@ -50,7 +50,7 @@ def test_a_resumed_run_has_no_duplicates_and_no_gaps(tmp_path, torn):
     assert seconds == sorted(seconds)
 
 
-def test_a_run_without_a_checkpoint_starts_its_file_afresh(tmp_path):
+def test_run_without_a_checkpoint_starts_with_an_empty_file(tmp_path):
     path, counters = tmp_path / "metrics.jsonl", Counters()
     write(Recorder(path, counters), counters, [0, 1, 2])
     again = Recorder(path, counters)
@@ -60,7 +60,7 @@ def test_a_run_without_a_checkpoint_starts_its_file_afresh(tmp_path):
 
 
 @pytest.mark.parametrize("ask", [True, False])
-def test_a_resumed_run_that_records_nothing_still_cuts_its_file(tmp_path, ask):
+def test_resumed_run_truncates_its_file_without_a_new_record(tmp_path, ask):
     path, counters = tmp_path / "metrics.jsonl", Counters()
     write(Recorder(path, counters), counters, [0, 1, 2])
     resumed = Recorder(path, counters)
@@ -72,14 +72,14 @@ def test_a_resumed_run_that_records_nothing_still_cuts_its_file(tmp_path, ask):
     assert len(recorded(path)) == 1
 
 
-def test_lost_records_are_said(tmp_path):
+def test_missing_records_are_warned_about(tmp_path):
     resumed = Recorder(tmp_path / "metrics.jsonl", Counters())
     resumed.load_state_dict({"records": 5})
-    with pytest.warns(UserWarning, match="has 0 whole records, the checkpoint knew 5; the curve has a gap"):
+    with pytest.warns(UserWarning, match="has 0 whole records, the checkpoint had 5; the curve has a gap"):
         resumed.write({})
 
 
-def test_what_does_not_belong_in_a_record(tmp_path):
+def test_counters_and_non_finite_values_are_refused_as_metrics(tmp_path):
     recorder = Recorder(tmp_path / "metrics.jsonl", Counters())
     with pytest.raises(RecordError, match="'updates' is a counter"):
         recorder.write({"updates": 3})
@@ -90,7 +90,7 @@ def test_what_does_not_belong_in_a_record(tmp_path):
         recorder.load_state_dict({"records": 0})
 
 
-def test_reading(tmp_path):
+def test_unfinished_line_is_not_read_and_damaged_line_is_an_error(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert list(read_records(path)) == []
     assert last_record(path) is None
@@ -110,7 +110,7 @@ class Failing:
         self.remote = remote
         self.attempts = 0
 
-    def open(self, kept):
+    def open(self, previous):
         pass
 
     def write(self, record, number):
@@ -122,7 +122,7 @@ class Failing:
         raise AssertionError("a failed sink is not used again")
 
 
-def test_a_remote_sink_that_fails_warns_once(tmp_path):
+def test_failing_remote_sink_warns_once(tmp_path):
     counters, sink = Counters(), Failing(remote=True)
     recorder = Recorder(tmp_path / "metrics.jsonl", counters, [sink])
     with pytest.warns(UserWarning, match="Failing failed and is off for the rest of this run: no route") as warned:
@@ -131,7 +131,7 @@ def test_a_remote_sink_that_fails_warns_once(tmp_path):
     assert (len(warned), sink.attempts, len(recorded(tmp_path / "metrics.jsonl"))) == (1, 3, 6)
 
 
-def test_a_local_sink_that_fails_stops_the_run(tmp_path):
+def test_failing_local_sink_stops_the_run(tmp_path):
     counters = Counters()
     recorder = Recorder(tmp_path / "metrics.jsonl", counters, [Failing(remote=False)])
     with pytest.raises(ConnectionError):

@@ -21,7 +21,7 @@ def write(recorder, counters, numbers, offset=0.0):
 
 @pytest.mark.parametrize(("axis", "unit"), [("updates", 10), ("agent_steps", 1000)])
 @pytest.mark.parametrize("torn", [0, 11])
-def test_a_resumed_curve_is_one_curve(tmp_path, axis, unit, torn):
+def test_resumed_run_writes_one_curve(tmp_path, axis, unit, torn):
     folder, path, counters = tmp_path / "tensorboard", tmp_path / "metrics.jsonl", Counters()
     recorder = Recorder(path, counters, [TensorBoard(folder, axis)])
     write(recorder, counters, range(3))
@@ -39,7 +39,7 @@ def test_a_resumed_curve_is_one_curve(tmp_path, axis, unit, torn):
     assert [step for step, _ in curve(folder, "episodes")] == [number * unit for number in range(6)]
 
 
-def test_wall_time_is_the_runs_own_clock(tmp_path):
+def test_wall_time_is_the_clock_of_the_run(tmp_path):
     counters = Counters()
     counters.load_state_dict({**counters.as_dict(), "seconds": 5000.0})
     recorder = Recorder(tmp_path / "metrics.jsonl", counters, [TensorBoard(tmp_path / "tb", "updates")])
@@ -53,7 +53,7 @@ def test_wall_time_is_the_runs_own_clock(tmp_path):
     assert 0 <= two.wall_time - one.wall_time < 100
 
 
-def test_tensorflow_and_torch_are_not_needed(tmp_path):
+def test_tensorflow_and_torch_are_not_imported(tmp_path):
     code = """
 import pathlib, sys
 from millpond.record import Counters, Recorder, TensorBoard

@@ -5,7 +5,7 @@ import pytest
 from millpond.record import Timer
 
 
-def test_phases_nest_and_are_taken_once():
+def test_phases_nest_and_take_resets_them():
     timer = Timer()
     for _ in range(3):
         with timer("train"):
@@ -21,7 +21,7 @@ def test_phases_nest_and_are_taken_once():
     assert set(timer.take().values()) == {0.0}
 
 
-def test_an_open_phase_counts_up_to_now():
+def test_open_phase_counts_up_to_now():
     timer = Timer()
     with timer("collect"):
         time.sleep(0.002)
@@ -31,7 +31,7 @@ def test_an_open_phase_counts_up_to_now():
     assert timer.take()["time/collect"] == 0.0
 
 
-def test_shares_add_up():
+def test_shares_sum_to_one():
     timer = Timer()
     with timer("a"), timer("inner"):
         time.sleep(0.002)
@@ -42,7 +42,7 @@ def test_shares_add_up():
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
-def test_an_exception_leaves_the_phase():
+def test_exception_ends_the_phase():
     timer = Timer()
     with pytest.raises(KeyError), timer("a"), timer("b"):
         raise KeyError

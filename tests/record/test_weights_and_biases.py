@@ -37,7 +37,7 @@ def rows_and_metrics(path):
     return rows, metrics
 
 
-def test_offline_rows_are_drawn_over_our_axis(tmp_path, monkeypatch):
+def test_offline_rows_use_the_axis_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     counters = Counters()
@@ -56,7 +56,7 @@ def test_offline_rows_are_drawn_over_our_axis(tmp_path, monkeypatch):
     assert metrics["*"] == "updates"
 
 
-def test_a_server_that_is_not_there_does_not_stop_training(tmp_path, monkeypatch):
+def test_unreachable_server_does_not_stop_training(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")

@@ -104,7 +104,7 @@ def test_running_crashed_and_empty_runs_have_reports(copy: Path) -> None:
     status["process"]["pid"] = 2**22 + 1  # larger than any there is
     (copy / "state.json").write_text(json.dumps(status))
     html = Page(write_report(copy).read_text())
-    assert "died without a word" in html.text
+    assert "died without an error message" in html.text
     assert "2 recorded of 6" in html.text
     assert "An episode" not in html.headings
     (copy / "metrics.jsonl").unlink()

@@ -29,7 +29,7 @@ def test_folders_are_named_by_updates(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000000000032", "000000000064"]
 
 
-def test_the_newest_the_rare_and_the_best_are_kept(tmp_path):
+def test_newest_periodic_and_best_checkpoints_are_kept(tmp_path):
     scores = {40: 1.0, 72: 9.0, 160: 5.0}
     checkpoints = saved(tmp_path, range(8, 208, 8), scores, keep_last=2, keep_every=50)
     # 56, 104 and 152 are the first at or after 50, 100 and 150; 200 is a multiple itself
@@ -37,13 +37,13 @@ def test_the_newest_the_rare_and_the_best_are_kept(tmp_path):
     assert checkpoints.best().updates == 72
 
 
-def test_lower_may_be_better(tmp_path):
+def test_lower_score_can_be_better(tmp_path):
     checkpoints = saved(tmp_path, [1, 2, 3, 4], {1: 0.5, 2: 0.1, 3: 0.3}, keep_last=1, better="lower")
     assert checkpoints.updates() == [2, 4]
     assert checkpoints.best().score == 0.1
 
 
-def test_the_best_is_remembered_over_a_resume(tmp_path):
+def test_best_checkpoint_survives_a_resume(tmp_path):
     saved(tmp_path, [1, 2, 3], {1: 0.5, 2: 0.9, 3: 0.3}, keep_last=1)
     again = Checkpoints(tmp_path, keep_last=1)
     cursor = Cursor()
@@ -63,13 +63,13 @@ def damage(path):
     (path / "state.pt").write_bytes(data)
 
 
-def test_a_damaged_newest_is_named_and_the_one_before_used(tmp_path):
+def test_damaged_newest_checkpoint_is_named_and_the_previous_one_used(tmp_path):
     checkpoints = saved(tmp_path, [1, 2, 3])
     damage(checkpoints.path(3))
     cursor = Cursor()
     parts = Parts(state={"cursor": cursor})
     with pytest.warns(
-        UserWarning, match=r"checkpoint 000000000003 is damaged and not used: .*state\.pt has other bytes"
+        UserWarning, match=r"checkpoint 000000000003 is damaged and not used: .*state\.pt is not as it was written"
     ):
         assert Checkpoints(tmp_path).restore(parts)
     assert cursor.position == 2
@@ -82,7 +82,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_used(tmp_path):
     assert (tmp_path / "000000000003.damaged2").is_dir()
 
 
-def test_when_all_are_damaged_a_person_decides(tmp_path):
+def test_error_if_all_checkpoints_are_damaged(tmp_path):
     checkpoints = saved(tmp_path, [1, 2])
     damage(checkpoints.path(1))
     damage(checkpoints.path(2))
@@ -93,22 +93,22 @@ def test_when_all_are_damaged_a_person_decides(tmp_path):
         checkpoints.restore(Parts(state={"cursor": Cursor()}))
 
 
-def test_without_a_checkpoint_the_run_begins_at_its_beginning(tmp_path):
+def test_restore_without_a_checkpoint_returns_false(tmp_path):
     assert not Checkpoints(tmp_path / "none").restore(Parts(state={"cursor": Cursor()}))
 
 
-def test_other_parts_are_refused(tmp_path):
+def test_checkpoint_with_other_parts_is_refused(tmp_path):
     checkpoints = saved(tmp_path, [1])
     with pytest.raises(CheckpointError, match=r"the checkpoint's state are \['cursor'\], this run's are \['sampler'\]"):
         checkpoints.restore(Parts(state={"sampler": Cursor()}))
 
 
-def test_numbers_to_keep_are_checked(tmp_path):
+def test_numbers_to_keep_are_validated(tmp_path):
     with pytest.raises(CheckpointError, match="keep_last=0"):
         Checkpoints(tmp_path, keep_last=0)
 
 
-def test_a_run_from_the_weights_of_another(tmp_path):
+def test_weights_of_another_run_are_loaded(tmp_path):
     model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     run = Run.start(tmp_path, "first", config_yaml="", plan={})
     Checkpoints(run.checkpoints_path).save(5, Parts(weights={"policy": model}), score=1.0)

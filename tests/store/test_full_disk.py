@@ -28,7 +28,7 @@ def can_mount():
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "limit"])
-def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path, expected, kind):
+def test_full_disk_is_reported_and_nothing_is_lost(tmp_path, expected, kind):
     if kind == "tmpfs" and not can_mount():
         pytest.skip("mounting a tmpfs needs root; the limit on file sizes is tested instead")
     command = [sys.executable, "-m", "tests.support.full_disk", kind, str(tmp_path)]

@@ -63,13 +63,13 @@ def killed_and_resumed(root, rng, uncut, first_kills):
         deaths += training.kill_at(rng.randint(1, 58), rng.uniform(0.0, 0.004)) == -signal.SIGKILL
         resume = (root / tiny_training.NAME).exists()
     if resume and read_status(root / tiny_training.NAME).state != "finished":
-        assert "died without a word" in read_status(root / tiny_training.NAME).note
+        assert "died without an error message" in read_status(root / tiny_training.NAME).note
     assert Training(root, resume=resume).wait() == 0
     assert_same_outcome(root, uncut)
     return deaths
 
 
-def test_killed_at_random_moments(tmp_path, uncut):
+def test_run_killed_at_random_moments_resumes_exactly(tmp_path, uncut):
     rng = random.Random(5)
     deaths = sum(killed_and_resumed(tmp_path / str(trial), rng, uncut, first_kills=2) for trial in range(3))
     assert deaths >= 5
@@ -91,7 +91,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize(("moment", "left_behind"), MOMENTS)
-def test_killed_inside_a_write(tmp_path, uncut, moment, left_behind):
+def test_run_killed_during_a_write_resumes_exactly(tmp_path, uncut, moment, left_behind):
     assert Training(tmp_path, die=moment).wait() == -signal.SIGKILL
     names = [path.name for path in (tmp_path / tiny_training.NAME / "checkpoints").iterdir()]
     assert [name for name in names if name.startswith(".")] == ([left_behind] if left_behind else [])
@@ -100,7 +100,7 @@ def test_killed_inside_a_write(tmp_path, uncut, moment, left_behind):
 
 
 @pytest.mark.slow
-def test_killed_fifty_times(tmp_path, uncut):
+def test_run_killed_fifty_times_resumes_exactly(tmp_path, uncut):
     rng = random.Random(6)
     deaths = trial = 0
     while deaths < 25:

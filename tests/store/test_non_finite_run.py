@@ -8,7 +8,7 @@ from millpond.store import Checkpoints, read_status
 from tests.support import tiny_training
 
 
-def test_the_batch_is_in_the_run_folder_and_the_checkpoint_is_from_before(tmp_path):
+def test_batch_of_nan_is_in_the_run_folder_and_the_checkpoint_is_older(tmp_path):
     with pytest.raises(
         NonFiniteError, match=r"^epoch 0 cycle 2 iteration 1 batch 3: loss = nan; the batch is in "
     ) as found:

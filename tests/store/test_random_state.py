@@ -32,7 +32,7 @@ def draw(generators):
     ]
 
 
-def test_everything_random_goes_on_where_it_was(tmp_path):
+def test_all_generators_continue_after_a_restore(tmp_path):
     generators = make()
     draw(generators)  # gauss and standard_normal now each hold a second value back
     write_checkpoint(tmp_path / "c", Checkpoint(0, state={"random": RandomState(**generators).state_dict()}))
@@ -54,5 +54,5 @@ def test_generators_must_match():
     state["cuda"] = [torch.zeros(16, dtype=torch.uint8)] * 17
     with pytest.raises(CheckpointError, match="generators of 17 CUDA devices"):
         RandomState(rows=np.random.default_rng(1)).load_state_dict(state)
-    with pytest.raises(CheckpointError, match="rows is a int; a generator is"):
+    with pytest.raises(CheckpointError, match="rows is a int; a generator must be"):
         RandomState(rows=3)

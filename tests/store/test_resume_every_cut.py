@@ -63,7 +63,7 @@ class Player:
         )
 
 
-def test_resume_is_the_same_from_every_cut_point(tmp_path):
+def test_resume_from_every_step_is_exact(tmp_path):
     random.seed(7)
     whole = Player(tmp_path / "whole", resume=False).play()
     expected = whole.outcome()
@@ -85,7 +85,7 @@ def test_resume_is_the_same_from_every_cut_point(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [17, 60])
-def test_the_comparison_would_notice(tmp_path, cut):
+def test_comparison_detects_a_lost_state(tmp_path, cut):
     """The test above can fail: without the generator's state the outcome differs."""
     random.seed(7)
     expected = Player(tmp_path / "whole", resume=False).play().outcome()

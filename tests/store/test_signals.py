@@ -26,7 +26,7 @@ def assert_stopped(folder, name, lines):
     assert 13 <= updates < 20
 
 
-def test_interrupt_finishes_the_step_saves_and_says_the_way_on(tmp_path):
+def test_interrupt_finishes_the_step_saves_and_prints_how_to_resume(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SLEEP": "0.1", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "tests.support.tiny_training", str(tmp_path)]
     pipe = subprocess.PIPE
@@ -41,7 +41,7 @@ def test_interrupt_finishes_the_step_saves_and_says_the_way_on(tmp_path):
     assert_stopped(tmp_path / tiny_training.NAME, "SIGINT", out.splitlines())
 
 
-def test_terminate_does_the_same_and_the_run_goes_on_to_the_end_it_would_have_had(tmp_path):
+def test_run_stopped_by_sigterm_resumes_exactly(tmp_path):
     output = tmp_path / "output"
     training = Training(tmp_path, batch_sleep=0.1, output=output)
     training.send_at(12, signal.SIGTERM)
@@ -52,7 +52,7 @@ def test_terminate_does_the_same_and_the_run_goes_on_to_the_end_it_would_have_ha
     assert weights(tmp_path / tiny_training.NAME) == weights(tmp_path / "uncut" / tiny_training.NAME)
 
 
-def test_a_second_interrupt_stops_at_once(tmp_path):
+def test_second_interrupt_stops_at_once(tmp_path):
     output = tmp_path / "output"
     training = Training(tmp_path, batch_sleep=60.0, output=output)
     training.send_at(0, signal.SIGINT, delay=0.3)  # it now sleeps for a minute within its first step

@@ -1,6 +1,6 @@
 """One loop for all trainers: declared levels, exact averages at every level, hooks at level ends, resume at any step.
 
-Imports nothing of Millpond but its errors. `record` may import this package, and `store` both.
+Imports only the errors of Millpond. `record` may import this package, and `store` may import both.
 """
 
 from millpond.loop.levels import Address, LoopError, NonFiniteError, Until

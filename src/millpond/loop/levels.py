@@ -11,13 +11,13 @@ from millpond.errors import MillpondError
 
 
 class LoopError(MillpondError):
-    """A loop that is declared or used wrongly."""
+    """A loop is declared or used wrongly."""
 
 
 class NonFiniteError(MillpondError):
-    """A recorded value is nan or infinite. Training stops; the last checkpoint is from before it."""
+    """A recorded value is nan or infinite. Training stops; the last checkpoint is older than the value."""
 
-    exit_code = 1  # the input was fine: the training failed
+    exit_code = 1  # the input was valid: training failed
 
     def __init__(self, address: Address, name: str, value: float, batch_path: Path | None = None) -> None:
         self.address, self.name, self.value, self.batch_path = address, name, value, batch_path
@@ -26,11 +26,11 @@ class NonFiniteError(MillpondError):
 
 
 class Address(Mapping[str, int]):
-    """The indices of a step or of a level's item, outermost level first, each counted from 0 within its parent.
+    """Indices of a step or of a level's item, outermost level first, each counted from 0 within its parent.
 
     str(address)              "epoch 3 cycle 41 iteration 7 batch 12"
     address["cycle"]          41
-    address.begins("cycle")   whether this is the first step of its cycle
+    address.begins("cycle")   True for the first step of its cycle
     """
 
     __slots__ = ("indices", "names")
@@ -40,11 +40,11 @@ class Address(Mapping[str, int]):
         self.indices = indices
 
     def begins(self, level: str) -> bool:
-        """Whether every index below `level` is 0, so that work due once for each item of the level is due now."""
+        """Return True if every index below `level` is 0: work that is done once per item of the level is due now."""
         return not any(self.indices[self._depth(level) + 1 :])
 
     def __getitem__(self, level: str) -> int:
-        if level in self.names:  # spelled out, because bodies ask it at every step
+        if level in self.names:  # the fast case, because the body of a loop may look this up at every step
             return self.indices[self.names.index(level)]
         return self._depth(level)
 
@@ -69,21 +69,21 @@ class Address(Mapping[str, int]):
 
 @dataclass(frozen=True)
 class Until:
-    """The size of a level that goes on until a predicate holds, asked at the end of each of its items."""
+    """Size of a level that continues until a predicate is true, evaluated at the end of each of its items."""
 
     predicate: Callable[[], bool]
 
 
-# How many items of a level there are in one item of its parent: a number; None (until `end` is called); a predicate
-# (until it holds); or a pure function of the parent's address that gives one of the first two.
+# Number of items of a level in one item of its parent: a number; None (until `end` is called); a predicate (until it is
+# true); or a pure function of the parent's address that returns a number or None.
 Size = int | Until | Callable[[Address], int | None] | None
 
 
 class Levels:
-    """An odometer: the address of the next step, and how many items of each level have ended in all.
+    """An odometer: the address of the next step, and the number of items of each level that have ended in total.
 
-    `advance` is the only thing that moves it. With fixed sizes the indices are the digits of `totals[-1]`, the
-    number of steps done, written in the mixed radix of the sizes.
+    With fixed sizes the indices are the digits of `totals[-1]`, the number of finished steps, in the mixed radix of the
+    sizes.
     """
 
     def __init__(self, sizes: Mapping[str, Size]) -> None:
@@ -97,7 +97,7 @@ class Levels:
         self.indices = [0] * len(sizes)
         self.totals = [0] * len(sizes)
         self._last_called: set[int] = set()
-        self._over = False  # said of an open outermost level; a sized one is over when its index says so
+        self._over = False  # for an open outermost level; one with a size is over when its index reaches the size
         self.sizes: list[int | None] = [self._size(depth) for depth in range(len(sizes))]
 
     def depth(self, level: str) -> int:
@@ -106,13 +106,13 @@ class Levels:
         return self.names.index(level)
 
     def address(self, depth: int | None = None) -> Address:
-        """The address of the next step, or of its item of the level at `depth`."""
-        kept = len(self.names) if depth is None else depth + 1
-        return Address(self.names[:kept], tuple(self.indices[:kept]))
+        """Return the address of the next step, or of its item of the level at `depth`."""
+        length = len(self.names) if depth is None else depth + 1
+        return Address(self.names[:length], tuple(self.indices[:length]))
 
     @property
-    def steps_in_all(self) -> int | None:
-        """The product of the sizes when all are plain numbers."""
+    def total_steps(self) -> int | None:
+        """Product of the sizes if all are plain numbers."""
         steps = 1
         for size in self._declared:
             if not isinstance(size, int):
@@ -122,23 +122,24 @@ class Levels:
 
     @property
     def done(self) -> bool:
-        """Whether the outermost level has had its last item."""
+        """True after the last item of the outermost level."""
         size = self.sizes[0]
         return self._over if size is None else self.indices[0] >= size
 
-    def call_last(self, level: str) -> None:
-        """Say that the current item of an open level is its parent's last."""
+    def mark_last(self, level: str) -> None:
+        """Declare that the current item of an open level is the last of its parent."""
         depth = self.depth(level)
         if self.sizes[depth] is not None:
             raise LoopError(
-                f"level {level!r} has {self.sizes[depth]} items here and cannot be ended by hand; declare it as None"
+                f"level {level!r} has {self.sizes[depth]} items here and cannot be ended by end(); declare its size as None"
             )
         self._last_called.add(depth)
 
     def ending(self) -> tuple[int, bool]:
-        """What ends with the current step: the depth of the outermost level whose item ends, and whether all is over.
+        """Return the depth of the outermost level whose item ends with the current step, and True if the loop is over.
 
-        An item of a level is its parent's last exactly if the parent ends too. Predicates are asked here, once a step.
+        An item of a level is its parent's last exactly if the parent ends too. Predicates are evaluated here, once per
+        step.
         """
         for depth in range(len(self.names) - 1, -1, -1):
             if not self._is_last(depth):
@@ -152,9 +153,9 @@ class Levels:
         return depth in self._last_called or (isinstance(declared, Until) and declared.predicate())
 
     def advance_within(self, pause: int) -> bool:
-        """Finish a step with which nothing else ends: what most steps are. False, and nothing done, for others.
+        """Finish a step with which no other level ends, as most steps do; return False, and do nothing, otherwise.
 
-        Every so many steps, `pause`, it declines all the same, so that a long level is looked after in between.
+        Also returns False every `pause` steps, so that the values recorded in a long level are read in between.
         """
         size, index = self.sizes[-1], self.indices[-1] + 1
         if size is None or index >= size or index % pause == 0:
@@ -164,7 +165,7 @@ class Levels:
         return True
 
     def advance(self, outermost: int, over: bool) -> None:
-        """Finish the current step, with what `ending` said of it."""
+        """Finish the current step, given the result of `ending`."""
         for depth in range(outermost, len(self.names)):
             self.totals[depth] += 1
             self.indices[depth] = 0 if depth > outermost else self.indices[depth] + 1
@@ -173,8 +174,8 @@ class Levels:
         if not over:
             self._size_below(outermost)
 
-    def ask_again(self) -> None:
-        """Ask the outermost level's predicate before its next item: a resumed run may have been given more to do."""
+    def reevaluate_end(self) -> None:
+        """Evaluate the outermost level's predicate before its next item: a resumed run may be longer than before."""
         declared = self._declared[0]
         if isinstance(declared, Until) and not any(self.indices[1:]):
             self._over = declared.predicate()
@@ -203,11 +204,11 @@ class Levels:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved position. Sizes come from this loop's declaration, so a run may be made longer or shorter."""
+        """Restore a saved position. Sizes come from this loop's declaration, so a run may become longer or shorter."""
         if tuple(state["levels"]) != self.names:
             raise LoopError(
                 f"the saved position has the levels {' > '.join(state['levels'])}, this loop has "
-                f"{' > '.join(self.names)}; a run resumes with the levels it began with"
+                f"{' > '.join(self.names)}; a run resumes with the levels it started with"
             )
         self.indices, self.totals = list(state["indices"]), list(state["totals"])
         self._last_called, self._over = {self.depth(name) for name in state["last_called"]}, state["over"]
@@ -218,8 +219,8 @@ class Levels:
         for depth, (index, size) in enumerate(zip(self.indices, self.sizes, strict=True)):
             if depth and size is not None and index >= size:
                 raise LoopError(
-                    f"the saved position is {self.address()}, but level {self.names[depth]!r} has now only {size} "
-                    f"items here; give it at least {index + 1}"
+                    f"the saved position is {self.address()}, but level {self.names[depth]!r} now has only {size} "
+                    f"items here; set its size to at least {index + 1}"
                 )
 
 

@@ -15,40 +15,43 @@ from millpond.loop.window import BadValue, Window, merge_into
 
 
 class LevelEnd:
-    """An item of a level that has just ended: where it was, and the moments of everything recorded in it."""
+    """An item of a level that has just ended: its address, and the moments of everything recorded in it."""
 
     def __init__(
         self, level: str, address: Address, number: int, last: bool, read: Callable[[], dict[str, Moments]]
     ) -> None:
         self.level = level
         self.address = address
-        self.number = number  # how many items of the level ended before this one, in the whole run
-        self.last = last  # whether its parent ended with it
+        self.number = number  # number of items of the level that ended before this one, in the whole run
+        self.last = last  # True if its parent ended with it
         self._read = read
         self._moments: dict[str, Moments] | None = None
 
     @property
     def moments(self) -> dict[str, Moments]:
-        """By name. At the innermost level this reads tensors from their device; above it they have been read."""
+        """Moments by name. At the innermost level this reads tensors from their device; above, they have been read."""
         if self._moments is None:
             self._moments = self._read()
         return self._moments
 
     def means(self, prefix: str = "") -> dict[str, float]:
-        """The exact mean of every name that was observed."""
+        """Return the exact mean of every recorded name."""
         return {prefix + name: moments.mean for name, moments in self.moments.items() if moments.count}
 
 
 @dataclass(frozen=True)
 class Hook:
-    """A function and its rhythm: every so many items, at given items, or both."""
+    """A function and its schedule: every so many items, at given items, or both."""
 
     action: Callable[[LevelEnd], object]
     every: int | None
     at: Collection[int] | Literal["last"]
 
     def due(self, number: int, last: bool) -> bool:
-        """Items are counted over the whole run, so `every=100` on batches does not start again with each parent."""
+        """Return True if the hook runs at this item.
+
+        Items are counted over the whole run, so the count of `every=100` on batches does not restart with each parent.
+        """
         if self.every is not None and (number + 1) % self.every == 0:
             return True
         return last if self.at == "last" else number in self.at
@@ -60,22 +63,22 @@ class Hook:
         if every is None and at is None:
             every = 1
         if every is not None and every < 1:
-            raise LoopError(f"every={every!r}: a hook runs every 1 or more items")
+            raise LoopError(f"every={every!r} is not valid; a hook runs every 1 or more items")
         if isinstance(at, str) and at != "last":
-            raise LoopError(f'at={at!r}: give item numbers counted from 0, or "last"')
+            raise LoopError(f'at={at!r} is not valid; pass item numbers counted from 0, or "last"')
         return Hook(action, every, () if at is None else at)
 
 
-# Values wait at most this many steps to be read, where the parent of the innermost level is longer than that.
+# Recorded values are read after at most this many steps, if the parent of the innermost level is longer than that.
 READ_AFTER_STEPS = 1000
 
 
 @dataclass(frozen=True)
 class Redraw:
-    """How to draw an offending batch again.
+    """Functions that draw the batch of a non-finite value again.
 
-    `snapshot()` gives the sampler's state; it is asked each time recorded values have been read and found finite.
-    `draw(state, skip)` draws the batch that came `skip` steps after that state. `save` writes it and says where.
+    `snapshot()` returns the sampler's state; it is called each time recorded values have been read and were finite.
+    `draw(state, skip)` draws the batch that came `skip` steps after that state. `save` writes it and returns its path.
     """
 
     snapshot: Callable[[], Any]
@@ -86,16 +89,16 @@ class Redraw:
 class Loop:
     """Nested levels, declared once, outermost first: `Loop(epoch=10, cycle=100, iteration=100, batch=50)`.
 
-        for at in loop.run():                  # one turn is one step of the innermost level
+        for at in loop.run():                  # each iteration is one step of the innermost level
             loss = update(draw())
             loop.record("R_loss", loss, weight=len(batch))
 
-    When a step is finished: the values are read if the parent of the innermost level ends with it, the hooks of
-    every level that ends run, inner to outer, the position moves on, and then a requested save is written. So a saved
-    state is always one between two steps. All indices count from 0.
+    At the end of a step: recorded values are read if the parent of the innermost level ends with it, the hooks of every
+    level that ends run, inner to outer, the position advances, and then a requested save is written. So a saved state is
+    always one between two steps. All indices count from 0.
 
-    A step whose body is left by `break` or an exception has not happened: it is not counted, what it recorded is
-    dropped, and `run` takes it up again.
+    A step whose body is left by `break` or an exception did not happen: it is not counted, its recorded values are
+    dropped, and `run` repeats it.
     """
 
     def __init__(self, **levels: Size) -> None:
@@ -115,9 +118,9 @@ class Loop:
         self._phase: Literal["between steps", "body", "hooks"] = "between steps"
         self._stop_requested: str | None = None
         self._agree: Callable[[str | None], str | None] | None = None
-        self.stopped: str | None = None  # why the last `run` ended before its time, if it did
+        self.stopped: str | None = None  # why the last `run` ended early, if it did
 
-    # -- where we are
+    # -- position
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -130,17 +133,17 @@ class Loop:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """How many items each level has within its current parent; None where that is open."""
+        """Number of items of each level within its current parent; None if that is open."""
         return dict(zip(self.names, self._levels.sizes, strict=True))
 
     @property
     def totals(self) -> dict[str, int]:
-        """How many items of each level have ended, over the whole run."""
+        """Number of items of each level that have ended, over the whole run."""
         return dict(zip(self.names, self._levels.totals, strict=True))
 
     @property
     def count(self) -> int:
-        """How many steps of the innermost level have been finished."""
+        """Number of finished steps of the innermost level."""
         return self._levels.totals[-1]
 
     @property
@@ -149,15 +152,15 @@ class Loop:
 
     @property
     def moments(self) -> dict[str, Moments]:
-        """The moments of the whole run up to the last reading."""
+        """Moments of the whole run up to the last reading."""
         whole: dict[str, Moments] = {}
         for part in self._open:
             merge_into(whole, part)
         return whole
 
     def describe(self) -> str:
-        """The levels and their product: "epoch 10 x cycle 100 x iteration 100 x batch 50 = 5,000,000"."""
-        steps = self._levels.steps_in_all
+        """Return the levels and their product: "epoch 10 x cycle 100 x iteration 100 x batch 50 = 5,000,000"."""
+        steps = self._levels.total_steps
         shown = " x ".join(f"{name} {'open' if size is None else f'{size:,}'}" for name, size in self.sizes.items())
         return f"{shown} = {steps:,}" if steps is not None else shown
 
@@ -181,21 +184,22 @@ class Loop:
         self._plain_steps = not self._hooks[self.names[-1]]
 
     def on_save(self, save: Callable[[], object]) -> None:
-        """How to write a checkpoint. Called for a requested save, at a stop and at the end of training."""
+        """Set the function that writes a checkpoint: after a requested save, at a stop and at the end of training."""
         self._save = save
 
     def on_non_finite(self, redraw: Redraw) -> None:
-        """How to draw and keep the batch behind a value that is nan or infinite."""
+        """Set the functions that draw and save the batch of a value that is nan or infinite."""
         self._redraw = redraw
 
     def resumable_at(self, level: str) -> None:
-        """Let stops and saves wait for the end of an item of `level`. Without this, any step will do."""
+        """Let stops and saves wait for the end of an item of `level`, instead of any step."""
         self._boundary = self._levels.depth(level)
 
     def agree_on_stops(self, agree: Callable[[str | None], str | None]) -> None:
         """Let several processes with equal loops stop together.
 
-        Wherever a stop may happen, `agree` is given this process's reason to stop, or None, and returns the one of all.
+        Wherever a stop may happen, `agree` is called with this process's reason to stop, or None, and returns the common
+        one.
         """
         self._agree = agree
 
@@ -204,24 +208,27 @@ class Loop:
     def record(self, name: str, value: SupportsFloat, weight: SupportsFloat = 1.0) -> None:
         """Record a number, or a tensor of one element that stays on its device until the parent level ends.
 
-        The weight is what the value is a mean over, say the rows of a batch; with it every level's mean is the mean
-        over all rows. Weight 0 is no observation. A value that is not finite ends the run, whatever its weight.
+        The weight is the number of things that the value is a mean over, such as the rows of a batch; with it every
+        level's mean is the mean over all rows. A value with weight 0 is not counted. A value that is not finite ends the
+        run, whatever its weight.
         """
         if self._phase != "body":
-            raise LoopError(f"record({name!r}) outside of a step: values belong to the body of `for at in loop.run()`")
+            raise LoopError(
+                f"record({name!r}) was called outside of a step; call it in the body of `for at in loop.run()`"
+            )
         if not self._window.add(name, value, weight, self._levels.indices[-1]):
             self._read_window()
 
     def end(self, level: str) -> None:
-        """Say that the current item of an open-ended level is the last of its parent."""
-        self._levels.call_last(level)
+        """Declare that the current item of an open level is the last of its parent."""
+        self._levels.mark_last(level)
 
     def request_save(self) -> None:
-        """Ask for a checkpoint. It is written after this step, when all hooks have run."""
+        """Request a checkpoint. It is written after this step, when all hooks have run."""
         self._save_requested = True
 
     def stop(self, reason: str) -> None:
-        """Ask the loop to finish the current step, save and return. Safe in a signal handler."""
+        """Request that the loop finishes the current step, saves and returns. Safe in a signal handler."""
         self._stop_requested = reason
 
     # -- running
@@ -233,19 +240,19 @@ class Loop:
         max_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> Iterator[Address]:
-        """The steps from here to the end, or a portion of them.
+        """Iterate over the steps from here to the end, or over some of them.
 
-        `until` is a number of steps in all, a mapping like {"cycle": 3} (until so many cycles have ended in all), or
-        a predicate asked before each step. Ending a portion saves nothing: the loop stays as it is and `run` goes on.
-        `max_seconds` is the time this call may take by `clock`, its last save included: where the loop may stop, it does
-        so as `stop` would if what comes before the next such place is likely to take longer than what is left.
+        `until` is a total number of steps, a mapping like {"cycle": 3} (until so many cycles have ended in total), or a
+        predicate evaluated before each step. Reaching it saves nothing, and another `run` continues from there.
+        `max_seconds` is the time that this call may take by `clock`, including its last save: at each place where the
+        loop may stop, it stops as by `stop` if the time until the next such place is likely to exceed the remaining time.
         """
         reached = self._target(until)
         self._clock = clock
         limit = None if max_seconds is None else TimeLimit(max_seconds, clock)
         self.stopped = None
         self._window.drop(self._levels.indices[-1])
-        self._levels.ask_again()
+        self._levels.reevaluate_end()
         self._take_snapshot()
         self._save_or_stop()  # a signal may have come before the first step
         while not (self.done or self.stopped or reached()):
@@ -266,11 +273,11 @@ class Loop:
 
     @property
     def _may_stop(self) -> bool:
-        """True between two items of the level that stops and saves wait for."""
+        """True between two items of the level at which the loop may stop and save."""
         return not any(self._levels.indices[self._boundary + 1 :])
 
     def save(self) -> None:
-        """Write a checkpoint now. An earlier value that was not finite is found first, and raises."""
+        """Write a checkpoint now. Raises before that if an unread recorded value is not finite."""
         self._read_window()
         self._take_snapshot()
         self._save_requested = False
@@ -314,8 +321,8 @@ class Loop:
     def _save_or_stop(self) -> None:
         if not self._may_stop:
             return
-        wanted, self._stop_requested = self._stop_requested, None
-        self.stopped = self._agree(wanted) if self._agree else wanted
+        reason, self._stop_requested = self._stop_requested, None
+        self.stopped = self._agree(reason) if self._agree else reason
         ending = (self.stopped is not None or self.done) and self._saved_after != self.count
         if self._save_requested or ending:
             self.save()
@@ -325,11 +332,11 @@ class Loop:
             return until
         if until is None:
             return lambda: False
-        wanted = {self.names[-1]: until} if isinstance(until, int) else until
-        depths = {self._levels.depth(level): number for level, number in wanted.items()}
+        targets = {self.names[-1]: until} if isinstance(until, int) else until
+        depths = {self._levels.depth(level): number for level, number in targets.items()}
         return lambda: all(self._levels.totals[depth] >= number for depth, number in depths.items())
 
-    # -- reading what was recorded
+    # -- recorded values
 
     def _read_window(self) -> None:
         merge_into(self._open[-1], self._checked(self._window.take))
@@ -337,8 +344,8 @@ class Loop:
     def _checked(self, read: Callable[[], dict[str, Moments]]) -> dict[str, Moments]:
         try:
             return read()
-        except BadValue as found:
-            bad = found
+        except BadValue as caught:
+            bad = caught
         names, indices = self.names, tuple(self._levels.indices)
         address = Address(names, (*indices[:-1], bad.step))
         error = NonFiniteError(address, bad.name, bad.value)
@@ -347,7 +354,7 @@ class Loop:
             try:
                 path = self._redraw.save(address, self._redraw.draw(state, bad.step - since))
             except Exception as failure:
-                raise error from failure  # the nan is the news; that its batch could not be kept is the footnote
+                raise error from failure  # the nan matters more than a batch that could not be saved
             error = NonFiniteError(address, bad.name, bad.value, path)
         raise error
 
@@ -358,15 +365,15 @@ class Loop:
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Position and open moments, as plain values. To be asked between steps, which is when `on_save` is called."""
+        """Return position and open moments as plain values. Call it between steps, as the function of `on_save` is."""
         if self._phase != "between steps":
-            raise LoopError(f"a loop has no state to save in its {self._phase}: call request_save() there")
+            raise LoopError(f"a loop cannot be saved in its {self._phase}; call request_save() there")
         self._read_window()
         moments = [{name: part.state_dict() for name, part in level.items()} for level in self._open]
         return {**self._levels.state_dict(), "moments": moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state. What was recorded since is forgotten; hooks and sizes are this loop's own."""
+        """Restore a saved state. Values recorded since are dropped; hooks and sizes are those of this loop."""
         self._levels.load_state_dict(state)
         self._open = [{name: Moments.from_state(part) for name, part in level.items()} for level in state["moments"]]
         self._window = Window()

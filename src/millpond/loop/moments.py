@@ -1,4 +1,4 @@
-"""Weighted moments that merge without error."""
+"""Weighted moments that merge without rounding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Moments:
-    """The exact count, sum, mean, standard deviation, minimum and maximum of weighted values.
+    """Exact count, sum, mean, standard deviation, minimum and maximum of weighted values.
 
         mean = sum_i w_i x_i / sum_i w_i        std = sqrt(sum_i w_i (x_i - mean)^2 / sum_i w_i)
 
@@ -20,9 +20,9 @@ class Moments:
 
         sum w = weight / 2^weight_shift    sum w x = first / 2^(weight_shift + value_shift)    sum w x^2 = second / ...
 
-    Addition of integers is associative, so it does not matter in which portions values arrive: a level's mean is
-    the mean of everything below it, and a run cut in two has the moments of the uncut one, bit for bit. The only
-    rounding is the last one, to the nearest float. A value with weight 0 is no observation.
+    Addition of integers is associative, so it does not matter how values are grouped: a level's mean is the mean of
+    everything below it, and an interrupted run has the moments of an uninterrupted one, bit for bit. The only rounding is
+    the last one, to the nearest float. A value with weight 0 is not counted.
     """
 
     count: int = 0
@@ -57,7 +57,7 @@ class Moments:
 
     @staticmethod
     def of(values: Sequence[float], weights: Sequence[float]) -> Moments:
-        """The moments of many values: what `add` would give, in fewer steps of the interpreter."""
+        """Return the moments of many values; equal to repeated `add`, and faster."""
         if 0.0 in weights:
             values = [value for value, weight in zip(values, weights, strict=True) if weight]
             weights = [weight for weight in weights if weight]
@@ -78,7 +78,7 @@ class Moments:
         )
 
     def merge(self, other: Moments) -> None:
-        """Add all that the other has seen."""
+        """Add all values of the other."""
         weight_shift = max(self.weight_shift, other.weight_shift)
         value_shift = max(self.value_shift, other.value_shift)
         self._refine(weight_shift, value_shift)
@@ -96,12 +96,12 @@ class Moments:
 
     @property
     def mean(self) -> float:
-        """The weighted mean, rounded once; nan when nothing was observed."""
+        """Weighted mean, rounded once; nan without values."""
         return self.first / (self.weight << self.value_shift) if self.weight else math.nan
 
     @property
     def std(self) -> float:
-        """The weighted standard deviation of the population; nan when nothing was observed."""
+        """Weighted population standard deviation; nan without values."""
         if not self.weight:
             return math.nan
         return _root_of_ratio(self.weight * self.second - self.first**2, (self.weight << self.value_shift) ** 2)
@@ -114,7 +114,7 @@ class Moments:
         self.weight_shift, self.value_shift = weight_shift, value_shift
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; long integers as hexadecimal text, because other readers of JSON would round them."""
+        """Return plain values for JSON; long integers as hexadecimal text, because other JSON readers would round them."""
         return {
             "count": self.count,
             "sums": [hex(self.weight), hex(self.first), hex(self.second)],
@@ -131,8 +131,8 @@ class Moments:
 
 
 def _integers(numbers: Sequence[float]) -> tuple[list[int], int]:
-    """Integers and a shift: each number is its integer / 2^shift."""
-    if numbers.count(numbers[0]) == len(numbers):  # weights mostly are
+    """Return integers and a shift: each number is its integer / 2^shift."""
+    if numbers.count(numbers[0]) == len(numbers):  # all equal, as weights mostly are
         top, bottom = numbers[0].as_integer_ratio()
         return [top] * len(numbers), bottom.bit_length() - 1
     ratios = [number.as_integer_ratio() for number in numbers]
@@ -141,7 +141,7 @@ def _integers(numbers: Sequence[float]) -> tuple[list[int], int]:
 
 
 def _root_of_ratio(numerator: int, denominator: int) -> float:
-    """sqrt(numerator / denominator), right to the last bit or so, with no overflow on the way."""
-    # Scaled by 4^shift so that the integer root has at least 64 bits, more than a float keeps.
+    """Return sqrt(numerator / denominator), correct to about the last bit, without overflow."""
+    # Scaled by 4^shift so that the integer root has at least 64 bits, more than the mantissa of a float.
     shift = max(0, 64 - (numerator.bit_length() - denominator.bit_length()) // 2)
     return math.isqrt((numerator << 2 * shift) // denominator) / (1 << shift)

@@ -14,42 +14,42 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from millpond.loop.loop import Loop
 
-REMEMBERED = 3  # items whose lengths predict the next one's
+RECENT_ITEMS = 3  # items whose durations predict the next one's
 
 
 class TimeLimit:
-    """Decides where a loop may stop whether the next item would still end in time.
+    """Decide, wherever a loop may stop, if the next item would still end in time.
 
-    An item is what lies between two places where the loop may stop, without the saves there. The next one is taken to
-    be as long as the longest of the last three. The first one is not counted: it compiles and warms up.
+    An item is everything between two places where the loop may stop, without the saves there. The next one is assumed to
+    take as long as the longest of the last three. The first one is not counted: it compiles and warms up.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._item_began = clock()
         self._deadline = self._item_began + seconds
-        self._lengths: deque[float] | None = None
+        self._durations: deque[float] | None = None
 
     def item_begins(self) -> None:
-        """Count the next item from here."""
+        """Measure the next item from here."""
         self._item_began = self._clock()
 
     def item_ended(self, save_seconds: float) -> bool:
-        """True if the loop should stop here. `save_seconds` is the time of the saves until the end of the next item."""
+        """Return True if the loop should stop here; `save_seconds` is the time for saves until the next item ends."""
         now = self._clock()
-        if self._lengths is None:
-            self._lengths = deque(maxlen=REMEMBERED)
+        if self._durations is None:
+            self._durations = deque(maxlen=RECENT_ITEMS)
         else:
-            self._lengths.append(now - self._item_began)
+            self._durations.append(now - self._item_began)
         left = self._deadline - now - save_seconds
-        return left <= 0.0 or max(self._lengths, default=0.0) > left
+        return left <= 0.0 or max(self._durations, default=0.0) > left
 
 
 @contextmanager
 def stop_on_signals(loop: Loop) -> Iterator[None]:
-    """Within this context SIGINT and SIGTERM ask the loop to stop; a second SIGINT raises KeyboardInterrupt at once.
+    """Within this context SIGINT and SIGTERM stop the loop; a second SIGINT raises KeyboardInterrupt at once.
 
-    Handlers belong to the main thread; in any other the context does nothing.
+    Only the main thread can handle signals; in other threads the context does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -63,7 +63,7 @@ def stop_on_signals(loop: Loop) -> Iterator[None]:
             raise KeyboardInterrupt
         interrupted = interrupted or number == signal.SIGINT
         loop.stop(name)
-        # os.write, because a handler may interrupt a print, and buffered streams cannot be entered twice.
+        # os.write, because a handler may interrupt a print, and buffered streams are not reentrant.
         os.write(2, f"\n{name}: finishing this step, then saving. Ctrl-C (again) stops at once.\n".encode())
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,8 +1,8 @@
-"""Values that were recorded and not yet read.
+"""Recorded values that have not been read yet.
 
-A value may be a tensor on a device whose kernel has not run. Reading it would make the host wait, so such values are
-kept as they are and read together, one transfer for each device and dtype, at the end of the innermost level's parent.
-Plain numbers and tensors in the host's own memory are read when they are recorded.
+A value may be a tensor on a device whose kernel has not run. Reading it would synchronise with the device, so such values
+are kept and read together, one transfer per device and dtype, at the end of the innermost level's parent. Plain numbers
+and CPU tensors are read when they are recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millpond.loop.moments import Moments
 
 
 class BadValue(Exception):
-    """Carries the first value that is not finite up to the loop, which knows its address."""
+    """The first value that is not finite, for the loop, which knows its address."""
 
     def __init__(self, name: str, value: float, step: int) -> None:
         self.name, self.value, self.step = name, value, step
@@ -24,7 +24,7 @@ class BadValue(Exception):
 
 
 class Column:
-    """What was recorded under one name: values, weights, and the innermost indices they were recorded at."""
+    """Values recorded under one name, with their weights and innermost indices."""
 
     __slots__ = ("steps", "values", "weights")
 
@@ -39,20 +39,20 @@ class Column:
 
 
 class Window:
-    """What was recorded since the last reading, by name."""
+    """Values recorded since the last reading, by name."""
 
     def __init__(self) -> None:
         self._columns: dict[str, Column] = {}
-        self._unread = False  # whether there are tensors, or a number that cannot be averaged
+        self._unread = False  # True if there are tensors, or a number that cannot be averaged
 
     def add(self, name: str, value: SupportsFloat, weight: SupportsFloat, step: int) -> bool:
-        """Keep a value; false when it cannot be averaged, so that reading, which says so, is due at once."""
+        """Add a value; return False if it cannot be averaged, so that reading, which raises, is due at once."""
         column = self._columns.get(name)
         if column is None:
             column = self._columns[name] = Column()
-        number = value if type(value) is float else _admit(name, value)
+        number = value if type(value) is float else _to_float(name, value)
         kind = type(weight)
-        share = weight if kind is float else float(weight) if kind is int else _admit(name, weight)
+        share = weight if kind is float else float(weight) if kind is int else _to_float(name, weight)
         column.values.append(number)
         column.weights.append(share)
         column.steps.append(step)
@@ -65,27 +65,27 @@ class Window:
         return True
 
     def drop(self, step: int) -> None:
-        """Forget what was recorded at a step that was not finished."""
+        """Drop the values of a step that was not finished."""
         for column in self._columns.values():
             while column.steps and column.steps[-1] == step:
                 column.drop_last()
 
     def at(self, step: int) -> Window:
-        """What was recorded at the newest step, as a window of its own."""
-        found = Window()
-        found._unread = self._unread
+        """Return the values of the newest step as a separate window."""
+        newest = Window()
+        newest._unread = self._unread
         for name, column in self._columns.items():
             for index in range(len(column.steps) - 1, -1, -1):
                 if column.steps[index] != step:
                     break
-                part = found._columns.setdefault(name, Column())
+                part = newest._columns.setdefault(name, Column())
                 part.values.append(column.values[index])
                 part.weights.append(column.weights[index])
                 part.steps.append(step)
-        return found
+        return newest
 
     def take(self) -> dict[str, Moments]:
-        """Read everything, then forget it. Raises `BadValue`, and forgets nothing, if one cannot be averaged."""
+        """Read and remove everything. Raises `BadValue`, and removes nothing, if a value cannot be averaged."""
         if self._unread:
             _read(self._columns)
             _check(self._columns)
@@ -101,12 +101,12 @@ def merge_into(target: dict[str, Moments], source: dict[str, Moments]) -> None:
         target.setdefault(name, Moments()).merge(moments)
 
 
-def _admit(name: str, value: Any) -> Any:
-    """A float; of a tensor on a device a copy that stays there, since its owner may write to it in place."""
+def _to_float(name: str, value: Any) -> Any:
+    """Return a float, or for a tensor on a device a copy there, since its owner may write to it in place."""
     if not getattr(value, "is_cpu", True):
         return _scalar(name, value).detach().clone()
     try:
-        # A tensor that requires gradients warns when it is given to float(), and not when asked for its item().
+        # float() of a tensor that requires gradients warns, item() does not.
         return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError, RuntimeError):
         if hasattr(value, "shape"):
@@ -124,7 +124,7 @@ def _scalar(name: str, value: Any) -> Any:
 
 
 def _read(columns: dict[str, Column]) -> None:
-    """Put floats in the place of tensors; at most one transfer for each device and dtype."""
+    """Replace tensors by floats, with one transfer per device and dtype."""
     groups: dict[tuple[Any, Any], list[tuple[list[Any], int]]] = {}
     for column in columns.values():
         for numbers in (column.values, column.weights):
@@ -133,7 +133,7 @@ def _read(columns: dict[str, Column]) -> None:
                     groups.setdefault((number.device, number.dtype), []).append((numbers, index))
     if not groups:
         return
-    import torch  # a tensor was recorded, so it is loaded already
+    import torch  # a tensor was recorded, so torch is loaded already
 
     for places in groups.values():
         tensors = [numbers[index].reshape(()) for numbers, index in places]
@@ -142,7 +142,7 @@ def _read(columns: dict[str, Column]) -> None:
 
 
 def _check(columns: dict[str, Column]) -> None:
-    """Raise the first value or weight that cannot be averaged."""
+    """Raise `BadValue` for the first value or weight that cannot be averaged."""
     bad: list[tuple[int, str, float]] = []
     for name, column in columns.items():
         for value, weight, step in zip(column.values, column.weights, column.steps, strict=True):
@@ -151,5 +151,5 @@ def _check(columns: dict[str, Column]) -> None:
             elif not 0.0 <= weight < inf:
                 bad.append((step, f"the weight of {name}", weight))
     if bad:
-        step, name, value = min(bad, key=lambda found: found[0])
+        step, name, value = min(bad, key=lambda item: item[0])
         raise BadValue(name, value, step)

@@ -1,4 +1,4 @@
-"""One record for all trainers: a flat mapping of floats with every counter, written to many sinks.
+"""Records of all trainers: flat mappings of floats with every counter, written to many sinks.
 
 May import `loop`; `store` may import this package.
 """

@@ -20,10 +20,10 @@ REFRESH_PER_SECOND = 2.0  # each refresh takes a few milliseconds from the train
 
 
 class Console:
-    """With a terminal a live display; without one a plain line now and then.
+    """A live display on a terminal; otherwise a plain line every few seconds.
 
-    Both show where the run is in every level, its speed, the time left at each level, the share of time in each
-    phase, and the newest metrics with their trend since the record before.
+    Both show the position in every level, the speed, the time left at each level, the share of time in each phase, and
+    the newest metrics with their trend since the previous record.
     """
 
     remote = False
@@ -40,14 +40,14 @@ class Console:
     ) -> None:
         self._loop, self._counters, self._timer, self._axis = loop, counters, timer, axis
         self._terminal = terminal or Terminal()
-        self._rhythm = seconds_between_lines
+        self._seconds_between_lines = seconds_between_lines
         self._newest: Record = {}
         self._before: Record = {}
         self._line_due = 0.0
         self._live: Live | None = None
 
-    def open(self, kept: Iterable[Record]) -> None:
-        for record in kept:
+    def open(self, previous: Iterable[Record]) -> None:
+        for record in previous:
             self._newest = record
         self._pace = Pace(self._loop)
         self._began, self._count_began = time.monotonic(), getattr(self._counters, self._axis)
@@ -63,7 +63,7 @@ class Console:
     def write(self, record: Record, number: int) -> None:
         self._before, self._newest = self._newest, record
         if self._live is None and time.monotonic() >= self._line_due:
-            self._line_due = time.monotonic() + self._rhythm
+            self._line_due = time.monotonic() + self._seconds_between_lines
             self._terminal.print(self.line(), soft_wrap=True, markup=False, highlight=False)
 
     def table(self, rows: Mapping[str, str]) -> None:
@@ -71,7 +71,7 @@ class Console:
         self._terminal.print(show_table(rows), markup=False, highlight=False)
 
     def say(self, text: str) -> None:
-        """Print lines of a trainer's own; a live display stays below them."""
+        """Print lines of a trainer; a live display stays below them."""
         self._terminal.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def close(self) -> None:
@@ -81,19 +81,19 @@ class Console:
             self._terminal.print(self.line(), soft_wrap=True, markup=False, highlight=False)
 
     def line(self) -> str:
-        """Everything on one line, for a log."""
+        """Return everything on one line, for a log."""
         metrics = "  ".join(f"{name} {value}{trend}" for name, value, trend in self._metrics())
-        return f"{self._where()} | {self._speed()} | {metrics}"
+        return f"{self._position()} | {self._speed()} | {metrics}"
 
     def display(self) -> RenderableType:
-        """Everything, for a terminal."""
+        """Return everything, for a terminal."""
         phases = "  ".join(f"{name} {share:.0%}" for name, share in self._timer.shares().items())
         metrics = Table.grid(padding=(0, 2))
         for name, value, trend in self._metrics():
             metrics.add_row(Text(name, style="dim"), Text(value, justify="right"), trend.strip())
-        return Group(Text(self._where(), style="bold"), Text(self._speed()), Text(phases, style="cyan"), metrics)
+        return Group(Text(self._position(), style="bold"), Text(self._speed()), Text(phases, style="cyan"), metrics)
 
-    def _where(self) -> str:
+    def _position(self) -> str:
         left, sizes = self._pace.seconds_left(), self._loop.sizes
         return "  ".join(
             f"{name} {index}/{sizes[name] or '?'} ({show_seconds(left[name])} left)"
@@ -103,7 +103,9 @@ class Console:
     def _speed(self) -> str:
         count = getattr(self._counters, self._axis)
         rate = (count - self._count_began) / max(time.monotonic() - self._began, 1e-9)
-        return f"{count:,} {self._axis}, {show_number(round(rate, 1))}/s, {show_seconds(self._counters.seconds)} in all"
+        return (
+            f"{count:,} {self._axis}, {show_number(round(rate, 1))}/s, {show_seconds(self._counters.seconds)} in total"
+        )
 
     def _metrics(self) -> Iterable[tuple[str, str, str]]:
         for name, value in self._newest.items():
@@ -113,7 +115,7 @@ class Console:
 
 
 class Pace:
-    """Estimates from what this process has done so far: the mean time of a level's items, times those left."""
+    """Estimate the remaining time: the mean time per item of a level in this process, times the items left."""
 
     def __init__(self, loop: Loop, clock: Callable[[], float] = time.monotonic) -> None:
         self._loop = loop
@@ -122,13 +124,13 @@ class Pace:
         self._totals = list(loop.totals.values())
 
     def seconds_left(self) -> dict[str, float | None]:
-        """For each level, the time until its current parent ends; None where that cannot be known."""
+        """Return the time until the current parent of each level ends; None if it is unknown."""
         indices, sizes = self._loop.address.indices, tuple(self._loop.sizes.values())
-        each = self._seconds_each(sizes)
+        seconds_per_item = self._seconds_per_item(sizes)
         left: float | None = 0.0
         result: dict[str, float | None] = {}
         for depth in reversed(range(len(sizes))):
-            size, seconds, below = sizes[depth], each[depth], left
+            size, seconds, below = sizes[depth], seconds_per_item[depth], left
             if size is None or seconds is None:
                 left = None
             elif depth == len(sizes) - 1 or below is None:
@@ -138,7 +140,7 @@ class Pace:
             result[self._loop.names[depth]] = left
         return dict(reversed(result.items()))
 
-    def _seconds_each(self, sizes: tuple[int | None, ...]) -> list[float | None]:
+    def _seconds_per_item(self, sizes: tuple[int | None, ...]) -> list[float | None]:
         elapsed = self._clock() - self._began
         each: list[float | None] = [None] * len(sizes)
         totals = list(self._loop.totals.values())
@@ -153,7 +155,7 @@ class Pace:
 
 
 def show_seconds(seconds: float | None) -> str:
-    """A time that can be read at a glance: "8s", "4m05s", "2h30m", "3d04h", and "?" for unknown."""
+    """Format a time: "8s", "4m05s", "2h30m", "3d04h", and "?" for unknown."""
     if seconds is None:
         return "?"
     whole = round(seconds)
@@ -164,7 +166,7 @@ def show_seconds(seconds: float | None) -> str:
 
 
 def cycle_rows(address: Address, sizes: Mapping[str, int | None], record: Record) -> dict[str, str]:
-    """The rows of the cycle table, in the documents' names: Epoch, Cycle, Episodes, Timesteps, TimeCost, then metrics.
+    """Return the rows of the table of a cycle: Epoch, Cycle, Episodes, Timesteps, TimeCost, then metrics.
 
     Timesteps are agent steps. The times are those of the phases `train` and `test` in the record.
     """
@@ -181,7 +183,7 @@ def cycle_rows(address: Address, sizes: Mapping[str, int | None], record: Record
 
 
 def show_table(rows: Mapping[str, str]) -> str:
-    """Two columns in a frame of plain characters, so that a log file keeps it."""
+    """Format two columns in a frame of ASCII characters, for log files."""
     left = max(len(name) for name in rows)
     right = max(len(value) for value in rows.values())
     rule = f"+{'-' * (left + 2)}+{'-' * (right + 2)}+"
@@ -189,5 +191,5 @@ def show_table(rows: Mapping[str, str]) -> str:
 
 
 def show_number(value: float) -> str:
-    """Whole numbers with separators, others with five significant digits."""
+    """Format whole numbers with separators, others with five significant digits."""
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.5g}"

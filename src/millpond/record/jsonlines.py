@@ -13,14 +13,14 @@ from millpond.errors import MillpondError
 
 
 class RecordError(MillpondError):
-    """A record that cannot be written or read."""
+    """A record cannot be written or read."""
 
 
 Record = dict[str, float]
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The complete lines of a file of records; one that a writer has not finished is left out."""
+    """Read the complete lines of a file of records; an unfinished last line is left out."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -32,12 +32,12 @@ def read_records(path: Path) -> Iterator[Record]:
             except ValueError:
                 record = None
             if not isinstance(record, dict):
-                raise RecordError(f"{path} line {number} is not a record: {line[:60]!r}; mend or remove the line")
+                raise RecordError(f"{path} line {number} is not a record: {line[:60]!r}; fix or remove the line")
             yield record
 
 
 def last_record(path: Path, tail: int = 1 << 16) -> Record | None:
-    """The newest complete record, found from the end of the file."""
+    """Read the newest complete record, from the end of the file."""
     if not path.exists():
         return None
     with path.open("rb") as file:
@@ -55,39 +55,42 @@ def last_record(path: Path, tail: int = 1 << 16) -> Record | None:
 class JsonLines:
     """The file of records, written line by line.
 
-    A checkpoint remembers how many records there were. `open` cuts the file back to that number, so that a resumed
-    run writes again what came after the checkpoint, once.
+    A checkpoint holds the number of records. `open` truncates the file to that number, so that a resumed run writes the
+    records after the checkpoint again, and each one exists once.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
 
-    def open(self, kept: int) -> None:
-        """Keep the first `kept` records, drop what follows, and write from there."""
+    def open(self, num_records: int) -> None:
+        """Keep the first `num_records` records, drop the others, and continue writing from there."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = open_file(self.path, os.O_RDWR | os.O_CREAT)
         end = lines = 0
         with self.path.open("rb") as file:
-            while lines < kept and (line := file.readline()).endswith(b"\n"):
+            while lines < num_records and (line := file.readline()).endswith(b"\n"):
                 end += len(line)
                 lines += 1
         os.ftruncate(self._descriptor, end)
         os.lseek(self._descriptor, end, os.SEEK_SET)
-        if lines < kept:
+        if lines < num_records:
             warnings.warn(
-                f"{self.path} has {lines} whole records, the checkpoint knew {kept}; the curve has a gap", stacklevel=2
+                f"{self.path} has {lines} whole records, the checkpoint had {num_records}; the curve has a gap",
+                stacklevel=2,
             )
 
     def write(self, record: Mapping[str, float]) -> None:
-        """Write one line. It survives the end of this process, and after `sync` also that of the machine."""
+        """Write one line. It survives a crash of this process, and after `sync` also a crash of the machine."""
         assert self._descriptor is not None
         left = json.dumps(record, allow_nan=False).encode() + b"\n"
         try:
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except OSError as error:
-            raise RecordError(f"cannot write {self.path}: {error.strerror}; make room and resume the run") from error
+            raise RecordError(
+                f"cannot write {self.path}: {error.strerror}; free some space and resume the run"
+            ) from error
 
     def sync(self) -> None:
         if self._descriptor is not None:
@@ -99,13 +102,15 @@ class JsonLines:
             self._descriptor = None
 
 
-RETURNS = ("eval/episode_return", "episode_return")  # an evaluation counts more than the episodes of training
-HELD_OUT = ("step_pearson", "voc", "success_auc", "return_pearson")  # of a learned reward; the first there is
+# The headline metric of a run: its return, or a figure of the learned reward if no agent acts. The first that exists is
+# used, so an evaluation takes precedence over the episodes of training.
+RETURNS = ("eval/episode_return", "episode_return")
+HELD_OUT = ("step_pearson", "voc", "success_auc", "return_pearson")
 HEADLINES = (*RETURNS, *(f"held_out/{name}" for name in HELD_OUT), "R_loss")
 
 
 def newest_headline(path: Path) -> tuple[str, float] | None:
-    """Return name and newest value of the first headline that a `metrics.jsonl` has; not every record has one."""
+    """Return name and newest value of the first headline metric in a `metrics.jsonl`; not every record has one."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError:
@@ -117,5 +122,5 @@ def newest_headline(path: Path) -> tuple[str, float] | None:
                 try:
                     return name, float(json.loads(line)[name])
                 except (ValueError, KeyError, TypeError):
-                    continue  # a line half written, or one that is no record
+                    continue  # an unfinished line, or not a record
     return None

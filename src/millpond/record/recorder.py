@@ -18,14 +18,14 @@ COUNTERS = ("updates", "agent_steps", "env_steps", "frames", "episodes", "second
 
 
 class Counters:
-    """The counters that every record carries. There is no bare "step".
+    """The counters in every record. There is no plain "step".
 
     updates      optimiser steps
     agent_steps  actions of agents
-    env_steps    steps of environments, of all their agents together
+    env_steps    steps of envs, each with all its agents
     frames       env steps times the frame skip
-    episodes     episodes ended
-    seconds      time spent in this run, over all its portions
+    episodes     finished episodes
+    seconds      time spent in this run, over all its resumes
     """
 
     def __init__(self) -> None:
@@ -54,24 +54,24 @@ class Counters:
 
 
 class Sink(Protocol):
-    """Where records go. `remote` sinks may fail: that is said once, and training goes on without them."""
+    """A destination of records. `remote` sinks may fail: that is logged once, and training continues without them."""
 
     remote: bool
 
-    def open(self, kept: Iterable[Record]) -> None:
-        """Begin, with the records that a resumed run has already. Called before the first `write`."""
+    def open(self, previous: Iterable[Record]) -> None:
+        """Open the sink, given the records that a resumed run already has. Called before the first `write`."""
 
     def write(self, record: Record, number: int) -> None:
-        """Take a record; `number` counts records of the run from 0."""
+        """Write a record; `number` counts the records of the run from 0."""
 
     def close(self) -> None: ...
 
 
 class Recorder:
-    """Writes records: the metrics given, and every counter.
+    """Write records: the given metrics and every counter, to all sinks.
 
-    `metrics.jsonl` comes first and always. Its number of records is the recorder's whole state: a resumed run cuts
-    the file back to the checkpoint's, and the other sinks begin from what is left.
+    `metrics.jsonl` is always written, and first. Its number of records is the recorder's whole state: a resumed run
+    truncates the file to the checkpoint's number, and the other sinks start from the remaining records.
     """
 
     def __init__(self, path: Path, counters: Counters, sinks: Sequence[Sink] = ()) -> None:
@@ -82,7 +82,7 @@ class Recorder:
         self._open = False
 
     def begin(self) -> None:
-        """Cut the file back to the records it should have, and open all sinks. The first `write` does so, too."""
+        """Truncate the file to its number of records, and open all sinks. The first `write` calls this too."""
         if self._open:
             return
         self._open = True
@@ -114,14 +114,14 @@ class Recorder:
             self._attempt(sink, sink.close)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of records, which from now on are on the disk."""
+        """Return the number of records, which are on disk from now on."""
         self.begin()
         self._lines.sync()
         return {"records": self._records}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._open:
-            raise RecordError("a recorder takes up a saved state before its first record, not after it")
+            raise RecordError("the state of a recorder must be loaded before its first record")
         self._records = int(state["records"])
 
     def _attempt(self, sink: Sink, action: Callable[..., None], *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""Curves for TensorBoard, written with its own record format and without TensorFlow."""
+"""Curves for TensorBoard, written in its record format without TensorFlow."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ EVENT_FILES = "events.out.tfevents.*"
 
 
 class TensorBoard:
-    """One event a record, at the axis that the run is read by.
+    """One event per record, at the axis of the run.
 
-    A resumed run writes its curves again from `metrics.jsonl` and removes the older event files, so there is
-    never a point twice, and none is missing, even where a kill tore an event file. Wall time is that of the run's own
-    clock, so TensorBoard's relative axis leaves out the pauses.
+    A resumed run writes its curves again from `metrics.jsonl` and removes the older event files, so that no point is
+    duplicated or missing, even if a kill damaged an event file. Wall time is that of the run's clock, so TensorBoard's
+    relative axis leaves out pauses between resumes.
     """
 
     remote = False
@@ -32,7 +32,7 @@ class TensorBoard:
         self._writer: Any = None
         self._clock_began: float | None = None
 
-    def open(self, kept: Iterable[Record]) -> None:
+    def open(self, previous: Iterable[Record]) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ class TensorBoard:
         self._file = (self.folder / name).open("wb")
         self._writer = RecordWriter(self._file)
         self._put(file_version="brain.Event:2", wall_time=time.time())
-        for record in kept:
+        for record in previous:
             self._add(record)
         self._file.flush()
         for path in older:

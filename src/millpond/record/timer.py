@@ -1,4 +1,4 @@
-"""Where the time goes: named phases that nest."""
+"""Timing by named phases that nest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class Phase:
-    """A stretch of code, timed each time it is entered. Made by `Timer`."""
+    """A section of code, timed each time it is entered. Created by `Timer`."""
 
     __slots__ = ("_started", "_taken", "_timer", "children", "parent", "path", "seconds")
 
@@ -33,11 +33,11 @@ class Phase:
         self._timer.current = self.parent
 
     def seconds_until(self, now: float) -> float:
-        """The time spent in the phase, which may be open, up to now."""
+        """Return the time spent in the phase, which may be open, up to now."""
         return self.seconds + (now - self._started if self._timer.is_open(self) else 0.0)
 
     def take(self, now: float) -> float:
-        """The time spent in the phase since the last `take`."""
+        """Return the time spent in the phase since the last `take`."""
         seconds = self.seconds_until(now)
         taken, self._taken = seconds - self._taken, seconds
         return taken
@@ -49,7 +49,7 @@ class Timer:
         with timer("train"):
             with timer("backward"): ...      counted as train/backward, and in train
 
-    One timer serves one thread.
+    A timer must be used by one thread only.
     """
 
     def __init__(self) -> None:
@@ -66,14 +66,14 @@ class Timer:
         return phase
 
     def take(self) -> dict[str, float]:
-        """Seconds in each phase since the last `take`, as metrics: {"time/train": 1.5, "time/train/backward": 1.1}."""
+        """Return seconds per phase since the last `take` as metrics: {"time/train": 1.5, "time/train/backward": 1.1}."""
         now = perf_counter()
         return {f"time/{phase.path}": phase.take(now) for phase in self._walk(self._root)}
 
     def shares(self) -> dict[str, float]:
-        """The share of all time so far that was spent in each outermost phase, and, as "other", in none.
+        """Return the share of time so far in each outermost phase, and, as "other", outside of all phases.
 
-        Only reads, so that a display may ask from its own thread.
+        Changes nothing, so that a display may call it from another thread.
         """
         now = perf_counter()
         elapsed = max(now - self._began, 1e-9)
@@ -81,7 +81,7 @@ class Timer:
         return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
 
     def seconds_left(self, limit: float | None) -> float | None:
-        """Return what is left of a limit that counts from when this timer was made; None for no limit."""
+        """Return the rest of a time limit that starts when this timer is created; None without a limit."""
         return None if limit is None else limit - (perf_counter() - self._began)
 
     def is_open(self, phase: Phase) -> bool:

@@ -11,10 +11,10 @@ from millpond.record.recorder import Axis
 
 
 class WeightsAndBiases:
-    """One history row a record, drawn over our axis.
+    """One history row per record, plotted over the axis of the run.
 
-    The row's number is the record's, so a resumed run that sends a row again is told so by wandb, which keeps the
-    first: the two are equal apart from times. `run_id` stays the same over resumes and is no other run's.
+    A row has the number of its record. A resumed run may send a row again; wandb warns and keeps the first, which is equal
+    apart from times. `run_id` is unique to the run and stays the same over resumes.
     """
 
     remote = True
@@ -42,7 +42,7 @@ class WeightsAndBiases:
         self._timeout = timeout_seconds
         self._run: Any = None
 
-    def open(self, kept: Iterable[Record]) -> None:
+    def open(self, previous: Iterable[Record]) -> None:
         settings = self._wandb.Settings(silent=True, console="off", init_timeout=self._timeout, x_disable_stats=True)
         self._run = self._wandb.init(**self._arguments, config=self._config, resume="allow", settings=settings)
         self._run.define_metric(self._axis)

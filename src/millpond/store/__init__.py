@@ -1,6 +1,6 @@
-"""One store for all trainers: the run folder, checkpoints that are whole or not there, and everything random.
+"""Storage of all trainers: run folders, atomic checkpoints, and the state of random generators.
 
-May import `loop` and `record`; neither imports this package. torch is loaded when it is first needed.
+May import `loop` and `record`; neither imports this package. torch is imported when it is first needed.
 """
 
 from millpond.store.checkpoint import Checkpoint, Parts, Stateful, load_weights, read_checkpoint, write_checkpoint

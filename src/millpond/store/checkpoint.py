@@ -1,12 +1,12 @@
-"""One checkpoint: a folder that is there whole or not at all.
+"""One checkpoint: a folder that exists completely or not at all.
 
     weights.safetensors   parameters and buffers, named PART/NAME
     state.pt              optimisers, generators, samplers: read with weights_only=True
     values.json           positions, counters: plain values
     manifest.json         sizes and sha256 of the others, written last, with a sha256 of itself
 
-It is written under a temporary name, file by file with fsync, and renamed when all of it is on the disk. It is read
-into memory once, so that what was checked is what is used.
+It is written under a temporary name, file by file with fsync, and renamed when all files are on disk. It is read into
+memory once, so that the bytes that were checked are the bytes that are used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WEIGHTS, STATE, VALUES, MANIFEST = "weights.safetensors", "state.pt", "values.js
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds. `score` is this one's, `best` the updates and score of the best so far."""
+    """Contents of a checkpoint. `score` is its own; `best` has the updates and score of the best so far."""
 
     updates: int
     weights: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint to `folder`, in the place of one that may be there."""
+    """Write a checkpoint to `folder`, and replace an existing one."""
     files = {
         WEIGHTS: _weights_to_bytes(checkpoint.weights),
         STATE: tree_to_bytes(dict(checkpoint.state)),
@@ -82,7 +82,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint; one that is not as it was written raises `DamagedCheckpointError` with the reason."""
+    """Read a checkpoint; raise `DamagedCheckpointError` with the reason if it is not as it was written."""
     manifest = read_manifest(folder)
     contents = {}
     for name, expected in manifest["files"].items():
@@ -90,7 +90,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         if len(data) != expected["bytes"]:
             raise DamagedCheckpointError(f"{folder / name} has {len(data):,} bytes, not {expected['bytes']:,}")
         if _sha256(data) != expected["sha256"]:
-            raise DamagedCheckpointError(f"{folder / name} has other bytes than were written (sha256 differs)")
+            raise DamagedCheckpointError(f"{folder / name} is not as it was written (sha256 differs)")
         contents[name] = data
     return Checkpoint(
         updates=manifest["updates"],
@@ -103,7 +103,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, checked against its own sha256."""
+    """Read the manifest, and verify its sha256."""
     path = folder / MANIFEST
     data = _read(path)
     try:
@@ -113,30 +113,30 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, AttributeError):
         whole = False
     if not whole:
-        raise DamagedCheckpointError(f"{path} has other bytes than were written")
+        raise DamagedCheckpointError(f"{path} is not as it was written")
     if manifest["format"] != FORMAT:
         raise CheckpointError(f"{folder} has format {manifest['format']}; this Millpond reads format {FORMAT}")
     return dict(manifest)
 
 
 def recover(folder: Path) -> None:
-    """Finish or undo what a process that died left in a folder of checkpoints."""
+    """Finish or undo the unfinished writes of a process that died, in a folder of checkpoints."""
     for path in sorted(folder.glob(REPLACED + "*")):
-        kept = folder / path.name.removeprefix(REPLACED)
-        if kept.exists():
+        original = folder / path.name.removeprefix(REPLACED)
+        if original.exists():
             shutil.rmtree(path)
         else:
-            os.rename(path, kept)  # it died between the two renames: the old one is still the good one
+            os.rename(path, original)  # it died between the two renames: the old one is still valid
     for kind in (WRITING, DELETING):
         for path in folder.glob(kind + "*"):
             shutil.rmtree(path)
 
 
 def delete_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint, so that at no time a part of it stands under its name."""
-    doomed = folder.with_name(DELETING + folder.name)
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed)
+    """Remove a checkpoint; at no time does an incomplete one exist under its name."""
+    deleted = folder.with_name(DELETING + folder.name)
+    os.rename(folder, deleted)
+    shutil.rmtree(deleted)
 
 
 def _not_written(folder: Path, needed: int, error: OSError) -> CheckpointError:
@@ -145,7 +145,7 @@ def _not_written(folder: Path, needed: int, error: OSError) -> CheckpointError:
         free = shutil.disk_usage(folder.parent).free
         return DiskFullError(
             f"{what}: {error.strerror}. It needs {needed:,} bytes, {free:,} are free. Older checkpoints are intact; "
-            f"make room and resume the run"
+            f"free some space and resume the run"
         )
     return CheckpointError(f"{what}: {error.strerror}. Older checkpoints are intact")
 
@@ -162,7 +162,7 @@ def _sha256(data: bytes) -> str:
 
 
 def _seal(body: dict[str, Any]) -> bytes:
-    """The one way these values are written, with the sha256 of the rest; so any other bytes are not ours."""
+    """Serialise a manifest with its sha256, always in the same way, so that any other bytes are invalid."""
     text = json.dumps(body, indent=1, sort_keys=True, allow_nan=False)
     return json.dumps({**body, "sha256": _sha256(text.encode())}, indent=1, sort_keys=True).encode() + b"\n"
 
@@ -172,7 +172,7 @@ def _values_to_bytes(values: Mapping[str, Any]) -> bytes:
         return json.dumps(values, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise CheckpointError(
-            f"values of a checkpoint are finite numbers, text, lists and mappings: {error}"
+            f"values of a checkpoint must be finite numbers, text, lists and mappings: {error}"
         ) from error
 
 
@@ -183,11 +183,11 @@ def _weights_to_bytes(parts: Mapping[str, Mapping[str, torch.Tensor]]) -> bytes:
     flat = {}
     for part, tensors in parts.items():
         if "/" in part:
-            raise CheckpointError(f"weights of {part!r}: a part's name has no '/'")
+            raise CheckpointError(f"weights of {part!r}: the name of a part must not contain '/'")
         for name, tensor in tensors.items():
             if not isinstance(tensor, torch.Tensor):
                 raise CheckpointError(f"weights of {part!r}: {name!r} is a {type(tensor).__name__}, not a tensor")
-            # Each tensor gets memory of its own: tied weights are stored under each of their names.
+            # Each tensor is cloned: tied weights are stored under each of their names.
             flat[f"{part}/{name}"] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     data: bytes = save(flat)
     return data
@@ -204,7 +204,7 @@ def _weights_from_bytes(data: bytes) -> dict[str, dict[str, torch.Tensor]]:
 
 
 class Stateful(Protocol):
-    """Whoever owns state."""
+    """An object with state."""
 
     def state_dict(self) -> Any: ...
 
@@ -213,11 +213,11 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """The owners of state, by where their state is stored.
+    """The objects whose state a checkpoint holds, by the file that their state is stored in.
 
-    weights  modules, and anything else whose state is tensors: safetensors, for others to load
-    state    optimisers, samplers, generators, environments: trees of plain values, arrays and tensors
-    values   loop, counters, recorder: plain values, as JSON to be read by people
+    weights  modules, and other objects whose state consists of tensors: safetensors
+    state    optimisers, samplers, generators, envs: trees of plain values, arrays and tensors
+    values   loop, counters, recorder: plain values, as readable JSON
     """
 
     weights: Mapping[str, Stateful] = field(default_factory=dict)
@@ -232,14 +232,14 @@ class Parts:
         return Checkpoint(updates, weights, state, values, score, best)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Give every part its state back. A checkpoint with other parts is refused before anything is changed."""
+        """Restore the state of every part. A checkpoint with other parts is refused before anything is changed."""
         groups = (
             ("weights", self.weights, checkpoint.weights),
             ("state", self.state, checkpoint.state),
             ("values", self.values, checkpoint.values),
         )
         for kind, owners, stored in groups:
-            # A part without any tensor leaves no trace among the weights.
+            # A part without tensors does not appear in the stored weights.
             missing = [
                 name for name in owners if name not in stored and (kind != "weights" or owners[name].state_dict())
             ]
@@ -247,21 +247,21 @@ class Parts:
             if missing or surplus:
                 raise CheckpointError(
                     f"the checkpoint's {kind} are {sorted(stored)}, this run's are {sorted(owners)}; "
-                    f"resume with the settings that the run began with"
+                    f"resume with the settings that the run started with"
                 )
         for kind, owners, stored in groups:
-            _give(kind, owners, stored)
+            _load_states(kind, owners, stored)
 
 
 def load_weights(owners: Mapping[str, Stateful], weights: Mapping[str, Any], source: str) -> None:
-    """Begin with another run's weights. Every part must be there and fit. Errors say that they are from `source`."""
+    """Load the weights of another run. Every part must exist and fit. Errors name the `source` of the weights."""
     missing = [name for name in owners if name not in weights]
     if missing:
         raise CheckpointError(f"{source} has no weights of {missing}; it has {sorted(weights)}")
-    _give(f"{source}: weights", owners, weights)
+    _load_states(f"{source}: weights", owners, weights)
 
 
-def _give(kind: str, owners: Mapping[str, Stateful], stored: Mapping[str, Any]) -> None:
+def _load_states(kind: str, owners: Mapping[str, Stateful], stored: Mapping[str, Any]) -> None:
     for name, owner in owners.items():
         try:
             owner.load_state_dict(stored.get(name, {}))

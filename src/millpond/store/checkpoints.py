@@ -24,16 +24,16 @@ DIGITS = 12
 
 
 class NewestCheckpoint(NamedTuple):
-    """The newest checkpoint that is whole, and the damaged ones that are newer."""
+    """The newest undamaged checkpoint, and the damaged ones that are newer."""
 
     checkpoint: Checkpoint | None
     damaged: list[Path]
 
 
 class Checkpoints:
-    """A folder of checkpoints, one for each number of updates at which the run was saved.
+    """A folder of checkpoints, named by the number of updates at which the run was saved.
 
-    Kept are the newest `keep_last`, the first at or after each multiple of `keep_every` updates, and the best.
+    The newest `keep_last` are kept, the first at or after each multiple of `keep_every` updates, and the best.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Checkpoints:
         self._best: tuple[int, float] | None = None
 
     def updates(self) -> list[int]:
-        """The checkpoints there are, oldest first. Whether they are whole is found when they are read."""
+        """Return the updates of all checkpoints, oldest first. Damage is detected when they are read."""
         if not self.folder.exists():
             return []
         return sorted(int(path.name) for path in self.folder.iterdir() if re.fullmatch(rf"\d{{{DIGITS}}}", path.name))
@@ -66,12 +66,12 @@ class Checkpoints:
         if score is not None and (self._best is None or self._beats(score, self._best[1])):
             self._best = (updates, score)
         write_checkpoint(self.path(updates), parts.collect(updates, score, self._best))
-        for old in set(self.updates()) - self._kept():
+        for old in set(self.updates()) - self._updates_to_keep():
             delete_checkpoint(self.path(old))
         return self.path(updates)
 
     def find(self) -> NewestCheckpoint:
-        """The newest checkpoint that is whole. Damaged ones are passed over with a warning that names them."""
+        """Read the newest undamaged checkpoint. Damaged ones are skipped with a warning that names them."""
         damaged: list[Path] = []
         for updates in reversed(self.updates()):
             try:
@@ -85,46 +85,46 @@ class Checkpoints:
         return read_checkpoint(self.path(updates))
 
     def best_score(self) -> tuple[int, float] | None:
-        """Updates and score of the best checkpoint so far, if any was given a score."""
+        """Return updates and score of the best checkpoint so far, if any has a score."""
         return self._best or self._best_on_disk()
 
     def best(self) -> Checkpoint | None:
-        """The best checkpoint so far, if any was given a score."""
+        """Read the best checkpoint so far, if any has a score."""
         best = self.best_score()
         return None if best is None else self.load(best[0])
 
     def restore(self, parts: Parts) -> bool:
-        """Take up the newest whole checkpoint; false when there is none, so that the run begins at its beginning.
+        """Restore the newest undamaged checkpoint; return False if there is none, so that the run starts from scratch.
 
-        Damaged newer ones are set aside as NAME.damaged. When all there are is damaged, that is an error: to begin
-        again is for a person to decide.
+        Newer damaged ones are renamed to NAME.damaged. If all checkpoints are damaged, that is an error: restarting is for
+        the user to decide.
         """
         recover(self.folder)
-        found = self.find()
-        if found.checkpoint is None and found.damaged:
+        newest = self.find()
+        if newest.checkpoint is None and newest.damaged:
             raise CheckpointError(
-                f"every checkpoint in {self.folder} is damaged ({', '.join(path.name for path in found.damaged)}); "
+                f"every checkpoint in {self.folder} is damaged ({', '.join(path.name for path in newest.damaged)}); "
                 f"start again with --overwrite or under another name"
             )
-        if found.checkpoint is not None:
-            parts.restore(found.checkpoint)
-            self._best = found.checkpoint.best
-        for path in found.damaged:
+        if newest.checkpoint is not None:
+            parts.restore(newest.checkpoint)
+            self._best = newest.checkpoint.best
+        for path in newest.damaged:
             os.rename(path, _free_name(path))
-        return found.checkpoint is not None
+        return newest.checkpoint is not None
 
-    def _kept(self) -> set[int]:
+    def _updates_to_keep(self) -> set[int]:
         present = self.updates()
-        kept = set(present[-self._keep_last :])
+        keep = set(present[-self._keep_last :])
         if self._keep_every is not None:
             firsts: dict[int, int] = {}
             for updates in present:
                 firsts.setdefault(updates // self._keep_every, updates)
             firsts.pop(0, None)
-            kept |= set(firsts.values())
+            keep |= set(firsts.values())
         if self._best is not None:
-            kept.add(self._best[0])
-        return kept
+            keep.add(self._best[0])
+        return keep
 
     def _beats(self, score: float, other: float) -> bool:
         return score > other if self._better == "higher" else score < other
@@ -149,7 +149,7 @@ def _free_name(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint at a glance. `score` is that of its evaluation, if it had one."""
+    """Facts about a checkpoint, without its weights. `score` is that of its evaluation, if it had one."""
 
     updates: int
     path: Path
@@ -160,18 +160,21 @@ class CheckpointInfo:
 
 
 def list_checkpoints(folder: Path) -> tuple[list[CheckpointInfo], list[str]]:
-    """All checkpoints whose manifests are whole, oldest first, and a sentence about each of the others."""
-    checkpoints, found, problems = Checkpoints(folder), [], []
+    """Return all checkpoints with valid manifests, oldest first, and a sentence about each of the others.
+
+    Does not read weights or import torch.
+    """
+    checkpoints, infos, problems = Checkpoints(folder), [], []
     best = checkpoints.best_score()
     for updates in checkpoints.updates():
         path = checkpoints.path(updates)
         try:
             manifest, saved_at = read_manifest(path), path.stat().st_mtime
         except (CheckpointError, OSError) as error:
-            if path.exists():  # a run that goes on may have deleted it just now
+            if path.exists():  # a run that is training may have deleted it in the meantime
                 problems.append(f"checkpoint {updates:,} is damaged: {error}")
             continue
         nbytes = sum(int(file["bytes"]) for file in manifest["files"].values())
         is_best = best is not None and best[0] == updates
-        found.append(CheckpointInfo(updates, path, manifest["score"], nbytes, saved_at, is_best))
-    return found, problems
+        infos.append(CheckpointInfo(updates, path, manifest["score"], nbytes, saved_at, is_best))
+    return infos, problems

@@ -1,26 +1,26 @@
-"""What can go wrong with run folders and checkpoints."""
+"""Errors of run folders and checkpoints."""
 
 from millpond.errors import MillpondError
 
 
 class RunError(MillpondError):
-    """A run folder that is not there, is there already, or is in use."""
+    """A run folder is missing, exists already, or is in use."""
 
 
 class NothingToPlayError(RunError):
-    """A run that trains no agent, so that there is none to evaluate or draw."""
+    """A run trains no agent, so there is none to evaluate or render."""
 
 
 class ResumeError(MillpondError):
-    """A run cannot be taken up as asked."""
+    """A run cannot be resumed as requested."""
 
 
 class CheckpointError(MillpondError):
-    """A checkpoint that cannot be written or used."""
+    """A checkpoint cannot be written or used."""
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint is not what was written: something is missing, or its bytes differ."""
+    """A checkpoint is not as it was written: a file is missing, or its bytes differ."""
 
 
 class UnsafeCheckpointError(CheckpointError):
@@ -28,6 +28,6 @@ class UnsafeCheckpointError(CheckpointError):
 
 
 class DiskFullError(CheckpointError):
-    """There was no room for a checkpoint."""
+    """The disk has no space for a checkpoint."""
 
-    exit_code = 1  # the input was fine: the machine was not
+    exit_code = 1  # the input was valid: the machine failed

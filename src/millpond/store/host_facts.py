@@ -1,4 +1,4 @@
-"""What a run ran on."""
+"""Facts about the machine and software that a run uses, for host.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXTRAS = ("ale-py", "mettagrid", "minatar", "pettingzoo", "wandb")
 
 
 def host_facts() -> dict[str, Any]:
-    """Versions, cores, devices, the commit of the source where it is a git checkout, and the command line."""
+    """Return versions, cores, devices, the commit if the source is a git checkout, and the command line."""
     return {
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -38,14 +38,14 @@ def host_facts() -> dict[str, Any]:
 
 
 def git_commit(folder: Path) -> dict[str, Any] | None:
-    """The commit that a folder is at, and whether files differ from it; None outside of a checkout, or without git."""
+    """Return the commit of a folder, and True if files differ from it; None outside of a checkout, or without git."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        # A folder that git ignores, such as an environment inside of some other project, is not that project.
+        # A folder that git ignores, such as a virtual environment inside another project, is not part of that project.
         tracked = git("ls-files", "--", str(folder))
         return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))} if tracked else None
     except (OSError, subprocess.SubprocessError):

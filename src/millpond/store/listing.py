@@ -17,10 +17,9 @@ from millpond.store.status import State, read_status
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run at a glance. Checkpoints are named by their updates; `best_score` is the best one's, by evaluation.
+    """Facts about a run. Checkpoints are named by their updates; `best_score` is the best evaluation's.
 
-    `headline` and `result` are the name and newest value of the figure that the run is judged by, its return if it has
-    one.
+    `headline` and `result` are the name and newest value of the run's headline metric: its return, if it has one.
     """
 
     name: str
@@ -38,7 +37,7 @@ class RunRow:
 
 
 def list_runs(root: Path) -> list[RunRow]:
-    """Every run in a folder, the one whose state changed last at the end."""
+    """Return every run in a folder; the one whose state changed last is the last."""
     rows = []
     for folder in root.iterdir() if root.is_dir() else ():
         if not is_run(folder):
@@ -75,13 +74,13 @@ LEFT = {0, 5}  # columns that are aligned to the left
 
 
 def show_runs(rows: Sequence[RunRow]) -> str:
-    """The list as text, at most 80 columns wide: return, best return, steps, speed, state, since when, and why."""
+    """Format the list, at most 80 columns wide: return, best return, steps, speed, state, age, and the note of each."""
     if not rows:
         return "no runs yet"
     others = list(dict.fromkeys(row.headline for row in rows if row.headline and row.headline not in RETURNS))
     table = [HEADINGS, *(_cells(row, others) for row in rows)]
     widths = [max(len(line[k]) for line in table) for k in range(len(HEADINGS))]
-    room = WIDTH - sum(widths[1:]) - 2 * (len(HEADINGS) - 1)  # a name that is longer stands on a line of its own
+    room = WIDTH - sum(widths[1:]) - 2 * (len(HEADINGS) - 1)  # a longer name has its own line
     widths[0] = max(len(name) for name, *_ in table if len(name) <= room)
     lines = []
     for row, cells in zip([None, *rows], table, strict=True):
@@ -99,7 +98,7 @@ def show_runs(rows: Sequence[RunRow]) -> str:
 
 def _cells(row: RunRow, others: Sequence[str]) -> tuple[str, ...]:
     steps, unit = row.counters.get("agent_steps", 0), ""
-    if not steps:  # nobody acts: a reward is learned from recorded episodes
+    if not steps:  # no agent acts: a reward is learned from recorded episodes
         steps, unit = row.counters.get("updates", 0), " upd"
     seconds, mark = row.counters.get("seconds", 0.0), _mark(row.headline, others)
     return (
@@ -109,17 +108,17 @@ def _cells(row: RunRow, others: Sequence[str]) -> tuple[str, ...]:
         f"{_short(steps)}{unit}" if steps else "-",
         f"{_short(steps / seconds)}/s" if seconds and steps else "-",
         row.state,
-        re.sub(r"(?<=\D)\d+\D$", "", show_seconds(max(0.0, time.time() - row.since))),  # the larger unit will do
+        re.sub(r"(?<=\D)\d+\D$", "", show_seconds(max(0.0, time.time() - row.since))),  # only the larger unit
     )
 
 
 def _mark(name: str | None, others: Sequence[str]) -> str:
-    """Stars after a figure that is not a return, one more for each kind of figure."""
+    """Return the stars after a figure that is not a return, one more for each kind of figure."""
     return "*" * (others.index(name) + 1) if name in others else ""
 
 
 def _short(value: float) -> str:
-    """Four significant digits at most: 512, 1,536, 15.73M, 0.1364, -331.8."""
+    """Format a number with at most four significant digits: 512, 1,536, 15.73M, 0.1364, -331.8."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"

@@ -1,4 +1,4 @@
-"""Everything random in a run, in one place."""
+"""State of all random generators of a run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from millpond.store.errors import CheckpointError
 
 
 class RandomState:
-    """The global generators of Python, NumPy and torch, and all that are passed in by name.
+    """The global generators of Python, NumPy and torch, and all generators that are passed by name.
 
         RandomState(sampler=np.random.default_rng(3), noise=torch.Generator(device))
 
-    Generators of CUDA devices are included where there are any.
+    Generators of CUDA devices are included.
     """
 
     def __init__(self, **generators: Any) -> None:
         for name, generator in generators.items():
             if _kind(generator) is None:
                 raise CheckpointError(
-                    f"{name} is a {type(generator).__name__}; a generator is a numpy.random.Generator, a "
+                    f"{name} is a {type(generator).__name__}; a generator must be a numpy.random.Generator, a "
                     f"numpy.random.RandomState, a random.Random or a torch.Generator"
                 )
         self._generators = generators
@@ -33,7 +33,7 @@ class RandomState:
 
         return {
             "python": random.getstate(),
-            "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 (the global generator is what is to be saved)
+            "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 (the global generator is saved on purpose)
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
             "named": {name: _get(generator) for name, generator in self._generators.items()},

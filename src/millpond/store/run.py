@@ -28,7 +28,7 @@ CREATING, REMOVING = ".creating-", ".removing-"
 
 
 class Run:
-    """A run's folder and what is in it. Made by `start` and `resume`; `open` only reads."""
+    """A run folder and its contents. Created by `start` and `resume`; `open` only reads."""
 
     def __init__(self, folder: Path, *, resumed: bool) -> None:
         self.folder = folder
@@ -41,17 +41,17 @@ class Run:
         self.tensorboard_path = folder / "tensorboard"
         self.checkpoints_path = folder / "checkpoints"
         self.report_path = folder / "report.html"
-        self.launcher = ""  # what stands before `millpond` in a command for as many ranks
+        self.launcher = ""  # prefix of `millpond` in a command that starts as many ranks
 
     @staticmethod
     def start(root: Path, name: str, *, config_yaml: str, plan: Mapping[str, Any], overwrite: bool = False) -> Run:
-        """Make a new run's folder, whole or not at all. One that exists is refused unless it may be overwritten.
+        """Create the folder of a new run atomically. An existing one is an error unless it may be overwritten.
 
-        The run is being set up until its training begins; see `abandon`.
+        The run is being set up until its training starts; see `abandon`.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise RunError(
-                f"{name!r} is no name for a run: use letters, digits, '.', '_' and '-', a letter or digit first"
+                f"{name!r} is not a valid run name; use letters, digits, '.', '_' and '-', a letter or digit first"
             )
         folder = root / name
         root.mkdir(parents=True, exist_ok=True)
@@ -59,8 +59,8 @@ class Run:
         if folder.exists():
             if not overwrite and not died_in_setup(folder):
                 raise RunError(
-                    f"{folder} exists already. Go on with it: --resume {name}. Keep it and start another: --run NAME. "
-                    f"Throw it away and start again: --overwrite"
+                    f"{folder} already exists. Continue it: --resume {name}. Keep it and start another: --run NAME. "
+                    f"Delete it and start again: --overwrite"
                 )
             _remove(folder)
         temporary = root / f"{CREATING}{name}"
@@ -77,12 +77,12 @@ class Run:
 
     @staticmethod
     def open(root: Path, run: str) -> Run:
-        """A run to read from, by its name or its folder."""
+        """Open a run to read from, by its name or folder."""
         return Run(find_run(root, run), resumed=False)
 
     @staticmethod
     def resume(root: Path, run: str) -> Run:
-        """A run to go on with. One that is running is refused."""
+        """Open a run to continue it. A run that is running is an error."""
         folder = find_run(root, run)
         _refuse_running(folder, "resumed")
         host = json.loads((folder / HOST).read_text())
@@ -92,34 +92,34 @@ class Run:
         return Run(folder, resumed=True)
 
     def abandon(self, error: BaseException) -> None:
-        """Give up a run that failed before it trained: the folder of a new one is removed, so that its name is free.
+        """Abandon a run that failed before it trained. The folder of a new run is removed, so that its name is free.
 
-        A resumed run keeps everything, and its state says why it could not go on.
+        A resumed run keeps everything, and its state says why it could not continue.
         """
         if not self.resumed:
             _remove_tree(self.folder)
         elif isinstance(error, KeyboardInterrupt):
-            write_status(self.folder, "stopped", "interrupted before it went on")
+            write_status(self.folder, "stopped", "interrupted before it continued")
         else:
             write_status(self.folder, "failed", f"could not be resumed: {type(error).__name__}: {error}")
 
     @property
     def run_id(self) -> str:
-        """Unique to this run and the same over its resumes."""
+        """Id that is unique to this run and stays the same over its resumes."""
         return str(json.loads(self.host_path.read_text())["run_id"])
 
     @property
     def resume_command(self) -> str:
-        """The command that goes on with this run."""
+        """Command that continues this run."""
         return f"{self.launcher}millpond train --resume {self.reference}"
 
     @property
     def reference(self) -> str:
-        """How commands name this run: by its name where it is in the usual folder, else by its path."""
+        """Argument that names this run in commands: its name if it is in the default folder, else its path."""
         return self.name if self.folder.parent == Path("runs") else str(self.folder)
 
     def save_batch(self, address: Address, batch: Mapping[str, Any]) -> Path:
-        """Keep the batch behind a value that was not finite, as safetensors."""
+        """Save the batch of a value that was not finite, as safetensors."""
         import torch
         from safetensors.torch import save
 
@@ -133,7 +133,7 @@ class Run:
         return path
 
     def weights(self, *, best: bool = False) -> dict[str, dict[str, torch.Tensor]]:
-        """The weights of the newest checkpoint, or of the best, by part: for `--from`, evaluation and others."""
+        """Return the weights of the newest checkpoint, or of the best, by part."""
         checkpoints = Checkpoints(self.checkpoints_path)
         checkpoint = checkpoints.best() if best else checkpoints.find().checkpoint
         if checkpoint is None:
@@ -144,13 +144,13 @@ class Run:
 
 
 def find_run(root: Path, run: str) -> Path:
-    """The folder of a run that is named, or given by its path."""
+    """Return the folder of a run, by its name or path."""
     for folder in (root / run, Path(run)):
         if is_run(folder):
             return folder
     names = sorted(path.name for path in root.iterdir() if is_run(path)) if root.is_dir() else []
-    there = f"there are: {', '.join(names)}" if names else "there are none yet"
-    raise RunError(f"no run {run!r} in {root}, and no run's folder of that path; {there}")
+    existing = f"existing runs: {', '.join(names)}" if names else "there are no runs yet"
+    raise RunError(f"there is no run {run!r} in {root}, and no run folder of that path; {existing}")
 
 
 def is_run(folder: Path) -> bool:
@@ -166,20 +166,20 @@ def _refuse_running(folder: Path, verb: str) -> None:
 
 def _remove(folder: Path) -> None:
     if not is_run(folder):
-        raise RunError(f"{folder} is not a run's folder ({CONFIG} or {HOST} is missing): it is not overwritten")
+        raise RunError(f"{folder} is not a run folder ({CONFIG} or {HOST} is missing), so it is not overwritten")
     _refuse_running(folder, "overwritten")
     _remove_tree(folder)
 
 
 def _remove_tree(folder: Path) -> None:
-    """Remove a folder whose name is free at once, whatever happens while its files are deleted."""
-    doomed = folder.with_name(f"{REMOVING}{folder.name}")
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed)
+    """Remove a folder; its name is free at once, even if the process dies while files are deleted."""
+    removed = folder.with_name(f"{REMOVING}{folder.name}")
+    os.rename(folder, removed)
+    shutil.rmtree(removed)
 
 
 def _clear_leftovers(root: Path, name: str) -> None:
-    """What a process that died left while it made or removed a run of this name."""
+    """Remove the leftovers of a process that died while it created or removed a run of this name."""
     for kind in (CREATING, REMOVING):
         path = root / f"{kind}{name}"
         if path.exists():
@@ -188,9 +188,9 @@ def _clear_leftovers(root: Path, name: str) -> None:
 
 @contextmanager
 def training(run: Run, loop: Loop, recorder: Recorder) -> Iterator[None]:
-    """Within this context the run is `running` and SIGINT and SIGTERM stop it after the step.
+    """Within this context the run is `running`, and SIGINT and SIGTERM stop it after the step.
 
-    Afterwards it is `finished`, `stopped` (with a line that says how to resume) or `failed`.
+    Afterwards it is `finished`, `stopped` (with a printed command that resumes it) or `failed`.
     """
     write_status(run.folder, "running")
     try:
@@ -199,7 +199,7 @@ def training(run: Run, loop: Loop, recorder: Recorder) -> Iterator[None]:
             yield
     except KeyboardInterrupt:
         write_status(
-            run.folder, "stopped", "interrupted within a step; what came after the last checkpoint is repeated"
+            run.folder, "stopped", "interrupted within a step; everything after the last checkpoint will be repeated"
         )
         raise
     except BaseException as error:
@@ -208,7 +208,7 @@ def training(run: Run, loop: Loop, recorder: Recorder) -> Iterator[None]:
     if loop.done:
         write_status(run.folder, "finished")
     else:
-        reason = loop.stopped or "the portion asked for is done"
+        reason = loop.stopped or "the requested steps are done"
         write_status(run.folder, "stopped", reason)
         print(f"stopped ({reason}) before {loop.address}; resume with: {run.resume_command}", flush=True)
 
@@ -219,9 +219,9 @@ _ABSENT = object()
 def check_changes(
     old: Mapping[str, Any], new: Mapping[str, Any], may_change: Collection[str] | Callable[[str], bool]
 ) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ between a run's flat settings and those it is to be resumed with.
+    """Return the flat settings that differ between a run and its resume, as (before, after).
 
-    Those that may not change are refused by name, all at once.
+    Raises `ResumeError` with all settings that may not change.
     """
     allowed = may_change if callable(may_change) else may_change.__contains__
     changes = {
@@ -235,9 +235,10 @@ def check_changes(
     if refused:
         examples = f" (such as {', '.join(sorted(may_change)[:6])})" if not callable(may_change) and may_change else ""
         raise ResumeError(
-            "a resumed run keeps the settings it began with; these may not change:\n  "
+            "a resumed run keeps the settings it started with; these may not change:\n  "
             + "\n  ".join(refused)
-            + f"\nOnly lengths and logging{examples} may. For other settings start a new run; --from keeps the weights."
+            + f"\nOnly lengths and logging{examples} may change. For other settings start a new run; --from keeps the "
+            "weights."
         )
     return {key: (_plain(before), _plain(after)) for key, (before, after) in changes.items()}
 

@@ -17,7 +17,7 @@ from millpond.durable import replace_json
 
 @dataclass(frozen=True)
 class Process:
-    """A process id is used again after a while; together with the time of its start it is not."""
+    """A process, identified by id, start time and host. An id alone may be reused after a while."""
 
     pid: int
     started: str
@@ -25,26 +25,26 @@ class Process:
 
     @staticmethod
     def this() -> Process:
-        return Process(os.getpid(), start_of(os.getpid()) or "", socket.gethostname())
+        return Process(os.getpid(), process_start(os.getpid()) or "", socket.gethostname())
 
     @property
     def here(self) -> bool:
         return self.host == socket.gethostname()
 
     def is_alive(self) -> bool:
-        """Whether it runs. On another machine that cannot be seen, and is believed."""
-        return not self.here or start_of(self.pid) == self.started
+        """Return True if the process is running; one on another machine cannot be checked and counts as running."""
+        return not self.here or process_start(self.pid) == self.started
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def start_of(pid: int) -> str | None:
-    """When a process started, in whatever terms the system has; None when it is gone, or is a zombie."""
+def process_start(pid: int) -> str | None:
+    """Return the start time of a process in the format of the system; None if it has ended or is a zombie."""
     stat = Path(f"/proc/{pid}/stat")
     if stat.parent.parent.joinpath("self").exists():  # Linux
         try:
-            # The name in parentheses may hold anything; after it come the state (field 3) and the start (field 22).
+            # The name in parentheses may contain anything; after it come the state (field 3) and the start (field 22).
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             return None
@@ -52,8 +52,8 @@ def start_of(pid: int) -> str | None:
         return None if fields[0] in "ZX" else f"{boot} {fields[19]}"
     if sys.platform == "win32":
         return _start_on_windows(pid)
-    asked = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return asked.stdout.strip() or None
+    listing = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return listing.stdout.strip() or None
 
 
 if sys.platform == "win32":
@@ -80,13 +80,13 @@ if sys.platform == "win32":
 
 
 State = Literal["running", "finished", "stopped", "failed"]
-FILE = "state.json"
-SETTING_UP = "being set up"  # the note of a new run until it trains
+STATE_FILE = "state.json"
+SETTING_UP = "being set up"  # note of a new run until it trains
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run's state, since when, why, and the process that said so."""
+    """State of a run, when and why it changed, and the process that wrote it."""
 
     state: State
     note: str
@@ -96,19 +96,19 @@ class RunStatus:
 
 def write_status(folder: Path, state: State, note: str = "") -> None:
     replace_json(
-        folder / FILE, {"state": state, "note": note, "since": time.time(), "process": Process.this().as_dict()}
+        folder / STATE_FILE, {"state": state, "note": note, "since": time.time(), "process": Process.this().as_dict()}
     )
 
 
 def read_status(folder: Path) -> RunStatus:
-    """The state of a run. One that says it runs, but whose process is gone, has failed."""
+    """Read the state of a run. One that is marked as running, but whose process has ended, has failed."""
     try:
-        said = json.loads((folder / FILE).read_text())
-        status = RunStatus(said["state"], said["note"], said["since"], Process(**said["process"]))
+        fields = json.loads((folder / STATE_FILE).read_text())
+        status = RunStatus(fields["state"], fields["note"], fields["since"], Process(**fields["process"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return RunStatus("failed", f"{FILE} cannot be read: {error}", folder.stat().st_mtime, Process(0, "", ""))
+        return RunStatus("failed", f"{STATE_FILE} cannot be read: {error}", folder.stat().st_mtime, Process(0, "", ""))
     if status.state == "running" and not status.process.is_alive():
-        note = f"its process {status.process.pid} died without a word"
+        note = f"its process {status.process.pid} died without an error message"
         if status.note == SETTING_UP:
             note = f"its process {status.process.pid} died while the run was being set up: nothing was trained"
         return RunStatus("failed", note, status.since, status.process)
@@ -116,9 +116,9 @@ def read_status(folder: Path) -> RunStatus:
 
 
 def died_in_setup(folder: Path) -> bool:
-    """True for the folder of a new run whose process died before it trained anything."""
+    """Return True for the folder of a new run whose process died before it trained anything."""
     try:
-        note = json.loads((folder / FILE).read_text())["note"]
+        note = json.loads((folder / STATE_FILE).read_text())["note"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return bool(note == SETTING_UP) and read_status(folder).state == "failed"

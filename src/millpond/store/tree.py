@@ -1,7 +1,7 @@
-"""Trees of plain values, arrays and tensors: what a checkpoint may hold beside weights.
+"""Serialisation of trees of plain values, arrays and tensors: the state in a checkpoint besides weights.
 
-They are stored by `torch.save` and read with `weights_only=True`, which runs no code from the file. That reader knows
-no NumPy, so arrays are stored as tensors of bytes with their dtype and shape.
+They are stored by `torch.save` and read with `weights_only=True`, which runs no code from the file. That reader does not
+support NumPy, so arrays are stored as byte tensors with their dtype and shape.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ARRAY = "__numpy__"
 
 
 def tree_to_bytes(tree: Any) -> bytes:
-    """Serialise a tree; anything that would need a pickle of its own class is refused by name."""
+    """Serialise a tree; objects that would need pickle are refused by name."""
     import torch
 
     buffer = io.BytesIO()
@@ -27,7 +27,7 @@ def tree_to_bytes(tree: Any) -> bytes:
 
 
 def tree_from_bytes(data: bytes, name: str) -> Any:
-    """Read a tree back, tensors on the CPU. `name` says in errors where the bytes are from."""
+    """Deserialise a tree, with tensors on the CPU. `name` is the source of the bytes, for errors."""
     import torch
 
     try:
@@ -35,7 +35,7 @@ def tree_from_bytes(data: bytes, name: str) -> Any:
     except pickle.UnpicklingError as error:
         reason = str(error).strip().splitlines()[0]
         raise UnsafeCheckpointError(
-            f"{name} is refused: it holds something other than plain values and tensors, and loading it could run "
+            f"{name} is refused: it contains something other than plain values and tensors, and loading it could run "
             f"code. It was not written by Millpond ({reason})"
         ) from None
     except (RuntimeError, EOFError, KeyError, ValueError) as error:
@@ -49,25 +49,27 @@ def _encode(tree: Any, path: str) -> Any:
         return tree
     if isinstance(tree, torch.Tensor):
         tensor = tree.detach().cpu()
-        # A view would bring along the whole of what it is a view of.
+        # torch.save would store the whole storage of a view.
         return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
     if isinstance(tree, np.ndarray | np.generic):
         array = np.asarray(tree)
         if array.dtype.hasobject or array.dtype.names:
-            raise CheckpointError(f"{path} is an array of dtype {array.dtype}; a checkpoint holds arrays of numbers")
+            raise CheckpointError(
+                f"{path} is an array of dtype {array.dtype}; a checkpoint can hold only arrays of numbers"
+            )
         raw = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8) if array.nbytes else torch.empty(0)
         scalar = isinstance(tree, np.generic)
         return {_ARRAY: [array.dtype.str, list(array.shape), scalar], "bytes": raw}
     if isinstance(tree, dict):
         for key in tree:
             if type(key) not in (str, int):
-                raise CheckpointError(f"{path} has the key {key!r}; a checkpoint's keys are text or whole numbers")
+                raise CheckpointError(f"{path} has the key {key!r}; keys in a checkpoint must be text or whole numbers")
         return {key: _encode(value, f"{path}[{key!r}]") for key, value in tree.items()}
     if type(tree) in (list, tuple):
         return type(tree)(_encode(value, f"{path}[{index}]") for index, value in enumerate(tree))
     raise CheckpointError(
-        f"{path} is a {type(tree).__module__}.{type(tree).__qualname__}; a checkpoint holds tensors, arrays, numbers, "
-        f"text, and dicts, lists and tuples of them. Give the state_dict() of the object instead"
+        f"{path} is a {type(tree).__module__}.{type(tree).__qualname__}; a checkpoint can hold tensors, arrays, numbers, "
+        f"text, and dicts, lists and tuples of them. Pass the state_dict() of the object instead"
     )
 
 

@@ -1,3 +1,5 @@
+"""Run folders, their state, the list of runs, and settings that a resume may change."""
+
 import json
 import os
 import subprocess
@@ -11,8 +13,10 @@ from millpond.record import Counters, Recorder
 from millpond.store import (
     Checkpoints,
     Parts,
+    ResumeError,
     Run,
     RunError,
+    check_changes,
     host_facts,
     list_runs,
     read_status,
@@ -20,14 +24,14 @@ from millpond.store import (
     training,
 )
 from millpond.store.host_facts import git_commit
-from millpond.store.status import Process, start_of, write_status
+from millpond.store.status import Process, process_start, write_status
 
 
 def start(root, name="pond", **options):
     return Run.start(root, name, config_yaml="seed: 1\n", plan={"num_envs": 4}, **options)
 
 
-def test_a_new_run(tmp_path):
+def test_folder_of_a_new_run(tmp_path):
     run = start(tmp_path / "runs")
     assert run.config_path.read_text() == "seed: 1\n"
     assert json.loads(run.plan_path.read_text()) == {"num_envs": 4}
@@ -41,9 +45,9 @@ def test_a_new_run(tmp_path):
     assert run.run_id == Run.open(tmp_path / "runs", "pond").run_id
 
 
-def test_an_existing_folder_is_refused_with_the_choices(tmp_path):
+def test_existing_folder_is_refused_with_the_alternatives(tmp_path):
     run = start(tmp_path)
-    with pytest.raises(RunError, match=r"pond exists already.*--resume pond.*--run NAME.*--overwrite"):
+    with pytest.raises(RunError, match=r"pond already exists.*--resume pond.*--run NAME.*--overwrite"):
         start(tmp_path)
     with pytest.raises(RunError, match=r"is running \(process \d+\) and cannot be overwritten"):
         start(tmp_path, overwrite=True)
@@ -52,17 +56,17 @@ def test_an_existing_folder_is_refused_with_the_choices(tmp_path):
     assert not start(tmp_path, overwrite=True).metrics_path.exists()
 
 
-def test_overwrite_does_not_touch_what_is_no_run(tmp_path):
+def test_overwrite_refuses_a_folder_that_is_not_a_run(tmp_path):
     (tmp_path / "pond").mkdir()
     (tmp_path / "pond" / "thesis.txt").write_text("years of work")
-    with pytest.raises(RunError, match="is not a run's folder"):
+    with pytest.raises(RunError, match="is not a run folder"):
         start(tmp_path, overwrite=True)
     assert (tmp_path / "pond" / "thesis.txt").exists()
 
 
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "a b", "-x"])
-def test_names_are_checked(tmp_path, name):
-    with pytest.raises(RunError, match="is no name for a run"):
+def test_invalid_names_are_refused(tmp_path, name):
+    with pytest.raises(RunError, match="is not a valid run name"):
         start(tmp_path, name)
 
 
@@ -75,35 +79,35 @@ def test_resume(tmp_path):
     assert resumed.resumed
     assert resumed.run_id == run.run_id
     assert len(json.loads(resumed.host_path.read_text())["resumes"]) == 1
-    with pytest.raises(RunError, match=r"no run 'lake' in .*; there are: pond"):
+    with pytest.raises(RunError, match=r"no run 'lake' in .*; existing runs: pond"):
         Run.resume(tmp_path, "lake")
-    with pytest.raises(RunError, match="there are none yet"):
+    with pytest.raises(RunError, match="there are no runs yet"):
         Run.resume(tmp_path / "empty", "lake")
 
 
-def test_leftovers_of_a_start_that_died_are_cleared(tmp_path):
+def test_leftovers_of_a_crashed_start_are_removed(tmp_path):
     (tmp_path / ".creating-pond").mkdir()
     (tmp_path / ".creating-pond" / "config.yaml").write_text("half")
     start(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["pond"]
 
 
-def test_a_process_is_known_by_its_start():
+def test_process_is_identified_by_its_start():
     this = Process.this()
     assert this.is_alive()
     assert not Process(this.pid, "another start", this.host).is_alive()
     assert Process(1 << 22, "", "another host").is_alive()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    identity = Process(child.pid, start_of(child.pid), this.host)
+    identity = Process(child.pid, process_start(child.pid), this.host)
     assert identity.is_alive()
     child.kill()
-    while start_of(child.pid) is not None:  # a zombie until we wait for it, and not alive
+    while process_start(child.pid) is not None:  # a zombie until we wait for it, and not alive
         time.sleep(0.005)
     assert not identity.is_alive()
     child.communicate()
 
 
-def test_a_run_whose_process_died_has_failed(tmp_path):
+def test_run_whose_process_died_has_failed(tmp_path):
     code = """
 import pathlib, sys
 from millpond.store import Run
@@ -117,7 +121,7 @@ Run.start(pathlib.Path(sys.argv[1]), "pond", config_yaml="", plan={})
     Run.resume(tmp_path, "pond")
 
 
-def test_a_run_that_died_while_it_was_set_up_does_not_block_its_name(tmp_path):
+def test_run_that_died_during_setup_does_not_block_its_name(tmp_path):
     run = start(tmp_path)
     first = run.run_id
     dead = {"pid": 1 << 22, "started": "before", "host": Process.this().host}
@@ -128,22 +132,22 @@ def test_a_run_that_died_while_it_was_set_up_does_not_block_its_name(tmp_path):
     assert again.run_id != first
 
 
-def test_a_run_that_trained_and_died_keeps_its_name(tmp_path):
+def test_run_that_trained_and_died_keeps_its_name(tmp_path):
     run = start(tmp_path)
     with pytest.raises(ZeroDivisionError), training(run, Loop(epoch=1), Recorder(run.metrics_path, Counters())):
         raise ZeroDivisionError
-    with pytest.raises(RunError, match="exists already"):
+    with pytest.raises(RunError, match="already exists"):
         start(tmp_path)
 
 
-def test_an_abandoned_run_is_removed_and_a_resumed_one_says_why(tmp_path):
+def test_abandoned_new_run_is_removed_and_a_resumed_one_keeps_the_reason(tmp_path):
     run = start(tmp_path)
     run.abandon(ValueError("no"))
     assert list(tmp_path.iterdir()) == []
     write_status(start(tmp_path).folder, "stopped")
     for error, state, note in (
         (RunError("no\nlines"), "failed", "could not be resumed: RunError: no"),
-        (KeyboardInterrupt(), "stopped", "interrupted before it went on"),
+        (KeyboardInterrupt(), "stopped", "interrupted before it continued"),
     ):
         Run.resume(tmp_path, "pond").abandon(error)
         assert read_status(tmp_path / "pond").state == state
@@ -163,7 +167,7 @@ def run_loop(root, name, body, until=None):
     return run
 
 
-def test_finished_stopped_failed_and_the_list_of_them(tmp_path, capsys):
+def test_list_of_finished_stopped_and_failed_runs(tmp_path, capsys):
     run_loop(tmp_path, "done", lambda loop, at: loop.record("R_loss", 0.25))
     assert capsys.readouterr().out == ""
     run_loop(tmp_path, "enough", lambda loop, at: loop.stop("SIGTERM"))
@@ -196,7 +200,7 @@ def test_finished_stopped_failed_and_the_list_of_them(tmp_path, capsys):
     assert show_runs([]) == "no runs yet"
 
 
-def test_runs_are_listed_by_their_newest_return_within_80_columns(tmp_path):
+def test_list_of_runs_shows_the_newest_return_within_80_columns(tmp_path):
     """The newest record need not have the return; a name of any length and a long note must not break the table."""
     counters = {"updates": 9, "agent_steps": 15_728_640, "env_steps": 1, "frames": 1, "episodes": 1, "seconds": 100.0}
     lines = [{**counters, "policy_loss": 0.1, **found} for found in (
@@ -216,13 +220,13 @@ def test_runs_are_listed_by_their_newest_return_within_80_columns(tmp_path):
     assert cells[at + 1] == ["3", "-", "15.73M", "157.3k/s", "failed"]
 
 
-def test_a_state_that_cannot_be_read_is_said(tmp_path):
+def test_unreadable_state_is_reported(tmp_path):
     run = start(tmp_path)
     (run.folder / "state.json").write_text("{")
     assert "state.json cannot be read" in list_runs(tmp_path)[0].note
 
 
-def test_a_batch_is_kept(tmp_path):
+def test_save_batch(tmp_path):
     import numpy as np
     from safetensors.numpy import load_file
 
@@ -231,7 +235,7 @@ def test_a_batch_is_kept(tmp_path):
     assert load_file(path)["rows"].tolist() == [0, 1, 2, 3]
 
 
-def test_the_commit_is_that_of_the_source(tmp_path):
+def test_git_commit_is_that_of_the_source(tmp_path):
     assert git_commit(tmp_path) is None
     assert host_facts()["git"] is None or len(host_facts()["git"]["commit"]) == 40
     commands = [["init", "-q"], ["add", "file"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one"]]
@@ -241,3 +245,23 @@ def test_the_commit_is_that_of_the_source(tmp_path):
     assert git_commit(tmp_path)["changed"] is False
     (tmp_path / "file").write_text("two")
     assert git_commit(tmp_path)["changed"] is True
+
+
+OLD = {"seed": 1, "trainer.gamma": 0.99, "trainer.total_iterations": 10, "log.wandb": False}
+
+
+def test_lengths_and_logging_may_change():
+    new = {**OLD, "trainer.total_iterations": 20, "log.tensorboard": True}
+    changed = check_changes(OLD, new, lambda key: key.startswith("log.") or key == "trainer.total_iterations")
+    assert changed == {"trainer.total_iterations": (10, 20), "log.tensorboard": (None, True)}
+    assert check_changes(OLD, dict(OLD), set()) == {}
+
+
+def test_other_changed_settings_are_refused_by_name():
+    new = {**OLD, "trainer.gamma": 0.9, "seed": 2, "trainer.total_iterations": 20}
+    del new["log.wandb"]
+    with pytest.raises(ResumeError) as refused:
+        check_changes(OLD, new, {"trainer.total_iterations"})
+    lines = str(refused.value).splitlines()
+    assert lines[1:4] == ["  log.wandb: False -> absent", "  seed: 1 -> 2", "  trainer.gamma: 0.99 -> 0.9"]
+    assert "trainer.total_iterations" in lines[4]
