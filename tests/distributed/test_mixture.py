@@ -22,7 +22,17 @@ from millpond.trainers.mixture import measures as mixture_measures
 from millpond.trainers.mixture import trainer as module
 from millpond.trainers.mixture.ranks import refresh_together
 from millpond.trainers.mixture.trainer import MixtureTrainer
-from tests.support.mixture_runs import LIVE, SMALL, assert_same_run, finish, records, start, watch, water, weights
+from tests.support.mixture_runs import (
+    LIVE,
+    SMALL,
+    assert_same_run,
+    finish,
+    lake_contents,
+    records,
+    start,
+    watch,
+    weights,
+)
 from tests.support.rank_processes import run_ranks, run_torchrun, start_and_signal
 
 # Name -> what differs from `SMALL`, whose two agents have a rank each.
@@ -128,7 +138,7 @@ def test_two_ranks_are_the_mixture_of_one_process(
     torch.set_num_threads(1)
     alone = finish(start(tmp_path, name, MIXTURES[name]))
     torch.set_num_threads(threads)
-    assert water(two[0] / name) == water(tmp_path / name)  # agent by agent, all rounds of it
+    assert lake_contents(two[0] / name) == lake_contents(tmp_path / name)  # agent by agent, all rounds of it
     assert alone.big is not None
     first, second = (tree_from_bytes(found[name], name) for found in two[1])
     close(first, alone.big.state_dict())  # network, target, optimiser, sampler, what was replayed

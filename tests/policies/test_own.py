@@ -85,7 +85,7 @@ def test_a_custom_policy_is_called_with_the_parts_of_an_observation() -> None:
     policy.update_normalizer(stored[:, 0], None)
     unrolled = policy.unroll(stored, state, torch.zeros(5, 6, dtype=torch.bool), action)
     batches = [(5,), (1,), (5,), (5,), (5, 6)]
-    assert policy.policy.shown == [
+    assert policy.policy.observed == [
         {"kind": (torch.uint8, (*batch, 3)), "speed": (torch.float32, (*batch, 1))} for batch in batches
     ]
     unrolled.log_prob.sum().backward()

@@ -1,4 +1,4 @@
-"""Small envs of the tests' own, good and bad, to bring in by dotted path."""
+"""Small custom envs, correct and faulty, that tests load by dotted path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 
 
 class Counter(gymnasium.Env[Any, Any]):
-    """Shows how many steps were taken and a random offset; terminates at 5, or truncates where asked."""
+    """Shows how many steps were taken and a random offset; terminates at 5, or truncates if asked to."""
 
     observation_space = spaces.Dict(
         {
@@ -52,7 +52,7 @@ class Counter(gymnasium.Env[Any, Any]):
 
 
 class Masked(gymnasium.Env[Any, Any]):
-    """Gives its mask by a method; only action 2 is allowed."""
+    """Returns its mask from a method; only action 2 is valid."""
 
     observation_space = spaces.Box(0, 255, (10, 12, 3), np.uint8)
     action_space = spaces.Discrete(4, start=10)
@@ -261,7 +261,7 @@ def make_nothing() -> object:
 
 
 class NoRender(gymnasium.Env[Any, Any]):
-    """Ends after seven steps; wins where action 1 was taken last. It cannot draw."""
+    """Ends after seven steps; wins if the last action was 1. It has no render()."""
 
     observation_space = spaces.Box(0, 10, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -282,7 +282,7 @@ class NoRender(gymnasium.Env[Any, Any]):
 
 
 class Outcomes(NoRender):
-    """Reports what envs report: outcomes on every step, numbers on every step, and numbers at the end only."""
+    """Reports outcomes on every step, numbers on every step, and numbers at the end of an episode only."""
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         shown, reward, terminated, truncated, _ = super().step(action)
@@ -301,7 +301,7 @@ class RaisingRender(NoRender):
 
 
 class Bar(NoRender):
-    """Draws a bar as long as the clock, in the mode `rgb_array` only."""
+    """Draws a bar as long as the number of steps, in the mode `rgb_array` only."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 

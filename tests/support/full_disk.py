@@ -1,4 +1,4 @@
-"""Train on a disk that fills up, then make room and resume. Prints what was seen as JSON.
+"""Train on a disk that fills up, then make room and resume. Prints the state after each as JSON.
 
 python -m tests.support.full_disk tmpfs FOLDER     on a small tmpfs, in a mount namespace of its own (needs root)
 python -m tests.support.full_disk limit FOLDER     with a limit on the size of files

@@ -1,4 +1,4 @@
-"""The grid environment's rules written plainly, one env at a time, to hold the compiled ones against."""
+"""The rules of the grid environment in plain Python, one env at a time: the reference for the compiled ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = {1: (-1, 0), 2: (1, 0), 3: (0, -1), 4: (0, 1)}
 
 
 class ReferenceEnv:
-    """Takes over an env of an environment as it is, and goes on by itself until the episode's end."""
+    """Copies the state of one env of a batch, and steps it independently until the end of the episode."""
 
     def __init__(self, env_batch: GridEnvs, env: int) -> None:
         self.options: GridOptions = env_batch.options
@@ -75,18 +75,18 @@ class ReferenceEnv:
         row, column = self.agents[agent]
         around = range(-reach, reach + 1)
         window = [self.at(row + down, column + right) for down in around for right in around]
-        return np.array([*window, *(min(kept, self.options.capacity) for kept in self.inventory[agent])], np.uint8)
+        return np.array([*window, *(min(count, self.options.capacity) for count in self.inventory[agent])], np.uint8)
 
     def reachable(self) -> bool:
-        """Whether free cells and agents hang together, and every object has one of them beside it."""
-        standing = {(r, c) for r, c in zip(*np.nonzero((self.cells == EMPTY) | (self.cells == AGENT)), strict=True)}
-        found, todo = set(), [self.agents[0]]
+        """Return True if free cells and agents are connected, and every object has one of them next to it."""
+        free = {(r, c) for r, c in zip(*np.nonzero((self.cells == EMPTY) | (self.cells == AGENT)), strict=True)}
+        reached, todo = set(), [self.agents[0]]
         while todo:
             place = todo.pop()
-            if place in found or place not in standing:
+            if place in reached or place not in free:
                 continue
-            found.add(place)
+            reached.add(place)
             todo += [(place[0] + down, place[1] + right) for down, right in STEPS.values()]
         objects = zip(*np.nonzero((self.cells >= MINE) & (self.cells <= ALTAR)), strict=True)
-        beside = all(any((r + down, c + right) in found for down, right in STEPS.values()) for r, c in objects)
-        return found == standing and beside
+        beside = all(any((r + down, c + right) in reached for down, right in STEPS.values()) for r, c in objects)
+        return reached == free and beside

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from millpond.replay import Lake
-from tests.support.naive_lake import FRAME, NaiveLake, shown
+from tests.support.naive_lake import FRAME, NaiveLake, numbers_of
 
 LANES = 3
 
@@ -65,7 +65,7 @@ def assert_holds(folder: Path, commits: int) -> None:
         expected = {step.number: step for lane in naive.lanes.values() for step in lane}
         assert sorted(steps["id"].tolist()) == sorted(expected)
         assert all(float(r["reward"]) == expected[int(r["id"])].reward for r in steps)
-        assert shown(frames["observation"][0][records[0]["flags"] & 8 == 0]) == steps["id"].tolist()
+        assert numbers_of(frames["observation"][0][records[0]["flags"] & 8 == 0]) == steps["id"].tolist()
         assert lake.transitions(2) == len(naive.transitions(stack=2, n_step=1, gamma=1.0, repeat=False))
 
 

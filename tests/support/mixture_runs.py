@@ -75,7 +75,7 @@ def weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {part: dict(tensors) for part, tensors in found.weights.items()}
 
 
-def water(folder: Path) -> dict[str, list[bytes]]:
+def lake_contents(folder: Path) -> dict[str, list[bytes]]:
     """Everything in the lake but the time at which it was written, in the order in which it is drawn."""
     found = {}
     with Lake(folder / "lake") as lake:
@@ -99,7 +99,7 @@ def assert_same_run(one: Path, other: Path) -> None:
             assert torch.equal(tensor, second[part][name]), (part, name)
     assert records(one) == records(other)
     if (one / "lake").exists():
-        assert water(one) == water(other)
+        assert lake_contents(one) == lake_contents(other)
         assert verify(other / "lake").good
 
 

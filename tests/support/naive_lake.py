@@ -1,6 +1,6 @@
-"""A lake of plain Python lists, slow and obvious: what the real one is compared with.
+"""A lake of plain Python lists, slow and obvious, as the reference for the real one.
 
-Every observation is a number; the arrays that are stored are made from it, so that each is recognised.
+Every observation has a number; the stored arrays are made from it, so that each can be identified.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ SCHEMAS = {"frame": FRAME, "vector": VECTOR, "mixed": MIXED}
 
 
 def digits(number: int) -> tuple[int, int, int]:
-    """A number in base 100, so that even one byte an element holds it."""
+    """Return a number in base 100, so that one byte per element holds it."""
     assert number < 1_000_000
     return number // 10_000, number // 100 % 100, number % 100
 
 
-def shown(frames: np.ndarray[Any, Any]) -> list[int]:
-    """The numbers that frames `[n, ...]` show."""
+def numbers_of(frames: np.ndarray[Any, Any]) -> list[int]:
+    """Return the numbers of frames `[n, ...]`."""
     flat = frames.reshape(len(frames), -1)[:, :3].astype(np.int64)
     return (flat @ np.array([10_000, 100, 1])).tolist()
 
 
 @cache
-def picture(number: int, spec: Field) -> np.ndarray[Any, Any]:
-    """An array that shows a number: its digits in the first elements, then something that compresses in part."""
+def array_of(number: int, spec: Field) -> np.ndarray[Any, Any]:
+    """Return the array of a number: its digits in the first elements, then values that compress partly."""
     rng = np.random.default_rng([number, len(spec.name)])
     array = np.zeros(spec.shape, spec.dtype).reshape(-1)
     array[:] = rng.integers(0, 100, array.size) if number % 3 == 0 else number % 100
@@ -48,11 +48,11 @@ def picture(number: int, spec: Field) -> np.ndarray[Any, Any]:
 
 
 def observation(numbers: Any, schema: Schema) -> Any:
-    """Arrays of observations with these numbers; number None is zeros."""
+    """Return arrays of observations with these numbers; None is zeros."""
     numbers = np.asarray(numbers, dtype=object)
     fields = {}
     for spec in schema.observation:
-        flat = [np.zeros(spec.shape, spec.dtype) if n is None else picture(n, spec) for n in numbers.reshape(-1)]
+        flat = [np.zeros(spec.shape, spec.dtype) if n is None else array_of(n, spec) for n in numbers.reshape(-1)]
         fields[spec.name] = np.array(flat, spec.dtype).reshape(*numbers.shape, *spec.shape)
     return fields["observation"] if schema.single else fields
 
@@ -70,7 +70,7 @@ class Step:
 
 @dataclass
 class Expected:
-    """A transition as it should be returned."""
+    """A transition as the lake must return it."""
 
     stack: list[int | None]
     next_stack: list[int | None]
@@ -90,7 +90,7 @@ class NaiveLake:
     def generate(
         self, stream: str, lanes: int, count: int, rng: np.random.Generator, schema: Schema, *, fresh: bool, ends: float
     ) -> Steps:
-        """Random steps for an append, which this lake keeps as well."""
+        """Return random steps for an append, after storing them in this lake."""
         shape = (count, lanes)
         ended = rng.random(shape) < ends
         kind = rng.integers(0, 3, shape)  # terminated, truncated, terminated with its final observation
@@ -122,14 +122,14 @@ class NaiveLake:
         )
 
     def transitions(self, *, stack: int, n_step: int, gamma: float, repeat: bool) -> dict[int, Expected]:
-        """All valid transitions, by the number of their first observation."""
-        found = {}
+        """Return all valid transitions by the number of their first observation."""
+        transitions = {}
         for steps in self.lanes.values():
             for i in range(len(steps)):
                 expected = self._transition(steps, i, stack, n_step, gamma, repeat)
                 if expected is not None:
-                    found[steps[i].number] = expected
-        return found
+                    transitions[steps[i].number] = expected
+        return transitions
 
     @staticmethod
     def _stack(steps: list[Step], i: int, width: int, repeat: bool) -> list[int | None]:
@@ -155,8 +155,8 @@ class NaiveLake:
             if i + k + 1 >= len(steps) or steps[i + k + 1].first:
                 return None
         last = steps[i + taken - 1]
-        behind = last.final if last.terminated or last.truncated else steps[i + taken].number
-        next_stack = [*self._stack(steps, i + taken - 1, stack, repeat)[1:], behind]
+        next_number = last.final if last.terminated or last.truncated else steps[i + taken].number
+        next_stack = [*self._stack(steps, i + taken - 1, stack, repeat)[1:], next_number]
         if repeat and stack > 1 and self._stack(steps, i + taken - 1, stack - 1, True) != next_stack[:-1]:
             raise AssertionError("two ways to the same stack differ")
         discount = 0.0 if last.terminated else gamma**taken
@@ -167,14 +167,14 @@ class NaiveLake:
 
 
 def assert_transition(batch: Any, i: int, expected: Expected, schema: Schema, *, stacked: bool) -> None:
-    """Compare one transition of a batch with what it should be, byte for byte."""
+    """Compare one transition of a batch with the expected one, byte for byte."""
     for name, numbers in (("observation", expected.stack), ("next_observation", expected.next_stack)):
-        want = observation(numbers, schema)
-        got = getattr(batch, name)
+        expected_fields = observation(numbers, schema)
+        fields = getattr(batch, name)
         for spec in schema.observation:
-            wanted = want if schema.single else want[spec.name]
-            found = np.asarray(got if schema.single else got[spec.name])[i]
-            np.testing.assert_array_equal(found, wanted if stacked else wanted[-1], err_msg=f"{name} {spec.name}")
+            array = expected_fields if schema.single else expected_fields[spec.name]
+            sampled = np.asarray(fields if schema.single else fields[spec.name])[i]
+            np.testing.assert_array_equal(sampled, array if stacked else array[-1], err_msg=f"{name} {spec.name}")
     assert np.all(np.asarray(batch.action[i]) == expected.action)
     assert float(batch.reward[i]) == np.float32(expected.reward)
     assert bool(batch.terminated[i]) is expected.terminated

@@ -1,4 +1,4 @@
-"""A custom policy of the tests' own for observations of several parts."""
+"""A custom policy for observations of several parts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from millpond.policies import Act, Unrolled
 
 
 class Parts(nn.Module):
-    """Without memory; reads a Dict of `speed` (a float) and `kind` (three flags), and keeps what it was shown."""
+    """Without memory; reads a Dict of `speed` (a float) and `kind` (three flags), and records the observations that it gets."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 3)
-        self.shown: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]] = []
+        self.observed: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]] = []
 
     def forward(self, observation: dict[str, torch.Tensor]) -> tuple[Categorical, torch.Tensor]:
-        self.shown.append({name: (part.dtype, tuple(part.shape)) for name, part in observation.items()})
+        self.observed.append({name: (part.dtype, tuple(part.shape)) for name, part in observation.items()})
         out = self.layer(torch.cat([observation["speed"], observation["kind"].float()], -1))
         return Categorical(logits=out[..., :-1]), out[..., -1]
 
@@ -48,9 +48,9 @@ class Parts(nn.Module):
         self(observation)
 
 
-MADE: list[Parts] = []  # by `build_policy`, oldest first
+BUILT: list[Parts] = []  # by `build_policy`, oldest first
 
 
 def build_policy(observation: ObservationSpec, action: ActionSpec, **settings: object) -> Parts:
-    MADE.append(Parts())
-    return MADE[-1]
+    BUILT.append(Parts())
+    return BUILT[-1]

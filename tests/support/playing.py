@@ -1,4 +1,4 @@
-"""Plays a vector with actions that depend on env, agent and time alone, and writes down everything it shows."""
+"""Plays a vector with actions that depend on env, agent and time alone, and records everything it returns."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import numpy.typing as npt
 from millpond.vector import Batch, Turns, Vector
 from tests.support.vector_envs import ENV_STEPS
 
-SHOWN = ("observation", "reward", "terminated", "truncated", "alive", "action_mask", "restarted")
+RECORDED = ("observation", "reward", "terminated", "truncated", "alive", "action_mask", "restarted")
 
 
 @dataclass
-class Diary:
-    """What each env showed, step by step: env -> list of tuples of arrays."""
+class Trajectories:
+    """Everything that each env returned, step by step: env -> list of tuples of arrays."""
 
     steps: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
     episodes: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
 
-    def write(self, batch: Batch) -> None:
+    def record(self, batch: Batch) -> None:
         for env in range(batch.first, batch.last):
             row = env - batch.first
-            shown = [getattr(batch, name)[row].copy() for name in SHOWN]
+            values = [getattr(batch, name)[row].copy() for name in RECORDED]
             ended = batch.terminated[row, 0] or batch.truncated[row, 0]
             final = batch.final_observation[row].copy() if ended else None
-            self.steps.setdefault(env, []).append((batch.stepped, final, *shown))
+            self.steps.setdefault(env, []).append((batch.stepped, final, *values))
         for episode in batch.episodes:
             self.episodes.setdefault(episode.env, []).append((episode.returns, episode.length, episode.info))
 
-    def same_as(self, other: Diary) -> None:
+    def assert_equal(self, other: Trajectories) -> None:
         assert self.steps.keys() == other.steps.keys()
         for env, steps in self.steps.items():
             assert len(steps) == len(other.steps[env])
@@ -42,20 +42,20 @@ class Diary:
 
 
 def act(batch: Batch) -> npt.NDArray[np.int64]:
-    """A function of the env and of the steps it has taken."""
+    """Return actions that are a function of the env and of its number of steps."""
     env = np.arange(batch.first, batch.last)[:, None]
     return (env * 7 + batch.observation[:, :, ENV_STEPS] * 3 + np.arange(batch.action.shape[1])) % 1000
 
 
-def play(turns: Vector | Turns, env_steps: int, diary: Diary | None = None) -> Diary:
-    """A round: so many steps of every env, then rest."""
-    diary = diary or Diary()
+def play(turns: Vector | Turns, env_steps: int, trajectories: Trajectories | None = None) -> Trajectories:
+    """Take so many steps of every env, then rest."""
+    trajectories = trajectories or Trajectories()
     for _ in range(env_steps):
         for _ in range(len(turns)):
             batch = turns.recv()
-            diary.write(batch)
+            trajectories.record(batch)
             turns.send(act(batch))
     for _ in range(len(turns)):
-        diary.write(turns.recv())
+        trajectories.record(turns.recv())
     turns.rest()
-    return diary
+    return trajectories

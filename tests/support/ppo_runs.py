@@ -75,7 +75,7 @@ SHORT_RECALL = {
 }
 
 
-def trained(recipe: str, root: Path, **changes: Any) -> PPOTrainer:
+def train_recipe(recipe: str, root: Path, **changes: Any) -> PPOTrainer:
     loaded = load(RECIPES / f"{recipe}.yaml", {"run_dir": str(root), "log.tensorboard": False, **changes})
     trainer = PPOTrainer(loaded, start_run(loaded, "pond"))
     try:

@@ -1,4 +1,4 @@
-"""Real ranks for tests: processes that find each other as torchrun's do."""
+"""Real ranks for tests: processes that connect as those of torchrun do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millpond.store import Checkpoints
 
 
 def run_ranks(count: int, work: Callable[..., Any], *arguments: Any, timeout: timedelta = TIMEOUT) -> list[Any]:
-    """work(ranks, *arguments) in `count` processes; what each returned, in their order."""
+    """Run work(ranks, *arguments) in `count` processes and return their results, in order of rank."""
     context = get_context("spawn")
     answers: Any = context.SimpleQueue()
     with socket.socket() as free:
@@ -32,13 +32,13 @@ def run_ranks(count: int, work: Callable[..., Any], *arguments: Any, timeout: ti
     ]
     for process in processes:
         process.start()
-    found = dict(answers.get() for _ in processes)
+    results = dict(answers.get() for _ in processes)
     for process in processes:
         process.join()
-    for answer in found.values():
+    for answer in results.values():
         if isinstance(answer, Exception):
             raise answer
-    return [found[rank] for rank in range(count)]
+    return [results[rank] for rank in range(count)]
 
 
 def _rank(
@@ -65,7 +65,7 @@ def _rank(
 
 
 def torchrun(count: int, *arguments: str) -> list[str]:
-    """The real command. `--` is for torchrun, which would take `--run` for an option of its own."""
+    """Return the real command. `--` keeps torchrun from reading `--run` as one of its options."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     return [*launcher, "-m", "--", "millpond", "train", *arguments]
 
@@ -78,7 +78,7 @@ def run_torchrun(folder: Path, count: int, *arguments: str) -> subprocess.Comple
 
 
 def rank_process(launcher: int, rank: int) -> int:
-    """The process of a rank, among the children of torchrun."""
+    """Return the process id of a rank, among the children of torchrun."""
     for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
         if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
             return int(child)
@@ -88,7 +88,10 @@ def rank_process(launcher: int, rank: int) -> int:
 def start_and_signal(
     root: Path, name: str, arguments: Sequence[str], rank: int | None, number: signal.Signals
 ) -> tuple[int, str, str, int]:
-    """Start a run, send a signal to a rank (or to torchrun) after three checkpoints; code, outputs, and who it was."""
+    """Start a run and send a signal to a rank, or to torchrun, after three checkpoints.
+
+    Returns the exit code, both outputs, and the process that was signalled.
+    """
     process = subprocess.Popen(
         torchrun(2, *arguments), cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

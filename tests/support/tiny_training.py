@@ -91,7 +91,7 @@ def train(
     return run
 
 
-def die_as_told():
+def die_as_configured():
     if "DIE" not in os.environ:
         return
     when, name, file, number = os.environ["DIE"].split()
@@ -114,7 +114,7 @@ def die_as_told():
 
 
 if __name__ == "__main__":
-    die_as_told()
+    die_as_configured()
     train(
         Path(sys.argv[1]), resume="--resume" in sys.argv, report=print, batch_sleep=float(os.environ.get("SLEEP", "0"))
     )

@@ -20,7 +20,7 @@ def child(root, resume, die, batch_sleep, output, connection):
             os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), stream)
     if die is not None:
         os.environ["DIE"] = die
-        tiny_training.die_as_told()
+        tiny_training.die_as_configured()
     tiny_training.train(root, resume=resume, report=connection.send, batch_sleep=batch_sleep)
 
 

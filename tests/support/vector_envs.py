@@ -1,4 +1,4 @@
-"""Small environments for the tests. Workers import this module, so it must not import torch, nor pytest."""
+"""Small environments for tests of the vector. Workers import this module, so it must import neither torch nor pytest."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def counting_spec(**changes: Any) -> EnvSpec:
 
 
 class CountingEnvs:
-    """Says in its observation which env and agent it is of, how often it was stepped, and what it was told.
+    """Observations contain the env, the agent, the number of steps and the last action.
 
-    Episodes end after a random number of steps, by termination or truncation, drawn from the env's own generator.
+    Episodes end after a random number of steps, by termination or truncation, drawn from the generator of the env.
     """
 
     def __init__(self, num_envs: int, buffers: Buffers, first_env: int, spec: EnvSpec | None = None) -> None:
@@ -141,7 +141,7 @@ def counting(num_envs: int, buffers: Buffers, first_env: int) -> CountingEnvs:
 
 
 class WholeEnvs(CountingEnvs):
-    """Cannot step a part of its envs."""
+    """Can only step all its envs at once."""
 
     def step(self, first: int, last: int) -> None:
         assert (first, last) == (0, self.num_envs)
@@ -153,7 +153,7 @@ def whole(num_envs: int, buffers: Buffers, first_env: int) -> WholeEnvs:
 
 
 class FaultyEnvs(CountingEnvs):
-    """Does something bad when an env is told to: the action says what."""
+    """Fails in the way that the action asks for."""
 
     FINE = 0
     RAISE, KILL, HANG, EXIT, SEGFAULT, GIVE_UP = range(1001, 1007)  # actions that no player takes by chance
@@ -185,7 +185,7 @@ def faulty(num_envs: int, buffers: Buffers, first_env: int) -> FaultyEnvs:
 
 
 class UnwatchedEnvs(FaultyEnvs):
-    """Does not tell which env it is busy with."""
+    """Does not report which env it is stepping."""
 
     watch = None  # type: ignore[assignment]
 
@@ -195,23 +195,23 @@ def unwatched(num_envs: int, buffers: Buffers, first_env: int) -> UnwatchedEnvs:
 
 
 class ModuleEnvs(CountingEnvs):
-    """Says whether torch is loaded where it lives."""
+    """Reports whether torch is imported in its process."""
 
     def show(self, place: npt.NDArray[Any], env: int, final: int) -> None:
         super().show(place, env, final)
         place[env, :, TORCH] = "torch" in sys.modules
 
 
-class TellingEnvs(CountingEnvs):
-    """Tells the process that it is in, where others tell of torch."""
+class ProcessIdEnvs(CountingEnvs):
+    """Reports the id of its process in the place of the flag for torch."""
 
     def show(self, place: npt.NDArray[Any], env: int, final: int) -> None:
         super().show(place, env, final)
         place[env, :, TORCH] = os.getpid()
 
 
-def telling(num_envs: int, buffers: Buffers, first_env: int) -> TellingEnvs:
-    return TellingEnvs(num_envs, buffers, first_env)
+def process_ids(num_envs: int, buffers: Buffers, first_env: int) -> ProcessIdEnvs:
+    return ProcessIdEnvs(num_envs, buffers, first_env)
 
 
 def modules(num_envs: int, buffers: Buffers, first_env: int) -> ModuleEnvs:
@@ -219,7 +219,7 @@ def modules(num_envs: int, buffers: Buffers, first_env: int) -> ModuleEnvs:
 
 
 class CutOffEnvs(CountingEnvs):
-    """Reports the episodes that a reset, or a state from elsewhere, cut off, as some environments do."""
+    """Reports the episodes that a reset or a loaded state cut off, as some environments do."""
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
         super().reset(seeds)
@@ -235,7 +235,7 @@ def cut_off(num_envs: int, buffers: Buffers, first_env: int) -> CutOffEnvs:
 
 
 class SleepingEnvs(CountingEnvs):
-    """A step takes 5 ms, however many envs."""
+    """A step takes 5 ms, whatever the number of envs."""
 
     def step(self, first: int, last: int) -> None:
         time.sleep(0.005)

@@ -118,7 +118,7 @@ def test_the_pages_own_policy_without_memory_trains_whatever_the_core(
 def test_a_custom_policy_sees_the_parts_in_training_evaluation_and_when_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = len(importlib.import_module("tests.support.parts_policy").MADE)
+    count = len(importlib.import_module("tests.support.parts_policy").BUILT)
     target = {"policy.target": "tests.support.parts_policy:build_policy", "env.options": {"shown": "seven bytes"}}
     run = train(tmp_path, f"{OWN}:make_strange", target)
     policy = millpond.load(run)
@@ -128,16 +128,16 @@ def test_a_custom_policy_sees_the_parts_in_training_evaluation_and_when_loaded(
     stored[:, :3], stored[:, 4:] = kind, speed.view(np.uint8)
     assert torch.equal(by_part, policy.act(stored)[0])
     evaluate_run(str(run), episodes=2)
-    made = sys.modules["tests.support.parts_policy"].MADE[count:]
+    made = sys.modules["tests.support.parts_policy"].BUILT[count:]
     used = [
-        parts for parts in made if parts.shown
+        parts for parts in made if parts.observed
     ]  # the report makes one, too, before it finds that nothing can be drawn
     trained = used[0]
     assert len(used) >= 3  # for training, loading and evaluating
-    lead = {len(shapes["kind"][1]) for shapes in trained.shown}
+    lead = {len(shapes["kind"][1]) for shapes in trained.observed}
     assert lead == {2, 3}  # acting and valuing [B, 3], unrolling [B, T, 3]
     for parts in used:
-        assert all((one["kind"][0], one["speed"][0]) == (torch.uint8, torch.float32) for one in parts.shown)
+        assert all((one["kind"][0], one["speed"][0]) == (torch.uint8, torch.float32) for one in parts.observed)
 
 
 def test_observations_that_a_loaded_policy_cannot_take_are_refused_with_what_it_takes(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from millpond.config import load
-from tests.support.ppo_runs import RECIPES, SHORT_RECALL, trained
+from tests.support.ppo_runs import RECIPES, SHORT_RECALL, train_recipe
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 def test_only_memory_recalls(tmp_path: Path, core: str) -> None:
     """A cue among four, asked for 3 to 7 steps later."""
-    evaluation = trained("recall", tmp_path, **SHORT_RECALL, **{"policy.core": core}).final_evaluation
+    evaluation = train_recipe("recall", tmp_path, **SHORT_RECALL, **{"policy.core": core}).final_evaluation
     assert evaluation is not None
     right = evaluation.metrics()["eval/env/correct"]
     assert right == evaluation.mean
@@ -31,7 +31,7 @@ def test_only_memory_recalls(tmp_path: Path, core: str) -> None:
 def value_error(root: Path, **changes: Any) -> float:
     """How far the learned value of the one state is from the true one, 1 / (1 - gamma)."""
     size = {"ppo.gamma": 0.9, "trainer.total_timesteps": 25_600, "checkpoint.interval": None}
-    trainer = trained("truncation", root, **size, **changes)
+    trainer = train_recipe("truncation", root, **size, **changes)
     value = float(trainer.policy.value(torch.ones(1, 1), trainer.policy.initial_state(1)))
     return abs(value - 10.0) / 10.0
 
@@ -55,7 +55,7 @@ def test_large_returns_drown_actions_where_the_value_trains_the_core(tmp_path: P
         "eval.interval": None,
         "eval.episodes": 50,
     }
-    evaluation = trained(recipe, tmp_path, **changes).final_evaluation
+    evaluation = train_recipe(recipe, tmp_path, **changes).final_evaluation
     assert evaluation is not None
     assert evaluation.mean < 60 if value_trains_core else evaluation.mean > 100
 

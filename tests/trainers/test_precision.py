@@ -17,7 +17,7 @@ from millpond.trainers.common.session import start_run
 from millpond.trainers.ppo.micro_batch import Estimate
 from millpond.trainers.ppo.trainer import PPOTrainer
 from millpond.trainers.ppo.update import train_minibatch
-from tests.support.ppo_runs import SHORT_RECALL, SMALL, trained
+from tests.support.ppo_runs import SHORT_RECALL, SMALL, train_recipe
 
 
 @dataclass
@@ -126,7 +126,7 @@ def test_rows_of_a_bfloat16_run_are_on_policy(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.bfloat16
 def test_bfloat16_learns_to_recall(tmp_path: Path) -> None:
-    evaluation = trained("recall", tmp_path, **SHORT_RECALL, **{"trainer.precision": "bfloat16"}).final_evaluation
+    evaluation = train_recipe("recall", tmp_path, **SHORT_RECALL, **{"trainer.precision": "bfloat16"}).final_evaluation
     assert evaluation is not None
     assert evaluation.mean >= 0.95
 
@@ -135,6 +135,6 @@ def test_bfloat16_learns_to_recall(tmp_path: Path) -> None:
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 def test_a_compiled_policy_learns_to_recall(tmp_path: Path, core: str) -> None:
     settings = {**SHORT_RECALL, "trainer.compile": True, "policy.core": core}
-    evaluation = trained("recall", tmp_path, **settings).final_evaluation
+    evaluation = train_recipe("recall", tmp_path, **settings).final_evaluation
     assert evaluation is not None
     assert evaluation.mean >= 0.95

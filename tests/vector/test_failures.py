@@ -216,12 +216,12 @@ def test_others_do_not_notice_a_restart(system: str) -> None:
         expected = play(vector, 6)
         vector.reset(7)
         os.kill(vector.pids[1], signal.SIGKILL)
-        diary = play(vector, 6)
+        trajectories = play(vector, 6)
     for env in (0, 1, 4, 5):
-        for here, there in zip(diary.steps[env], expected.steps[env], strict=True):
+        for here, there in zip(trajectories.steps[env], expected.steps[env], strict=True):
             np.testing.assert_array_equal(here[2], there[2])
     for env in OF_WORKER_1:
-        assert [bool(step[-1]) for step in diary.steps[env]].count(True) == 1
+        assert [bool(step[-1]) for step in trajectories.steps[env]].count(True) == 1
 
 
 def test_a_worker_killed_while_its_batches_are_held(system: str) -> None:
@@ -321,11 +321,11 @@ def test_the_nursery_is_killed() -> None:
         pids = vector.pids
         os.kill(pids[-1], signal.SIGKILL)
         wait_until_gone(pids[:-1])
-        diary = play(vector, 3)
+        trajectories = play(vector, 3)
         assert not set(pids) & set(vector.pids)
         assert len(vector.pids) == 3
     for env in range(8):
-        assert any(step[-1] for step in diary.steps[env])
+        assert any(step[-1] for step in trajectories.steps[env])
 
 
 def test_envs_that_crash_again_and_again_stop_the_run() -> None:

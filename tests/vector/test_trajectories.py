@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from millpond.vector import VectorError, env_seed, env_seeds, make_vector
-from tests.support.playing import Diary, play
+from tests.support.playing import Trajectories, play
 from tests.support.vector_envs import EPISODE, SEED, counting, counting_spec, whole
 
 NUM_ENVS = 12
@@ -29,14 +29,14 @@ MAKERS = [
 
 
 @functools.cache
-def expected() -> Diary:
+def expected() -> Trajectories:
     """Each env alone in a vector of its own kind of order: one group, inline, and two rounds."""
     with make_vector(counting_spec(), counting, num_envs=NUM_ENVS, groups=2, backend="inline") as vector:
         vector.reset(11)
-        diary = play(vector, 10)
-        play(vector.part(9, 7), 5, diary)
-        play(vector.part(3, 8), 2, diary)
-        return play(vector, 4, diary)
+        trajectories = play(vector, 10)
+        play(vector.part(9, 7), 5, trajectories)
+        play(vector.part(3, 8), 2, trajectories)
+        return play(vector, 4, trajectories)
 
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: "-".join(map(str, maker.values())))
@@ -44,13 +44,13 @@ def test_every_backend_shows_the_same(maker: dict[str, Any]) -> None:
     spec = counting_spec(native_vector=True, releases_gil=True)
     with make_vector(spec, counting, num_envs=NUM_ENVS, **maker) as vector:
         vector.reset(11)
-        diary = play(vector, 10)
-        play(vector.part(9, 7), 5, diary)
-        play(vector.part(3, 8), 2, diary)
-        play(vector, 4, diary)
-    diary.same_as(expected())
-    assert any(step[2][0, EPISODE] > 0 for step in diary.steps[0])  # there were resets inside
-    assert sum(map(len, diary.episodes.values())) > NUM_ENVS
+        trajectories = play(vector, 10)
+        play(vector.part(9, 7), 5, trajectories)
+        play(vector.part(3, 8), 2, trajectories)
+        play(vector, 4, trajectories)
+    trajectories.assert_equal(expected())
+    assert any(step[2][0, EPISODE] > 0 for step in trajectories.steps[0])  # there were resets inside
+    assert sum(map(len, trajectories.episodes.values())) > NUM_ENVS
 
 
 def test_an_env_of_its_own_shows_the_same() -> None:
@@ -86,10 +86,10 @@ def test_reset_starts_over_in_the_middle_of_anything() -> None:
         part.send(np.zeros((4, 2), np.int64))  # in the air
         vector.reset(11)
         assert (vector.env_steps == 0).all()
-        diary = play(vector, 10)
-        play(vector.part(9, 7), 5, diary)
-        play(vector.part(3, 8), 2, diary)
-        play(vector, 4, diary).same_as(expected())
+        trajectories = play(vector, 10)
+        play(vector.part(9, 7), 5, trajectories)
+        play(vector.part(3, 8), 2, trajectories)
+        play(vector, 4, trajectories).assert_equal(expected())
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
@@ -105,8 +105,8 @@ def test_envs_that_step_only_as_a_whole() -> None:
     spec = counting_spec(partial_step=False)
     with make_vector(spec, whole, num_envs=12, groups=2, num_workers=2, backend="processes") as vector:
         vector.reset(11)
-        diary = play(vector, 10)
-        for env, steps in diary.steps.items():
+        trajectories = play(vector, 10)
+        for env, steps in trajectories.steps.items():
             for here, there in zip(steps, expected().steps[env], strict=False):
                 np.testing.assert_array_equal(here[2], there[2])
         with pytest.raises(VectorError, match=r"partial_step is false.*begin at env 0, 3, 6, 9 and have 3 envs"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from millpond.vector import Vector, VectorError, make_vector
-from tests.support.playing import Diary, act, play
+from tests.support.playing import Trajectories, act, play
 from tests.support.vector_envs import counting, counting_spec, cut_off
 
 BACKENDS: list[dict[str, Any]] = [
@@ -22,9 +22,9 @@ def make(**options: Any) -> Vector:
     return make_vector(counting_spec(), counting, num_envs=12, **options)
 
 
-def turn(vector: Vector, diary: Diary) -> None:
+def turn(vector: Vector, trajectories: Trajectories) -> None:
     batch = vector.recv()
-    diary.write(batch)
+    trajectories.record(batch)
     vector.send(act(batch))
 
 
@@ -36,30 +36,30 @@ def test_going_on_from_a_state_repeats(options: dict[str, Any], moment: str) -> 
         play(vector, 7)
         if moment != "rest":
             for _ in range(5):
-                turn(vector, Diary())
+                turn(vector, Trajectories())
         if moment == "held":
             vector.recv()
         state = vector.save_state()
         assert all(isinstance(array, np.ndarray) and array.dtype != object for array in state.values())
         kept = {name: array.copy() for name, array in state.items()}
 
-        def go_on(vector: Vector) -> Diary:
-            diary = Diary()
+        def go_on(vector: Vector) -> Trajectories:
+            trajectories = Trajectories()
             if moment == "held":
                 vector.send(np.full((6, 2), 3))
             for _ in range(9):
-                turn(vector, diary)
-            return diary
+                turn(vector, trajectories)
+            return trajectories
 
         expected = go_on(vector)
         for name, array in state.items():
             np.testing.assert_array_equal(array, kept[name])  # a copy, not a view of what lives on
         vector.load_state(state)  # into the vector it came from
-        go_on(vector).same_as(expected)
+        go_on(vector).assert_equal(expected)
         assert sum(map(len, expected.episodes.values())) > 5
     with make(**options) as vector:
         vector.load_state(state)  # into a new one, without a reset
-        go_on(vector).same_as(expected)
+        go_on(vector).assert_equal(expected)
 
 
 def test_episodes_that_nobody_has_received_are_in_the_state() -> None:
@@ -67,7 +67,7 @@ def test_episodes_that_nobody_has_received_are_in_the_state() -> None:
         vector.reset(4)
         waiting: list[list[Any]] = []
         while not any(waiting):
-            turn(vector, Diary())
+            turn(vector, Trajectories())
             state = vector.save_state()
             waiting = json.loads(state["episodes"].tobytes())
         other.load_state(state)
@@ -80,10 +80,10 @@ def test_episodes_that_were_cut_off_have_not_ended() -> None:
     with make_vector(counting_spec(), cut_off, num_envs=4, backend="inline") as vector:
         vector.reset(4)
         state = vector.save_state()
-        diary = play(vector, 5)
+        trajectories = play(vector, 5)
         vector.load_state(state)
-        play(vector, 5, diary)
-    lengths = [length for episodes in diary.episodes.values() for _, length, _ in episodes]
+        play(vector, 5, trajectories)
+    lengths = [length for episodes in trajectories.episodes.values() for _, length, _ in episodes]
     assert lengths
     assert min(lengths) > 0
 
@@ -99,7 +99,7 @@ def test_a_part_in_the_middle_cannot_be_saved() -> None:
         state = vector.save_state()
         expected = play(vector, 3)
         vector.load_state(state)
-        play(vector, 3).same_as(expected)
+        play(vector, 3).assert_equal(expected)
 
 
 def test_what_cannot_be_saved_says_so() -> None:

@@ -23,7 +23,7 @@ from tests.support.lake_crashes import (
     die_at_call,
     in_child,
 )
-from tests.support.naive_lake import FRAME, NaiveLake, shown
+from tests.support.naive_lake import FRAME, NaiveLake, numbers_of
 
 SEGMENT_BYTES = 30_000
 
@@ -128,7 +128,7 @@ def test_readers_follow_a_writer_in_another_process(tmp_path: Path) -> None:
                 seen = lake.reader("a").commits
                 if lake.transitions(2):
                     batch = lake.sample(64, rng, stack=2)
-                    assert shown(batch.observation[:, -1]) == batch.record["id"].tolist()
+                    assert numbers_of(batch.observation[:, -1]) == batch.record["id"].tolist()
         finally:
             os.kill(child, signal.SIGKILL)
             acknowledged_until_death(child, pipe)

@@ -19,7 +19,7 @@ import pytest
 
 from millpond.vector import Vector, VectorError, make_vector
 from tests.support.playing import act, play
-from tests.support.vector_envs import TORCH, counting, counting_spec, modules, telling
+from tests.support.vector_envs import TORCH, counting, counting_spec, modules, process_ids
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="worker processes as Linux has them; test_spawned.py is for other systems"
@@ -328,7 +328,7 @@ def counting_named(num_envs, buffers, first_env, spec):
 
 def test_the_trainer_steps_its_own_share() -> None:
     """Where an env steps can be seen by the process id that its environment tells."""
-    with make_vector(counting_spec(), telling, num_envs=20, backend="processes", trainer_share=0.25) as vector:
+    with make_vector(counting_spec(), process_ids, num_envs=20, backend="processes", trainer_share=0.25) as vector:
         vector.reset(0)
         play(vector, 2)
         own = [vector.recv().observation[:, 0, TORCH].copy() for _ in range(2)]

@@ -59,7 +59,7 @@ def test_trajectories_are_those_of_one_thread_and_no_file_is_left(trainer_share:
     with make_vector(counting_spec(), counting, num_envs=12, **options) as vector:  # type: ignore[arg-type]
         assert len(vector.pids) == 2
         vector.reset(11)
-        play(vector, 10).same_as(expected)
+        play(vector, 10).assert_equal(expected)
         pids = vector.pids
     assert all(map(is_gone, pids))
     assert list(tmp_path.iterdir()) == []
