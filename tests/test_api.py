@@ -1,4 +1,4 @@
-"""The Python interface, as a user would call it."""
+"""The Python interface, used as a reader of the docs would."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_plan_train_load_act(tmp_path: Path) -> None:
     assert state.shape[0] == 2
 
 
-def test_settings_come_in_every_form() -> None:
+def test_settings_may_be_keywords_mappings_or_overrides() -> None:
     config = {"extends": "grid", "trainer": {"num_envs": 128}}
     forms = [
         millpond.plan(config),
@@ -39,7 +39,7 @@ def test_settings_come_in_every_form() -> None:
         millpond.plan({"extends": "grid", "trainer": {"num_env": 128}})
 
 
-def test_acting_keeps_to_a_mask(tmp_path: Path) -> None:
+def test_acting_respects_the_action_mask(tmp_path: Path) -> None:
     run = millpond.train("grid", run_dir=str(tmp_path), preset="debug", run="pond")
     policy = millpond.load(run.folder)
     observation = np.zeros((5, *policy.spec.observation.shape), np.uint8)

@@ -1,4 +1,4 @@
-"""Compiled code that is kept on disk is not older than what it was compiled from."""
+"""Cached compiled code is never older than its sources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add(x):
 
 
 def run(folder: Path, *, kind: str = "compiled", addend: int = 1, amount: int = 100) -> tuple[int, int]:
-    """What the caller gives, and how often it was found on disk, in a process of its own."""
+    """Return the result of the caller and the number of cache hits, from a separate process."""
     (folder / "caller.py").write_text(CALLER) if not (folder / "caller.py").exists() else None
     (folder / "callee.py").write_text(CALLEE.format(kind=kind, addend=addend, amount=amount))
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "kept"), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -41,7 +41,7 @@ def run(folder: Path, *, kind: str = "compiled", addend: int = 1, amount: int = 
     return int(value), int(hits)
 
 
-def test_what_is_called_in_another_file_counts(tmp_path: Path) -> None:
+def test_change_of_a_callee_in_another_file_recompiles(tmp_path: Path) -> None:
     assert run(tmp_path) == (102, 0)
     assert run(tmp_path) == (102, 1)
     assert run(tmp_path, addend=5) == (106, 0)
@@ -49,14 +49,14 @@ def test_what_is_called_in_another_file_counts(tmp_path: Path) -> None:
     assert run(tmp_path, addend=5, amount=200) == (206, 1)
 
 
-def test_so_does_what_becomes_part_of_it(tmp_path: Path) -> None:
+def test_change_of_an_inlined_callee_recompiles(tmp_path: Path) -> None:
     assert run(tmp_path, kind="inlined") == (102, 0)
     assert run(tmp_path, kind="inlined", addend=3) == (104, 0)
     assert run(tmp_path, kind="inlined", addend=3) == (104, 1)
 
 
-def test_what_follows_from_the_processor_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """numba keeps code for different processors side by side; with another mark each would throw the other's away."""
+def test_processor_features_do_not_change_the_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba caches code of several processors side by side; with different stamps they would evict each other."""
     from millpond.compiled import _mark
     from millpond.policies import lstm_rows
 

@@ -1,4 +1,4 @@
-"""Imports point one way: each package may use only those listed for it, and there are no rings."""
+"""Imports point one way: each package may import only those listed for it, without cycles."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def modules() -> dict[str, list[Path]]:
 
 
 def imported(path: Path) -> set[str]:
-    """The parts of millpond that a file imports, also inside functions. The table of kinds may import types from anywhere."""
+    """Return the packages that a file imports, also inside functions. The table of kinds may import types from anywhere."""
     names: list[str] = []
     tree = ast.parse(path.read_text())
     if path == ROOT / "kinds.py":
@@ -158,16 +158,16 @@ def imported(path: Path) -> set[str]:
     return {part for part in parts if (ROOT / part).exists() or (ROOT / f"{part}.py").exists()}
 
 
-def test_every_package_has_a_place() -> None:
+def test_every_package_is_listed() -> None:
     assert set(modules()) == set(ALLOWED)
 
 
-def test_the_order_has_no_rings() -> None:
+def test_allowed_imports_have_no_cycles() -> None:
     assert list(TopologicalSorter(ALLOWED).static_order())
 
 
 @pytest.mark.parametrize("package", sorted(ALLOWED))
-def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
+def test_package_imports_only_those_listed_for_it(package: str) -> None:
     for path in modules()[package]:
         beyond = imported(path) - ALLOWED[package] - {package}
         assert not beyond, f"{path.relative_to(ROOT)} imports {beyond}; {package} may use {ALLOWED[package]}"
@@ -206,7 +206,7 @@ LIGHT = [
 
 
 @pytest.mark.parametrize("command", LIGHT)
-def test_planning_imports_nothing_heavy(command: list[str]) -> None:
+def test_light_commands_import_no_heavy_package(command: list[str]) -> None:
     code = (
         "import sys; sys.argv = ['millpond', *sys.argv[1:]]\n"
         "from millpond.cli import main\n"

@@ -1,4 +1,4 @@
-"""PPO's losses against tables worked by hand."""
+"""PPO losses against hand-worked tables, and the compiled loss against plain torch."""
 
 from __future__ import annotations
 
@@ -83,31 +83,33 @@ def random_steps(count: int) -> dict[str, Tensor]:
     return steps
 
 
-def test_dead_steps_do_not_count() -> None:
+def test_steps_of_dead_agents_do_not_count() -> None:
     steps = random_steps(50)
-    living = {name: tensor[steps["weight"] > 0] for name, tensor in steps.items()}
+    valid_steps = {name: tensor[steps["weight"] > 0] for name, tensor in steps.items()}
     poisoned = {
         name: torch.where(steps["weight"] > 0, tensor, 1e6) for name, tensor in steps.items() if name != "weight"
     }
     poisoned["advantage"] = torch.where(steps["weight"] > 0, steps["advantage"], 0.0)  # as `normalise` leaves them
-    whole, few = loss(**poisoned, weight=steps["weight"]), loss(**living)
+    whole, few = loss(**poisoned, weight=steps["weight"]), loss(**valid_steps)
     for name in ("total", "policy", "value", "entropy", "approx_kl", "clip_fraction"):
         assert getattr(whole, name).item() == pytest.approx(getattr(few, name).item(), rel=1e-4), name
 
 
-def test_parts_add_up_to_the_whole() -> None:
+def test_losses_of_micro_batches_add_up_to_the_minibatch() -> None:
     steps = random_steps(60)
     leaf = steps["log_prob"].clone().requires_grad_()
     loss(**{**steps, "log_prob": leaf}).total.backward()  # type: ignore[no-untyped-call]
     whole, leaf.grad = leaf.grad, None
-    living = (steps["weight"] > 0).sum()
+    valid_steps = (steps["weight"] > 0).sum()
     for part in (slice(0, 25), slice(25, 60)):
-        found = loss(**{name: t[part] for name, t in {**steps, "log_prob": leaf}.items()}, denominator=living)
-        found.total.backward()  # type: ignore[no-untyped-call]
+        micro_batch = loss(
+            **{name: t[part] for name, t in {**steps, "log_prob": leaf}.items()}, denominator=valid_steps
+        )
+        micro_batch.total.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(leaf.grad, whole)
 
 
-def test_normalise() -> None:
+def test_normalised_advantages_ignore_dead_agents() -> None:
     advantage, alive = torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False])
     assert normalise(advantage, alive).tolist() == pytest.approx([-1.0, 1.0, 0.0], abs=1e-5)
 
@@ -121,8 +123,8 @@ def test_explained_variance() -> None:
 
 
 @pytest.mark.parametrize("vf_clip_coef", [0.1, None])
-def test_the_compiled_loss_and_its_gradients_are_those_of_plain_torch(vf_clip_coef: float | None) -> None:
-    """float64 has no compiled way."""
+def test_compiled_loss_and_gradients_equal_plain_torch(vf_clip_coef: float | None) -> None:
+    """float64 is never compiled, so it is the reference."""
     draw = torch.Generator().manual_seed(0)
     given = {name: torch.randn(20, 30, generator=draw) for name in ("advantage", "value", "old_value", "target")}
     given["old_log_prob"] = -torch.rand(20, 30, generator=draw)
@@ -141,5 +143,5 @@ def test_the_compiled_loss_and_its_gradients_are_those_of_plain_torch(vf_clip_co
 
 
 @pytest.mark.parametrize("name", ["log_prob", "value", "advantage", "target"])
-def test_a_nan_is_not_hidden(name: str) -> None:
+def test_nan_is_not_hidden(name: str) -> None:
     assert loss(**{name: torch.tensor([float("nan")])}).total.isnan()

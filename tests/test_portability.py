@@ -1,4 +1,4 @@
-"""Systems without the calls that only Linux, or only Unix, has: tried by taking them away before anything is imported.
+"""Systems without the calls that only Linux, or only Unix, has: simulated by removing them before anything is imported.
 
 What /proc says cannot be taken away here; neither can differences of file systems.
 """
@@ -38,7 +38,7 @@ for name in ("fcntl", "resource", "pwd", "grp"):
 
 @pytest.fixture
 def bare_system(tmp_path: Path) -> dict[str, str]:
-    """Environment variables of a Python that lacks what is taken away."""
+    """Return the environment variables of a Python without these calls."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
@@ -46,7 +46,7 @@ def bare_system(tmp_path: Path) -> dict[str, str]:
 
 
 def run(code: str, environment: dict[str, str], folder: Path) -> str:
-    """Run a script, which is a module, so that worker processes can import from it."""
+    """Run a script that is also a module, so that worker processes can import from it."""
     script = folder / "script.py"
     script.write_text(textwrap.dedent(code))
     command = [sys.executable, "script.py"]
@@ -79,9 +79,7 @@ def millpond_command(folder: Path, environment: dict[str, str], *words: str) -> 
 
 
 @pytest.mark.slow
-def test_a_run_with_worker_processes_trains_and_resumes_to_the_same_bits(
-    bare_system: dict[str, str], tmp_path: Path
-) -> None:
+def test_run_with_worker_processes_resumes_bit_for_bit(bare_system: dict[str, str], tmp_path: Path) -> None:
     """The run without the calls stops after one iteration and resumes; the run with all calls does both at once."""
     this_system = {**bare_system, "PYTHONPATH": str(SOURCE)}
     train = ("train", "grid", "--debug", "vector.backend=processes", "trainer.num_workers=2")
@@ -146,6 +144,6 @@ LAKE = """
 """
 
 
-def test_a_lake_is_written_reopened_locked_and_compacted(bare_system: dict[str, str], tmp_path: Path) -> None:
+def test_lake_is_written_reopened_locked_and_compacted(bare_system: dict[str, str], tmp_path: Path) -> None:
     shown = run(LAKE, bare_system, tmp_path).splitlines()
     assert shown == ["[1, 2, 3] True"] * 2

@@ -37,22 +37,22 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counting(program: str, log: Path) -> str:
-    """The same program, which leaves a line in a file each time it runs."""
+    """Return the program with a line that logs each run to a file."""
     return f"open({str(log)!r}, 'a').write('ran\\n')\n{program}"
 
 
-def test_a_healthy_processor_is_left_alone() -> None:
+def test_processor_without_problems_is_not_limited() -> None:
     assert check_bfloat16(program=HEALTHY) == Bfloat16(works=True, speedup=2.5)
 
 
-def test_where_amx_traps_onednn_is_limited_below_it() -> None:
+def test_onednn_is_limited_below_amx_where_amx_traps() -> None:
     result = check_bfloat16(program=TRAPS_WITH_AMX)
     assert result == Bfloat16(works=True, max_isa=BELOW_AMX, speedup=2.5, problem="ends a process with SIGILL")
     assert "SIGILL" in str(result)
     assert BELOW_AMX in str(result)
 
 
-def test_the_result_is_remembered(tmp_path: Path) -> None:
+def test_result_is_cached(tmp_path: Path) -> None:
     program = counting(TRAPS_WITH_AMX, tmp_path / "log")
     first = check_bfloat16(program=program)
     assert (tmp_path / "log").read_text() == "ran\n" * 2, "as the processor is, and limited"
@@ -88,14 +88,14 @@ def test_trap_in_both_trials_is_cached(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "ran\n" * 2, "twice in the first call only: without limits, and limited"
 
 
-def test_a_damaged_memory_is_written_again() -> None:
+def test_damaged_cache_is_rewritten() -> None:
     cache_folder().mkdir()
     (cache_folder() / "processor.json").write_text("{")
     assert check_bfloat16(program=HEALTHY).works
     assert json.loads((cache_folder() / "processor.json").read_text())["bfloat16"]
 
 
-def test_a_limit_of_the_users_own_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_set_by_the_user_is_preserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ISA_VARIABLE, "AVX2")
     result = check_bfloat16(program=counting(TRAPS, tmp_path / "log"))
     assert not result.works
@@ -108,12 +108,12 @@ def test_only_processors_that_claim_amx_are_tried_before_a_run(tmp_path: Path) -
     assert claims_amx(AMX)
 
 
-def test_bfloat16_that_never_works_is_refused_with_the_way_out() -> None:
+def test_bfloat16_that_never_works_is_an_error_with_a_fix() -> None:
     with pytest.raises(ProcessorError, match=r"SIGILL\); set trainer.precision=float32"):
         prepare_bfloat16(AMX, program=TRAPS)
 
 
-def test_this_processor_gives_an_answer() -> None:
+def test_this_processor_has_a_result() -> None:
     result = check_bfloat16()
     assert result.works == (result.speedup > 0)
     assert result.works or result.problem
@@ -146,8 +146,8 @@ def test_onednn_is_limited_before_its_first_use_or_not_at_all(moment: str) -> No
         assert child.stdout == "limited\n"
 
 
-def test_a_run_in_bfloat16_prepares_for_it(tmp_path: Path) -> None:
-    """On a processor that claims AMX and traps: the run goes on, limited, and says so in one line."""
+def test_bfloat16_run_limits_onednn_and_reports_it(tmp_path: Path) -> None:
+    """On a processor that claims AMX and traps, the run continues with a limit and reports it in one line."""
     traps_with_amx = TRAPS_WITH_AMX.replace(HEALTHY, PROBE)
     code = (
         "import sys, millpond.processor as processor\n"
@@ -164,7 +164,7 @@ def test_a_run_in_bfloat16_prepares_for_it(tmp_path: Path) -> None:
     assert f"oneDNN is limited to {BELOW_AMX}" in child.stderr
 
 
-def test_a_dead_test_process_fails_the_run_with_the_name_of_the_test(tmp_path: Path) -> None:
+def test_dead_test_process_fails_the_run_with_the_name_of_the_test(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"test_{name}.py").write_text(
             "import os, signal\n"

@@ -1,4 +1,4 @@
-"""Schedules are functions of a counter."""
+"""Schedules as functions of a counter."""
 
 from __future__ import annotations
 

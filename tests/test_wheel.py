@@ -1,4 +1,4 @@
-"""The built wheel, installed outside of the checkout: everything that a stranger's `pip install` brings."""
+"""The built wheel, installed outside of the checkout as `pip install` does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build from a copy of what is in the repository, since setuptools writes beside the source."""
+    """Build from a copy of the repository, since setuptools writes next to the source."""
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
     files = run(
         "git", "ls-files", "--cached", "--others", "--exclude-standard", "src", "*.toml", "*.md", "LICENSE", cwd=ROOT
@@ -43,7 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
+def test_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("millpond/")}
     kinds = ("*.py", "py.typed", "recipes/*.yaml", "report/css/*.css", "data/files/*")
     expected = {f"millpond/{path.relative_to(SOURCE).as_posix()}" for kind in kinds for path in SOURCE.rglob(kind)}
@@ -53,7 +53,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wheel_outside_the_checkout_trains_and_reports(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_outside_the_checkout_trains_and_reports(wheel: Path, tmp_path: Path) -> None:
     """The environment is fresh; dependencies are those of this one, so that the test needs no network."""
     home, cwd = tmp_path / "environment", tmp_path / "elsewhere"
     cwd.mkdir()

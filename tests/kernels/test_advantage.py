@@ -1,4 +1,4 @@
-"""Advantages against a table worked by hand, and the fast kernels against the plain one."""
+"""Advantages against a hand-worked table, and the fast kernels against the reference."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_importance_weights_are_clipped(kernel: Any) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_an_agent_that_is_not_alive_adds_nothing(kernel: Any) -> None:
+def test_dead_agent_has_no_advantage(kernel: Any) -> None:
     arrays = {
         "reward": column(1.0, 9.0, 1.0),
         "value": column(0.5, 9.0, 0.5),

@@ -1,4 +1,4 @@
-"""Lambda returns: a table for a pencil, then the fast kernels against the plain one."""
+"""Lambda returns against a hand-worked table, and the fast kernels against the reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def flags(*values: int) -> Any:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_table(kernel: Any) -> None:
+def test_hand_worked_table(kernel: Any) -> None:
     #                        step   0    1    2    3
     arrays = {
         "reward": column(1.0, 1.0, 1.0, 1.0),
@@ -50,8 +50,8 @@ def test_a_table(kernel: Any) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_ends_of_episodes(kernel: Any) -> None:
-    """Termination has no future; truncation has that of its final observation; neither has that of the next episode."""
+def test_terminated_step_has_no_future_and_truncated_step_bootstraps(kernel: Any) -> None:
+    """Termination has no future, truncation has that of its final observation, and neither that of the next episode."""
     arrays = {
         "reward": column(1.0, 1.0, 1.0, 1.0, 1.0),
         "value": column(4.0, 2.0, 8.0, 6.0, 20.0),
@@ -67,7 +67,7 @@ def test_ends_of_episodes(kernel: Any) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_before_a_lost_step_the_future_is_its_own_value(kernel: Any) -> None:
+def test_step_before_a_lost_step_bootstraps_from_its_value(kernel: Any) -> None:
     arrays = {
         "reward": column(1.0, 99.0, 1.0),
         "value": column(4.0, 2.0, 8.0),
@@ -94,13 +94,13 @@ def cases(draw: Any) -> dict[str, Any]:
 
 
 @given(cases())
-def test_the_fast_kernels_agree_with_the_plain_one(case: dict[str, Any]) -> None:
+def test_fast_kernels_equal_the_reference(case: dict[str, Any]) -> None:
     plain = lambda_return_reference(**case)
     for kernel in (lambda_return_numba, through_torch):
         np.testing.assert_allclose(kernel(**case), plain, rtol=1e-4, atol=1e-3)
 
 
-def test_lambda_one_is_the_whole_return_and_lambda_zero_one_step() -> None:
+def test_lambda_one_is_the_full_return_and_lambda_zero_is_one_step() -> None:
     rng = np.random.default_rng(0)
     reward, value = rng.normal(size=(5, 2)).astype(np.float32), rng.normal(size=(5, 2)).astype(np.float32)
     next_value, none = rng.normal(size=2).astype(np.float32), np.zeros((5, 2), np.bool_)
