@@ -25,7 +25,7 @@ from millpond.trainers.common.evaluate import EndlessEpisodeError, evaluate
 from millpond.trainers.common.play import evaluate_run
 from tests.support import custom_envs
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 OWN = custom_envs.__name__
 TINY = {
     "trainer.num_envs": 4,
