@@ -110,7 +110,7 @@ def resets() -> Tensor:
 @pytest.mark.parametrize(
     ("action", "masked"), [*((action, False) for action in ACTIONS), ("discrete", True), ("multidiscrete", True)]
 )
-def test_a_row_replays(observation: str, action: str, core: str, masked: bool) -> None:
+def test_row_replays(observation: str, action: str, core: str, masked: bool) -> None:
     policy = make(observation, action, core)
     seen, reset = observations(observation, B, T), resets()
     mask = masks(action, B, T) if masked else None

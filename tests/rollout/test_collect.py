@@ -111,7 +111,7 @@ def test_top_up_rounds_rotate() -> None:
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 @pytest.mark.parametrize("unit", ["env_steps", "agent_steps"])
 @pytest.mark.parametrize("env_id", ["grid", "recall"])
-def test_a_row_replays(core: str, unit: str, env_id: str) -> None:
+def test_row_replays(core: str, unit: str, env_id: str) -> None:
     """Unrolling from the stored state, with resets at episode ends, gives the log-probabilities and values of acting."""
     agents = 3 if env_id == "grid" else 1
     options = {
@@ -162,7 +162,7 @@ def test_a_row_replays(core: str, unit: str, env_id: str) -> None:
                     parameter.mul_(1.1)
 
 
-def test_rows_take_the_bytes_that_the_plan_says() -> None:
+def test_rows_take_the_bytes_of_the_plan() -> None:
     plan = planned(**{"trainer.batch_size": 64 * 256, "trainer.minibatch_size": 64 * 256, "policy.hidden_size": HIDDEN})
     factory = EnvBatchFactory("grid", {"num_agents": 3})
     env_batch = factory(1, None, 0)  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ def test_truncated_steps_are_valued_at_the_true_final_observation() -> None:
             torch.testing.assert_close(rows["final_value"][row, t, 0], value[0], rtol=0, atol=1e-5)
 
 
-def test_rows_of_another_layout_are_refused_and_no_rows_are_taken_whatever_they_were() -> None:
+def test_rows_of_another_layout_are_an_error_unless_there_are_none() -> None:
     def rows(bytes_seen: int) -> Rows:
         spec = EnvSpec("test", ObservationSpec.single((bytes_seen,), "uint8", "vector"), ActionSpec.discrete(2))
         return Rows(row_fields(spec, state_shape("none", HIDDEN)), 3, 4, 1, 1, "cpu")

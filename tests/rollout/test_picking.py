@@ -13,7 +13,7 @@ ROWS, STEPS, AGENTS = 6, 5, 3
 
 @pytest.mark.parametrize("shape", [(), (2,), (4, 7)])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float32, torch.float64])
-def test_sequences_are_those_of_plain_indexing(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_gathered_sequences_equal_plain_indexing(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     stored = torch.randint(0, 100, (ROWS, STEPS, AGENTS, *shape), generator=torch.Generator().manual_seed(0)).to(dtype)
     rows = torch.tensor([4, 0, 4, 5])
     found = pick_sequences(stored, rows, CPU)
@@ -22,12 +22,12 @@ def test_sequences_are_those_of_plain_indexing(dtype: torch.dtype, shape: tuple[
 
 
 @pytest.mark.parametrize("rows", [[0, ROWS], [-1]])
-def test_a_row_that_there_is_not_is_refused(rows: list[int]) -> None:
+def test_row_out_of_range_is_an_error(rows: list[int]) -> None:
     with pytest.raises(IndexError):
         pick_sequences(torch.zeros(ROWS, STEPS, AGENTS), torch.tensor(rows), CPU)
 
 
-def test_the_first_rows_of_more() -> None:
+def test_gather_from_the_first_rows_of_a_larger_buffer() -> None:
     stored = torch.arange(ROWS * STEPS * AGENTS, dtype=torch.float32).view(ROWS, STEPS, AGENTS)
     found = pick_sequences(stored[:4], torch.tensor([3, 1]), CPU)
     torch.testing.assert_close(found, stored[[3, 1]].transpose(1, 2).flatten(0, 1))

@@ -47,7 +47,7 @@ def replay(collector: Collector, policy: Any, num_rows: int) -> tuple[torch.Tens
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])
-def test_rows_replay_from_behind_the_restart(core: str) -> None:
+def test_rows_replay_from_after_the_restart(core: str) -> None:
     plan = planned(**settings(), **{"policy.core": core})
     factory = EnvBatchFactory("recall", {"min_delay": 30, "max_delay": 40})  # no end of an episode hides the restart
     spec = factory(1, None, 0).spec  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_rows_replay_from_behind_the_restart(core: str) -> None:
         assert float(values[alive].max()) < 1e-5
 
 
-def test_memory_is_lost_with_an_env_that_restarted_between_its_rows() -> None:
+def test_recurrent_state_is_reset_for_an_env_that_restarted_between_rows() -> None:
     """A worker is killed at rest, and a top-up round that has some of its envs finds out: the others are told later."""
     plan = planned(**settings(**{"trainer.batch_size": HORIZON * 12, "trainer.minibatch_size": HORIZON * 12}))
     factory = EnvBatchFactory("recall", {"min_delay": 200, "max_delay": 400})

@@ -13,7 +13,7 @@ def rows_of(sampling: str, seed: int = 0, **options: object) -> list[np.ndarray]
     return [draw.rows for draw in draw_minibatches(sampling, 12, 4, rng, **options)]  # type: ignore[arg-type]
 
 
-def test_uniform_is_a_fresh_permutation() -> None:
+def test_uniform_sampling_is_a_new_permutation() -> None:
     first, second = np.concatenate(rows_of("uniform", 1)), np.concatenate(rows_of("uniform", 2))
     assert sorted(first) == sorted(second) == list(range(12))
     assert first.tolist() != second.tolist()
@@ -22,7 +22,7 @@ def test_uniform_is_a_fresh_permutation() -> None:
     assert epochs[0] != epochs[1]  # each epoch anew, from the same generator
 
 
-def test_sequential_is_in_order() -> None:
+def test_sequential_sampling_is_in_order() -> None:
     assert np.concatenate(rows_of("sequential")).tolist() == list(range(12))
 
 
@@ -53,7 +53,7 @@ def test_importance_weights_undo_the_bias() -> None:
     assert total / count == pytest.approx(value.mean(), rel=0.02)
 
 
-def test_weights_are_one_where_all_rows_are_alike() -> None:
+def test_weights_are_one_if_all_priorities_are_equal() -> None:
     for draw in draw_minibatches(
         "prioritized", 12, 4, np.random.default_rng(0), priority=np.ones(12), alpha=0.8, beta=0.4
     ):
@@ -63,7 +63,7 @@ def test_weights_are_one_where_all_rows_are_alike() -> None:
     assert SMALLEST > 0
 
 
-def test_alpha_zero_is_the_permutation() -> None:
+def test_alpha_zero_is_uniform_sampling() -> None:
     assert sorted(np.concatenate(rows_of("prioritized", priority=np.arange(12.0), alpha=0.0))) == list(range(12))
 
 

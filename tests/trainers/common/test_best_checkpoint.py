@@ -29,7 +29,7 @@ def best_record(folder: Path) -> dict[str, float]:
     return max((record for record in records(folder) if RETURN in record), key=lambda record: record[RETURN])
 
 
-def test_the_best_survives(run: Run) -> None:
+def test_best_checkpoint_outlives_keep_last(run: Run) -> None:
     best, newest = int(best_record(run.folder)["updates"]), int(records(run.folder)[-1]["updates"])
     assert best < newest, "the run got better until its end, so this test shows nothing; change its settings"
     checkpoints = Checkpoints(run.checkpoints_path)
@@ -37,7 +37,7 @@ def test_the_best_survives(run: Run) -> None:
     assert checkpoints.best_score() == (best, best_record(run.folder)[RETURN])
 
 
-def test_it_is_the_one_that_was_evaluated(run: Run) -> None:
+def test_best_checkpoint_is_the_one_that_was_evaluated(run: Run) -> None:
     """Played again on the same seeds, it reaches exactly what was recorded."""
     best = best_record(run.folder)
     evaluation, policy = evaluate_run(str(run.folder), episodes=4, best=True)
@@ -46,7 +46,7 @@ def test_it_is_the_one_that_was_evaluated(run: Run) -> None:
     assert evaluate_run(str(run.folder), episodes=4)[1].updates == records(run.folder)[-1]["updates"]
 
 
-def test_runs_and_report_name_it(run: Run) -> None:
+def test_runs_command_and_report_name_the_best_checkpoint(run: Run) -> None:
     best = best_record(run.folder)
     row = next(row for row in list_runs(run.folder.parent) if row.name == "creek")
     assert (row.best_checkpoint, row.best_score) == (best["updates"], best[RETURN])
@@ -57,7 +57,7 @@ def test_runs_and_report_name_it(run: Run) -> None:
     assert f"after {int(best['updates'])} updates, return {best[RETURN]:.4g}" in text
 
 
-def test_a_checkpoint_between_evaluations_has_no_score(tmp_path: Path) -> None:
+def test_checkpoint_between_evaluations_has_no_score(tmp_path: Path) -> None:
     """Saved after every iteration, evaluated after every second: a score belongs to the policy that was played."""
     trainer = train_small(tmp_path, "brook", **{"trainer.total_iterations": 4, "checkpoint.keep_last": 10})
     evaluated = {int(record["updates"]): record.get(RETURN) for record in records(trainer.run.folder)}

@@ -56,7 +56,7 @@ def page_code(page: str, place: int, name: str, folder: Path, monkeypatch: pytes
     monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def test_the_pages_own_env_trains_with_the_pages_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_of_the_docs_trains_with_the_command_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page_code("environments.md", 0, "corridor", tmp_path, monkeypatch)
     run = train(tmp_path, "corridor:make_env")
     policy = millpond.load(run)
@@ -68,13 +68,13 @@ def test_the_pages_own_env_trains_with_the_pages_own_command(tmp_path: Path, mon
     assert (len(evaluation.lengths), played.updates) == (3, 2)
 
 
-def test_a_wrong_number_of_agents_is_refused_before_there_is_a_run(tmp_path: Path) -> None:
+def test_wrong_number_of_agents_is_an_error_before_a_run_folder_exists(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"env.num_agents=2, but .* has 3 agents; try env.num_agents=3$"):
         train(tmp_path, f"{OWN}:Leaving", {"env.num_agents": 2})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_parallel_env_of_pettingzoo_is_asked_for_its_agents(tmp_path: Path) -> None:
+def test_number_of_agents_comes_from_a_pettingzoo_env(tmp_path: Path) -> None:
     run = train(tmp_path, f"{OWN}:Leaving")
     policy = millpond.load(run)
     assert policy.recipe.env.num_agents == 3
@@ -91,12 +91,12 @@ def test_every_space_trains_and_acts_on_a_batch_of_one(tmp_path: Path, shown: st
     assert (finding.status, finding.what) == ("ok", "on a batch of one and of several")
 
 
-def test_an_env_that_a_policy_cannot_learn_from_is_found_by_the_check() -> None:
+def test_check_finds_an_env_that_no_policy_can_read() -> None:
     assert check_policy_on(f"{OWN}:Blind", {}).status == "error"
     assert check_policy_on("grid", {}).status == "ok"
 
 
-def test_an_env_that_raises_is_reported_in_one_line_with_its_place(tmp_path: Path) -> None:
+def test_env_that_raises_is_reported_in_one_line_with_file_and_line(tmp_path: Path) -> None:
     says = r"cannot be made: RuntimeError: there is no display \(custom_envs.py:\d+, in reset\)$"
     with pytest.raises(EnvError, match=says):
         train(tmp_path, f"{OWN}:Unresettable")
@@ -104,7 +104,7 @@ def test_an_env_that_raises_is_reported_in_one_line_with_its_place(tmp_path: Pat
 
 
 @pytest.mark.parametrize("core", ["lstm", "none"])
-def test_the_pages_own_policy_without_memory_trains_whatever_the_core(
+def test_feedforward_policy_of_the_docs_trains_with_any_core_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, core: str
 ) -> None:
     page_code("policies.md", -1, "wide_policies", tmp_path, monkeypatch)
@@ -115,7 +115,7 @@ def test_the_pages_own_policy_without_memory_trains_whatever_the_core(
     assert len(evaluate_run(str(run), episodes=2)[0].lengths) == 2
 
 
-def test_a_custom_policy_sees_the_parts_in_training_evaluation_and_when_loaded(
+def test_custom_policy_gets_observation_parts_in_training_evaluation_and_when_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = len(importlib.import_module("tests.support.parts_policy").BUILT)
@@ -140,7 +140,7 @@ def test_a_custom_policy_sees_the_parts_in_training_evaluation_and_when_loaded(
         assert all((one["kind"][0], one["speed"][0]) == (torch.uint8, torch.float32) for one in parts.observed)
 
 
-def test_observations_that_a_loaded_policy_cannot_take_are_refused_with_what_it_takes(tmp_path: Path) -> None:
+def test_loaded_policy_rejects_other_observations_and_names_those_it_takes(tmp_path: Path) -> None:
     run = train(tmp_path, f"{OWN}:make_strange", {"env.options": {"shown": "seven bytes"}})
     policy = millpond.load(run)
     with pytest.raises(RunError, match=r"a mapping of the parts.*: kind uint8 \(3,\), speed float32 \(1,\)"):
@@ -158,7 +158,7 @@ class Endless(gymnasium.Env):
         return np.zeros(1, np.float32), 1.0, False, False, {}
 
 
-def test_an_evaluation_of_episodes_that_never_end_is_given_up_with_the_setting_that_ends_them() -> None:
+def test_evaluation_of_endless_episodes_is_an_error_that_names_max_steps() -> None:
     recipe = load("grid", {**TINY, "env.id": f"{__name__}:Endless", "env.num_agents": 1}).recipe
     for settings, ends in (({}, False), ({"max_steps": 5}, True)):
         env = recipe.env.model_copy(update=settings)

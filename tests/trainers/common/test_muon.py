@@ -37,13 +37,13 @@ def test_singular_values_follow_the_polynomial(rows: int, columns: int, scale: f
     np.testing.assert_allclose(orthogonal(matrix).numpy(), expected, atol=2e-4)
 
 
-def test_what_is_well_conditioned_becomes_nearly_orthogonal() -> None:
+def test_well_conditioned_matrix_becomes_nearly_orthogonal() -> None:
     matrix = torch.randn(20, 60, generator=torch.Generator().manual_seed(1))
     values = torch.linalg.svdvals(orthogonal(matrix))
     assert 0.6 < float(values.min()) <= float(values.max()) < 1.25
 
 
-def test_a_zero_gradient_moves_nothing() -> None:
+def test_zero_gradient_changes_nothing() -> None:
     assert not orthogonal(torch.zeros(3, 4)).any()
 
 
@@ -67,7 +67,7 @@ def test_two_steps_by_hand() -> None:
 
 @pytest.mark.bfloat16
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has its own Muon from version 2.9 on")
-def test_a_matrix_follows_torchs_own_muon() -> None:
+def test_matrix_equals_torch_muon() -> None:
     """Torch computes the iteration in bfloat16, and weighs momentum by 1 - beta, which the scale of it does not show."""
     generator = torch.Generator().manual_seed(2)
     ours, theirs = (torch.nn.Parameter(torch.zeros(24, 16)) for _ in range(2))
@@ -84,7 +84,7 @@ def test_a_matrix_follows_torchs_own_muon() -> None:
     assert apart < 0.1, apart
 
 
-def test_filters_are_matrices_with_a_row_each() -> None:
+def test_convolution_filters_are_matrices_with_one_row_per_filter() -> None:
     filters = torch.nn.Parameter(torch.zeros(8, 2, 3, 3))
     flat = torch.nn.Parameter(torch.zeros(8, 18))
     gradient = torch.randn(8, 2, 3, 3, generator=torch.Generator().manual_seed(3))
@@ -94,7 +94,7 @@ def test_filters_are_matrices_with_a_row_each() -> None:
     torch.testing.assert_close(filters.detach().flatten(1), flat.detach())
 
 
-def test_a_run_with_muon_keeps_one_number_a_parameter(tmp_path: Path) -> None:
+def test_muon_state_has_one_number_per_parameter(tmp_path: Path) -> None:
     trainer = train_small(tmp_path, "pond", **{"ppo.optimizer": "muon", "trainer.total_iterations": 2})
     kept = sum(state["momentum"].numel() for state in trainer.optimizer.state.values())
     assert kept == sum(parameter.numel() for parameter in trainer.policy.parameters())

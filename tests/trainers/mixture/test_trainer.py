@@ -52,7 +52,7 @@ def resume(root: Path, name: str) -> MixtureTrainer:
     ],
     ids=["rounds", "live", "live-ratio", "single", "single-resets", "no-resets"],
 )
-def test_a_run_does_what_its_plan_says(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_run_matches_its_plan(tmp_path: Path, changes: dict[str, Any]) -> None:
     trainer = finish(start(tmp_path, "pond", changes))
     plan, last = trainer.plan, records(tmp_path / "pond")[-1]
     assert (plan.rounds, plan.collections, plan.last_round_collections) == (3, 8, 2)

@@ -16,7 +16,7 @@ from tests.support.ppo_runs import RECIPES, SHORT_RECALL, train_recipe
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
-def test_only_memory_recalls(tmp_path: Path, core: str) -> None:
+def test_recurrent_cores_recall_the_cue_and_no_core_guesses(tmp_path: Path, core: str) -> None:
     """A cue among four, asked for 3 to 7 steps later."""
     evaluation = train_recipe("recall", tmp_path, **SHORT_RECALL, **{"policy.core": core}).final_evaluation
     assert evaluation is not None
@@ -36,16 +36,16 @@ def value_error(root: Path, **changes: Any) -> float:
     return abs(value - 10.0) / 10.0
 
 
-def test_the_value_is_right_when_truncation_bootstraps(tmp_path: Path) -> None:
+def test_value_is_right_if_truncation_bootstraps(tmp_path: Path) -> None:
     assert value_error(tmp_path) < 0.02
 
 
-def test_the_value_is_wrong_when_truncation_is_taken_for_an_end(tmp_path: Path) -> None:
+def test_value_is_wrong_if_truncation_is_treated_as_termination(tmp_path: Path) -> None:
     assert value_error(tmp_path, **{"ppo.bootstrap_truncation": False}) > 0.2
 
 
 @pytest.mark.parametrize("value_trains_core", [True, False])
-def test_large_returns_drown_actions_where_the_value_trains_the_core(tmp_path: Path, value_trains_core: bool) -> None:
+def test_large_returns_prevent_learning_if_the_value_trains_the_core(tmp_path: Path, value_trains_core: bool) -> None:
     """Returns of tens, rewards as they are: gradients are clipped, and nearly all of them is the value's."""
     recipe = "../peers/cartpole_lstm"
     changes = {
@@ -60,7 +60,7 @@ def test_large_returns_drown_actions_where_the_value_trains_the_core(tmp_path: P
     assert evaluation.mean < 60 if value_trains_core else evaluation.mean > 100
 
 
-def test_the_recipes_of_the_benchmark_are_valid() -> None:
+def test_benchmark_recipes_are_valid() -> None:
     paths = sorted(RECIPES.glob("*.yaml"))
     assert {path.stem for path in paths} == {"breakout", "cartpole", "pendulum", "recall", "truncation"}
     for path in paths:

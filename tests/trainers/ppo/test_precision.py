@@ -94,7 +94,7 @@ def test_bfloat16_takes_nearly_the_same_step(prepared: tuple[PPOTrainer, Estimat
 @pytest.mark.parametrize(
     "core", ["lstm", pytest.param("gru", marks=pytest.mark.slow), pytest.param("none", marks=pytest.mark.slow)]
 )
-def test_a_compiled_policy_takes_the_same_step(prepared: tuple[PPOTrainer, Estimate, Draw]) -> None:
+def test_compiled_policy_takes_the_same_step(prepared: tuple[PPOTrainer, Estimate, Draw]) -> None:
     plain, compiled = take_step(*prepared), take_step(*prepared, compiled=True)
     for name, value in plain.metrics.items():
         assert compiled.metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
@@ -133,7 +133,7 @@ def test_bfloat16_learns_to_recall(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("core", ["lstm", "gru"])
-def test_a_compiled_policy_learns_to_recall(tmp_path: Path, core: str) -> None:
+def test_compiled_policy_learns_to_recall(tmp_path: Path, core: str) -> None:
     settings = {**SHORT_RECALL, "trainer.compile": True, "policy.core": core}
     evaluation = train_recipe("recall", tmp_path, **settings).final_evaluation
     assert evaluation is not None

@@ -44,7 +44,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
         {"policy.core": "none", "ppo.lr_schedule": "linear", "vector.backend": "processes", "trainer.num_workers": 2},
     ],
 )
-def test_a_run_does_what_its_plan_says(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_run_matches_its_plan(tmp_path: Path, changes: dict[str, Any]) -> None:
     trainer = train_small(tmp_path, "pond", **changes)
     plan = trainer.plan
     assert isinstance(plan, PPOPlan)
@@ -64,7 +64,7 @@ def test_a_run_does_what_its_plan_says(tmp_path: Path, changes: dict[str, Any]) 
     assert names <= set(found[-1])
 
 
-def test_the_first_update_is_on_policy(tmp_path: Path) -> None:
+def test_first_update_is_on_policy(tmp_path: Path) -> None:
     """Before the first optimiser step the unrolled policy is the one that acted: no divergence, nothing clipped."""
     trainer = train_small(
         tmp_path,
@@ -78,7 +78,7 @@ def test_the_first_update_is_on_policy(tmp_path: Path) -> None:
     assert first["entropy"] == pytest.approx(np.log(5), abs=0.01)
 
 
-def test_rows_are_trained_with_the_statistics_that_they_were_collected_with(tmp_path: Path) -> None:
+def test_rows_are_trained_with_the_normalizer_statistics_of_their_collection(tmp_path: Path) -> None:
     """Observations are normalised; with one update an iteration, every update is on policy, not only the first."""
     one_update = {"trainer.update_epochs": 1, "trainer.minibatch_size": 8 * 16, "ppo.learning_rate": 0.05}
     trainer = train_small(
@@ -91,7 +91,7 @@ def test_rows_are_trained_with_the_statistics_that_they_were_collected_with(tmp_
     assert counts == [trainer.counters.agent_steps], "every step was counted once"
 
 
-def test_parts_of_a_minibatch_change_nothing(tmp_path: Path) -> None:
+def test_micro_batches_do_not_change_the_result(tmp_path: Path) -> None:
     train_small(tmp_path, "whole")
     train_small(tmp_path, "parts", **{"trainer.max_minibatch_size": 8 * 2})
     for name, tensor in weights(tmp_path / "whole").items():
@@ -106,7 +106,7 @@ def test_target_kl_ends_an_iteration_early(tmp_path: Path) -> None:
     assert records(tmp_path / "pond")[-1]["env_steps"] == trainer.plan.total_env_steps
 
 
-def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     for name in ("one", "two"):
         train_small(tmp_path, name)
     assert records(tmp_path / "one") == records(tmp_path / "two")
@@ -116,7 +116,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"trainer.batch_unit": "agent_steps", "trainer.batch_size": 8 * 40}])
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_a_stopped_run_resumes_bit_for_bit(tmp_path: Path, cut: int, changes: dict[str, Any]) -> None:
+def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, cut: int, changes: dict[str, Any]) -> None:
     train_small(tmp_path, "uncut", **changes)
     train_small(tmp_path, "cut", **{**changes, "trainer.total_iterations": cut})
     loaded, run = resume_run("cut", ["trainer.total_iterations=4"], str(tmp_path))
@@ -142,7 +142,7 @@ WIDE = {"trainer.num_envs": 48, "trainer.batch_size": 8 * 96, "trainer.minibatch
 
 
 @pytest.mark.parametrize(("threads", "sizes"), [("1", {}), ("2", WIDE)])
-def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, threads: str, sizes: dict[str, Any]) -> None:
+def test_killed_run_resumes_bit_for_bit(tmp_path: Path, threads: str, sizes: dict[str, Any]) -> None:
     """kill -9 of the real command at a random moment, through the real files."""
     settings = [f"{key}={value}" for key, value in {**SMALL, **sizes, "trainer.total_iterations": 12}.items()]
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
@@ -168,7 +168,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, threads: str, sizes: d
         assert torch.equal(weights(tmp_path / "cut")[name], tensor), name
 
 
-def test_numbers_are_clipped_for_the_env_and_kept_as_drawn(tmp_path: Path) -> None:
+def test_continuous_actions_are_clipped_for_the_env_and_stored_unclipped(tmp_path: Path) -> None:
     """Pendulum takes torques in -2..2; a wide normal distribution draws others."""
     loaded = load(
         "grid",
@@ -209,7 +209,7 @@ KILLED = {
 }
 
 
-def test_a_run_goes_on_without_the_steps_of_a_killed_worker(tmp_path: Path) -> None:
+def test_run_continues_without_the_steps_of_a_killed_worker(tmp_path: Path) -> None:
     """on_crash=restart, with a real worker process that is killed in the middle of collection."""
     loaded = load("grid", {**SMALL, **KILLED, "run_dir": str(tmp_path)})
     trainer = PPOTrainer(loaded, start_run(loaded, "pond"))
