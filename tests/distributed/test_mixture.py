@@ -129,7 +129,7 @@ def close(ours: Any, theirs: Any, path: str = "") -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MIXTURES))
-def test_two_ranks_are_the_mixture_of_one_process(
+def test_two_ranks_train_the_same_mixture_as_one_process(
     two: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(module, "UPDATES_A_PORTION", 2)
@@ -154,11 +154,11 @@ def test_two_ranks_are_the_mixture_of_one_process(
 
 
 @pytest.mark.parametrize("name", ["rounds", "live"])
-def test_ranks_that_stop_and_go_on_change_nothing(two: tuple[Path, list[dict[str, Any]]], name: str) -> None:
+def test_stopped_and_resumed_ranks_train_the_same(two: tuple[Path, list[dict[str, Any]]], name: str) -> None:
     assert_same_run(two[0] / name, two[0] / {"rounds": "stopped", "live": "live-stopped"}[name])
 
 
-def test_all_ranks_begin_with_the_weights_of_another_run(two: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_all_ranks_start_with_the_weights_of_another_run(two: tuple[Path, list[dict[str, Any]]]) -> None:
     big = weights(two[0] / "rounds")["big"]
     for found in two[1]:
         networks = tree_from_bytes(found["begun"], "begun")
@@ -180,7 +180,7 @@ def kill_and_resume(two: tuple[Path, list[dict[str, Any]]], root: Path, rank: in
     said = [line for line in errors.splitlines() if line.startswith("millpond: ")]
     assert len(said) == 1, errors
     assert said[0].endswith(
-        f"rank {rank} (process {killed}) died, and training cannot go on without it. The newest checkpoint is after "
+        f"rank {rank} (process {killed}) died, and training cannot continue without it. The newest checkpoint is after "
         f"{newest} updates; resume with: torchrun --nproc-per-node=2 -m -- millpond train --resume cut"
     )
     assert len(records(root / "runs" / "cut")) < len(records(two[0] / "uncut"))
@@ -191,25 +191,25 @@ def kill_and_resume(two: tuple[Path, list[dict[str, Any]]], root: Path, rank: in
     return said[0]
 
 
-def test_a_killed_rank_ends_the_run_and_it_resumes_bit_for_bit(
+def test_run_ends_when_a_rank_is_killed_and_resumes_exactly(
     two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     assert kill_and_resume(two, tmp_path, 1).startswith("millpond: rank 1 (")
 
 
 @pytest.mark.slow
-def test_the_last_rank_that_lives_tells_of_rank_0(two: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+def test_last_rank_alive_reports_that_rank_0_died(two: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
     assert kill_and_resume(two, tmp_path, 0).startswith("millpond: rank 1: rank 0 (")
 
 
-def test_another_number_of_ranks_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+def test_number_of_ranks_that_does_not_divide_is_refused_before_a_folder_is_created(tmp_path: Path) -> None:
     loaded = load("mixture", {"run_dir": str(tmp_path / "runs")})
-    with pytest.raises(ConfigError, match=r"mixture.agents=4, and 3 ranks .* torchrun --nproc-per-node=4"):
+    with pytest.raises(ConfigError, match=r"mixture.agents=4, which 3 ranks .* torchrun --nproc-per-node=4"):
         start_run(loaded, "three", ranks=3)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_lake_that_is_not_shared_is_noticed(two: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_lake_that_is_not_shared_is_detected(two: tuple[Path, list[dict[str, Any]]]) -> None:
     for found in two[1]:
         assert "do not see the same lake" in found["refused"]
         assert "run_dir must be on a disk that all ranks share" in found["refused"]

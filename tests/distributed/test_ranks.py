@@ -43,7 +43,7 @@ class Counter:
 
 def caught(ranks: Ranks, work: Any) -> tuple[str, str, int, bool]:
     try:
-        ranks.lead(work)
+        ranks.run_on_first(work)
     except MillpondError as error:
         return type(error).__name__, str(error), error.exit_code, error.quiet
     raise AssertionError("nothing was raised")
@@ -59,18 +59,18 @@ def tell_each_other(ranks: Ranks, folder: str) -> dict[str, Any]:
     tensor = torch.full((2,), float(ranks.rank + 1))
     ranks.all_reduce(tensor)
     found["sum"] = tensor.tolist()
-    found["shared"] = ranks.share({"rank": ranks.rank, "text": "x" * ranks.rank})
+    found["shared"] = ranks.all_gather({"rank": ranks.rank, "text": "x" * ranks.rank})
     found["gathered"] = ranks.gather(b"ab" * ranks.rank)
     found["broadcast"] = ranks.broadcast(b"first" if ranks.first else b"a longer text of another rank")
-    found["shared_bytes"] = ranks.share_bytes(b"cd" * ranks.rank)
-    ranks.meet()
-    found["led"] = ranks.lead(lambda: [os.getpid(), None])
+    found["shared_bytes"] = ranks.all_gather_bytes(b"cd" * ranks.rank)
+    ranks.barrier()
+    found["led"] = ranks.run_on_first(lambda: [os.getpid(), None])
     found["failed"] = caught(ranks, refuse)
     found["threads"] = torch.get_num_threads()
 
     torch.manual_seed(ranks.rank)
     module, own = nn.Linear(3, 2), Counter()
-    ranks.copy_from_first(module.state_dict().values())
+    ranks.broadcast_tensors(module.state_dict().values())
     own.number = 10 + ranks.rank
     sampler = np.random.default_rng(ranks.rank)
     random = RandomState(sampler=sampler)
@@ -88,12 +88,12 @@ def tell_each_other(ranks: Ranks, folder: str) -> dict[str, Any]:
 
     if ranks.rank == 2:
         nn.init.ones_(module.weight)
-    with pytest.raises(RankError, match="weights of rank 2 are not those of rank 0"):
+    with pytest.raises(RankError, match="weights of rank 2 differ from those of rank 0"):
         save_over_ranks(ranks, checkpoints, 8, parts, None)
     return found
 
 
-def test_three_ranks(tmp_path: Path) -> None:
+def test_collectives_of_three_ranks(tmp_path: Path) -> None:
     found = run_ranks(3, tell_each_other, str(tmp_path))
     for rank, answer in enumerate(found):
         assert answer["sum"] == [6.0, 6.0]
@@ -102,7 +102,7 @@ def test_three_ranks(tmp_path: Path) -> None:
         assert answer["broadcast"] == b"first"
         assert answer["shared_bytes"] == [b"", b"cd", b"cdcd"]
         assert answer["led"] == found[0]["led"]
-        name = "RankError" if rank == 0 else "FollowedError"
+        name = "RankError" if rank == 0 else "FirstRankFailedError"
         assert answer["failed"] == (name, "no room", 1, rank > 0)
         assert answer["threads"] == max(1, len(os.sched_getaffinity(0)) // 3)
         assert answer["restored"] is True
@@ -118,20 +118,20 @@ def test_three_ranks(tmp_path: Path) -> None:
         restore_over_ranks(ALONE, Checkpoints(tmp_path), parts)
 
 
-def test_one_rank_calls_nothing() -> None:
+def test_one_rank_calls_no_collective() -> None:
     assert ALONE.alone
     assert ALONE.first
     assert ALONE.all_reduce is None
-    assert ALONE.share([1]) == [[1]]
-    assert ALONE.gather(b"a") == ALONE.share_bytes(b"a") == [b"a"]
+    assert ALONE.all_gather([1]) == [[1]]
+    assert ALONE.gather(b"a") == ALONE.all_gather_bytes(b"a") == [b"a"]
     assert ALONE.broadcast(b"a") == b"a"
-    assert ALONE.lead(lambda: 3) == 3
+    assert ALONE.run_on_first(lambda: 3) == 3
     counter = Counter()
     assert PerRank(ALONE, counter).state_dict() == counter.state_dict()
     assert not torch.distributed.is_initialized()
 
 
-def test_the_place_is_what_torchrun_says() -> None:
+def test_place_comes_from_the_variables_of_torchrun() -> None:
     said = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     assert Place.here(said) == Place()  # a scheduler may set some of these, too
     place = Place.here({**said, "MASTER_ADDR": "a", "MASTER_PORT": "1"})
@@ -146,13 +146,13 @@ def fall_silent(ranks: Ranks) -> str:
         time.sleep(3 * SILENCE)
         return ""
     try:
-        ranks.share("is anybody there?")
+        ranks.all_gather("is anybody there?")
     except RankLostError as error:
         return str(error)
     return "nothing was missed"
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_given_up() -> None:
+def test_rank_that_hangs_times_out() -> None:
     told, _ = run_ranks(2, fall_silent, timeout=timedelta(seconds=SILENCE))
-    assert told.startswith("a rank is not there any more, or does not answer (")
+    assert told.startswith("a rank has died or does not respond (")

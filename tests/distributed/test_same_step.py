@@ -93,7 +93,7 @@ def both_cases(ranks: Ranks) -> list[dict[str, Any]]:
     return [two_steps(ranks, True, 6), two_steps(ranks, False, 2)]
 
 
-def test_two_ranks_take_the_step_of_one() -> None:
+def test_two_ranks_take_the_same_step_as_one() -> None:
     of_one, of_two = both_cases(ALONE), run_ranks(2, both_cases)
     for one, first, second in zip(of_one, *of_two, strict=True):
         for ours in (first, second):

@@ -57,7 +57,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoints.path(checkpoints.updates()[-1]) / "weights.safetensors")
 
 
-def test_every_command_that_is_shown_is_one_that_torchrun_takes() -> None:
+def test_torchrun_accepts_every_printed_command() -> None:
     root = Path(__file__).parents[2]
     texts = [path.read_text() for path in (root / "README.md", *sorted((root / "docs").glob("*.md")))]
     texts.append(CliRunner().invoke(app, ["train", "--help"]).output)
@@ -80,7 +80,7 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "runs" / "uncut"
 
 
-def test_two_ranks_do_what_the_plan_says(uncut: Path) -> None:
+def test_two_ranks_follow_the_plan(uncut: Path) -> None:
     plan, found = json.loads((uncut / "plan.json").read_text()), records(uncut)
     assert plan["ranks"] == 2
     assert (plan["num_envs"], plan["segments"], plan["minibatch_segments"]) == (8, 28, 14)
@@ -96,8 +96,8 @@ def test_two_ranks_do_what_the_plan_says(uncut: Path) -> None:
     assert read_status(uncut).state == "finished"
 
 
-def test_another_number_of_ranks_is_refused(uncut: Path) -> None:
-    with pytest.raises(ResumeError, match="run 'uncut' is of 2 ranks, and this is 1 rank") as refused:
+def test_resume_with_another_number_of_ranks_is_refused(uncut: Path) -> None:
+    with pytest.raises(ResumeError, match="run 'uncut' was written by 2 ranks, and this run has 1 rank") as refused:
         resume_run("uncut", [], str(uncut.parent))
     assert "Resume with: torchrun --nproc-per-node=2 -m -- millpond train --resume uncut" in str(refused.value)
     assert "--from uncut" in str(refused.value)
@@ -113,14 +113,14 @@ def resume_and_compare(root: Path, name: str, uncut: Path) -> None:
         assert torch.equal(weights(root / "runs" / name)[key], tensor), key
 
 
-def test_a_killed_rank_ends_the_run_and_it_resumes_bit_for_bit(uncut: Path, tmp_path: Path) -> None:
+def test_run_ends_when_a_rank_is_killed_and_resumes_exactly(uncut: Path, tmp_path: Path) -> None:
     code, _, errors, killed = start_and_signal(tmp_path, "cut", arguments("cut"), 1, signal.SIGKILL)
     assert code == 1
     said = [line for line in errors.splitlines() if line.startswith("millpond: ")]
     assert len(said) == 1, errors
     newest = Checkpoints(tmp_path / "runs" / "cut" / "checkpoints").updates()[-1]
     assert said[0] == (
-        f"millpond: rank 1 (process {killed}) died, and training cannot go on without it. The newest checkpoint is "
+        f"millpond: rank 1 (process {killed}) died, and training cannot continue without it. The newest checkpoint is "
         f"after {newest} updates; resume with: torchrun --nproc-per-node=2 -m -- millpond train --resume cut"
     )
     status = read_status(tmp_path / "runs" / "cut")
@@ -130,7 +130,7 @@ def test_a_killed_rank_ends_the_run_and_it_resumes_bit_for_bit(uncut: Path, tmp_
 
 
 @pytest.mark.slow
-def test_the_last_rank_that_lives_tells_of_rank_0(uncut: Path, tmp_path: Path) -> None:
+def test_last_rank_alive_reports_that_rank_0_died(uncut: Path, tmp_path: Path) -> None:
     code, _, errors, killed = start_and_signal(tmp_path, "cut", arguments("cut"), 0, signal.SIGKILL)
     assert code == 1
     assert f"millpond: rank 1: rank 0 (process {killed}) died" in errors
@@ -139,7 +139,7 @@ def test_the_last_rank_that_lives_tells_of_rank_0(uncut: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "number"), [(None, signal.SIGINT), (1, signal.SIGTERM), (None, signal.SIGKILL)])
-def test_a_signal_stops_all_ranks_after_the_same_iteration(
+def test_signal_stops_all_ranks_after_the_same_iteration(
     uncut: Path, tmp_path: Path, rank: int | None, number: signal.Signals
 ) -> None:
     """Ctrl-C reaches torchrun, which passes it on; SIGTERM may come to any process; where torchrun dies, ranks hear it."""
@@ -152,7 +152,7 @@ def test_a_signal_stops_all_ranks_after_the_same_iteration(
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_said_once(uncut: Path, tmp_path: Path) -> None:
+def test_error_is_printed_once(uncut: Path, tmp_path: Path) -> None:
     refused = run_torchrun(tmp_path, 2, "grid", "--debug")
     assert refused.returncode != 0
     words = "trainer.num_workers=1 is a total that 2 ranks cannot share equally; try trainer.num_workers=2"

@@ -1,6 +1,6 @@
-"""Several processes that train one policy: which one this is, what they add up, and what happens when one dies.
+"""Training by several processes (ranks) started by `torchrun`: collectives, checkpoints, and handling of lost ranks.
 
-Started by `torchrun`. A process on its own is `ALONE`, for which everything here is free: no collective is called.
+A single process uses `ALONE`, which calls no collective.
 """
 
 from millpond.distributed.checkpoints import PerRank, restore_over_ranks, save_over_ranks

@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: rank 0 writes one that holds every rank's state."""
+"""Checkpoints of several ranks: rank 0 writes one with the state of every rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEY = "of_ranks"
 
 
 class PerRank:
-    """A part of a checkpoint that every rank has one of: all are saved, and each rank takes its own back."""
+    """Part of a checkpoint that differs between ranks: all states are saved, and each rank restores its own."""
 
     def __init__(self, ranks: Ranks, owner: Stateful) -> None:
         self._ranks, self._owner = ranks, owner
@@ -33,56 +33,56 @@ class PerRank:
 
 
 def require_ranks(saved: int, here: int, what: str, run: str = "RUN") -> None:
-    """Refuse to go on with another number of ranks."""
+    """Raise `ResumeError` if the number of ranks has changed."""
     if saved != here:
         raise ResumeError(
-            f"{what} is of {plural(saved, 'rank')}, and this is {plural(here, 'rank')}: "
-            f"envs, rows and generators belong to a rank, so a run keeps its number of them. "
+            f"{what} was written by {plural(saved, 'rank')}, and this run has {plural(here, 'rank')}: "
+            f"envs, rows and generators belong to a rank, so the number of ranks cannot change. "
             f"Resume with: {launcher(saved)}millpond train --resume {run}. "
-            f"To go on with {plural(here, 'rank')} start a new run with its weights: "
+            f"To use {plural(here, 'rank')}, start a new run with its weights: "
             f"{launcher(here)}millpond train RECIPE --from {run}"
         )
 
 
 def save_over_ranks(ranks: Ranks, checkpoints: Checkpoints, updates: int, parts: Parts, score: float | None) -> None:
-    """Write a checkpoint at rank 0, with the parts of all ranks, once their weights are found to be the same."""
+    """Write a checkpoint on rank 0 with the parts of all ranks, after checking that their weights are equal."""
     if not ranks.alone:
         _require_same_weights(ranks, parts)
     if ranks.first:
         checkpoints.save(updates, parts, score)
     else:
-        parts.collect(updates)  # gives rank 0 what it gathers
+        parts.collect(updates)  # takes part in the gathering of rank 0
 
 
 def restore_over_ranks(ranks: Ranks, checkpoints: Checkpoints, parts: Parts) -> bool:
-    """Take up the newest whole checkpoint, which rank 0 alone reads; false when there is none."""
+    """Restore the newest undamaged checkpoint, which only rank 0 reads; return False if there is none."""
     if ranks.alone:
         return checkpoints.restore(parts)
-    if not ranks.lead(lambda: checkpoints.restore(parts)):
+    if not ranks.run_on_first(lambda: checkpoints.restore(parts)):
         return False
     data = b""
     if ranks.first:
-        found = checkpoints.load(checkpoints.updates()[-1])
-        weights = {part: dict(tensors) for part, tensors in found.weights.items()}
-        data = tree_to_bytes([found.updates, weights, dict(found.state), dict(found.values)])
+        checkpoint = checkpoints.load(checkpoints.updates()[-1])
+        weights = {part: dict(tensors) for part, tensors in checkpoint.weights.items()}
+        data = tree_to_bytes([checkpoint.updates, weights, dict(checkpoint.state), dict(checkpoint.values)])
     data = ranks.broadcast(data)
     if not ranks.first:
-        parts.restore(Checkpoint(*tree_from_bytes(data, "what rank 0 sent")))
+        parts.restore(Checkpoint(*tree_from_bytes(data, "the checkpoint from rank 0")))
     return True
 
 
 def _require_same_weights(ranks: Ranks, parts: Parts) -> None:
-    """All ranks take the same steps from the same weights, so any difference is a fault and not to be saved."""
+    """Raise `RankError` if weights differ between ranks: all take the same steps, so a difference is a bug."""
     import torch
 
     digest = hashlib.sha256()
     for part in parts.weights.values():
         for name, tensor in part.state_dict().items():
             digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    found = ranks.share(digest.hexdigest())
-    others = [rank for rank, other in enumerate(found) if other != found[0]]
+    digests = ranks.all_gather(digest.hexdigest())
+    others = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if others:
         raise RankError(
-            f"the weights of rank {', '.join(map(str, others))} are not those of rank 0, so the ranks have come apart; "
-            f"this is not saved. A policy of one's own must do the same on every rank"
+            f"the weights of rank {', '.join(map(str, others))} differ from those of rank 0, so the ranks have diverged; "
+            f"no checkpoint is written. A custom policy must compute the same on every rank"
         )

@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 
 class RankError(MillpondError):
-    """Ranks that cannot work together."""
+    """Ranks cannot work together."""
 
     exit_code = 1
 
 
 class RankLostError(RankError):
-    """A rank has died, or does not answer. One of those that are left says so; the others are `quiet`."""
+    """A rank has died or does not respond. One of the remaining ranks reports it; the others are `quiet`."""
 
     def __init__(self, message: str, *, quiet: bool = False) -> None:
         self.quiet = quiet
         super().__init__(message)
 
 
-class FollowedError(MillpondError):
-    """Rank 0 failed in something that all depend on, and says why; this rank just ends, with the same exit code."""
+class FirstRankFailedError(MillpondError):
+    """Rank 0 failed and reports why; this rank exits silently with the same exit code."""
 
     quiet = True
 
@@ -50,12 +50,12 @@ class FollowedError(MillpondError):
         super().__init__(message)
 
 
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets all
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
 
 
 @dataclass(frozen=True)
 class Place:
-    """One of `count` ranks, and one of the `local_count` of them that are on this machine."""
+    """Position of this process among `count` ranks, of which `local_count` are on this machine."""
 
     rank: int = 0
     count: int = 1
@@ -64,74 +64,74 @@ class Place:
 
     @staticmethod
     def here(environment: Mapping[str, str] = os.environ) -> Place:
-        """As torchrun says; on its own where nothing, or not all of it, is said."""
+        """Return the place from torchrun's environment variables; that of a single process if any is missing."""
         if any(name not in environment for name in VARIABLES):
             return Place()
         return Place(*(int(environment[name]) for name in VARIABLES[:4]))
 
     @property
     def launcher(self) -> str:
-        """What stands before `millpond` in a command that starts as many ranks; nothing for one."""
+        """Prefix of `millpond` in a command that starts as many ranks; empty for one."""
         return launcher(self.count, self.local_count)
 
     @property
     def cores(self) -> int:
-        """Cores that fall to each rank of this machine, at least one."""
+        """Cores per rank on this machine, at least one."""
         allowed = usable_cores()
         return max(1, allowed // self.local_count)
 
 
 def launcher(count: int, local_count: int | None = None) -> str:
-    """The beginning of a command for `count` ranks, `local_count` on each machine (all on one where it is left out)."""
+    """Return the start of a command for `count` ranks, `local_count` per machine (default: all on one)."""
     each = local_count or count
     if count == 1:
         return ""
     nodes = f"--nnodes={count // each} " if count > each else ""
-    # `--` ends torchrun's own options: it would take millpond's --run for an abbreviation of its --run-path.
+    # `--` ends torchrun's options: it would take millpond's --run for an abbreviation of its --run-path.
     return f"torchrun {nodes}--nproc-per-node={each} -m -- "
 
 
-PATIENCE = 5.0  # seconds: a process's connections close a little before it is gone
-HEAD_START = 1.0  # seconds that quiet ranks leave to the one that speaks, before they are gone too
+EXIT_TIMEOUT = 5.0  # seconds to wait for a process to end after its connections have closed
+QUIET_DELAY = 1.0  # seconds that quiet ranks wait before they exit, so that the reporting rank can print first
 
 
 class Peers:
-    """All ranks' processes, in the order of ranks. Those on other machines cannot be seen, and count as living."""
+    """The processes of all ranks, in rank order. Those on other machines cannot be checked and count as alive."""
 
     def __init__(self, rank: int, processes: Sequence[dict[str, Any]]) -> None:
         self.rank = rank
         self.processes = [Process(**process) for process in processes]
-        self.losing = False  # whether the loss of a rank is being told already
+        self.losing = False  # True once the loss of a rank is being reported
 
     @staticmethod
     def this() -> dict[str, Any]:
         return Process.this().as_dict()
 
     def gone(self) -> list[int]:
-        """Ranks whose processes have died."""
+        """Return the ranks whose processes have died."""
         return [rank for rank, process in enumerate(self.processes) if not process.is_alive()]
 
     def lost(self, symptom: str) -> RankLostError:
-        """The error that says which rank has died, as far as that can be seen; `symptom` is how it was noticed.
+        """Return the error that names the rank that has died, if it can be determined; `symptom` is how it was noticed.
 
-        On each machine the lowest rank that lives is the one to speak.
+        On each machine the lowest rank that is alive reports it.
         """
         self.losing = True
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + EXIT_TIMEOUT
         gone = self.gone()
         while not gone and time.monotonic() < deadline:
             time.sleep(0.02)
             gone = self.gone()
-        speaker = min(rank for rank, process in enumerate(self.processes) if process.here and rank not in gone)
-        if self.rank != speaker:
-            time.sleep(HEAD_START)
-        reason = symptom.strip().splitlines()[0] if symptom.strip() else "no answer"
+        reporter = min(rank for rank, process in enumerate(self.processes) if process.here and rank not in gone)
+        if self.rank != reporter:
+            time.sleep(QUIET_DELAY)
+        reason = symptom.strip().splitlines()[0] if symptom.strip() else "no response"
         if gone:
             who = " and ".join(f"rank {rank} (process {self.processes[rank].pid})" for rank in gone)
-            text = f"{who} died, and training cannot go on without it"
+            text = f"{who} died, and training cannot continue without it"
         else:
-            text = f"a rank is not there any more, or does not answer ({reason})"
-        return RankLostError(text, quiet=self.rank != speaker)
+            text = f"a rank has died or does not respond ({reason})"
+        return RankLostError(text, quiet=self.rank != reporter)
 
 
 Result = TypeVar("Result")
@@ -139,58 +139,58 @@ AllReduce = Callable[["torch.Tensor"], object]
 
 
 class Ranks:
-    """All processes of a run. Made by `join`."""
+    """All processes of a run, and their collectives. Created by `join`."""
 
     def __init__(self, place: Place | None = None) -> None:
         self.place = place or Place()
         self.rank, self.count = self.place.rank, self.place.count
         self.alone, self.first = self.count == 1, self.rank == 0
-        # Adds a tensor up over all ranks, in place; None where there is nothing to add.
+        # Sums a tensor over all ranks in place; None with one rank.
         self.all_reduce: AllReduce | None = None if self.alone else self._all_reduce
         self.peers = Peers(self.rank, [])
         if not self.alone:
-            self.peers = Peers(self.rank, self.share(Peers.this()))
+            self.peers = Peers(self.rank, self.all_gather(Peers.this()))
 
-    def share(self, value: Any) -> list[Any]:
-        """The plain values (as JSON has them) of all ranks, in their order."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks in rank order. Values are plain, as in JSON."""
         if self.alone:
             return [value]
-        return [json.loads(data) for data in self.share_bytes(json.dumps(value).encode())]
+        return [json.loads(data) for data in self.all_gather_bytes(json.dumps(value).encode())]
 
-    def share_bytes(self, data: bytes) -> list[bytes]:
-        """The bytes of all ranks, in their order, at all of them."""
+    def all_gather_bytes(self, data: bytes) -> list[bytes]:
+        """Return the bytes of all ranks in rank order."""
         return [data] if self.alone else self._all_gather(data)
 
-    def meet(self) -> None:
-        """Go on when all ranks have come here."""
-        self.share(None)
+    def barrier(self) -> None:
+        """Wait until all ranks have called this."""
+        self.all_gather(None)
 
     def gather(self, data: bytes) -> list[bytes]:
-        """The bytes of all ranks at rank 0; at the others nothing."""
+        """Return the bytes of all ranks on rank 0, and an empty list on the others."""
         if self.alone:
             return [data]
         import torch
         import torch.distributed as dist
 
-        sizes = self.share(len(data))
+        sizes = self.all_gather(len(data))
         mine = _padded(data, max(sizes))
         parts = [torch.empty_like(mine) for _ in sizes] if self.first else None
         self._call(dist.gather, mine, parts)
         return [_bytes(part, size) for part, size in zip(parts or [], sizes, strict=False)]
 
     def broadcast(self, data: bytes) -> bytes:
-        """The bytes of rank 0 at all ranks; what others pass is not looked at."""
+        """Return the bytes of rank 0 on all ranks; the arguments of the others are ignored."""
         if self.alone:
             return data
         import torch.distributed as dist
 
-        size = self.share(len(data))[0]
+        size = self.all_gather(len(data))[0]
         message = _padded(data if self.first else b"", size)
         self._call(dist.broadcast, message, 0)
         return _bytes(message, size)
 
-    def copy_from_first(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Give all ranks the numbers of rank 0, in place."""
+    def broadcast_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copy the tensors of rank 0 to all ranks, in place."""
         if self.alone:
             return
         import torch.distributed as dist
@@ -198,27 +198,28 @@ class Ranks:
         for tensor in tensors:
             self._call(dist.broadcast, tensor, 0)
 
-    def lead(self, work: Callable[[], Result]) -> Result:
-        """Do at rank 0 what is to be done once, and give its plain value (as JSON has them) to all.
+    def run_on_first(self, work: Callable[[], Result]) -> Result:
+        """Run a function on rank 0 only, and return its plain value (as in JSON) on all ranks.
 
-        Where it fails, all ranks end: rank 0 with the error, the others without a word.
+        If it fails, all ranks exit: rank 0 with the error, the others silently.
         """
         if self.alone:
             return work()
-        told: dict[str, Any] = {}
+        outcome: dict[str, Any] = {}
         failure: BaseException | None = None
         if self.first:
             try:
-                told = {"value": work()}
+                outcome = {"value": work()}
             except BaseException as error:
                 failure = error
-                told = {"failed": str(error), "exit_code": error.exit_code if isinstance(error, MillpondError) else 1}
-        told = json.loads(self.broadcast(json.dumps(told).encode()))
+                exit_code = error.exit_code if isinstance(error, MillpondError) else 1
+                outcome = {"failed": str(error), "exit_code": exit_code}
+        outcome = json.loads(self.broadcast(json.dumps(outcome).encode()))
         if failure is not None:
             raise failure
-        if "failed" in told:
-            raise FollowedError(told["failed"], told["exit_code"])
-        value: Result = told["value"]
+        if "failed" in outcome:
+            raise FirstRankFailedError(outcome["failed"], outcome["exit_code"])
+        value: Result = outcome["value"]
         return value
 
     def _all_reduce(self, tensor: torch.Tensor) -> None:
@@ -240,7 +241,7 @@ class Ranks:
         return [_bytes(part, length) for part, length in zip(parts, lengths, strict=True)]
 
     def _call(self, collective: Callable[..., object], *arguments: Any) -> None:
-        """A collective fails when a rank has gone: its connections close, or it does not answer in time."""
+        """Call a collective; it fails if a rank has died (its connections close) or does not respond in time."""
         try:
             collective(*arguments)
         except RuntimeError as error:
@@ -260,47 +261,47 @@ def _bytes(tensor: torch.Tensor, size: int) -> bytes:
 ALONE = Ranks()
 
 
-PR_SET_PDEATHSIG = 1  # of prctl
-# How long a rank waits for another. Rank 0 evaluates while the others wait, so this is generous: a rank that dies is
-# noticed at once, by its closed connections, and only one that hangs is noticed by this.
+PR_SET_PDEATHSIG = 1  # option of prctl
+# Time that a rank waits for another. Rank 0 evaluates while the others wait, so this is generous: a rank that dies is
+# noticed at once, by its closed connections, and only one that hangs is noticed by this timeout.
 TIMEOUT = timedelta(minutes=30)
 
 
 @contextmanager
 def join(place: Place | None = None, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
-    """All ranks that torchrun started, for as long as the context lasts; this process alone where it started none.
+    """Join all ranks that torchrun started while the context lasts; without torchrun, return `ALONE`.
 
-    Tensors on the CPU travel by gloo, tensors on a GPU by NCCL.
+    CPU tensors use gloo, GPU tensors use NCCL.
     """
     place = place or Place.here()
     if place.count == 1:
         yield ALONE
         return
-    _share_the_cores(place)
-    _stop_without_torchrun()
+    _divide_cores(place)
+    _terminate_with_torchrun()
     import torch
     import torch.distributed as dist
 
-    if place.local_count == place.count:  # one machine: nothing listens to the outside
+    if place.local_count == place.count:  # one machine: listen on loopback only
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     on_gpu = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo", rank=place.rank, world_size=place.count, timeout=timeout
     )
     yield Ranks(place)
-    dist.destroy_process_group()  # not after an error: it would wait for ranks that are gone
+    dist.destroy_process_group()  # not after an error: it would wait for ranks that have died
 
 
-def _stop_without_torchrun() -> None:
-    """Have the kernel send SIGTERM when torchrun is killed (Linux): a rank would go on alone, and nobody would know."""
+def _terminate_with_torchrun() -> None:
+    """Let the kernel send SIGTERM when torchrun is killed (Linux), instead of leaving an orphaned rank running."""
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _share_the_cores(place: Place) -> None:
-    """Each rank computes on its share of the cores. A number of threads that the user has set stays as it is.
+def _divide_cores(place: Place) -> None:
+    """Let each rank use its share of the cores, unless the user has set a number of threads.
 
-    torchrun sets OMP_NUM_THREADS=1 where nobody has, so 1 is not taken for the user's word.
+    torchrun sets OMP_NUM_THREADS=1 if it is unset, so 1 does not count as set by the user.
     """
     os.environ.setdefault("NUMBA_NUM_THREADS", str(place.cores))
     if os.environ.get("OMP_NUM_THREADS", "1") != "1":

@@ -1,4 +1,4 @@
-"""The frame around the training loop of several ranks: they stop together, and a lost one is told of."""
+"""Context of the training loop of several ranks: they stop together, and a lost rank is reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class NoRecorder:
-    """The recorder of every rank but the first: that one writes for all."""
+    """Recorder of every rank except the first, which writes for all."""
 
     def write(self, metrics: Mapping[str, float]) -> None: ...
 
@@ -31,17 +31,17 @@ class NoRecorder:
 
 @contextmanager
 def training_over_ranks(ranks: Ranks, run: Run, loop: Loop, recorder: Recorder | NoRecorder) -> Iterator[None]:
-    """Like `training`, which it is for one rank. Rank 0 keeps the run's state; the others write nothing.
+    """Do the same as `store.training`, for several ranks. Rank 0 writes the state of the run; the others write nothing.
 
     A signal to any rank stops all of them at the end of the same iteration. When a rank dies, torchrun sends SIGTERM to
-    the others: that, or a collective that fails, ends the run with an error that says how to go on.
+    the others: that, or a failed collective, ends the run with an error that says how to resume.
     """
     if ranks.alone:
         assert isinstance(recorder, Recorder)
         with training(run, loop, recorder):
             yield
         return
-    loop.agree_on_stops(lambda reason: next((said for said in ranks.share(reason) if said), None))
+    loop.agree_on_stops(lambda reason: next((other for other in ranks.all_gather(reason) if other), None))
     before = _install(dict.fromkeys(SIGNALS, signal.SIG_IGN))
     try:
         if isinstance(recorder, Recorder):
@@ -53,20 +53,20 @@ def training_over_ranks(ranks: Ranks, run: Run, loop: Loop, recorder: Recorder |
             yield
             _install(dict.fromkeys(SIGNALS, signal.SIG_IGN))
     except RankLostError as error:
-        # Signals stay ignored from here on: torchrun's SIGTERM must not end the rank that has something to say.
+        # Signals stay ignored from here on: torchrun's SIGTERM must not end the rank that reports the error.
         _install(dict.fromkeys(SIGNALS, signal.SIG_IGN))
-        raise RankLostError(f"{error}. {_how_to_go_on(run)}", quiet=error.quiet) from error
+        raise RankLostError(f"{error}. {_resume_hint(run)}", quiet=error.quiet) from error
     _install(before)
 
 
-def _how_to_go_on(run: Run) -> str:
+def _resume_hint(run: Run) -> str:
     saved = Checkpoints(run.checkpoints_path).updates()
     newest = f"The newest checkpoint is after {plural(saved[-1], 'update')}" if saved else "There is no checkpoint yet"
     return f"{newest}; resume with: {run.resume_command}"
 
 
 def _unless_lost(ranks: Ranks, handle: Any) -> Callable[[int, FrameType | None], None]:
-    """A handler that first looks whether a rank has died: without it no step can be finished."""
+    """Return a handler that first checks if a rank has died: then no step can be finished."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         if ranks.peers.losing:
@@ -83,7 +83,7 @@ def _stop(loop: Loop) -> Callable[[int, FrameType | None], None]:
 
 
 def _install(handlers: dict[signal.Signals, Any]) -> dict[signal.Signals, Any]:
-    """Set handlers, and return those before. Only the main thread may."""
+    """Set signal handlers and return the previous ones. Only possible in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {number: signal.signal(number, handler) for number, handler in handlers.items()}

@@ -52,9 +52,9 @@ def begin_with_weights(ranks: Ranks, modules: Mapping[str, nn.Module], weights_f
         if weights_from is not None:
             load_weights(modules, weights_from.weights(), f"run {weights_from.name!r}")
 
-    ranks.lead(read)
+    ranks.run_on_first(read)
     for module in modules.values():
-        ranks.copy_from_first(module.state_dict().values())
+        ranks.broadcast_tensors(module.state_dict().values())
 
 
 def collected_by_all(ranks: Ranks, own: Collected, num_envs: int) -> Collected:
@@ -62,7 +62,7 @@ def collected_by_all(ranks: Ranks, own: Collected, num_envs: int) -> Collected:
     if ranks.alone:
         return own
     total = Collected()
-    for rank, found in enumerate(ranks.share(asdict(own))):
+    for rank, found in enumerate(ranks.all_gather(asdict(own))):
         total.env_steps += found["env_steps"]
         total.agent_steps += found["agent_steps"]
         total.dropped_agent_steps += found["dropped_agent_steps"]

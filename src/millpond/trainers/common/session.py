@@ -111,7 +111,7 @@ def run_of_all(ranks: Ranks, begin: Callable[[], tuple[Loaded, Run]]) -> tuple[L
         loaded, run = begun[0]
         return {"name": loaded.name, "config": config_text(loaded), "run": str(run.folder), "resumed": run.resumed}
 
-    told = ranks.lead(lead)
+    told = ranks.run_on_first(lead)
     if not begun:
         values = yaml.safe_load(told["config"])
         recipe = check(values, told["name"])

@@ -100,7 +100,7 @@ class Diversity:
             for collection in collections:
                 flat = collection.observation.flatten(0, 1)
                 picked.append(flat[torch.linspace(0, len(flat) - 1, min(share, len(flat))).long()])
-            told = self.ranks.share_bytes(tree_to_bytes(torch.cat(picked)))
+            told = self.ranks.all_gather_bytes(tree_to_bytes(torch.cat(picked)))
             self.observation = torch.cat([tree_from_bytes(data, "observations") for data in told]).to(self.device)
 
     @torch.inference_mode()
@@ -109,7 +109,7 @@ class Diversity:
         if self.agents < 2:
             return 0.0
         chosen = torch.stack([network(self.observation).argmax(-1) for network in networks])
-        actions = torch.cat([torch.tensor(told) for told in self.ranks.share(chosen.tolist())])
+        actions = torch.cat([torch.tensor(told) for told in self.ranks.all_gather(chosen.tolist())])
         differ = torch.stack([(a != b).float().mean() for a, b in combinations(actions, 2)])
         return float(differ.mean())
 

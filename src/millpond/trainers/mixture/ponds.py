@@ -120,7 +120,7 @@ class Ponds:
         if not self._settled:
             return {}
         own = (self.env_steps, self.tail_env_steps, sum(writer.stream.stored_bytes() for writer in self._writers))
-        env_steps, tail, stored = (sum(column) for column in zip(*self.ranks.share(own), strict=True))
+        env_steps, tail, stored = (sum(column) for column in zip(*self.ranks.all_gather(own), strict=True))
         return {
             "lake/env_steps": env_steps,
             "lake/tail_env_steps": tail,
@@ -178,7 +178,9 @@ class Ponds:
     def state_dict(self) -> dict[str, Any]:
         self.flush()
         own = {stream.name: w.position for stream, w in zip(self.streams, self._writers, strict=True)}
-        positions, env_steps, tail = zip(*self.ranks.share((own, self.env_steps, self.tail_env_steps)), strict=True)
+        positions, env_steps, tail = zip(
+            *self.ranks.all_gather((own, self.env_steps, self.tail_env_steps)), strict=True
+        )
         together = {name: position for part in positions for name, position in part.items()}
         return {"positions": together, "env_steps": sum(env_steps), "tail_env_steps": sum(tail)}
 

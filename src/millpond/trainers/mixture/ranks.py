@@ -43,7 +43,7 @@ def share_networks(ranks: Ranks, networks: Sequence[QNetwork]) -> None:
     if ranks.alone:
         return
     own = {number: dict(networks[number].state_dict()) for number in agents_of_rank(ranks, len(networks))}
-    for data in ranks.share_bytes(tree_to_bytes(own)):
+    for data in ranks.all_gather_bytes(tree_to_bytes(own)):
         for number, weights in tree_from_bytes(data, "networks of a rank").items():
             networks[number].load_state_dict(weights)
 
@@ -65,14 +65,14 @@ def begin_with(ranks: Ranks, networks: Sequence[QNetwork], big: DQN | None, othe
         load_weights({"network": first}, {"network": found}, f"run {other.name!r}")
         return True
 
-    if ranks.lead(read):
-        ranks.copy_from_first(first.state_dict().values())
+    if ranks.run_on_first(read):
+        ranks.broadcast_tensors(first.state_dict().values())
         for network in networks[1:]:
             network.load_state_dict(first.state_dict())
         if big is not None:
             big.start_from(first)
     if big is not None:
-        ranks.copy_from_first([big.online.data, big.behind.data])
+        ranks.broadcast_tensors([big.online.data, big.behind.data])
 
 
 # -- what ranks tell each other
@@ -82,7 +82,7 @@ def told_by_all(ranks: Ranks, own: dict[str, Any]) -> dict[str, Any]:
     """What each rank knows of its own agents, by name: of all agents. Tensors of one number are told as numbers."""
     if ranks.alone:
         return own
-    return {name: value for told in ranks.share(_plain(own)) for name, value in told.items()}
+    return {name: value for told in ranks.all_gather(_plain(own)) for name, value in told.items()}
 
 
 def figures_of(collection: Collection) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def steps_of_all(ranks: Ranks, own: Mapping[str, Steps]) -> list[Steps]:
     trees = {name: {**vars(steps), "valid_for": None} for name, steps in own.items()}
     steps_by_name = {
         name: Steps(**{**tree, "valid_for": schema})
-        for data in ranks.share_bytes(tree_to_bytes(trees))
+        for data in ranks.all_gather_bytes(tree_to_bytes(trees))
         for name, tree in tree_from_bytes(data, "steps of a rank").items()
     }
     return [steps_by_name[name] for name in sorted(steps_by_name, key=lambda name: name == "big")]
@@ -120,15 +120,15 @@ def judged_by_first(ranks: Ranks, judge: Callable[[], Evaluation]) -> Evaluation
     """Evaluate at rank 0, and tell all."""
     if ranks.alone:
         return judge()
-    told = ranks.lead(lambda: asdict(judge()))
+    told = ranks.run_on_first(lambda: asdict(judge()))
     return Evaluation(tuple(map(tuple, told["returns"])), tuple(told["lengths"]), tuple(told["infos"]))
 
 
 def refresh_together(ranks: Ranks, lake: Lake) -> None:
     """See what everybody has poured: nobody looks before all have, or writes before all have looked."""
-    ranks.meet()
+    ranks.barrier()
     lake.refresh()
-    seen = ranks.share({name: [position, lake.view(name).rows] for name, position in lake.positions().items()})
+    seen = ranks.all_gather({name: [position, lake.view(name).rows] for name, position in lake.positions().items()})
     if any(other != seen[0] for other in seen):
         raise RankError(
             f"the ranks do not see the same lake at {lake.folder} (streams: {'; '.join(map(str, seen))}): run_dir must "

@@ -96,7 +96,7 @@ class MixtureTrainer:
         self.parts = self._make_parts()
         begin_with(ranks, self.group.networks, None if self.big is None else self.big.dqn, weights_from)
         if run.resumed and restore_over_ranks(ranks, self.checkpoints, self.parts):
-            ranks.lead(self._check_position)
+            ranks.run_on_first(self._check_position)
         if self.ponds is not None and self.big is not None:
             self.ponds.open()
             if self.live and run.resumed:
