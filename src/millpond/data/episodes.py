@@ -305,8 +305,8 @@ class MemoryStore:
         return self._table.take(self._first[episodes][:, None] + steps, axis=0)
 
     def pairs(self, episodes: Array, steps: Array) -> tuple[Array, Array]:
-        rows = self._first[episodes][:, None] + steps
-        return self._table.take(rows, axis=0), self._table.take(rows + 1, axis=0)
+        indices = self._first[episodes][:, None] + steps
+        return self._table.take(indices, axis=0), self._table.take(indices + 1, axis=0)
 
 
 class FileStore:

@@ -84,8 +84,8 @@ class StepFeatures:
     def __call__(self, episodes: Integers, steps: Integers) -> tuple[Tensor, Tensor | None]:
         """Features [B x K, F] of steps [B, K] of episodes [B], and those of their images."""
         if self.cached:
-            rows = torch.from_numpy((self._first[episodes][:, None] + steps).reshape(-1))
-            return self._table.index_select(0, rows.to(self._device)), None
+            indices = torch.from_numpy((self._first[episodes][:, None] + steps).reshape(-1))
+            return self._table.index_select(0, indices.to(self._device)), None
         batch = step_batch(self._data.gather(episodes, steps), self._inputs, self._device)
         features = self._network.features(batch.observation, batch.action, batch.next_observation)
         return features, self._network.pixels(batch.images, batch.next_images)

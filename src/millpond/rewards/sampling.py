@@ -23,9 +23,9 @@ MAX_PREFETCHED_BYTES = 1 << 20
 class StepSampler:
     """Samples steps from one generator, whose state is the whole state: a batch always takes B + B x K numbers of it.
 
-    Every set of K steps of an episode is equally likely, and so is every order of it, so that any two places of a row
-    are a random pair. An episode with fewer than K steps contributes each of its steps once; the rest of its row repeats
-    the last step and must be masked by `valid_steps`.
+    Every set of K steps of an episode is equally likely, and so is every order of it, so that any two of the K
+    places are a random pair. An episode with fewer than K steps contributes each of its steps once; the remaining places
+    repeat the last step and must be masked by `valid_steps`.
     """
 
     def __init__(self, lengths: Integers, per_batch: int, steps: int) -> None:
