@@ -119,24 +119,24 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="*", default=list(RECIPES), metavar="RECIPE")
     parser.add_argument("--quick", action="store_true", help="tiny benches, to see that it works; figures say nothing")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    asked = parser.parse_args()
-    folders = [folder.resolve() for folder in (asked.old, asked.new)]
+    arguments = parser.parse_args()
+    folders = [folder.resolve() for folder in (arguments.old, arguments.new)]
     for folder in folders:
         if not (folder / "src" / "millpond").is_dir():
             parser.error(f"{folder} has no src/millpond; give the folder of a checkout")
     measured: list[list[dict[str, float]]] = [[], []]
-    for number in range(asked.alternations):
-        print(f"alternation {number + 1} of {asked.alternations}", file=sys.stderr, flush=True)
+    for number in range(arguments.alternations):
+        print(f"alternation {number + 1} of {arguments.alternations}", file=sys.stderr, flush=True)
         for side in (0, 1) if number % 2 == 0 else (1, 0):
-            measured[side].append(measure(folders[side], asked.recipes, ["--quick"] if asked.quick else []))
+            measured[side].append(measure(folders[side], arguments.recipes, ["--quick"] if arguments.quick else []))
     compared = list(changes(*measured))
     names = {name for side in measured for one in side for name in one}
     missing = sorted(names - {one.name for one in compared})
-    print(f"{processor()}; before {folders[0]}, after {folders[1]}; median of {asked.alternations} alternations")
+    print(f"{processor()}; before {folders[0]}, after {folders[1]}; median of {arguments.alternations} alternations")
     print("\n".join(show(compared, missing)))
-    if asked.json:
+    if arguments.json:
         result = {"hardware": processor(), "changes": [{**asdict(one), "slower": one.slower} for one in compared]}
-        asked.json.write_text(json.dumps(result, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
     raise SystemExit(any(one.slower for one in compared))
 
 

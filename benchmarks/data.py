@@ -34,18 +34,18 @@ def rate(work: Callable[[], object], seconds: float) -> float:
     return count / (time.perf_counter() - began)
 
 
-def draw(data: Episodes, episodes: int, steps: int) -> Callable[[], object]:
+def sampler(data: Episodes, episodes: int, steps: int) -> Callable[[], object]:
     """Return a function that samples as a trainer does: episodes, steps of each, and their transitions."""
     rng = np.random.default_rng(0)
 
     def work() -> object:
-        which = rng.integers(0, len(data), episodes)
-        return data.gather(which, (rng.random((episodes, steps)) * data.lengths[which][:, None]).astype(np.int64))
+        sampled = rng.integers(0, len(data), episodes)
+        return data.gather(sampled, (rng.random((episodes, steps)) * data.lengths[sampled][:, None]).astype(np.int64))
 
     return work
 
 
-def update(width: int, rows: int) -> Callable[[], object]:
+def update(width: int, steps: int) -> Callable[[], object]:
     network = torch.nn.Sequential(
         torch.nn.Linear(width, 256),
         torch.nn.ReLU(),
@@ -54,7 +54,7 @@ def update(width: int, rows: int) -> Callable[[], object]:
         torch.nn.Linear(256, 1),
     )
     optimizer = torch.optim.Adam(network.parameters(), 3e-4)
-    inputs = torch.randn(rows, width)
+    inputs = torch.randn(steps, width)
 
     def work() -> object:
         optimizer.zero_grad()
@@ -80,24 +80,24 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=4)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=3.0)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    size = (asked.episodes, asked.steps)
+    size = (arguments.episodes, arguments.steps)
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; {size[0]} episodes x {size[1]} steps")
-    table, rows = np.zeros((11_256, 3), np.float32), np.random.default_rng(0).integers(0, 11_256, size)
-    bare = rate(lambda: (table[rows], table[rows], table[rows]), asked.seconds)
-    learned = rate(update(7, size[0] * size[1]), asked.seconds)
+    table, indices = np.zeros((11_256, 3), np.float32), np.random.default_rng(0).integers(0, 11_256, size)
+    bare = rate(lambda: (table[indices], table[indices], table[indices]), arguments.seconds)
+    learned = rate(update(7, size[0] * size[1]), arguments.seconds)
     print(f"bare index, three times        {bare:>10,.0f} per second")
     print(f"update of the reward network   {learned:>10,.0f} per second")
     for name, memory in (("pendulum, in memory", 1 << 30), ("pendulum, from the file", 0)):
-        speed = rate(draw(open_episodes("pendulum", memory_bytes=memory), *size), asked.seconds)
-        print(f"{name:<30} {speed:>10,.0f} draws per second; a draw is {learned / speed:.1%} of an update")
+        speed = rate(sampler(open_episodes("pendulum", memory_bytes=memory), *size), arguments.seconds)
+        print(f"{name:<30} {speed:>10,.0f} samples per second; a sample costs {learned / speed:.1%} of an update")
     with tempfile.TemporaryDirectory() as folder:
         for compression in (None, "gzip"):
             path = Path(folder) / f"{compression}.hdf5"
             write_images(path, compression)
             for where, memory in (("in memory", 1 << 30), ("from the file", 1 << 20)):
-                speed = rate(draw(open_episodes(path, images=True, memory_bytes=memory), *size), asked.seconds)
+                speed = rate(sampler(open_episodes(path, images=True, memory_bytes=memory), *size), arguments.seconds)
                 name = f"images{' (gzip)' if compression else ''}, {where}"
                 print(f"{name:<30} {speed * size[0] * size[1]:>10,.0f} transitions per second")
 

@@ -89,7 +89,7 @@ def mettagrid_rates(num_envs: int = 16, rounds: int = 5) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
 
     env_batches = {
         "grid": make_env_batch("grid", ENVS, {}),
@@ -100,7 +100,7 @@ def main() -> None:
     measured = rates(steps)
     measured["mettagrid"], measured["mettagrid, bare core"] = mettagrid_rates()
     scaling = rates({str(n): stepper(make_env_batch("grid", n, {})) for n in SCALING})
-    if asked.json:
+    if arguments.json:
         print(json.dumps({"hardware": processor(), "agent_steps_per_second": measured, "grid_scaling": scaling}))
         return
 

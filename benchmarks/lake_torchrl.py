@@ -65,13 +65,13 @@ def main():
             entries = TensorDict({"observation": now, "next": {"observation": then}}, [len(at)])
             storage.set(torch.arange(begin, begin + len(at)), entries)
 
-        def draw(rng):
+        def sample(rng):
             return storage.get(torch.from_numpy(rng.integers(0, stored, BATCH))).to_tensordict()
 
-        median_speed(draw, 10)
-        result["warm, stacks as stored"] = median_speed(draw, 60)
+        median_speed(sample, 10)
+        result["warm, stacks as stored"] = median_speed(sample, 60)
         tensors = list(storage._storage.values(True, True))
-        result["cold, stacks as stored"] = median_speed(draw, 5, lambda: evict(folder, tensors))
+        result["cold, stacks as stored"] = median_speed(sample, 5, lambda: evict(folder, tensors))
     with tempfile.TemporaryDirectory(dir=Path(sys.argv[1]).parent) as folder:
         storage = LazyMemmapStorage(count, scratch_dir=folder)
         for begin in range(0, count, len(frames)):
@@ -79,12 +79,12 @@ def main():
             storage.set(torch.arange(begin, begin + len(part)), TensorDict({"frame": part}, [len(part)]))
         window = np.arange(STACK + 1)
 
-        def draw_frames(rng):
+        def sample_frames(rng):
             at = rng.integers(0, count - STACK, BATCH)[:, None] + window
             return storage.get(torch.from_numpy(at.reshape(-1))).to_tensordict()
 
-        median_speed(draw_frames, 10)
-        result["warm, single frames"] = median_speed(draw_frames, 60)
+        median_speed(sample_frames, 10)
+        result["warm, single frames"] = median_speed(sample_frames, 60)
     print(json.dumps(result))
 
 

@@ -31,7 +31,7 @@ from millpond.loop import LevelEnd
 from millpond.planner import Host, PPOPlan, plan
 
 RECIPES = ("grid", "metta", "puffer-metta")
-GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 QUIET = {"eval.interval": None, "eval.episodes": 1, "checkpoint.interval": None, "log.tensorboard": False}
 LIMIT = 0.05
 
@@ -57,17 +57,17 @@ def clean() -> None:
 
 def workers() -> int:
     """Return the bytes of worker processes' private memory, including their children's."""
-    waiting, found = [str(os.getpid())], 0
+    waiting, total = [str(os.getpid())], 0
     while waiting:
         process = waiting.pop()
         for task in Path(f"/proc/{process}/task").iterdir():
             children = (task / "children").read_text().split()
-            found += sum(status("RssAnon", child) for child in children)
+            total += sum(status("RssAnon", child) for child in children)
             waiting += children
-    return found
+    return total
 
 
-def take(recipe: str, iterations: int) -> dict[str, float]:
+def measure_run(recipe: str, iterations: int) -> dict[str, float]:
     """Measure the memory of a run of the recipe, in this process."""
     from millpond.trainers.common.session import start_run
     from millpond.trainers.ppo.trainer import PPOTrainer
@@ -81,26 +81,26 @@ def take(recipe: str, iterations: int) -> dict[str, float]:
             return PPOTrainer(loaded, start_run(loaded, name))
 
         make("first", "debug").train()
-        small = make("small", "debug")  # kept open: the memory of a run of any size is not in the plan
+        small = make("small", "debug")  # stays open: the memory of a run of any size is not in the plan
         small.train()
         clean()
         baseline = status("VmRSS")
         forget_peak()
-        trainer, found = make("real", None), {"baseline": float(baseline)}
-        found["rows"] = trainer.rows.nbytes
+        trainer, figures = make("real", None), {"baseline": float(baseline)}
+        figures["rows"] = trainer.rows.nbytes
 
-        def seen(ended: LevelEnd) -> None:
-            found["peak"] = status("VmHWM") - baseline
-            found["workers"] = workers()
+        def record(ended: LevelEnd) -> None:
+            figures["peak"] = status("VmHWM") - baseline
+            figures["workers"] = workers()
             if ended.number + 1 == iterations:  # before the evaluation at the end
                 raise Measured
 
-        trainer.loop.at_end("iteration", seen)
+        trainer.loop.at_end("iteration", record)
         with contextlib.suppress(Measured):
             trainer.train()
         trainer.close()
         small.close()
-    return found
+    return figures
 
 
 def measured(recipe: str, iterations: int, environment: dict[str, str]) -> dict[str, float]:
@@ -116,23 +116,23 @@ def compare(recipe: str, iterations: int) -> dict[str, Any]:
     planned = plan(recipe, host=Host.here()).plan
     assert isinstance(planned, PPOPlan)
     assert planned.training is not None
-    used = measured(recipe, iterations, GIVES_BACK)
-    kept = measured(recipe, iterations, {})
+    used = measured(recipe, iterations, RETURN_FREED_MEMORY)
+    resident = measured(recipe, iterations, {})
     return {
         "recipe": recipe,
         "rows": {"plan": planned.buffer_bytes, "run": used["rows"]},
         "collecting": {"plan": planned.collecting_bytes},
         "training step": {"plan": planned.training.total},
         "total, in use": {"plan": planned.memory_bytes, "run": used["peak"]},
-        "total, resident": {"plan": planned.memory_bytes, "run": kept["peak"]},
+        "total, resident": {"plan": planned.memory_bytes, "run": resident["peak"]},
         "worker processes": {"run": used["workers"]},
         "interpreter, libraries": {"run": used["baseline"]},
     }
 
 
-def show(found: dict[str, Any]) -> None:
-    print(f"\n{found.pop('recipe'):<26}{'plan, MB':>10}{'run, MB':>10}{'plan / run':>12}")
-    for name, pair in found.items():
+def show(figures: dict[str, Any]) -> None:
+    print(f"\n{figures.pop('recipe'):<26}{'plan, MB':>10}{'run, MB':>10}{'plan / run':>12}")
+    for name, pair in figures.items():
         planned, used = pair.get("plan"), pair.get("run")
         ratio = "" if not planned or not used else f"{planned / used:.3f}"
         mark = ""
@@ -148,18 +148,18 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.child:
-        print(json.dumps(take(asked.recipes[0], asked.iterations)))
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(measure_run(arguments.recipes[0], arguments.iterations)))
         return
-    print(f"{processor()}; the peak of {asked.iterations} iterations")
+    print(f"{processor()}; the peak of {arguments.iterations} iterations")
     results = []
-    for recipe in asked.recipes or RECIPES:
+    for recipe in arguments.recipes or RECIPES:
         print(f"{recipe}: training it twice", file=sys.stderr, flush=True)
-        results.append(compare(recipe, asked.iterations))
+        results.append(compare(recipe, arguments.iterations))
         show(dict(results[-1]))
-        if asked.json:
-            asked.json.write_text(json.dumps({"hardware": processor(), "found": results}, indent=2) + "\n")
+        if arguments.json:
+            arguments.json.write_text(json.dumps({"hardware": processor(), "found": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

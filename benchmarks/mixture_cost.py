@@ -58,19 +58,19 @@ def main() -> None:
     parser.add_argument("--env", default="minatar:breakout")
     parser.add_argument("--collections", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
-    asked = parser.parse_args()
-    found: dict[int, list[float]] = {1: [], 4: []}
+    arguments = parser.parse_args()
+    times: dict[int, list[float]] = {1: [], 4: []}
     pouring: dict[int, list[float]] = {1: [], 4: []}
     with tempfile.TemporaryDirectory() as folder:
-        for repeat in range(asked.repeats):
-            for agents in found:
+        for repeat in range(arguments.repeats):
+            for agents in times:
                 time, poured = seconds_per_frame(
-                    Path(folder), f"{agents}-{repeat}", asked.env, agents, asked.collections
+                    Path(folder), f"{agents}-{repeat}", arguments.env, agents, arguments.collections
                 )
-                found[agents].append(time)
+                times[agents].append(time)
                 pouring[agents].append(poured)
-    one, four = median(found[1]), median(found[4])
-    print(f"{asked.env} on {platform.machine()}, median of {asked.repeats}, microseconds per frame")
+    one, four = median(times[1]), median(times[4])
+    print(f"{arguments.env} on {platform.machine()}, median of {arguments.repeats}, microseconds per frame")
     print(f"  one agent    {one * 1e6:8.1f}   (pouring thread {median(pouring[1]) * 1e6:.1f})")
     print(f"  four agents  {four * 1e6:8.1f}   (pouring thread {median(pouring[4]) * 1e6:.1f})")
     print(f"  four / one   {four / one:8.3f}")

@@ -40,9 +40,9 @@ class Plain(nn.Module):
         self.core = (nn.LSTM if core == "lstm" else nn.GRU)(HIDDEN, HIDDEN)
         self.logits, self.values = nn.Linear(HIDDEN, ACTIONS), nn.Linear(HIDDEN, 1)
 
-    def forward(self, seen: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
-        """seen [T, B, bytes]."""
-        hidden, state = self.core(torch.relu(self.encoder(seen.float() / 255)), state)
+    def forward(self, observation: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
+        """observation [T, B, bytes]."""
+        hidden, state = self.core(torch.relu(self.encoder(observation.float() / 255)), state)
         return self.logits(hidden), self.values(hidden).squeeze(-1), state
 
 
@@ -71,29 +71,29 @@ def observations(*lead: int) -> Tensor:
 def acting(core: str, batch: int, seconds: float) -> tuple[float, float]:
     """Return steps per second of our policy and of the plain one, acting."""
     policy, plain = build_policy(OBSERVATION, ActionSpec.discrete(ACTIONS), core=core), Plain(core)
-    seen, generator = observations(batch), torch.Generator().manual_seed(0)
+    observation, generator = observations(batch), torch.Generator().manual_seed(0)
     state = policy.initial_state(batch)
     zeros = torch.zeros(1, batch, HIDDEN)
     plain_state = (zeros, zeros) if core == "lstm" else zeros
 
     def ours() -> None:
-        policy.act(seen, state, generator=generator)
+        policy.act(observation, state, generator=generator)
 
     def theirs() -> None:
         with torch.no_grad():
-            logits, _, _ = plain(seen[None], plain_state)
+            logits, _, _ = plain(observation[None], plain_state)
             log_probs = logits[0].log_softmax(-1)
             action = torch.multinomial(log_probs.exp(), 1, generator=generator)
             log_probs.gather(-1, action)
 
-    mine, other = best_of([ours, theirs], seconds)
-    return batch / mine, batch / other
+    own, other = best_of([ours, theirs], seconds)
+    return batch / own, batch / other
 
 
 def learning(core: str, batch: int, seconds: float) -> tuple[float, float]:
     """Return steps per second of both, forward and backward over rows of 64 steps."""
     policy, plain = build_policy(OBSERVATION, ActionSpec.discrete(ACTIONS), core=core), Plain(core)
-    seen = observations(batch, HORIZON)
+    observation = observations(batch, HORIZON)
     state = policy.initial_state(batch)
     reset = torch.rand(batch, HORIZON) < 0.01
     action = torch.randint(0, ACTIONS, (batch, HORIZON), dtype=torch.int32)
@@ -102,18 +102,18 @@ def learning(core: str, batch: int, seconds: float) -> tuple[float, float]:
 
     def ours() -> None:
         policy.zero_grad()
-        out = policy.unroll(seen, state, reset, action)
+        out = policy.unroll(observation, state, reset, action)
         (out.log_prob + out.value + out.entropy).mean().backward()
 
     def theirs() -> None:
         plain.zero_grad()
-        logits, value, _ = plain(seen.transpose(0, 1), plain_state)
+        logits, value, _ = plain(observation.transpose(0, 1), plain_state)
         log_probs = logits.log_softmax(-1)
         log_prob = log_probs.gather(-1, action.t().long().unsqueeze(-1)).squeeze(-1)
         (log_prob + value - (log_probs.exp() * log_probs).sum(-1)).mean().backward()
 
-    mine, other = best_of([ours, theirs], seconds)
-    return batch * HORIZON / mine, batch * HORIZON / other
+    own, other = best_of([ours, theirs], seconds)
+    return batch * HORIZON / own, batch * HORIZON / other
 
 
 def main() -> None:
@@ -130,11 +130,11 @@ def main() -> None:
     for threads in options.threads:
         torch.set_num_threads(threads)
         for batch in (192, 4_080):
-            mine, other = acting(options.core, batch, options.seconds)
-            print(f"act     {threads} thread(s), batch {batch:<8}{mine:>12,.0f}{other:>12,.0f}{mine / other:>8.2f}")
+            own, other = acting(options.core, batch, options.seconds)
+            print(f"act     {threads} thread(s), batch {batch:<8}{own:>12,.0f}{other:>12,.0f}{own / other:>8.2f}")
         for batch in (192, 768):
-            mine, other = learning(options.core, batch, options.seconds)
-            print(f"unroll  {threads} thread(s), 64 x {batch:<9}{mine:>12,.0f}{other:>12,.0f}{mine / other:>8.2f}")
+            own, other = learning(options.core, batch, options.seconds)
+            print(f"unroll  {threads} thread(s), 64 x {batch:<9}{own:>12,.0f}{other:>12,.0f}{own / other:>8.2f}")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python benchmarks/reward_speed.py [--pairs 100] [--batches 50] [--threads N] [--cpu-time]
     python benchmarks/reward_speed.py --memory 1000000
 
-The bare loop is what one would write without a framework: all steps' features in one tensor, prepared beforehand; a
-batch of 4 episodes drawn by `torch.randint` and 64 steps of each, without replacement, by `torch.rand` and `topk`; the
+The bare loop is what one would write without a framework: all steps' features in one tensor, computed beforehand; a
+batch of 4 episodes sampled by `torch.randint` and 64 steps of each, without replacement, by `torch.rand` and `topk`; the
 same layers, loss and optimiser. It has no records, console, hooks or target network, and cannot be resumed. The limit
-is 0.90 of its speed. A second one always trains on the same batch, for comparison: nothing is drawn at all.
+is 0.90 of its speed. A second one always trains on the same batch, for comparison: nothing is sampled at all.
 
 They alternate in short blocks, in changing order, so that other load hits all of them. The figure is the median over the
 blocks; the ratio of the sums is shown too, because the end of a cycle, with its table and record, is in one block of ten.
@@ -48,8 +48,8 @@ SMALL = {
 }
 
 
-def bare_loop(trainer: RewardTrainer, *, draws: bool) -> Callable[[int], None]:
-    """Return a loop with the same layers, batch, loss and optimiser only. Without `draws`, it always uses the first batch."""
+def bare_loop(trainer: RewardTrainer, *, samples: bool) -> Callable[[int], None]:
+    """Return a loop with the same layers, batch, loss and optimiser only. Without `samples`, it always uses the first batch."""
     reward, recorded = trainer.recipe.reward, trainer.recorded
     data, training_episodes = recorded.data, torch.from_numpy(recorded.training)
     lengths = torch.from_numpy(data.lengths)
@@ -62,20 +62,20 @@ def bare_loop(trainer: RewardTrainer, *, draws: bool) -> Callable[[int], None]:
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=reward.learning_rate, fused=True)
 
-    def draw() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        picked = torch.randint(len(training_episodes), shape[:1])
-        episodes = training_episodes[picked]
+    def sample() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        indices = torch.randint(len(training_episodes), shape[:1])
+        episodes = training_episodes[indices]
         steps = torch.rand(shape[0], shortest).topk(shape[1]).indices
         features = table[(first[episodes][:, None] + steps).flatten()]
-        return features, mean_returns[picked], lengths[episodes]
+        return features, mean_returns[indices], lengths[episodes]
 
-    features, mean_return, length = draw()
+    features, mean_return, length = sample()
 
     def run(batches: int) -> None:
         nonlocal features, mean_return, length
         for _ in range(batches):
-            if draws:
-                features, mean_return, length = draw()
+            if samples:
+                features, mean_return, length = sample()
             loss = lrd_loss(network(features).view(shape), mean_return, length)
             optimizer.zero_grad()
             loss.backward()
@@ -95,8 +95,8 @@ def measure(folder: str, pairs: int, batches: int, clock: Callable[[], float]) -
     trainer = RewardTrainer(loaded, start_run(loaded, "speed"))
     loops = {
         "millpond": lambda count: play(trainer, count),
-        "bare": bare_loop(trainer, draws=True),
-        "bare, one batch": bare_loop(trainer, draws=False),
+        "bare": bare_loop(trainer, samples=True),
+        "bare, one batch": bare_loop(trainer, samples=False),
     }
     seconds: dict[str, list[float]] = {name: [] for name in loops}
     order = list(loops)

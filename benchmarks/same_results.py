@@ -144,20 +144,20 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="*", default=list(SIZES), choices=list(SIZES), metavar="RECIPE")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides for the second checkout")
     parser.add_argument("--tolerance", type=float, default=0.0, help="relative difference that is allowed")
-    asked = parser.parse_args()
-    checkouts = [folder.resolve() for folder in (asked.old, asked.new)]
+    arguments = parser.parse_args()
+    checkouts = [folder.resolve() for folder in (arguments.old, arguments.new)]
     for checkout in checkouts:
         if not (checkout / "src" / "millpond").is_dir():
             parser.error(f"{checkout} has no src/millpond; give the folder of a checkout")
     differ = False
-    for recipe in asked.recipes:
+    for recipe in arguments.recipes:
         settings = [*COMMON, *SIZES[recipe]]
         with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
             old = train(checkouts[0], recipe, settings, Path(first))
-            new = train(checkouts[1], recipe, [*settings, *asked.set], Path(second))
-            result = compare_runs(old, new, asked.tolerance)
+            new = train(checkouts[1], recipe, [*settings, *arguments.set], Path(second))
+            result = compare_runs(old, new, arguments.tolerance)
         verdict = (
-            "DIFFERENT" if result.differences else f"within {asked.tolerance:g}" if result.largest else "identical"
+            "DIFFERENT" if result.differences else f"within {arguments.tolerance:g}" if result.largest else "identical"
         )
         counts = f"{result.records} records, {result.metrics} metrics, {result.tensors} tensors"
         print(f"{recipe:<14}{verdict:<14}{counts}; largest relative difference {result.largest:.3g}", flush=True)

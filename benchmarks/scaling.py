@@ -129,9 +129,9 @@ def figures(sizes: dict[str, Size], what: str) -> dict[str, Any]:
     return {name: {"nanoseconds": median(taken), "of_first": against(first, taken)} for name, taken in spent.items()}
 
 
-def show(title: str, unit: str, found: dict[str, Any]) -> None:
+def show(title: str, unit: str, figures_by_size: dict[str, Any]) -> None:
     print(f"\n{title:<34}{'ns per agent step':>18}{'ratio to the first':>20}  spread")
-    for name, one in found.items():
+    for name, one in figures_by_size.items():
         ratio = one["of_first"]
         spread = f"{ratio['low']:.2f} to {ratio['high']:.2f}"
         print(f"  {name + ' ' + unit:<32}{one['nanoseconds']:>18,.0f}{ratio['median']:>20.2f}  {spread}", flush=True)
@@ -143,8 +143,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=("grid", "mettagrid"))
     parser.add_argument("--json", type=Path, metavar="FILE")
-    asked = parser.parse_args()
-    print(f"{processor()}; median of {asked.rounds} alternating rounds")
+    arguments = parser.parse_args()
+    print(f"{processor()}; median of {arguments.rounds} alternating rounds")
     results: dict[str, Any] = {"hardware": processor()}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as open_trainers:
 
@@ -154,20 +154,20 @@ def main() -> None:
             open_trainers.callback(trainer.close)
             return Size(trainer, collections)
 
-        if asked.only != "mettagrid":
-            most = max(asked.envs)
-            sizes = {f"{n:,}": size(f"grid-{n}", "grid", grid_settings(n), most // n) for n in asked.envs}
-            measure(sizes, asked.rounds, trains=True)
+        if arguments.only != "mettagrid":
+            most = max(arguments.envs)
+            sizes = {f"{n:,}": size(f"grid-{n}", "grid", grid_settings(n), most // n) for n in arguments.envs}
+            measure(sizes, arguments.rounds, trains=True)
             for what, title in (("collect", "grid, a whole collection"), ("train", "grid, training")):
                 results[title] = figures(sizes, what)
                 show(title, "envs", results[title])
-        if asked.only != "grid":
+        if arguments.only != "grid":
             sizes = {n: size(f"mettagrid-{n}", "mettagrid", mettagrid_settings(n), 1) for n in METTAGRID}
-            measure(sizes, asked.rounds, trains=False)
+            measure(sizes, arguments.rounds, trains=False)
             results["mettagrid, a whole collection"] = figures(sizes, "collect")
             show("mettagrid, a whole collection", "workers", results["mettagrid, a whole collection"])
-    if asked.json:
-        asked.json.write_text(json.dumps(results, indent=2) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -62,12 +62,12 @@ def start_seconds(make_env_batch: EnvBatchFactory, num_envs: int, num_workers: i
     vector = make_vector(
         SPEC, make_env_batch, num_envs=num_envs, groups=2, num_workers=num_workers, backend="processes"
     )
-    made = time.perf_counter()
+    built = time.perf_counter()
     vector.reset(0)
     vector.recv()
     received = time.perf_counter()
     vector.close()
-    return made - start, received - start, time.perf_counter() - received
+    return built - start, received - start, time.perf_counter() - received
 
 
 if __name__ == "__main__":
@@ -89,8 +89,8 @@ if __name__ == "__main__":
             print(f"{num_envs:>5,} envs  {title:<39} {seconds * 1e6:7.1f}  {seconds / bare:6.1f}")
     print("\nstart of worker processes, a generator for each env")
     for num_envs, num_workers in ((2, 1), (2720, 1), (2720, 16)):
-        made, received, closed = start_seconds(generators, num_envs, num_workers)
+        built, received, closed = start_seconds(generators, num_envs, num_workers)
         print(
-            f"{num_envs:>5,} envs in {num_workers:>2} workers: made in {made:.2f} s, "
+            f"{num_envs:>5,} envs in {num_workers:>2} workers: built in {built:.2f} s, "
             f"first batch after {received:.2f} s, closed in {closed:.2f} s"
         )

@@ -36,8 +36,8 @@ class Curves:
 
     def summary(self) -> str:
         seeds = ", ".join(f"{value:.1f}" for value in self.last)
-        beside = "".join(f"; {name} {value:.1f}" for name, value in self.baselines.items())
-        return f"{self.title}: at the end {np.mean(self.last):.1f} (seeds: {seeds}){beside}"
+        baselines = "".join(f"; {name} {value:.1f}" for name, value in self.baselines.items())
+        return f"{self.title}: at the end {np.mean(self.last):.1f} (seeds: {seeds}){baselines}"
 
     def _draw(self, path: Path) -> None:
         import matplotlib as mpl

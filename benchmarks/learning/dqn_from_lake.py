@@ -56,21 +56,21 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/learning/results"))
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     env, pqn, _ = setting("cartpole")
     config = DQNConfig(
-        batch_size=128, learning_rate=given.learning_rate, n_step=given.n_step, target_tau=given.target_tau
+        batch_size=128, learning_rate=arguments.learning_rate, n_step=arguments.n_step, target_tau=arguments.target_tau
     )
     curves = Curves(
         "DQN from a lake that PQN filled, CartPole-v1",
         "updates",
-        {"pqn_env_steps": given.env_steps, **config.model_dump()},
+        {"pqn_env_steps": arguments.env_steps, **config.model_dump()},
         baselines={"random": random_return(env, pqn)},
     )
-    for seed in range(1, given.seeds + 1):
-        with tempfile.TemporaryDirectory() as folder, evaluation_vector(env, VECTOR, given.episodes) as vector:
-            schema, count = fill_a_lake(Path(folder) / "lake", given.env_steps, seed)
+    for seed in range(1, arguments.seeds + 1):
+        with tempfile.TemporaryDirectory() as folder, evaluation_vector(env, VECTOR, arguments.episodes) as vector:
+            schema, count = fill_a_lake(Path(folder) / "lake", arguments.env_steps, seed)
             rng = np.random.default_rng(seed)
             pond = Pond.init(schema, 2 * count)
             with Lake(Path(folder) / "lake") as lake:
@@ -78,20 +78,20 @@ def main() -> None:
             generator = torch.Generator().manual_seed(1_000 + seed)
             spec = vector.spec
             dqn = DQN(build_q_network(spec.observation, spec.action, generator=generator), config)
-            for update in range(1, given.updates + 1):
+            for update in range(1, arguments.updates + 1):
                 dqn.update(pond.sample(config.batch_size, rng, n_step=config.n_step, gamma=config.gamma))
-                if update % (given.updates // given.evaluations) == 0:
-                    found = evaluate(
+                if update % (arguments.updates // arguments.evaluations) == 0:
+                    evaluation = evaluate(
                         dqn.network,
                         vector,
-                        episodes=given.episodes,
+                        episodes=arguments.episodes,
                         seed=12_345,
                         device=torch.device("cpu"),
                         deterministic=True,
                     )
-                    curves.add(seed, update, found.mean)
-                    print(f"seed {seed}, {count:,} transitions, {update:,} updates: {found.mean:.1f}", flush=True)
-    curves.write(given.out / "dqn-from-lake")
+                    curves.add(seed, update, evaluation.mean)
+                    print(f"seed {seed}, {count:,} transitions, {update:,} updates: {evaluation.mean:.1f}", flush=True)
+    curves.write(arguments.out / "dqn-from-lake")
     print(curves.summary())
 
 

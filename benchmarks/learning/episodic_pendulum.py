@@ -73,17 +73,17 @@ def main() -> None:
     parser.add_argument("--env-steps", type=int, default=20_000)
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="runs side by side, one thread each")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     scores: dict[str, list[float]] = {"predicted": [], "world": []}
-    runs = [(seed, learn_from) for seed in range(1, given.seeds + 1) for learn_from in scores]
-    with tempfile.TemporaryDirectory() as folder, processes(given.at_once) as pool:
-        curves = [pool.submit(play, folder, name, seed, given.env_steps, given.episodes) for seed, name in runs]
+    runs = [(seed, learn_from) for seed in range(1, arguments.seeds + 1) for learn_from in scores]
+    with tempfile.TemporaryDirectory() as folder, processes(arguments.at_once) as pool:
+        curves = [pool.submit(play, folder, name, seed, arguments.env_steps, arguments.episodes) for seed, name in runs]
         for (seed, learn_from), curve in zip(runs, curves, strict=True):
             values = [value for _, value in curve.result()]
             scores[learn_from].append(float(np.mean(values[-LAST:])))
             shown = " ".join(f"{value:.0f}" for value in values)
             print(f"seed {seed} {learn_from:<9} {scores[learn_from][-1]:8.1f}  {shown}", flush=True)
-    intervals = {name: interval(found) for name, found in scores.items()}
+    intervals = {name: interval(values) for name, values in scores.items()}
     for name, label in (("predicted", "SAC with lrd"), ("world", "SAC on the return")):
         low, high = intervals[name]
         print(f"{label:<18} {np.mean(scores[name]):8.1f}  95% interval over seeds {low:.1f} to {high:.1f}")

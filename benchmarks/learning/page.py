@@ -36,7 +36,7 @@ def write_page(path: Path) -> None:
         seeds = result["seeds"]
         scores = ", ".join(f"{one['score']:.3g}{'' if one['passes'] else ' (missed)'}" for one in seeds)
         minutes = sum(one["seconds"] for one in seeds) / len(seeds) / 60
-        lines.append(f"| `{task.name}` | {task.wanted} | {scores} | {seeds[0]['agent_steps']:,} | {minutes:.1f} |")
+        lines.append(f"| `{task.name}` | {task.target} | {scores} | {seeds[0]['agent_steps']:,} | {minutes:.1f} |")
     where = sorted({f"{result['hardware']}, torch {result['torch']}" for _, result in results})
     lines += ["", f"On {'; '.join(where)}. Minutes were measured on a machine with other work on it."]
     for group, members in groupby(results, key=lambda pair: pair[0].name.partition("-")[0]):

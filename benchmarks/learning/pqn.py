@@ -81,13 +81,13 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/learning/results"))
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    env, config, hidden_size = setting(given.name)
-    seeds = list(range(1, given.seeds + 1))
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    env, config, hidden_size = setting(arguments.name)
+    seeds = list(range(1, arguments.seeds + 1))
     per_collection = config.num_envs * config.num_steps
-    collections = given.env_steps // per_collection
-    scheduled = (given.schedule_steps or given.env_steps) // per_collection
+    collections = arguments.env_steps // per_collection
+    scheduled = (arguments.schedule_steps or arguments.env_steps) // per_collection
     group = make_group(env, config, hidden_size, seeds, scheduled)
     settings = {
         "env": env.id,
@@ -97,26 +97,26 @@ def main() -> None:
     }
     curves = Curves(f"PQN on {env.id}", "env steps of each agent", settings)
     curves.baselines["random"] = random_return(env, config)
-    measured = {round(collections * k / given.evaluations) for k in range(1, given.evaluations + 1)}
+    measured = {round(collections * k / arguments.evaluations) for k in range(1, arguments.evaluations + 1)}
     start = time.perf_counter()
-    with evaluation_vector(env, VECTOR, given.episodes) as vector:
+    with evaluation_vector(env, VECTOR, arguments.episodes) as vector:
         for done in range(1, collections + 1):
             group.collect()
             group.learn()
             if done in measured:
                 for seed, network in zip(seeds, group.networks, strict=True):
-                    found = evaluate(
+                    evaluation = evaluate(
                         network,
                         vector,
-                        episodes=given.episodes,
+                        episodes=arguments.episodes,
                         seed=12_345,
                         device=torch.device("cpu"),
                         deterministic=True,
                     )
-                    curves.add(seed, done * per_collection, found.mean)
+                    curves.add(seed, done * per_collection, evaluation.mean)
                 seconds = time.perf_counter() - start
                 print(f"{done * per_collection:>10,} env steps each, {seconds:6.0f} s: {curves.last}", flush=True)
-                curves.write(given.out / f"pqn-{given.name}")
+                curves.write(arguments.out / f"pqn-{arguments.name}")
     print(curves.summary())
 
 

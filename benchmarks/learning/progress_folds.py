@@ -24,7 +24,7 @@ from millpond.trainers.reward.evaluation import HeldOutEvaluation
 from millpond.trainers.reward.trainer import RewardTrainer
 
 COLUMNS = ("voc", "voc_truncated", "voc_reversed", "end_value", "cut_value")
-LEAST_VOC, LEAST_GAP = 0.85, 0.2
+MIN_VOC, MIN_GAP = 0.85, 0.2
 
 
 def fold(folder: str, path: str, episode: int, seed: int, updates: int) -> HeldOutEvaluation:
@@ -62,22 +62,22 @@ def main() -> None:
     good = True
     with tempfile.TemporaryDirectory() as folder:
         for path in ("lift", "handover"):
-            rows, found, clocks = [], [], []
+            rows, scores, clocks = [], [], []
             for episode in range(len(open_episodes(path))):
                 for seed in seeds:
                     held_out = fold(folder, path, episode, seed, arguments.updates)
-                    found.append([held_out.learned[name] for name in COLUMNS])
+                    scores.append([held_out.learned[name] for name in COLUMNS])
                     clocks.append([held_out.baselines["time"][name] for name in COLUMNS])
-                    gap = found[-1][3] - found[-1][4]
-                    rows.append([f"without {episode}, seed {seed}", *(f"{v:.3f}" for v in found[-1]), f"{gap:.3f}"])
-            for name, values in (("mean", found), ("a clock, mean", clocks)):
+                    gap = scores[-1][3] - scores[-1][4]
+                    rows.append([f"without {episode}, seed {seed}", *(f"{v:.3f}" for v in scores[-1]), f"{gap:.3f}"])
+            for name, values in (("mean", scores), ("a clock, mean", clocks)):
                 mean = np.mean(values, axis=0)
                 rows.append([name, *(f"{value:.3f}" for value in mean), f"{mean[3] - mean[4]:.3f}"])
             header = [path, "VOC", "cut at half", "reversed", "end", "cut", "gap"]
             print("\n".join([*table(header, rows), ""]), flush=True)
-            mean = np.mean(found, axis=0)
-            good &= bool(mean[0] >= LEAST_VOC and mean[3] - mean[4] >= LEAST_GAP)
-    print(f"VOC at least {LEAST_VOC} and gap at least {LEAST_GAP} on average: {'ok' if good else 'MISSED'}")
+            mean = np.mean(scores, axis=0)
+            good &= bool(mean[0] >= MIN_VOC and mean[3] - mean[4] >= MIN_GAP)
+    print(f"VOC at least {MIN_VOC} and gap at least {MIN_GAP} on average: {'ok' if good else 'MISSED'}")
 
 
 if __name__ == "__main__":

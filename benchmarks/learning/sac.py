@@ -24,12 +24,12 @@ from millpond.trainers.common.evaluate import evaluate
 INLINE = VectorConfig(backend="inline")
 
 
-def train(env: EnvConfig, seed: int, given: argparse.Namespace, curves: Curves) -> None:
+def train(env: EnvConfig, seed: int, arguments: argparse.Namespace, curves: Curves) -> None:
     """Train one seed: act, store, learn."""
     rng = np.random.default_rng(seed)
     with (
         build_vector(env, INLINE, num_envs=1, groups=1, num_workers=1, stacked=True) as vector,
-        evaluation_vector(env, INLINE, given.episodes) as testing,
+        evaluation_vector(env, INLINE, arguments.episodes) as testing,
     ):
         spec = vector.spec
         vector.reset(seed)
@@ -37,24 +37,24 @@ def train(env: EnvConfig, seed: int, given: argparse.Namespace, curves: Curves) 
             spec.observation,
             spec.action,
             seed=seed,
-            hidden_size=given.hidden_size,
-            learning_rate=given.learning_rate,
+            hidden_size=arguments.hidden_size,
+            learning_rate=arguments.learning_rate,
         )
-        pond = Pond.init(Schema.from_spec(spec), 2 * given.env_steps)
+        pond = Pond.init(Schema.from_spec(spec), 2 * arguments.env_steps)
         batch = vector.recv()
-        for step in range(1, given.env_steps + 1):
-            seen = batch.observation[:, 0].copy()
-            if step <= given.warmup:
+        for step in range(1, arguments.env_steps + 1):
+            observation = batch.observation[:, 0].copy()
+            if step <= arguments.warmup:
                 action = rng.uniform(spec.action.low, spec.action.high, (1, *spec.action.shape)).astype(np.float32)
             else:
-                action = agent.act(torch.from_numpy(seen)).numpy()
+                action = agent.act(torch.from_numpy(observation)).numpy()
             put_actions(spec.action, action[:, None], batch.action)
             vector.send()
             batch = vector.recv()
             ended = batch.truncated & ~batch.terminated
             pond.add(
                 Steps(
-                    observation=seen[None],
+                    observation=observation[None],
                     action=action[None],
                     reward=batch.reward.T,
                     terminated=batch.terminated.T,
@@ -62,19 +62,19 @@ def train(env: EnvConfig, seed: int, given: argparse.Namespace, curves: Curves) 
                     final_observation=batch.final_observation[ended],
                 )
             )
-            if step > given.warmup:
+            if step > arguments.warmup:
                 agent.update(pond.sample(256, rng, gamma=0.99))
-            if step % given.every == 0:
-                found = evaluate(
+            if step % arguments.every == 0:
+                evaluation = evaluate(
                     agent.actor,
                     testing,
-                    episodes=given.episodes,
+                    episodes=arguments.episodes,
                     seed=12_345,
                     device=torch.device("cpu"),
                     deterministic=True,
                 )
-                curves.add(seed, step, found.mean)
-                print(f"seed {seed}, {step:,} env steps: {found.mean:.1f}", flush=True)
+                curves.add(seed, step, evaluation.mean)
+                print(f"seed {seed}, {step:,} env steps: {evaluation.mean:.1f}", flush=True)
 
 
 def main() -> None:
@@ -88,14 +88,14 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/learning/results"))
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    curves = Curves("SAC on gymnasium:Pendulum-v1", "env steps", vars(given) | {"out": str(given.out)})
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    curves = Curves("SAC on gymnasium:Pendulum-v1", "env steps", vars(arguments) | {"out": str(arguments.out)})
     start = time.perf_counter()
-    for seed in range(1, given.seeds + 1):
-        train(EnvConfig(id="gymnasium:Pendulum-v1"), seed, given, curves)
+    for seed in range(1, arguments.seeds + 1):
+        train(EnvConfig(id="gymnasium:Pendulum-v1"), seed, arguments, curves)
     print(f"{time.perf_counter() - start:.0f} s")
-    curves.write(given.out / "sac-pendulum")
+    curves.write(arguments.out / "sac-pendulum")
     print(curves.summary())
 
 

@@ -44,17 +44,19 @@ def compare_groups(name: str, agents: int, rounds: int) -> None:
     if groups["one agent"].networks[0].encoder.kinds == {"vector"}:
         groups[f"{agents} batched"] = group_of(name, agents, True)
     calls = {}
-    for way, group in groups.items():
-        calls[f"{way}, collect"] = group.collect
-        calls[f"{way}, learn"] = group.learn
+    for variant, group in groups.items():
+        calls[f"{variant}, collect"] = group.collect
+        calls[f"{variant}, learn"] = group.learn
     taken = fastest(calls, rounds)
     print(f"{name}: microseconds of CPU time for a frame of one agent (ratio to one agent)")
     frames = groups["one agent"].env_steps_per_collection
-    alone = taken["one agent, collect"] + taken["one agent, learn"]
-    for way, group in groups.items():
-        collect, learn = (taken[f"{way}, {phase}"] / group.agents / frames * 1e6 for phase in ("collect", "learn"))
-        ratio = (collect + learn) / (alone / frames * 1e6)
-        print(f"  {way:<12} collect {collect:6.1f}   learn {learn:6.1f}   both {collect + learn:6.1f}   ({ratio:.2f})")
+    single = taken["one agent, collect"] + taken["one agent, learn"]
+    for variant, group in groups.items():
+        collect, learn = (taken[f"{variant}, {phase}"] / group.agents / frames * 1e6 for phase in ("collect", "learn"))
+        ratio = (collect + learn) / (single / frames * 1e6)
+        print(
+            f"  {variant:<12} collect {collect:6.1f}   learn {learn:6.1f}   both {collect + learn:6.1f}   ({ratio:.2f})"
+        )
 
 
 def compare_vmap(name: str, agents: int, rounds: int) -> None:
@@ -63,19 +65,19 @@ def compare_vmap(name: str, agents: int, rounds: int) -> None:
     config, networks = group.config, group.networks
     size = config.num_envs * config.num_steps // config.num_minibatches
     group.collect()
-    seen = group.storage.observation.flatten(1, 2)[:, :size]
+    observations = group.storage.observation.flatten(1, 2)[:, :size]
     stacked, buffers = stack_module_state(networks)  # type: ignore[arg-type]
 
     def looped() -> None:
         group.parameters.zero_grad()
         for agent, network in enumerate(networks):
-            network(seen[agent]).square().mean().backward()
+            network(observations[agent]).square().mean().backward()
 
     def vmapped() -> None:
         def one(parameters: dict[str, torch.Tensor], own: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
             return functional_call(networks[0], (parameters, own), (x,))
 
-        loss = vmap(one)(stacked, buffers, seen).square().mean((1, 2)).sum()
+        loss = vmap(one)(stacked, buffers, observations).square().mean((1, 2)).sum()
         torch.autograd.grad(loss, list(stacked.values()))
 
     taken = fastest({"looped": looped, "vmap": vmapped}, rounds * 4)
@@ -92,12 +94,12 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    for name in given.names:
-        compare_groups(name, given.agents, given.rounds)
-    for name in given.names:
-        compare_vmap(name, given.agents, given.rounds)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    for name in arguments.names:
+        compare_groups(name, arguments.agents, arguments.rounds)
+    for name in arguments.names:
+        compare_vmap(name, arguments.agents, arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Task:
     recipe: str
     score: Callable[[Run], float]
     curve: Callable[[Run], Curve]
-    wanted: str  # in words
+    target: str  # in words
     low: float = float("-inf")
     high: float = float("inf")
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -48,9 +48,9 @@ def evaluated(run: Run) -> float:
 
 def returns(run: Run) -> Curve:
     """Return the mean return of the episodes that ended in each iteration of training."""
-    found = [(int(r["agent_steps"]), r["episode_return"]) for r in records(run) if "episode_return" in r]
-    every = -(-len(found) // 100)
-    return found[every - 1 :: every]
+    points = [(int(r["agent_steps"]), r["episode_return"]) for r in records(run) if "episode_return" in r]
+    every = -(-len(points) // 100)
+    return points[every - 1 :: every]
 
 
 def grid_share(run: Run) -> float:
@@ -59,8 +59,8 @@ def grid_share(run: Run) -> float:
 
 
 def grid_shares(run: Run) -> Curve:
-    found = [(int(r["agent_steps"]), r["eval/episode_return"]) for r in records(run) if "eval/episode_return" in r]
-    return [(steps, _share(run, value)) for steps, value in found]
+    points = [(int(r["agent_steps"]), r["eval/episode_return"]) for r in records(run) if "eval/episode_return" in r]
+    return [(steps, _share(run, value)) for steps, value in points]
 
 
 def _share(run: Run, value: float) -> float:
@@ -75,21 +75,21 @@ def value_errors(run: Run) -> Curve:
     loaded, checkpoints = LoadedPolicy(str(run.folder)), Checkpoints(run.checkpoints_path)
     truth = 1 / (1 - loaded.recipe.ppo.gamma)
     steps = {int(record["updates"]): int(record["agent_steps"]) for record in records(run)}
-    found = []
+    points = []
     for updates in checkpoints.updates():
         loaded.policy.load_state_dict(checkpoints.load(updates).weights["policy"])
         value = float(loaded.policy.value(torch.ones(1, 1), loaded.policy.initial_state(1)))
-        found.append((steps[updates], abs(value - truth) / truth))
-    return found
+        points.append((steps[updates], abs(value - truth) / truth))
+    return points
 
 
 def value_error(run: Run) -> float:
     return value_errors(run)[-1][1]
 
 
-def recall(core: str, wanted: str, low: float, high: float = float("inf")) -> Task:
+def recall(core: str, target: str, low: float, high: float = float("inf")) -> Task:
     return Task(
-        f"recall-{core}", str(HERE / "recall.yaml"), evaluated, returns, wanted, low, high,
+        f"recall-{core}", str(HERE / "recall.yaml"), evaluated, returns, target, low, high,
         {"policy.core": core}, "share right",
     )  # fmt: skip
 

@@ -38,7 +38,7 @@ def save(name: str, trained: list[dict[str, Any]]) -> bool:
         one["passes"] = task.passes(one["score"])
     results = {
         "task": name,
-        "wanted": task.wanted,
+        "wanted": task.target,
         "hardware": processor(),
         "torch": torch.__version__,
         "seeds": sorted(trained, key=lambda one: one["seed"]),

@@ -15,7 +15,7 @@ REQUIREMENTS = {
     "torchrl": ("torch==2.13.0", "torchrl==0.14.1", "tensordict==0.14.3", "numpy"),
 }
 # Variables that millpond sets for its own processes; peers run without them.
-OURS_ALONE = ("GOMP_SPINCOUNT",)
+ONLY_OURS = ("GOMP_SPINCOUNT",)
 
 
 def folder_of(name: str) -> Path:
@@ -26,22 +26,22 @@ def folder_of(name: str) -> Path:
 def set_up(name: str) -> Path:
     """Create a peer's virtual environment if it is missing; return its interpreter."""
     folder = folder_of(name)
-    wanted, stamp = "\n".join(REQUIREMENTS[name]), folder / "installed"
+    requirements, stamp = "\n".join(REQUIREMENTS[name]), folder / "installed"
     python = folder / "bin" / "python"
-    if stamp.is_file() and stamp.read_text() == wanted:
+    if stamp.is_file() and stamp.read_text() == requirements:
         return python
     print(f"making {folder} with {', '.join(REQUIREMENTS[name])}", file=sys.stderr, flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     subprocess.run([str(python), "-m", "pip", "install", "--quiet", *REQUIREMENTS[name]], check=True)
-    stamp.write_text(wanted)
+    stamp.write_text(requirements)
     return python
 
 
-def interpreter(name: str, given: Mapping[str, str]) -> str:
+def interpreter(name: str, overrides: Mapping[str, str]) -> str:
     """Return the interpreter named on the command line, else that of the environment created before."""
-    if name in given:
-        return given[name]
+    if name in overrides:
+        return overrides[name]
     if not (folder_of(name) / "installed").is_file():
         raise SystemExit(f"{name} has no environment yet: python benchmarks/peers/run.py --setup {name}")
     return str(folder_of(name) / "bin" / "python")
@@ -49,7 +49,7 @@ def interpreter(name: str, given: Mapping[str, str]) -> str:
 
 def run_peer(python: str, script: Path, *arguments: object, threads: int | None = None) -> str:
     """Run a peer's script, with `threads` threads of torch or its default; return the last line printed."""
-    environment = {name: value for name, value in os.environ.items() if name not in (*OURS_ALONE, "PYTHONPATH")}
+    environment = {name: value for name, value in os.environ.items() if name not in (*ONLY_OURS, "PYTHONPATH")}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     command = [python, str(script), *map(str, arguments)]

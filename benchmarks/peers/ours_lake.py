@@ -29,15 +29,15 @@ def measure(folder: Path) -> dict[str, float]:
     with Lake(folder / "lake") as lake:
         files = [path for path in lake.folder.rglob("*") if path.is_file()]
 
-        def draw(rng: np.random.Generator) -> None:
+        def sample(rng: np.random.Generator) -> None:
             lake.sample(BATCH, rng, stack=STACK)
 
         def forget() -> None:  # a map keeps its pages in the cache, so all are mapped again for every batch
             lake.release()
             evict(files)
 
-        per_second(draw, 20, 0)
-        return {"warm": per_second(draw, 60, 1), "cold": per_second(draw, 15, 2, forget)}
+        per_second(sample, 20, 0)
+        return {"warm": per_second(sample, 60, 1), "cold": per_second(sample, 15, 2, forget)}
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def main():
     sys.stdout = real_stdout
     assert set(steps) == {BATCH}, steps
     versions = {name: version(name) for name in ("pufferlib-core", "torch", "numpy", "mettagrid")}
-    found = {
+    result = {
         "party": "PufferLib",
         "versions": versions,
         "settings": {"workers": workers, "precision": config["precision"], "seed": seed},
@@ -122,7 +122,7 @@ def main():
         "train": train,
         "level": level,
     }
-    print(json.dumps(found), flush=True)
+    print(json.dumps(result), flush=True)
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(0)  # its threads would keep the process

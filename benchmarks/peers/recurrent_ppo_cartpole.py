@@ -73,7 +73,7 @@ def main():
     collect = [ended - began for began, ended in zip(watch.began, watch.ended, strict=False)]
     train = [began - ended for ended, began in zip(watch.ended, watch.began[1:], strict=True)]
     names = ("stable-baselines3", "sb3-contrib", "torch", "gymnasium", "numpy")
-    found = {
+    result = {
         "party": "SB3 RecurrentPPO",
         "versions": {name: version(name) for name in names},
         "settings": {"precision": "float32", "vector": "DummyVecEnv", "seed": seed},
@@ -82,7 +82,7 @@ def main():
         "train": train,
         "level": watch.level,
     }
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ def trainings(task: str, options: argparse.Namespace, pythons: dict[str, str]) -
             write_scenario(scenario)
 
         def peer(script: str, seed: int) -> Trained:
-            own = (scenario, iterations, seed, options.puffer_workers) if task == "forage" else (iterations, seed)
-            return Trained(**json.loads(run_peer(python, HERE / script, *own, threads=options.peer_threads)))
+            inputs = (scenario, iterations, seed, options.puffer_workers) if task == "forage" else (iterations, seed)
+            return Trained(**json.loads(run_peer(python, HERE / script, *inputs, threads=options.peer_threads)))
 
         scripts = ["puffer_forage.py"] if task == "forage" else ["recurrent_ppo_cartpole.py", "single_file_cartpole.py"]
         ours: list[Trained] = []
@@ -66,26 +66,26 @@ def trainings(task: str, options: argparse.Namespace, pythons: dict[str, str]) -
         for seed in range(1, options.rounds + 1):
             ours.append(train_ours(task, iterations, seed, options.ours))
             say(f"  round {seed}: millpond {ours[-1].steps_per_second:,.0f} steps/s")
-            for script, found in theirs.items():
-                found.append(peer(script, seed))
-                say(f"  round {seed}: {found[-1].party} {found[-1].steps_per_second:,.0f} steps/s")
+            for script, runs in theirs.items():
+                runs.append(peer(script, seed))
+                say(f"  round {seed}: {runs[-1].party} {runs[-1].steps_per_second:,.0f} steps/s")
     return {
         "iterations": iterations,
-        "peers": {found[0].party: against(ours, found) for found in theirs.values()},
-        "trained": [one.to_json() for one in [*ours, *(one for found in theirs.values() for one in found)]],
+        "peers": {runs[0].party: against(ours, runs) for runs in theirs.values()},
+        "trained": [one.to_json() for one in [*ours, *(one for runs in theirs.values() for one in runs)]],
     }
 
 
 def show_trainings(task: str, result: dict[str, Any]) -> None:
-    for party, found in result["peers"].items():
+    for party, comparison in result["peers"].items():
         say(f"  compared with {party}")
         for name, at in (("steps", "{:,.0f} steps"), ("seconds", "{:.1f} seconds")):
             pairs = [
                 (level[f"ours_after_{name}"], level[f"theirs_after_{name}"], at.format(level[name]))
-                for level in found["levels"]
+                for level in comparison["levels"]
             ]
-            for seed, (mine, other, where) in enumerate(pairs, start=1):
-                shown = " against ".join("none yet" if value is None else f"{value:.5g}" for value in (mine, other))
+            for seed, (own, other, where) in enumerate(pairs, start=1):
+                shown = " against ".join("none yet" if value is None else f"{value:.5g}" for value in (own, other))
                 say(f"    {WORDS[task]} after {where}, seed {seed}: {shown}")
 
 
@@ -94,39 +94,39 @@ def lakes(options: argparse.Namespace, pythons: dict[str, str]) -> dict[str, Any
     python = interpreter("torchrl", pythons)
     lake = [sys.executable, str(HERE / "ours_lake.py")]
     frames = 8_192 if options.quick else options.lake_frames
-    found: dict[str, Any] = {
-        name: {"beside": beside, "ours": [], "theirs": []}
-        for name, beside in (("warm", "torchrl"), ("cold", "torchrl"), ("append", "the emulator"))
+    speeds: dict[str, Any] = {
+        name: {"beside": peer, "ours": [], "theirs": []}
+        for name, peer in (("warm", "torchrl"), ("cold", "torchrl"), ("append", "the emulator"))
     }
     for number in range(1, options.rounds + 1):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            made = json.loads(last_line([*lake, "make", folder, str(frames)]))
+            appended = json.loads(last_line([*lake, "make", folder, str(frames)]))
             ours = json.loads(last_line([*lake, "measure", folder]))
             script = HERE.parent / "lake_torchrl.py"
-            theirs = json.loads(run_peer(python, script, f"{folder}/frames.npy", int(made["frames"])))
+            theirs = json.loads(run_peer(python, script, f"{folder}/frames.npy", int(appended["frames"])))
         for name in ("warm", "cold"):
-            found[name]["ours"].append(ours[name])
-            found[name]["theirs"].append(theirs[f"{name}, stacks as stored"])
-        found["append"]["ours"].append(made["append"])
-        found["append"]["theirs"].append(made["emulator"])
-        speeds = ", ".join(
-            f"{name} {found[name]['ours'][-1]:,.0f} against {found[name]['theirs'][-1]:,.0f}" for name in found
+            speeds[name]["ours"].append(ours[name])
+            speeds[name]["theirs"].append(theirs[f"{name}, stacks as stored"])
+        speeds["append"]["ours"].append(appended["append"])
+        speeds["append"]["theirs"].append(appended["emulator"])
+        shown = ", ".join(
+            f"{name} {both['ours'][-1]:,.0f} against {both['theirs'][-1]:,.0f}" for name, both in speeds.items()
         )
-        say(f"  round {number}: {speeds}")
-    return found
+        say(f"  round {number}: {shown}")
+    return speeds
 
 
 def rewards(options: argparse.Namespace) -> dict[str, Any]:
     """Measure our batches and a bare loop's alternately within each round; a round gives the median of its turns."""
     command = [sys.executable, str(HERE.parent / "reward_speed.py"), "--json"]
     command += ["--batches", "10"] if options.quick else []
-    found: dict[str, Any] = {"ours": [], "bare": [], "ratios": []}
+    speeds: dict[str, Any] = {"ours": [], "bare": [], "ratios": []}
     for number in range(1, options.rounds + 1):
         one = json.loads(last_line(command))
         for name, value in (("ours", one["ours"]), ("bare", one["bare"]), ("ratios", median(one["ratios"]))):
-            found[name].append(value)
+            speeds[name].append(value)
         say(f"  round {number}: millpond {one['ours']:,.0f} batches/s, bare PyTorch {one['bare']:,.0f}")
-    return found
+    return speeds
 
 
 def main() -> None:
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--peer-threads", type=int, help="threads of torch for peers; default: their own")
     parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="an interpreter to use")
     parser.add_argument("--lake-frames", type=int, default=LAKE_FRAMES)
-    parser.add_argument("--folder", type=Path, help="where the lake is made; a temporary folder by default")
+    parser.add_argument("--folder", type=Path, help="where to create the lake; a temporary folder by default")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     options = parser.parse_args()
     for name in options.setup or []:

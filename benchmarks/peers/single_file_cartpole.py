@@ -40,22 +40,22 @@ class Agent(nn.Module):
         self.actor = orthogonal(nn.Linear(HIDDEN, actions), 0.01)
         self.critic = orthogonal(nn.Linear(HIDDEN, 1), 1.0)
 
-    def remember(self, observation, state, began):
-        """observation [T * B, inputs], began [T * B] -> hidden [T * B, H]; one step at a time, for the resets."""
+    def unroll(self, observation, state, reset):
+        """observation [T * B, inputs], reset [T * B] -> hidden [T * B, H]; one step at a time, for the resets."""
         batch = state[0].shape[1]
         features = self.encoder(observation).view(-1, batch, HIDDEN)
         outputs = []
-        for feature, new in zip(features, began.view(-1, batch), strict=True):
+        for feature, new in zip(features, reset.view(-1, batch), strict=True):
             keep = (1.0 - new).view(1, -1, 1)
             output, state = self.lstm(feature[None], (keep * state[0], keep * state[1]))
             outputs.append(output)
         return torch.cat(outputs).flatten(0, 1), state
 
-    def value(self, observation, state, began):
-        return self.critic(self.remember(observation, state, began)[0])
+    def value(self, observation, state, reset):
+        return self.critic(self.unroll(observation, state, reset)[0])
 
-    def act(self, observation, state, began, action=None):
-        hidden, state = self.remember(observation, state, began)
+    def act(self, observation, state, reset, action=None):
+        hidden, state = self.unroll(observation, state, reset)
         choice = Categorical(logits=self.actor(hidden))
         action = choice.sample() if action is None else action
         return action, choice.log_prob(action), choice.entropy(), self.critic(hidden.detach()), state
@@ -71,10 +71,10 @@ def main():
     agent = Agent(envs.single_observation_space.shape[0], envs.single_action_space.n)
     optimizer = torch.optim.Adam(agent.parameters(), lr=RATE, eps=1e-5)
 
-    seen = torch.zeros(STEPS, ENVS, *envs.single_observation_space.shape)
-    actions, log_probs, rewards, begins, values = (torch.zeros(STEPS, ENVS) for _ in range(5))
+    observations = torch.zeros(STEPS, ENVS, *envs.single_observation_space.shape)
+    actions, log_probs, rewards, resets, values = (torch.zeros(STEPS, ENVS) for _ in range(5))
     observation = torch.as_tensor(envs.reset(seed=seed)[0])
-    began = torch.zeros(ENVS)
+    reset = torch.zeros(ENVS)
     state = (torch.zeros(1, ENVS, HIDDEN), torch.zeros(1, ENVS, HIDDEN))
     recent = deque(maxlen=100)
     collect, train, level = [], [], []
@@ -83,27 +83,27 @@ def main():
         start = time.perf_counter()
         first_state = (state[0].clone(), state[1].clone())
         for t in range(STEPS):
-            seen[t], begins[t] = observation, began
+            observations[t], resets[t] = observation, reset
             with torch.no_grad():
-                action, log_prob, _, value, state = agent.act(observation, state, began)
+                action, log_prob, _, value, state = agent.act(observation, state, reset)
             actions[t], log_probs[t], values[t] = action, log_prob, value.flatten()
             following, reward, terminated, truncated, info = envs.step(action.numpy())
             rewards[t] = torch.as_tensor(reward)
             observation = torch.as_tensor(following)
-            began = torch.as_tensor(np.logical_or(terminated, truncated)).float()
+            reset = torch.as_tensor(np.logical_or(terminated, truncated)).float()
             if "final_info" in info and "episode" in info["final_info"]:
                 episode = info["final_info"]["episode"]
                 recent.extend(episode["r"][info["final_info"]["_episode"]].tolist())
             elif "episode" in info:
                 recent.extend(info["episode"]["r"][info["_episode"]].tolist())
         with torch.no_grad():
-            next_value = agent.value(observation, state, began).flatten()
-            advantages, ahead = torch.zeros_like(rewards), 0.0
+            next_value = agent.value(observation, state, reset).flatten()
+            advantages, trace = torch.zeros_like(rewards), 0.0
             for t in reversed(range(STEPS)):
-                going = 1.0 - (began if t == STEPS - 1 else begins[t + 1])
+                continues = 1.0 - (reset if t == STEPS - 1 else resets[t + 1])
                 after = next_value if t == STEPS - 1 else values[t + 1]
-                delta = rewards[t] + GAMMA * after * going - values[t]
-                advantages[t] = ahead = delta + GAMMA * LAMBDA * going * ahead
+                delta = rewards[t] + GAMMA * after * continues - values[t]
+                advantages[t] = trace = delta + GAMMA * LAMBDA * continues * trace
             returns = advantages + values
         collected = time.perf_counter()
 
@@ -111,18 +111,18 @@ def main():
         for _ in range(EPOCHS):
             order = np.random.permutation(ENVS)  # noqa: NPY002
             for first in range(0, ENVS, each):
-                picked = order[first : first + each]
+                envs_of_batch = order[first : first + each]
                 _, log_prob, entropy, value, _ = agent.act(
-                    seen[:, picked].flatten(0, 1),
-                    (first_state[0][:, picked], first_state[1][:, picked]),
-                    begins[:, picked].flatten(),
-                    actions[:, picked].flatten(),
+                    observations[:, envs_of_batch].flatten(0, 1),
+                    (first_state[0][:, envs_of_batch], first_state[1][:, envs_of_batch]),
+                    resets[:, envs_of_batch].flatten(),
+                    actions[:, envs_of_batch].flatten(),
                 )
-                advantage = advantages[:, picked].flatten()
+                advantage = advantages[:, envs_of_batch].flatten()
                 advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-                ratio = (log_prob - log_probs[:, picked].flatten()).exp()
+                ratio = (log_prob - log_probs[:, envs_of_batch].flatten()).exp()
                 policy = -torch.min(advantage * ratio, advantage * ratio.clamp(1 - CLIP, 1 + CLIP)).mean()
-                error = 0.5 * (value.flatten() - returns[:, picked].flatten()).square().mean()
+                error = 0.5 * (value.flatten() - returns[:, envs_of_batch].flatten()).square().mean()
                 loss = policy + VALUE * error - ENTROPY * entropy.mean()
                 optimizer.zero_grad()
                 loss.backward()
@@ -132,7 +132,7 @@ def main():
         collect.append(collected - start)
         level.append(float(np.mean(recent)) if recent else None)
 
-    found = {
+    result = {
         "party": "single-file PPO",
         "versions": {name: version(name) for name in ("torch", "gymnasium", "numpy")},
         "settings": {"precision": "float32", "vector": "SyncVectorEnv", "seed": seed},
@@ -141,7 +141,7 @@ def main():
         "train": train,
         "level": level,
     }
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -8,31 +8,31 @@ from typing import Any
 
 from trained import Ratio
 
-Row = tuple[str, str, float, float, str, Ratio]  # task, beside, ours, theirs, unit, ratio
+Row = tuple[str, str, float, float, str, Ratio]  # task, peer, ours, theirs, unit, ratio
 
 
-def rows_of(results: dict[str, Any]) -> Iterator[Row]:
+def table_rows(results: dict[str, Any]) -> Iterator[Row]:
     """Yield one row for each comparison that was run, in the order of the tasks."""
     for task in ("forage", "cartpole"):
-        for party, found in results.get(task, {}).get("peers", {}).items():
-            yield task, party, found["ours"], found["theirs"], "agent steps/s", Ratio(**found["ratio"])
-    for name, found in results.get("lake", {}).items():
+        for party, comparison in results.get(task, {}).get("peers", {}).items():
+            yield task, party, comparison["ours"], comparison["theirs"], "agent steps/s", Ratio(**comparison["ratio"])
+    for name, speeds in results.get("lake", {}).items():
         unit = "env steps/s" if name == "append" else "transitions/s"
-        ratio = Ratio.of(found["ours"], found["theirs"])
-        yield f"lake, {name}", found["beside"], median(found["ours"]), median(found["theirs"]), unit, ratio
+        ratio = Ratio.of(speeds["ours"], speeds["theirs"])
+        yield f"lake, {name}", speeds["beside"], median(speeds["ours"]), median(speeds["theirs"]), unit, ratio
     if "reward" in results:
-        found = results["reward"]
-        ratios = sorted(found["ratios"])
+        speeds = results["reward"]
+        ratios = sorted(speeds["ratios"])
         spread = Ratio(median(ratios), ratios[0], ratios[-1])
-        yield "reward", "bare PyTorch", median(found["ours"]), median(found["bare"]), "batches/s", spread
+        yield "reward", "bare PyTorch", median(speeds["ours"]), median(speeds["bare"]), "batches/s", spread
 
 
 def table(results: dict[str, Any]) -> list[str]:
     """Return the table as lines of text."""
     header = ("task", "compared with", "ours", "theirs", "", "ours / theirs")
     body = [
-        (task, beside, f"{ours:,.0f}", f"{theirs:,.0f}", unit, str(ratio))
-        for task, beside, ours, theirs, unit, ratio in rows_of(results)
+        (task, peer, f"{ours:,.0f}", f"{theirs:,.0f}", unit, str(ratio))
+        for task, peer, ours, theirs, unit, ratio in table_rows(results)
     ]
     widths = [max(len(row[k]) for row in [header, *body]) for k in range(len(header))]
 

@@ -34,11 +34,11 @@ class Trained:
     @property
     def seconds(self) -> list[float]:
         """Seconds since the start, at the end of each iteration."""
-        passed, found = 0.0, []
+        passed, moments = 0.0, []
         for collect, train in zip(self.collect, self.train, strict=True):
             passed += collect + train
-            found.append(passed)
-        return found
+            moments.append(passed)
+        return moments
 
     def level_after_steps(self, steps: int) -> float | None:
         return self._level(min(len(self.level), steps // self.steps))
@@ -80,23 +80,23 @@ class Ratio:
 
 def against(ours: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
     """Return ratios of alternating rounds, and levels at equal steps and at equal time."""
-    found: dict[str, Any] = {
+    comparison: dict[str, Any] = {
         "ours": median(one.steps_per_second for one in ours),
         "theirs": median(one.steps_per_second for one in theirs),
         "ratio": asdict(Ratio.of([one.steps_per_second for one in ours], [one.steps_per_second for one in theirs])),
         "levels": [],
     }
-    for mine, other in zip(ours, theirs, strict=True):
-        steps = min(len(mine.level) * mine.steps, len(other.level) * other.steps)
-        seconds = min(mine.seconds[-1], other.seconds[-1])
-        found["levels"].append(
+    for own, other in zip(ours, theirs, strict=True):
+        steps = min(len(own.level) * own.steps, len(other.level) * other.steps)
+        seconds = min(own.seconds[-1], other.seconds[-1])
+        comparison["levels"].append(
             {
                 "steps": steps,
-                "ours_after_steps": mine.level_after_steps(steps),
+                "ours_after_steps": own.level_after_steps(steps),
                 "theirs_after_steps": other.level_after_steps(steps),
                 "seconds": seconds,
-                "ours_after_seconds": mine.level_after_seconds(seconds),
+                "ours_after_seconds": own.level_after_seconds(seconds),
                 "theirs_after_seconds": other.level_after_seconds(seconds),
             }
         )
-    return found
+    return comparison
