@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millpond.envs.env_batch import EnvError
 from millpond.envs.grid.envs import GridEnvs
-from millpond.envs.grid.players import Player
+from millpond.envs.grid.players import ScriptedPlayer
 from millpond.envs.grid.rules import ALTAR, ALTAR_COOLING, GENERATOR, MINE, WALL, GridOptions
 from millpond.envs.random_play import play, play_on
 from millpond.envs.seeds import spawn_seeds
@@ -50,7 +50,7 @@ def made(rules: dict[str, object], num_envs: int, seed: int) -> GridEnvs:
 @given(options(), st.integers(0, 2**32), st.sampled_from(["random", "greedy"]))
 def test_steps_rewards_and_observations_are_those_of_the_plain_rules(rules, seed, name):
     env_batch = made(rules, 3, seed)
-    player = Player(name, env_batch, seed)
+    player = ScriptedPlayer(name, env_batch, seed)
     plain = [ReferenceEnv(env_batch, env) for env in range(3)]
     for _ in range(50):
         player.act(0, 3)
@@ -96,7 +96,7 @@ def test_everything_on_a_map_can_be_reached_and_is_there_in_the_number_asked_for
 @given(options(), st.integers(0, 2**32))
 def test_resources_are_conserved_and_agents_never_share_a_cell(rules, seed):
     env_batch = made({**rules, "max_steps": 1_000, "stagger": False}, 2, seed)
-    player = Player("greedy", env_batch, seed)
+    player = ScriptedPlayer("greedy", env_batch, seed)
     for _ in range(80):
         player.act(0, 2)
         env_batch.step(0, 2)
@@ -200,7 +200,7 @@ def test_stagger_spreads_the_first_truncations_and_off_brings_them_at_once():
 
 def test_an_episode_reports_its_return_length_and_what_was_made():
     env_batch = made({**SMALL, "stagger": False}, 4, 1)
-    player = Player("greedy", env_batch, 1)
+    player = ScriptedPlayer("greedy", env_batch, 1)
     rewards = np.zeros((4, 3))
     for _ in range(40):
         player.act(0, 4)

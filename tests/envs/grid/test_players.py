@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from millpond.envs.grid.envs import GridEnvs
-from millpond.envs.grid.players import Player, play_baseline
+from millpond.envs.grid.players import ScriptedPlayer, play_baseline
 
 
 def test_greedy_is_far_above_random():
@@ -18,7 +18,7 @@ def test_greedy_walks_a_shortest_path_and_uses_what_it_finds():
     rules = {"num_agents": 1, "width": 7, "height": 5, "walls": 0, "mines": 1, "generators": 1, "altars": 1}
     env_batch = GridEnvs(32, {**rules, "capacity": 1, "stagger": False})
     env_batch.reset(np.arange(32, dtype=np.uint64))
-    player = Player("greedy", env_batch)
+    player = ScriptedPlayer("greedy", env_batch)
     for _ in range(3 * 12):
         player.act(0, 32)
         env_batch.step(0, 32)
@@ -33,4 +33,4 @@ def test_players_repeat():
 
 def test_an_unknown_player_is_refused():
     with pytest.raises(ValueError, match="'clever' must be 'random' or 'greedy'"):
-        Player("clever", GridEnvs(1, {}))  # type: ignore[arg-type]
+        ScriptedPlayer("clever", GridEnvs(1, {}))  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 from millpond.envs.grid.envs import TILE, GridEnvs
-from millpond.envs.grid.players import Player
+from millpond.envs.grid.players import ScriptedPlayer
 from millpond.envs.render import render_rgb, write_gif
 
 
@@ -29,14 +29,14 @@ def test_rgb_has_one_tile_a_cell_and_changes_when_an_agent_moves():
     before = render_rgb(env_batch, 0)
     assert before.shape == (6 * TILE, 9 * TILE, 3)
     assert before.dtype == np.uint8
-    Player("greedy", env_batch).act(0, 1)
+    ScriptedPlayer("greedy", env_batch).act(0, 1)
     env_batch.step(0, 1)
     assert (env_batch.render_rgb(0) != before).any()
 
 
 def test_gif_holds_every_frame_of_an_episode(tmp_path):
     env_batch = env_of_one()
-    player, frames = Player("greedy", env_batch), []
+    player, frames = ScriptedPlayer("greedy", env_batch), []
     for _ in range(12):
         frames.append(env_batch.render_rgb(0))
         player.act(0, 1)
