@@ -104,7 +104,7 @@ def random_actions(first: int, last: int, random: Array, action: Array) -> None:
             action[env, agent] = draw_below(random, env, EAST + 1)
 
 
-class Player:
+class ScriptedPlayer:
     """Writes actions for a grid environment. Its streams [N] are its own, seeded per env, so that play repeats."""
 
     def __init__(self, name: PlayerName, env_batch: GridEnvs, seed: int = 0) -> None:
@@ -132,7 +132,7 @@ def play_baseline(
     """
     env_batch = GridEnvs(num_envs, {**options, "stagger": False})
     env_batch.reset(spawn_seeds(seed, num_envs))
-    player = Player(name, env_batch, seed + 1)
+    player = ScriptedPlayer(name, env_batch, seed + 1)
     for _ in range(env_batch.options.max_steps):
         player.act(0, num_envs)
         env_batch.step(0, num_envs)
