@@ -176,7 +176,7 @@ began = time.perf_counter()
 lake = Lake(sys.argv[1])
 opened = time.perf_counter() - began
 held = resident() - before
-rows = sum(lake.view(name).rows for name in lake.streams)
+rows = sum(lake.view(name).num_records for name in lake.streams)
 peak = 0
 for _ in range(int(sys.argv[3])):
     batch = lake.sample(256, rng, stack=4)

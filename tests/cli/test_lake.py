@@ -64,7 +64,7 @@ def test_one_of_a_kind_is_not_many(tmp_path: Path) -> None:
     assert said[0].endswith(": 1 transition in 1 stream")
     assert said[2].startswith("  a: 1 transition, 1 episode, 1 lane, 1 append, 1 file (0 compacted), ")
     assert said[3].startswith("    round 0: 1 episode, return 0.0")
-    assert verify(tmp_path / "one").lines()[1] == "  a: 1 row, 1 of 1 transitions readable"
+    assert verify(tmp_path / "one").lines()[1] == "  a: 1 record, 1 of 1 transitions readable"
 
 
 def test_verify_exits_with_one_where_bytes_are_damaged(folder: Path) -> None:

@@ -77,7 +77,7 @@ def train_all(ranks: Ranks, root: str) -> dict[str, Any]:
     """Everything that the tests compare, in one pair of processes."""
     train(ranks, root, "uncut", LONG)  # with as many threads as under torchrun
     torch.set_num_threads(1)
-    module.UPDATES_A_PORTION = 2  # type: ignore[misc]
+    module.UPDATES_PER_PORTION = 2  # type: ignore[misc]
     mixture_measures.FIXED_BATCH = 16  # type: ignore[misc]
     found = {name: train(ranks, root, name, changes) for name, changes in MIXTURES.items()}
     train(ranks, root, "stopped", MIXTURES["rounds"], (1, 4, 8))
@@ -132,7 +132,7 @@ def close(ours: Any, theirs: Any, path: str = "") -> None:
 def test_two_ranks_train_the_same_mixture_as_one_process(
     two: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(module, "UPDATES_A_PORTION", 2)
+    monkeypatch.setattr(module, "UPDATES_PER_PORTION", 2)
     monkeypatch.setattr(mixture_measures, "FIXED_BATCH", 16)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

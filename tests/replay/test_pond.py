@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.replay import Lake, LakeError, LakeFull, PondFull
-from millpond.replay.pond import Pond, row_bytes
+from millpond.replay.pond import Pond, pond_record_bytes
 from millpond.replay.transfer import fill, pour
 from tests.support.naive_lake import FRAME, MIXED, SCHEMAS, NaiveLake, assert_transition
 from tests.support.sampling import chi_square
@@ -100,8 +100,8 @@ def test_parts_of_a_sample_make_up_the_whole() -> None:
 def test_bytes_are_announced_before_they_are_taken() -> None:
     said: list[str] = []
     pond = Pond.init(FRAME, 100, lanes=4, announce=said.append)
-    assert said == [f"pond: 100 rows of {row_bytes(FRAME):,} bytes on cpu: {pond.nbytes:,} bytes"]
-    with pytest.raises(LakeError, match="rows=10 is not a multiple of lanes=4; try 8"):
+    assert said == [f"pond: 100 records of {pond_record_bytes(FRAME):,} bytes on cpu: {pond.nbytes:,} bytes"]
+    with pytest.raises(LakeError, match="records=10 is not a multiple of lanes=4; try 8"):
         Pond.init(FRAME, 10, lanes=4)
 
 
@@ -155,7 +155,7 @@ def test_what_was_not_poured_is_never_overwritten(tmp_path: Path, monkeypatch: p
     with Lake.create(tmp_path, FRAME) as lake, lake.writer("a", 2) as writer:
         pond.add(naive.generate("a", 2, 9, rng, FRAME, fresh=False, ends=0))
         assert pond.room == 1
-        with pytest.raises(PondFull, match="1 rows left in its fullest lane and 3 are needed: pour it first"):
+        with pytest.raises(PondFull, match="1 records left in its fullest lane and needs 3: pour it first"):
             pond.add(NaiveLake().generate("a", 2, 3, rng, FRAME, fresh=False, ends=0))
 
         def refuse(*arguments: object) -> int:
@@ -199,7 +199,7 @@ def test_fill_is_uniform_and_keeps_each_row_once(tmp_path: Path, share: float) -
             assert_transition(batch, i, valid[ids[i]], MIXED, stacked=True)
         assert rows <= n * 6
         if share == 1.0:
-            assert rows <= lake.view("a").rows + lake.view("b").rows
+            assert rows <= lake.view("a").num_records + lake.view("b").num_records
         if share == 0.4:
             assert abs(chi_square(np.array(list(seen.values())))) < 6
         # A deeper stack than was filled is never made up.
@@ -210,7 +210,7 @@ def test_fill_is_uniform_and_keeps_each_row_once(tmp_path: Path, share: float) -
                 assert_transition(batch, i, deeper[int(batch.column["id"][i])], MIXED, stacked=True)
         with pytest.raises(LakeError, match="clear"):
             pond.add(naive.generate("x", 1, 1, rng, MIXED, fresh=True, ends=0))
-        with pytest.raises(PondFull, match=r"need [\d,]+ rows; the pond has 2"):
+        with pytest.raises(PondFull, match=r"need [\d,]+ records; the pond has 2"):
             fill(Pond.init(MIXED, 2), lake, 3, rng, stack=3)
-        with pytest.raises(LakeError, match="were asked for"):
+        with pytest.raises(LakeError, match="were requested"):
             fill(pond, lake, len(valid) + 50, rng, stack=3)

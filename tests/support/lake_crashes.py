@@ -57,8 +57,8 @@ def assert_holds(folder: Path, commits: int) -> None:
         append_number(number, naive)
     with Lake(folder) as lake:
         view = lake.view("a")
-        records, damaged = lake.assembler().records(np.zeros(1, np.int32), np.arange(view.rows)[None])
-        frames, more = lake.assembler().frames(np.zeros(1, np.int32), np.arange(view.rows)[None])
+        records, damaged = lake.assembler().records(np.zeros(1, np.int32), np.arange(view.num_records)[None])
+        frames, more = lake.assembler().frames(np.zeros(1, np.int32), np.arange(view.num_records)[None])
         assert not damaged
         assert not more
         steps = records[0][records[0]["flags"] & 8 == 0]

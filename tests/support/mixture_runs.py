@@ -80,7 +80,7 @@ def lake_contents(folder: Path) -> dict[str, list[bytes]]:
     found = {}
     with Lake(folder / "lake") as lake:
         for number, name in enumerate(lake.streams):
-            rows = np.arange(lake.view(name).rows)[None]
+            rows = np.arange(lake.view(name).num_records)[None]
             stream = np.full(1, number, np.int32)
             every, damaged = lake.assembler().records(stream, rows)
             frames, more = lake.assembler().frames(stream, rows)

@@ -23,12 +23,12 @@ from millpond.planner.mixture.numbers import drawn_in_round
 from millpond.plurals import plural
 from millpond.record.jsonlines import Record, read_records
 from millpond.replay import Schema, Steps
-from millpond.replay.schema import row_bytes
+from millpond.replay.schema import pond_record_bytes
 from millpond.sizes import divisors
 from millpond.trainers.common.envs import make_spec
 from millpond.trainers.common.session import start_run
 from millpond.trainers.mixture.ponds import Ponds
-from millpond.trainers.mixture.trainer import UPDATES_A_PORTION, MixtureTrainer
+from millpond.trainers.mixture.trainer import UPDATES_PER_PORTION, MixtureTrainer
 
 ROUNDS, COLLECTIONS, UPDATES = 3, 4, 128  # of the shortened run
 MAX_COLLECTION_BYTES = 64 << 20  # of observations, approximately: a collection of images has fewer steps
@@ -93,7 +93,7 @@ def _planned(loaded: Loaded) -> tuple[MixtureRecipe, MixturePlan]:
 
 def measured_rounds(records: list[Record], full: MixturePlan, short: MixturePlan, *, live: bool) -> Iteration:
     """Return every round but the first, scaled up to a full one."""
-    big_agent_records = 0 if live or short.mode == "single" else -(-short.big_updates // UPDATES_A_PORTION)
+    big_agent_records = 0 if live or short.mode == "single" else -(-short.big_updates // UPDATES_PER_PORTION)
     size = short.collections_per_round + big_agent_records
     rounds = [records[first : first + size] for first in range(0, len(records), size)]
     times = [_times(before[-1], now, full, short) for before, now in pairwise(rounds)]
@@ -202,7 +202,7 @@ def _pour(subject: MixtureSubject, ponds: Ponds, steps: list[Steps]) -> Stage:
     seconds = median_seconds(pour, subject.repeats) * subject.collections
     lake, count = ponds.lake, subject.full.env_steps_per_round
     stored = sum(path.stat().st_size for path in lake.folder.rglob("*") if path.is_file())
-    rows = sum(lake.view(name).rows for name in lake.streams)
+    rows = sum(lake.view(name).num_records for name in lake.streams)
     at_best = stored / rows * count / subject.limits.disk_write
     return Stage("pour", seconds, count, "env steps", "disk", at_best, subject.phases["pour"])
 
@@ -223,7 +223,7 @@ def _fill(subject: MixtureSubject) -> Stage:
     drawn: list[int] = []
     seconds = median_seconds(lambda: drawn.append(big.pond.fill(0)), subject.repeats)
     count = drawn_in_round(full, full.rounds)
-    at_best = count * row_bytes(big.pond.lake.schema) / subject.limits.memory
+    at_best = count * pond_record_bytes(big.pond.lake.schema) / subject.limits.memory
     return Stage("fill", seconds * count / drawn[-1], count, "transitions", "memory", at_best, subject.phases["fill"])
 
 

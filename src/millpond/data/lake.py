@@ -13,7 +13,7 @@ from millpond.data.source import Array, ArrayField, DataError, EndFlags, Episode
 from millpond.replay import Field, Lake, Schema, Steps
 from millpond.replay.lake.sample import raise_damage
 from millpond.replay.schema import DAMAGED, FINAL, TERMINATED, TRUNCATED
-from millpond.replay.walk import episode_rows, whole_episodes
+from millpond.replay.walk import complete_episodes, episode_records
 
 UNNAMED_FIELDS = {"obs", "observations", "states"}  # names of the only observation array in layouts without field names
 
@@ -42,9 +42,9 @@ class LakeSource:
                     f"{path}: stream {stream} has {damaged:,} damaged records; expected none. `millpond lake verify {path}` "
                     f"lists them"
                 )
-            for start, count in zip(*(array.tolist() for array in whole_episodes(view)), strict=True):
+            for start, count in zip(*(array.tolist() for array in complete_episodes(view)), strict=True):
                 names.append(f"{stream}/{len(names)}")
-                finals.append(bool(view.flags[episode_rows(view, start, count)[-1]] & FINAL))
+                finals.append(bool(view.flags[episode_records(view, start, count)[-1]] & FINAL))
                 self._places.append((number, start, count))
         if not names:
             raise DataError(f"{path}: the lake has no complete episode yet; expected at least one that has ended")
@@ -93,7 +93,7 @@ class LakeSource:
     def _record_indices(self, episode: int) -> tuple[Array, Array]:
         number, start, count = self._places[episode]
         view = self._lake.view(self._lake.streams[number])
-        return np.full(1, number, np.int32), episode_rows(view, start, count)
+        return np.full(1, number, np.int32), episode_records(view, start, count)
 
 
 @dataclass(frozen=True)

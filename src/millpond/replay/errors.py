@@ -1,4 +1,4 @@
-"""What can go wrong with a lake, each with what to do about it."""
+"""Errors of ponds and lakes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from millpond.errors import MillpondError
 
 
 class LakeError(MillpondError):
-    """A lake cannot do what it was asked."""
+    """Invalid input, or a request that a lake or pond cannot fulfil."""
 
 
 class LakeFull(LakeError):
-    """There is no space for an append. Nothing of it was kept, and nothing acknowledged was touched."""
+    """No space for an append. Nothing of it was stored, and nothing acknowledged was touched."""
 
     exit_code = 1
 
@@ -26,4 +26,4 @@ class LakeDamaged(LakeError):
 
 
 class PondFull(MillpondError):
-    """A pond would overwrite transitions that were not poured yet."""
+    """A pond would overwrite records that are not poured yet."""

@@ -1,8 +1,8 @@
-"""What a lake stores of each step: the fields of an observation, the action, extra numbers, and where they came from.
+"""The schema of a record: the fields of an observation, the action, extra numbers, provenance; and sizes in bytes.
 
-A field is stored in one of two ways. `fixed`: inside the step's record, as it is (numbers). `lz4`: in the frames
-file, compressed by itself (images and other large arrays of bytes). A record has the same width for every step, so
-that the record of row r begins at byte r * width.
+A field is stored in one of two ways. `fixed`: inside the record (numbers). `lz4`: in the frames file, each array
+compressed separately (images and other large arrays of bytes). All records have the same width, so that record r
+begins at byte r * width.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from millpond.replay.errors import LakeError
 
 Storage = Literal["fixed", "lz4"]
 
-# Arrays of single bytes from this size on are worth compressing.
+# Smaller arrays of bytes are not worth compressing.
 COMPRESS_FROM_BYTES = 256
 
-# Where a step came from and what became of it; the first four bytes are the checksum of all that follow.
+# The first columns of every record; the first four bytes are the checksum of all that follow.
 HEADER: list[tuple[str, str]] = [
     ("checksum", "<u4"),
     ("flags", "u1"),
@@ -43,16 +43,22 @@ HEADER: list[tuple[str, str]] = [
 FIRST = 1  # the first step of an episode
 TERMINATED = 2
 TRUNCATED = 4
-FINAL = 8  # not a step: the final observation of the episode, behind its last step
-HAS_FINAL = 16  # an episode's last step whose final observation is stored behind it
-CONTEXT = 32  # in ponds only: a step that is kept for the stacks and returns of others, and not drawn itself
+FINAL = 8  # not a step: the final observation of an episode, directly after its last step
+HAS_FINAL = 16  # an episode's last step whose final observation is stored after it
+CONTEXT = 32  # in ponds only: a step stored for the stacks and returns of others, and never drawn itself
 DAMAGED = 128  # in memory only: the record does not match its checksum
 ENDED = TERMINATED | TRUNCATED
+
+# Before every frame in a lake: its length and its checksum.
+FRAME_HEADER_BYTES = 8
+
+# Columns of a pond besides the fields of the schema.
+COLUMNS = {"reward": "float32", "agent": "int64", "round": "int64", "policy_version": "int64", "epsilon": "float32"}
 
 
 @dataclass(frozen=True)
 class Field:
-    """One array of every step: its name, shape, dtype, and how it is stored."""
+    """One array of every record: its name, shape, dtype, and storage."""
 
     name: str
     shape: tuple[int, ...]
@@ -70,7 +76,7 @@ class Field:
 
     @staticmethod
     def of(name: str, shape: tuple[int, ...], dtype: str) -> Field:
-        """A field stored in the way that suits it: large arrays of bytes compressed, everything else fixed."""
+        """Return a field with the storage that fits it: large arrays of bytes compressed, everything else fixed."""
         field = Field(name, tuple(int(side) for side in shape), np.dtype(dtype).name)
         large = field.nbytes >= COMPRESS_FROM_BYTES and np.dtype(dtype).itemsize == 1
         return Field(field.name, field.shape, field.dtype, "lz4" if large else "fixed")
@@ -78,7 +84,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Schema:
-    """All fields of a step. An observation of one field named `observation` is a plain array, others are dicts."""
+    """All fields of a record. An observation of one field named `observation` is a plain array, others are dicts."""
 
     observation: tuple[Field, ...]
     action: Field
@@ -99,12 +105,12 @@ class Schema:
             raise LakeError("a schema needs at least one field of observation")
 
     def column(self, field: Field) -> str:
-        """The name of a field's column in the records; observations have a prefix, so that they never collide."""
+        """Return the name of a field's column in a record; observations have a prefix, so that names never collide."""
         return f"observation/{field.name}" if field in self.observation else field.name
 
     @property
     def single(self) -> bool:
-        """Whether an observation is one plain array."""
+        """True if an observation is one plain array."""
         return len(self.observation) == 1 and self.observation[0].name == "observation"
 
     @cached_property
@@ -113,18 +119,18 @@ class Schema:
 
     @cached_property
     def record(self) -> np.dtype[Any]:
-        """The step record, without gaps, so that its checksum covers every byte."""
+        """The dtype of a record, without gaps, so that its checksum covers every byte."""
         fixed = [field for field in self.observation if field.storage == "fixed"]
         columns = [(self.column(f), f.stored_dtype, f.shape) for f in (self.action, *self.extra, *fixed)]
         return np.dtype([*HEADER, *columns])
 
     @property
-    def raw_row_bytes(self) -> int:
-        """A step as plain arrays, its observation stored once: what compression is measured against."""
+    def raw_record_bytes(self) -> int:
+        """Bytes of a record with uncompressed frames: the reference for compression ratios."""
         return self.record.itemsize + sum(field.nbytes for field in self.compressed)
 
     def observations(self, value: Any) -> dict[str, np.ndarray[Any, Any]]:
-        """Arrays by field name, from a plain array or a mapping."""
+        """Return arrays by field name, from a plain array or a mapping."""
         if isinstance(value, Mapping):
             arrays = {name: np.asarray(array) for name, array in value.items()}
         elif self.single:
@@ -156,14 +162,14 @@ class Schema:
 
     @staticmethod
     def from_spec(spec: EnvSpec, *, frame_shape: tuple[int, ...] | None = None) -> Schema:
-        """The schema of an environment; `frame_shape` where its observation is a stack and single frames are stored."""
+        """Return the schema of an environment; `frame_shape` if its observation is a stack and single frames are stored."""
         shape = spec.observation.shape if frame_shape is None else frame_shape
         observation = Field.of("observation", shape, spec.observation.dtype)
         return Schema((observation,), Field("action", spec.action.shape, spec.action.dtype))
 
     @staticmethod
     def from_spaces(observation_space: Any, action_space: Any) -> Schema:
-        """The schema of a Gymnasium env: Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and Tuples of these."""
+        """Return the schema of a Gymnasium env: Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and Tuples of these."""
         parts = dict(_leaves("", observation_space))
         actions = dict(_leaves("", action_space))
         if set(actions) != {""}:
@@ -173,7 +179,7 @@ class Schema:
 
 
 def _leaves(name: str, space: Any) -> list[tuple[str, tuple[tuple[int, ...], str]]]:
-    """Shapes and dtypes of a space's arrays; the parts of a Dict or Tuple are named by their path."""
+    """Return shapes and dtypes of a space's arrays; the parts of a Dict or Tuple are named by their path."""
     children = getattr(space, "spaces", None)
     if children is not None:
         named = children.items() if isinstance(children, Mapping) else enumerate(children)
@@ -184,22 +190,13 @@ def _leaves(name: str, space: Any) -> list[tuple[str, tuple[tuple[int, ...], str
     return [(name, (tuple(space.shape), np.dtype(space.dtype).name))]
 
 
-# -- Bytes of a row, in a lake and in a pond: plain arithmetic on a schema, so that a plan counts what is then stored.
-
-# Before every frame in a lake: its length and its checksum.
-FRAME_HEADER_BYTES = 8
-
-# What a pond keeps of each row besides the fields of the schema, and one byte of flags.
-COLUMNS = {"reward": "float32", "agent": "int64", "round": "int64", "policy_version": "int64", "epsilon": "float32"}
-
-
-def row_bytes(schema: Schema) -> int:
-    """Bytes of one row of a pond: the observation once, and everything else of the step."""
+def pond_record_bytes(schema: Schema) -> int:
+    """Return the bytes of one record of a pond: the observation once, the other fields, and one byte of flags."""
     fields = (*schema.observation, schema.action, *schema.extra)
     return sum(field.nbytes for field in fields) + sum(np.dtype(d).itemsize for d in COLUMNS.values()) + 1
 
 
-def lake_row_bytes(schema: Schema, frame_bytes: float) -> float:
-    """Bytes of one row of a lake: its record, and its frames where they are compressed, to `frame_bytes` in all."""
+def lake_record_bytes(schema: Schema, frame_bytes: float) -> float:
+    """Return the bytes of one record of a lake with its frames, compressed to `frame_bytes` in all."""
     frames = frame_bytes + FRAME_HEADER_BYTES * len(schema.compressed) if schema.compressed else 0
     return schema.record.itemsize + frames

@@ -1,4 +1,9 @@
-"""Between ponds and the lake: `pour` from a pond into a stream, `fill` a pond from all streams."""
+"""Between ponds and the lake.
+
+`pour`            a pond's new records into a stream
+`fill`            a pond with uniformly drawn transitions of all streams
+`restore_rings`   a pond's rings with the newest records of some streams
+"""
 
 from __future__ import annotations
 
@@ -12,62 +17,62 @@ import torch
 from millpond.replay.draw import draw_transitions
 from millpond.replay.errors import LakeError, PondFull
 from millpond.replay.lake.lake import Lake
+from millpond.replay.lake.read import DamageList
 from millpond.replay.lake.sample import Assembler, raise_damage
-from millpond.replay.lake.stream import View
 from millpond.replay.lake.write import Ack, Writer
 from millpond.replay.pond import Pond
 from millpond.replay.schema import COLUMNS, CONTEXT, ENDED, FINAL, HAS_FINAL, TERMINATED, TRUNCATED
 from millpond.replay.steps import LaneState, Steps
-from millpond.replay.walk import NO_ROW, plan_transitions, succeeds
+from millpond.replay.walk import NO_RECORD, RecordView, plan_transitions, succeeds
 
 Array = np.ndarray[Any, Any]
-ROWS_AT_ONCE = 2_048
+RECORDS_PER_BLOCK = 2_048
 
 
 def pour(pond: Pond, writer: Writer, *, steps_at_once: int = 4_096, heads: Array | None = None) -> list[Ack]:
-    """Append to the lake what it does not have yet, in pieces of about `steps_at_once` steps of all lanes together.
+    """Append the records that are not in the lake yet, in appends of about `steps_at_once` steps over all lanes.
 
-    A piece that is acknowledged counts as poured, so that a full disk in between loses nothing and doubles nothing.
-    `heads` (an earlier `pond.heads`) is where to stop, so that another thread may go on adding behind it.
+    Each acknowledged append counts as poured, so that a full disk in between neither loses nor duplicates steps.
+    `heads` (an earlier `pond.heads`) is where to stop, so that another thread may keep adding after it.
     """
     if not pond.guarded:
-        raise LakeError("pour needs a pond made with guarded=True: others overwrite steps before they are poured")
+        raise LakeError("pour needs a pond made with guarded=True: others may overwrite steps that are not poured")
     if writer.stream.lanes != pond.lanes:
         raise LakeError(f"the pond has {pond.lanes} lanes, stream {writer.stream.name!r} has {writer.stream.lanes}")
     acks: list[Ack] = []
-    piece = max(1, steps_at_once // pond.lanes)
+    steps_per_lane = max(1, steps_at_once // pond.lanes)
     ends = pond.heads if heads is None else heads
     while True:
-        steps, poured = _unpoured(pond, piece, ends)
+        steps, poured = _unpoured(pond, steps_per_lane, ends)
         if steps is None:
             return acks
         acks.append(writer.append(steps))
         pond.poured = poured
 
 
-def _unpoured(pond: Pond, most: int, ends: Array) -> tuple[Steps | None, Array]:
-    """The next up to `most` steps of every lane that were not poured, and where each lane then stands."""
-    rows = []
+def _unpoured(pond: Pond, max_steps: int, ends: Array) -> tuple[Steps | None, Array]:
+    """Return the next up to `max_steps` steps of every lane that are not poured, and the new `pond.poured`."""
+    lanes = []
     for lane in range(pond.lanes):
         places = np.arange(pond.poured[lane], ends[lane])
-        slots = lane * pond.ring + places % pond.ring
-        rows.append((slots, pond.flags[slots]))
-    counts = {int(np.count_nonzero(flags & FINAL == 0)) for _, flags in rows}
-    steps = min(min(counts), most)
+        slots = lane * pond.ring_size + places % pond.ring_size
+        lanes.append((slots, pond.flags[slots]))
+    counts = {int(np.count_nonzero(flags & FINAL == 0)) for _, flags in lanes}
+    steps = min(min(counts), max_steps)
     if steps == 0:
         return None, pond.poured
-    taken, heads = [], pond.poured.copy()
-    for lane, (slots, flags) in enumerate(rows):
+    step_slots, poured = [], pond.poured.copy()
+    for lane, (slots, flags) in enumerate(lanes):
         place = np.flatnonzero(flags & FINAL == 0)
         end = int(place[steps]) if len(place) > steps else len(slots)
-        heads[lane] += end
-        taken.append(slots[place[:steps]])
-    where = np.stack(taken, axis=1)  # [T, L]
+        poured[lane] += end
+        step_slots.append(slots[place[:steps]])
+    where = np.stack(step_slots, axis=1)  # [T, L]
     flags = pond.flags[where]
     has_final = (flags & HAS_FINAL) > 0
-    # A final observation lies behind its step, in the lane's ring.
-    lane_begin = where // pond.ring * pond.ring
-    final = lane_begin + (where - lane_begin + 1) % pond.ring
+    # A final observation is stored after its step, in the lane's ring.
+    lane_begin = where // pond.ring_size * pond.ring_size
+    final = lane_begin + (where - lane_begin + 1) % pond.ring_size
 
     def column(name: str, slots: Array) -> Array:
         index = torch.from_numpy(slots.reshape(-1)).to(pond.device)
@@ -88,7 +93,7 @@ def _unpoured(pond: Pond, most: int, ends: Array) -> tuple[Steps | None, Array]:
         extra={field.name: column(field.name, where) for field in schema.extra},
         **provenance,
         valid_for=schema,  # by `Pond.add`
-    ), heads
+    ), poured
 
 
 def fill(
@@ -102,30 +107,30 @@ def fill(
     threads: int = 2,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Put n different transitions, drawn uniformly from the lake, in place of what the pond held. Returns its rows.
+    """Replace the pond's content by n different transitions, drawn uniformly from the lake. Returns its records.
 
-    Each row that any of them needs (its stack, its n steps, its next observation) is stored once, so neighbours share
-    theirs. `stack` and `n_step` are the largest that will be sampled. `threads` read ahead; `progress(done, of)`.
+    Each record that any of them needs (its stack, its n steps, its next observation) is stored once, so neighbours
+    share theirs. `stack` and `n_step` are the largest that will be sampled. `threads` read ahead; `progress(done, of)`.
     """
     if pond.schema != lake.schema:
         raise LakeError("the pond and the lake have different schemas")
     assembler = lake.assembler()
     number, drawn = _draw_different(assembler, n, rng, stack or 1, n_step)
-    streams, rows, flags, run_begin = _runs(assembler, number, drawn, stack or 1, n_step)
-    if len(rows) > pond.rows:
+    streams, records, flags, run_begin = _runs(assembler, number, drawn, stack or 1, n_step)
+    if len(records) > pond.capacity:
         raise PondFull(
-            f"{n:,} transitions with stack {stack or 1} and n_step {n_step} need {len(rows):,} rows; the pond has "
-            f"{pond.rows:,}. Make it larger, or draw fewer."
+            f"{n:,} transitions with stack {stack or 1} and n_step {n_step} need {len(records):,} records; the pond has "
+            f"{pond.capacity:,}. Make it larger, or draw fewer."
         )
     pond.clear()
-    blocks = [slice(begin, begin + ROWS_AT_ONCE) for begin in range(0, len(rows), ROWS_AT_ONCE)]
+    blocks = [slice(begin, begin + RECORDS_PER_BLOCK) for begin in range(0, len(records), RECORDS_PER_BLOCK)]
     with ThreadPoolExecutor(threads, thread_name_prefix="pond-fill") as pool:
-        waiting = [pool.submit(read_rows, assembler, streams[block], rows[block]) for block in blocks[: 2 * threads]]
+        waiting = [pool.submit(read_fields, assembler, streams[b], records[b]) for b in blocks[: 2 * threads]]
         for k, block in enumerate(blocks):
             fields, damaged = waiting.pop(0).result()
             if k + 2 * threads < len(blocks):
                 later = blocks[k + 2 * threads]
-                waiting.append(pool.submit(read_rows, assembler, streams[later], rows[later]))
+                waiting.append(pool.submit(read_fields, assembler, streams[later], records[later]))
             raise_damage(damaged, lake.folder)
             for name, values in fields.items():
                 source = torch.from_numpy(values)
@@ -133,77 +138,79 @@ def fill(
                     pond.device, pond.fields[name].dtype
                 )
             if progress:
-                progress(min(block.stop, len(rows)), len(rows))
-    pond.lay_down(flags, run_begin)
-    return len(rows)
+                progress(min(block.stop, len(records)), len(records))
+    pond.set_runs(flags, run_begin)
+    return len(records)
 
 
 def _draw_different(
     assembler: Assembler, n: int, rng: np.random.Generator, stack: int, n_step: int
 ) -> tuple[Array, Array]:
-    """n different valid transitions: streams and rows. Any n of them are equally likely."""
+    """Draw n different valid transitions: streams and records. All subsets of n are equally likely."""
     views = assembler.views
-    there = sum(view.transitions(stack, n_step) for view in views)
-    if n > there:
-        raise LakeError(f"the lake has {there:,} transitions (stack {stack}, n_step {n_step}); {n:,} were asked for")
-    bases = np.cumsum([0, *(view.rows for view in views)])
-    if 2 * n <= there:  # drawn again and again until n are different: few are drawn in vain
-        found = np.empty(0, np.int64)
-        while len(found) < n:
-            more = draw_transitions(views, None, n - len(found), rng, stack=stack, n_step=n_step, repeat=False)
-            found = np.unique(np.concatenate([found, bases[more.stream] + more.observed[:, -1]]))
+    available = sum(view.transitions(stack, n_step) for view in views)
+    if n > available:
+        raise LakeError(
+            f"the lake has {available:,} transitions (stack {stack}, n_step {n_step}); {n:,} were requested"
+        )
+    bases = np.cumsum([0, *(view.num_records for view in views)])
+    if 2 * n <= available:  # draw until n are different: few draws are repetitions
+        drawn = np.empty(0, np.int64)
+        while len(drawn) < n:
+            more = draw_transitions(views, None, n - len(drawn), rng, stack=stack, n_step=n_step, repeat=False)
+            drawn = np.unique(np.concatenate([drawn, bases[more.stream] + more.observed[:, -1]]))
     else:
-        found = np.sort(rng.choice(_all_valid(assembler, bases, stack, n_step), n, replace=False))
-    number = np.searchsorted(bases, found, side="right") - 1
-    return number.astype(np.int32), found - bases[number]
+        drawn = np.sort(rng.choice(_all_valid(assembler, bases, stack, n_step), n, replace=False))
+    number = np.searchsorted(bases, drawn, side="right") - 1
+    return number.astype(np.int32), drawn - bases[number]
 
 
 def _all_valid(assembler: Assembler, bases: Array, stack: int, n_step: int) -> Array:
     valid = []
     for base, view in zip(bases, assembler.views, strict=False):
-        for begin in range(0, view.rows, 1 << 18):
-            rows = np.arange(begin, min(begin + (1 << 18), view.rows))
-            valid.append(base + rows[_plan(view, rows, stack, n_step)[3] > 0])
+        for begin in range(0, view.num_records, 1 << 18):
+            records = np.arange(begin, min(begin + (1 << 18), view.num_records))
+            valid.append(base + records[_plan(view, records, stack, n_step)[3] > 0])
     return np.concatenate(valid)
 
 
-def _plan(view: Any, rows: Array, stack: int, n_step: int) -> tuple[Array, Array, Array, Array]:
-    observed, behind = (np.full((len(rows), stack), NO_ROW, np.int64) for _ in range(2))
-    path, steps = np.empty((len(rows), n_step), np.int64), np.empty(len(rows), np.int32)
-    plan_transitions(rows, view.flags, view.run_begin, view.lanes, False, observed, behind, path, steps)
-    return observed, behind, path, steps
+def _plan(view: RecordView, records: Array, stack: int, n_step: int) -> tuple[Array, Array, Array, Array]:
+    observed, next_observed = (np.full((len(records), stack), NO_RECORD, np.int64) for _ in range(2))
+    path, steps = np.empty((len(records), n_step), np.int64), np.empty(len(records), np.int32)
+    plan_transitions(records, view.flags, view.run_begin, view.lanes, False, observed, next_observed, path, steps)
+    return observed, next_observed, path, steps
 
 
 def _runs(
     assembler: Assembler, number: Array, drawn: Array, stack: int, n_step: int
 ) -> tuple[Array, Array, Array, Array]:
-    """All rows that the drawn transitions need, in runs of consecutive rows of a lane: streams, rows, flags, runs."""
-    streams, all_rows, all_flags, begins = [], [], [], []
+    """Return all records that the drawn transitions need, in runs of neighbours of a lane: streams, records, flags, runs."""
+    streams, all_records, all_flags, begins = [], [], [], []
     total = 0
     for k in np.unique(number).tolist():
         view, mine = assembler.views[k], drawn[number == k]
-        observed, behind, path, _ = _plan(view, mine, stack, n_step)
-        rows = np.unique(np.concatenate([observed, behind, path], axis=1))
-        rows = rows[rows != NO_ROW]
-        lane = (np.searchsorted(view.run_begin, rows, side="right") - 1) % view.lanes
-        rows = rows[np.lexsort((rows, lane))]
-        flags = view.flags[rows].copy()
-        flags[~np.isin(rows, mine) & (flags & FINAL == 0)] |= CONTEXT
-        first = ~succeeds(rows, view.run_begin, view.lanes)
+        observed, next_observed, path, _ = _plan(view, mine, stack, n_step)
+        records = np.unique(np.concatenate([observed, next_observed, path], axis=1))
+        records = records[records != NO_RECORD]
+        lane = (np.searchsorted(view.run_begin, records, side="right") - 1) % view.lanes
+        records = records[np.lexsort((records, lane))]
+        flags = view.flags[records].copy()
+        flags[~np.isin(records, mine) & (flags & FINAL == 0)] |= CONTEXT
+        first = ~succeeds(records, view.run_begin, view.lanes)
         begins.append(total + np.flatnonzero(first))
-        total += len(rows)
-        streams.append(np.full(len(rows), k, np.int32))
-        all_rows.append(rows)
+        total += len(records)
+        streams.append(np.full(len(records), k, np.int32))
+        all_records.append(records)
         all_flags.append(flags)
     run_begin = np.append(np.concatenate(begins), total)
-    return np.concatenate(streams), np.concatenate(all_rows), np.concatenate(all_flags), run_begin
+    return np.concatenate(streams), np.concatenate(all_records), np.concatenate(all_flags), run_begin
 
 
-def read_rows(assembler: Assembler, streams: Array, rows: Array) -> tuple[dict[str, Array], Any]:
-    """A block of rows as columns of a pond."""
+def read_fields(assembler: Assembler, streams: Array, numbers: Array) -> tuple[dict[str, Array], DamageList]:
+    """Read a block of records as columns of a pond."""
     schema = assembler.schema
-    records, damaged = assembler.records(streams, rows[:, None])
-    observed, more = assembler.windows(streams, rows[:, None], records)
+    records, damaged = assembler.records(streams, numbers[:, None])
+    observed, more = assembler.windows(streams, numbers[:, None], records)
     fields = {schema.column(field): observed[field.name][:, 0] for field in schema.observation}
     for name in (*COLUMNS, schema.action.name, *(field.name for field in schema.extra)):
         column = np.ascontiguousarray(records[name][:, 0])
@@ -211,15 +218,11 @@ def read_rows(assembler: Assembler, streams: Array, rows: Array) -> tuple[dict[s
     return fields, damaged + more
 
 
-# -- A pond's rings as they were, from the lake: the newest rows of every lane of some streams.
-#
-# A pond that several streams were added to as they came need not be in a checkpoint: the lake has all of it.
-
-
 def restore_rings(pond: Pond, lake: Lake, streams: list[str], *, continue_episodes: bool) -> int:
-    """Put the newest rows of these streams' lanes, one stream behind the other, into the pond's rings; how many.
+    """Put the newest records of these streams' lanes, stream after stream, into the pond's rings; return their number.
 
-    `continue_episodes`: envs go on where the streams end; else the next step of every lane begins an episode.
+    A pond that streams were added to as they were collected need not be in a checkpoint: the lake has all of it.
+    `continue_episodes`: envs continue where the streams end; else the next step of every lane begins an episode.
     """
     views = [lake.view(name) for name in streams]
     if pond.guarded or sum(view.lanes for view in views) != pond.lanes:
@@ -227,46 +230,46 @@ def restore_rings(pond: Pond, lake: Lake, streams: list[str], *, continue_episod
     numbers = [lake.streams.index(name) for name in streams]
     pond.clear()
     slots: list[Array] = []
-    rows: list[Array] = []
+    records: list[Array] = []
     origin: list[Array] = []
     lane, opened = 0, np.zeros(pond.lanes, bool)
     for number, view in zip(numbers, views, strict=True):
         for own in range(view.lanes):
-            newest = newest_rows(view, own, pond.ring)
+            newest = newest_records(view, own, pond.ring_size)
             if len(newest):
                 opened[lane] = not view.flags[newest[-1]] & (ENDED | FINAL)
             pond.heads[lane] = len(newest)
-            slots.append(lane * pond.ring + np.arange(len(newest)))
-            rows.append(newest)
+            slots.append(lane * pond.ring_size + np.arange(len(newest)))
+            records.append(newest)
             origin.append(np.full(len(newest), number, np.int32))
             lane += 1
-    slot, row, stream = np.concatenate(slots), np.concatenate(rows), np.concatenate(origin)
+    slot, record, stream = np.concatenate(slots), np.concatenate(records), np.concatenate(origin)
     assembler = lake.assembler()
-    for begin in range(0, len(row), ROWS_AT_ONCE):
-        block = slice(begin, begin + ROWS_AT_ONCE)
-        fields, damaged = read_rows(assembler, stream[block], row[block])
+    for begin in range(0, len(record), RECORDS_PER_BLOCK):
+        block = slice(begin, begin + RECORDS_PER_BLOCK)
+        fields, damaged = read_fields(assembler, stream[block], record[block])
         raise_damage(damaged, lake.folder)
         where = torch.from_numpy(slot[block]).to(pond.device)
         for name, values in fields.items():
             pond.fields[name][where] = torch.from_numpy(values).to(pond.device, pond.fields[name].dtype)
     for number, view in zip(numbers, views, strict=True):
         mine = stream == number
-        pond.flags[slot[mine]] = view.flags[row[mine]]
+        pond.flags[slot[mine]] = view.flags[record[mine]]
     lanes = LaneState.fresh(pond.lanes)
     lanes.open[:] = opened & continue_episodes
     pond.continue_with(lanes)
-    return len(row)
+    return len(record)
 
 
-def newest_rows(view: View, lane: int, most: int) -> Array:
-    """The last `most` rows of one lane, oldest first."""
-    found: list[Array] = []
-    missing, runs = most, len(view.run_begin) - 1
+def newest_records(view: RecordView, lane: int, count: int) -> Array:
+    """Return the last `count` records of one lane, oldest first."""
+    runs_of_lane: list[Array] = []
+    missing, runs = count, len(view.run_begin) - 1
     for run in range(runs - view.lanes + lane, -1, -view.lanes):
         begin, end = int(view.run_begin[run]), int(view.run_begin[run + 1])
         begin = max(begin, end - missing)
-        found.append(np.arange(begin, end))
+        runs_of_lane.append(np.arange(begin, end))
         missing -= end - begin
         if missing <= 0:
             break
-    return np.concatenate(found[::-1]) if found else np.empty(0, np.int64)
+    return np.concatenate(runs_of_lane[::-1]) if runs_of_lane else np.empty(0, np.int64)

@@ -76,7 +76,7 @@ def test_an_idle_stream_gives_way_too(tmp_path: Path) -> None:
                 for _ in range(200):
                     writer.append(naive.generate(name, 1, 6, rng, FRAME, fresh=False, ends=0.1))
         lake.refresh()
-        idle, busy = (lake.view(name).rows for name in ("idle", "busy"))
+        idle, busy = (lake.view(name).num_records for name in ("idle", "busy"))
         assert 0.5 < idle / busy < 2
         assert used(tmp_path) <= 200_000
 

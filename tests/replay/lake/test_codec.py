@@ -14,12 +14,12 @@ from millpond.replay.lake.codec import (
     BAD_CHECKSUM,
     BAD_LENGTH,
     GOOD,
-    HERE,
+    IN_LZ4,
     ONES,
-    decode_rows,
-    encode_rows,
+    compress_frames,
+    decompress_frames,
     range_checksum,
-    row_checksums,
+    record_checksums,
     words_by_processor,
     words_by_table,
 )
@@ -60,10 +60,10 @@ def test_processor_and_table_agree(data: bytes) -> None:
 def test_rows_leave_out_their_own_checksum() -> None:
     rows = np.zeros(3, [("checksum", "<u4"), ("rest", "S13")])
     rows["rest"] = [b"a", b"bb", b"a"]
-    values = row_checksums(rows)
+    values = record_checksums(rows)
     assert values.tolist() == [google_crc32c.value(row.tobytes()[4:]) for row in rows]
     rows["checksum"] = 7
-    assert row_checksums(rows).tolist() == values.tolist()
+    assert record_checksums(rows).tolist() == values.tolist()
 
 
 def decode(source: np.ndarray, begins: np.ndarray, ends: np.ndarray, skip: int) -> tuple[np.ndarray, np.ndarray]:
@@ -71,8 +71,8 @@ def decode(source: np.ndarray, begins: np.ndarray, ends: np.ndarray, skip: int) 
     width = (WIDTH, OTHER)[skip]
     whole = np.full(GUARD + width * len(ends) + GUARD, 0xA5, np.uint8)
     target, status = whole[GUARD:-GUARD], np.empty(len(ends), np.uint8)
-    state = np.full(len(ends), HERE, np.uint8)
-    decode_rows(source, begins, ends, state, np.arange(len(ends))[::-1].copy(), target, width, skip, status)
+    state = np.full(len(ends), IN_LZ4, np.uint8)
+    decompress_frames(source, begins, ends, state, np.arange(len(ends))[::-1].copy(), target, width, skip, status)
     assert (whole[:GUARD] == 0xA5).all()
     assert (whole[-GUARD:] == 0xA5).all()
     return target.reshape(-1, width)[::-1], status
@@ -82,7 +82,7 @@ def decode(source: np.ndarray, begins: np.ndarray, ends: np.ndarray, skip: int) 
 def test_rows_of_two_frames(rows: list[bytes], split: int, flip: int) -> None:
     arrays = np.array([np.frombuffer(row, np.uint8) for row in rows])
     order = np.random.default_rng(flip).permutation(len(rows))
-    coded, ends = encode_rows(order, arrays[:split], arrays[split:], [WIDTH, OTHER])
+    coded, ends = compress_frames(order, arrays[:split], arrays[split:], [WIDTH, OTHER])
     begins = np.append(0, ends[:-1])
     assert ends[-1] == len(coded)
     first, second = (decode(coded, begins, ends, skip) for skip in (0, 1))
@@ -116,7 +116,7 @@ def test_bytes_that_nobody_wrote_never_leave_their_place(noise: bytes, right: bo
 
 def test_what_does_not_shrink_is_stored_as_it_is() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (3, WIDTH), np.uint8)
-    coded, ends = encode_rows(np.arange(3), noise, noise[:0], [WIDTH])
+    coded, ends = compress_frames(np.arange(3), noise, noise[:0], [WIDTH])
     assert ends.tolist() == [308, 616, 924]
     assert coded[8:308].tobytes() == noise[0].tobytes()
 

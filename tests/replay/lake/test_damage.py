@@ -101,7 +101,7 @@ def test_a_torn_file(whole: tuple[Path, NaiveLake], file: int, size: int) -> Non
             assert lake.transitions() > 0
 
 
-def test_damage_is_an_error_that_names_file_and_row(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
+def test_damage_is_an_error_that_names_file_and_record(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     shutil.copytree(whole[0], folder)
     struck = sorted((folder / "streams" / "a").glob("*.lz4"))[0]
@@ -110,7 +110,7 @@ def test_damage_is_an_error_that_names_file_and_row(whole: tuple[Path, NaiveLake
         data[place] ^= 255
     struck.write_bytes(data)
     with Lake(folder) as lake:
-        with pytest.raises(LakeDamaged, match=rf"{struck.name}, row \d+: .*lake verify"):
+        with pytest.raises(LakeDamaged, match=rf"{struck.name}, record \d+: .*lake verify"):
             lake.sample(500, np.random.default_rng(0))
         lake.sample(200, np.random.default_rng(0), on_damage="skip")
         assert any(struck.name in str(damage) for damage in lake.damage)

@@ -33,7 +33,7 @@ def assert_same(folder: Path, naive: NaiveLake) -> None:
     expected = {step.number for steps in naive.lanes.values() for step in steps}
     with Lake(folder) as lake:
         view = lake.view("a")
-        records, damaged = lake.assembler().records(np.zeros(1, np.int32), np.arange(view.rows)[None])
+        records, damaged = lake.assembler().records(np.zeros(1, np.int32), np.arange(view.num_records)[None])
         assert not damaged
         assert set(records[0]["id"][records[0]["flags"] & 8 == 0].tolist()) == expected
         assert lake.transitions(3) == len(naive.transitions(stack=3, n_step=1, gamma=1.0, repeat=False))

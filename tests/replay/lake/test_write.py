@@ -118,7 +118,7 @@ def test_provenance_is_kept(tmp_path: Path) -> None:
     with Lake.create(tmp_path, VECTOR) as lake:
         with lake.writer("a", 2) as writer:
             ack = writer.append(steps(agent=3, round=7, policy_version=np.array([5, 6]), epsilon=epsilon))
-        assert (ack.stream, ack.commits, ack.steps, ack.rows) == ("a", 1, 6, 6)
+        assert (ack.stream, ack.commits, ack.steps, ack.records) == ("a", 1, 6, 6)
         lake.refresh()
         batch = lake.sample(50, np.random.default_rng(0))
         for record in batch.record:

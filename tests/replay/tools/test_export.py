@@ -45,7 +45,7 @@ def test_what_goes_out_comes_back(tmp_path: Path, kind: str, name: str) -> None:
         for field, array in fields(one).items():
             np.testing.assert_array_equal(array, fields(other)[field])
         assert one.has_final == other.has_final
-    with pytest.raises(LakeError, match="is there already"):
+    with pytest.raises(LakeError, match="exists already"):
         export(tmp_path / "lake", tmp_path / name)
 
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_imported(tmp_path: Path) -> None:
     for name, message in (
         ("other.hdf5", "expected the group data"),
         ("other.npz", "expected the imitation layout"),
-        ("text.hdf5", "expected a whole HDF5 file"),
+        ("text.hdf5", "expected a complete HDF5 file"),
         ("folder", "no episodes in this folder"),
         ("nothing.npz", "no such file"),
     ):
@@ -185,7 +185,7 @@ def test_info_counts(tmp_path: Path) -> None:
     assert (second.transitions, second.episodes) == (39, 5)
     assert [(r.round, r.episodes, r.mean, r.mean_length) for r in first.returns] == [(0, 5, 4, 4), (1, 5, 8, 4)]
     assert [r.histogram for r in first.returns] == [[5] + [0] * 15, [0] * 15 + [5]]
-    assert first.raw_bytes == 80 * schema.raw_row_bytes
+    assert first.raw_bytes == 80 * schema.raw_record_bytes
     assert result.transitions == 118
     on_disk = sum(path.stat().st_size for path in (tmp_path / "streams").rglob("*") if path.is_file())
     assert result.stored_bytes == on_disk

@@ -28,7 +28,7 @@ ONE = {"mixture.agents": 1, "mixture.total_frames": 8 * 32}
 
 @pytest.fixture(autouse=True)
 def _small_and_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(module, "UPDATES_A_PORTION", 2)  # so that the BigAgent's phase has three portions
+    monkeypatch.setattr(module, "UPDATES_PER_PORTION", 2)  # so that the BigAgent's phase has three portions
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

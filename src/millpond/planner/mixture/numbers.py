@@ -12,7 +12,7 @@ from millpond.config.mixture import SINGLE, frame_skip, own_envs
 from millpond.envs.spec import EnvSpec
 from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
 from millpond.planner.kind import Plan
-from millpond.replay.schema import Schema, lake_row_bytes, row_bytes
+from millpond.replay.schema import Schema, lake_record_bytes, pond_record_bytes
 
 # Stored bytes of an 84 x 84 frame, lz4 frame by frame, as measured on recordings of each game.
 MEASURED_FRAME_BYTES = {"gravitar": 640, "montezuma_revenge": 1_021, "pong": 265}
@@ -123,7 +123,7 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
         frame, compressed = spec.observation.nbytes, bool(schema.compressed)
         observation = frame * recipe.env.frame_stack
         lake_frame, measured = _stored_frame(recipe, spec, frame) if compressed else (float(frame), False)
-        pond_row, lake_row = row_bytes(schema), lake_row_bytes(schema, lake_frame)
+        pond_row, lake_row = pond_record_bytes(schema), lake_record_bytes(schema, lake_frame)
     return MixturePlan(
         mode=mixture.mode,
         agents=mixture.agents,

@@ -1,4 +1,24 @@
-"""CRC32C (Castagnoli) of many pieces of a buffer at once, without the GIL. The same values as google-crc32c's."""
+"""Checksums and compression of many records at once, in compiled code that does not hold the GIL.
+
+Checksums are CRC32C (Castagnoli), the same values as google-crc32c's.
+
+The frames of a record are compressed with lz4, one by one in the order of the schema, each stored as
+
+    length  u4    number of bytes that follow these two numbers
+    crc32c  u4    of those bytes
+    bytes         an lz4 block; the array itself if compression would not make it smaller
+
+A frame whose length or checksum is wrong is not decoded: its status tells why.
+
+In a compacted segment, consecutive frames of one lane are compressed together with zstd. A chunk is
+
+    magic   u4
+    length  u4       bytes of the zstd frame
+    rows    u4       number of records
+    crc32c  u4       of the record numbers and the zstd frame
+    row     u4[rows] numbers of the records within the segment, ascending
+    bytes            a zstd frame of rows x (all compressed fields)
+"""
 
 from __future__ import annotations
 
@@ -24,12 +44,13 @@ from millpond.replay.lake.intrinsics import (
 )
 from millpond.replay.schema import FRAME_HEADER_BYTES
 
+Array = np.ndarray[Any, Any]
 POLYNOMIAL = 0x82F63B78  # reflected
 ONES = np.uint32(0xFFFFFFFF)
 
 
 def _tables() -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """tables[k, b]: what byte b contributes with k zero bytes behind it (slicing by eight)."""
+    """Return tables[k, b]: the contribution of byte b followed by k zero bytes (slicing by eight)."""
     tables = np.zeros((8, 256), np.uint32)
     for byte in range(256):
         value = byte
@@ -46,7 +67,7 @@ TABLES = _tables()
 
 @compiled
 def words_by_table(data: Any, start: Any, words: Any, value: Any) -> Any:
-    """Eight bytes at a time, on any processor."""
+    """Update a checksum by `words` words of eight bytes, on any processor."""
     for _ in range(words):
         word = load64(data, start) ^ np.uint64(value)
         value = np.uint32(0)
@@ -58,7 +79,7 @@ def words_by_table(data: Any, start: Any, words: Any, value: Any) -> Any:
 
 @compiled
 def words_by_processor(data: Any, start: Any, words: Any, value: Any) -> Any:
-    """Eight bytes at a time, with the instruction made for it."""
+    """Update a checksum by `words` words of eight bytes, with the CRC32C instruction."""
     wide = np.uint64(value)
     for _ in range(words):
         wide = crc32c_word(wide, load64(data, start))
@@ -71,7 +92,7 @@ words_checksum = words_by_processor if HAS_CRC32C else words_by_table
 
 @compiled
 def range_checksum(data: Any, start: Any, end: Any) -> Any:
-    """CRC32C of data[start:end]; both are positions inside the buffer."""
+    """Return the CRC32C of data[start:end]; both are positions inside the buffer."""
     words = (end - start) // Position(8)
     value = words_checksum(data, start, words, ONES)
     position = start + words * Position(8)
@@ -82,50 +103,41 @@ def range_checksum(data: Any, start: Any, end: Any) -> Any:
 
 
 @compiled
-def _row_checksums(data: Any, width: Any, skip: Any, out: Any) -> None:
-    for row in range(len(out)):
-        start = Position(row) * Position(width)
-        out[row] = range_checksum(data, start + Position(skip), start + Position(width))
+def _record_checksums(data: Any, width: Any, skip: Any, out: Any) -> None:
+    for k in range(len(out)):
+        start = Position(k) * Position(width)
+        out[k] = range_checksum(data, start + Position(skip), start + Position(width))
 
 
-def row_checksums(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """The checksum of each record, over all its bytes but the first four, which are the place of the checksum."""
-    flat = np.ascontiguousarray(rows).reshape(-1)
+def record_checksums(records: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """Return the checksum of each record, over all its bytes but the first four, where the checksum is stored."""
+    flat = np.ascontiguousarray(records).reshape(-1)
     out = np.empty(len(flat), np.uint32)
     if len(flat):
-        _row_checksums(flat.view(np.uint8), flat.dtype.itemsize, 4, out)
+        _record_checksums(flat.view(np.uint8), flat.dtype.itemsize, 4, out)
     return out
 
 
-# -- Frames in the frames file: compressed one by one with lz4, many of them in one call that does not hold the GIL.
-#
-# A row's frames lie behind one another in the order of the schema, each as
-#
-#     length  u4    bytes that follow the two numbers
-#     crc32c  u4    of those bytes
-#     bytes         an lz4 block; the array itself where compression would not make it smaller
-#
-# A row whose bytes do not add up, or do not match their checksum, decodes to nothing: its status says so.
+# -- lz4
 
-Array = np.ndarray[Any, Any]
-# What is with the frames of a row that is to be decoded.
-HERE, NOTHING, CHUNKED, UNUSABLE = 0, 1, 2, 3
+# Where the frames of a record are: in an lz4 file, nowhere (zeros), in a chunk of a compacted segment, or out of bounds.
+IN_LZ4, ABSENT, IN_CHUNK, UNUSABLE = 0, 1, 2, 3
 # Status of a decoded frame.
 GOOD, BAD_LENGTH, BAD_CHECKSUM, BAD_BLOCK = 0, 1, 2, 3
-WORDS_FOR = ("good", "length that leads out of its row", "checksum does not match", "lz4 block does not decode")
+STATUS_TEXT = ("good", "length exceeds its record", "checksum does not match", "lz4 block does not decode")
 
 
 def longest_block(width: int) -> int:
-    """What lz4 may need in the worst case for `width` bytes (LZ4_COMPRESSBOUND)."""
+    """Return the largest size of an lz4 block of `width` bytes (LZ4_COMPRESSBOUND)."""
     return width + width // 255 + 16
 
 
 @compiled
-def _encode_rows(order: Any, rows: Any, more: Any, widths: Any, out: Any, ends: Any) -> Any:
+def _compress_frames(order: Any, frames: Any, finals: Any, widths: Any, out: Any, ends: Any) -> Any:
     at = Position(0)
     for k in range(len(order)):
         number, begin = order[k], 0
-        source = rows[number] if number < len(rows) else more[number - len(rows)]
+        source = frames[number] if number < len(frames) else finals[number - len(frames)]
         for width in widths:
             body = at + Position(8)
             room = np.int32(width + width // 255 + 16)
@@ -142,19 +154,20 @@ def _encode_rows(order: Any, rows: Any, more: Any, widths: Any, out: Any, ends: 
     return at
 
 
-def encode_rows(order: Array, rows: Array, more: Array, widths: list[int]) -> tuple[Array, Array]:
-    """The bytes of rows `order`, and where each ends. `rows` and `more` are `[n, bytes]`; numbers go on into `more`.
+def compress_frames(order: Array, frames: Array, finals: Array, widths: list[int]) -> tuple[Array, Array]:
+    """Return the stored bytes of records in the given order, and where each record ends.
 
-    `widths` are the bytes of the frames that a row consists of.
+    `frames` [n, bytes] and `finals` [k, bytes] are numbered 0 to n + k - 1; `order` holds these numbers.
+    `widths` are the bytes of the frames that a record consists of.
     """
     room = len(order) * sum(longest_block(width) + FRAME_HEADER_BYTES for width in widths)
     out, ends = np.empty(room, np.uint8), np.empty(len(order), np.int64)
-    return out[: _encode_rows(order, rows, more, np.array(widths), out, ends)], ends
+    return out[: _compress_frames(order, frames, finals, np.array(widths), out, ends)], ends
 
 
 @compiled
-def decode_frame(source: Any, at: Any, end: Any, target: Any, to: Any, width: Any) -> Any:
-    """The frame at source[at:end] with its header goes to target[to:][:width]. Returns a status."""
+def decompress_frame(source: Any, at: Any, end: Any, target: Any, to: Any, width: Any) -> Any:
+    """Decompress the frame with its header at source[at:end] into target[to:][:width]; return a status."""
     if end - at < Position(8):
         return BAD_LENGTH
     length = Position(load32(source, at))
@@ -175,71 +188,62 @@ def decode_frame(source: Any, at: Any, end: Any, target: Any, to: Any, width: An
 
 
 @compiled
-def decode_rows(
+def decompress_frames(
     source: Any, begins: Any, ends: Any, state: Any, slots: Any, target: Any, width: Any, skip: Any, status: Any
 ) -> None:
-    """The frame number `skip` of many rows: source[begins[i]:ends[i]] goes to target[slots[i] * width:][:width].
+    """Decompress frame number `skip` of many records: source[begins[i]:ends[i]] into target[slots[i] * width:][:width].
 
-    `state` says where there is nothing to decode: zeros then, or, for rows of compacted segments, nothing at all.
+    Where `state` is ABSENT zeros are written; where it is IN_CHUNK nothing is.
     """
     for i in range(len(begins)):
         to = Position(slots[i]) * Position(width)
         status[i] = GOOD
-        if state[i] == HERE:
+        if state[i] == IN_LZ4:
             at, end = Position(begins[i]), Position(ends[i])
             for _ in range(skip):
                 if end - at >= Position(8) and Position(load32(source, at)) <= end - at - Position(8):
                     at += Position(8) + Position(load32(source, at))
                 else:
                     at = end
-            status[i] = decode_frame(source, at, end, target, to, Position(width))
-        elif state[i] == NOTHING:
+            status[i] = decompress_frame(source, at, end, target, to, Position(width))
+        elif state[i] == ABSENT:
             target[to : to + Position(width)] = 0
         elif state[i] == UNUSABLE:
             status[i] = BAD_LENGTH
 
 
-# -- Frames of a compacted segment: consecutive frames of one lane compressed together with zstd.
-#
-# A chunk is
-#
-#     magic   u4
-#     length  u4       bytes of the zstd frame
-#     rows    u4       how many rows it holds
-#     crc32c  u4       of the row numbers and the zstd frame
-#     row     u4[rows] which rows of the segment these are, ascending
-#     bytes            a zstd frame of rows x (all compressed fields, as they are)
+# -- zstd
 
 CHUNK_HEADER = struct.Struct("<IIII")
 CHUNK_MAGIC = 0x6B6E6863
-LEVEL = 3
+ZSTD_LEVEL = 3
 NOWHERE = 2**32 - 1
 
 
-def encode_chunk(rows: Array, frames: Array) -> bytes:
-    """`frames` is `[rows, bytes]`."""
-    packed = zstandard.ZstdCompressor(level=LEVEL).compress(np.ascontiguousarray(frames).tobytes())
-    body = rows.astype("<u4").tobytes() + packed
-    return CHUNK_HEADER.pack(CHUNK_MAGIC, len(packed), len(rows), google_crc32c.value(body)) + body
+def encode_chunk(numbers: Array, frames: Array) -> bytes:
+    """Return the bytes of a chunk: records `numbers` [n] of a segment, with their frames [n, bytes]."""
+    packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(np.ascontiguousarray(frames).tobytes())
+    body = numbers.astype("<u4").tobytes() + packed
+    return CHUNK_HEADER.pack(CHUNK_MAGIC, len(packed), len(numbers), google_crc32c.value(body)) + body
 
 
-def decode_chunk(data: bytes | memoryview, row_bytes: int, what: str) -> tuple[Array, Array]:
-    """Row numbers and frames `[rows, bytes]` of a whole chunk."""
+def decode_chunk(data: bytes | memoryview, frame_bytes: int, where: str) -> tuple[Array, Array]:
+    """Return record numbers [n] and frames [n, frame_bytes] of a whole chunk; errors name `where` it is."""
     if len(data) < CHUNK_HEADER.size:
-        raise LakeDamaged(f"{what}: the chunk is cut off")
-    magic, length, rows, checksum = CHUNK_HEADER.unpack_from(data)
-    body = bytes(data[CHUNK_HEADER.size : CHUNK_HEADER.size + 4 * rows + length])
-    if magic != CHUNK_MAGIC or len(body) != 4 * rows + length or google_crc32c.value(body) != checksum:
-        raise LakeDamaged(f"{what}: the chunk does not match its checksum")
-    raw = zstandard.ZstdDecompressor().decompress(body[4 * rows :], max_output_size=rows * row_bytes)
-    if len(raw) != rows * row_bytes:
-        raise LakeDamaged(f"{what}: the chunk has {len(raw)} bytes of frames, not {rows} x {row_bytes}")
-    return np.frombuffer(body, "<u4", rows), np.frombuffer(raw, np.uint8).reshape(rows, row_bytes)
+        raise LakeDamaged(f"{where}: the chunk is cut off")
+    magic, length, count, checksum = CHUNK_HEADER.unpack_from(data)
+    body = bytes(data[CHUNK_HEADER.size : CHUNK_HEADER.size + 4 * count + length])
+    if magic != CHUNK_MAGIC or len(body) != 4 * count + length or google_crc32c.value(body) != checksum:
+        raise LakeDamaged(f"{where}: the chunk does not match its checksum")
+    raw = zstandard.ZstdDecompressor().decompress(body[4 * count :], max_output_size=count * frame_bytes)
+    if len(raw) != count * frame_bytes:
+        raise LakeDamaged(f"{where}: the chunk has {len(raw)} bytes of frames, not {count} x {frame_bytes}")
+    return np.frombuffer(body, "<u4", count), np.frombuffer(raw, np.uint8).reshape(count, frame_bytes)
 
 
-def chunk_positions(path: Path, rows: int) -> Array:
-    """For each row of a segment where its chunk begins, read from the chunks' headers; NOWHERE for those not found."""
-    positions = np.full(rows, NOWHERE, np.uint32)
+def chunk_positions(path: Path, num_records: int) -> Array:
+    """Return, for each record of a segment, where its chunk begins, from the chunks' headers; NOWHERE if it has none."""
+    positions = np.full(num_records, NOWHERE, np.uint32)
     data = np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
     at = 0
     while at + CHUNK_HEADER.size <= len(data):
@@ -247,7 +251,7 @@ def chunk_positions(path: Path, rows: int) -> Array:
         if magic != CHUNK_MAGIC or at + CHUNK_HEADER.size + 4 * count + length > len(data):
             break
         begin = at + CHUNK_HEADER.size
-        held = np.frombuffer(bytes(data[begin : begin + 4 * count]), "<u4")
-        positions[held[held < rows]] = at
+        numbers = np.frombuffer(bytes(data[begin : begin + 4 * count]), "<u4")
+        positions[numbers[numbers < num_records]] = at
         at = begin + 4 * count + length
     return positions

@@ -1,14 +1,14 @@
-"""Where things are in a lake's folder, and the three small binary formats beside the records and frames.
+"""Files and folders of a lake: manifest, streams, commit log, head.
 
 lake.json                       format, version, schema, max_bytes, segment_bytes
 streams/NAME/stream.json        lanes, agent
-streams/NAME/commits            the commit log: one entry an append
-streams/NAME/head               what the writer has acknowledged (generation, first segment, commits)
+streams/NAME/commits            the commit log: one entry per append
+streams/NAME/head               the acknowledged state (generation, first segment, commits)
 streams/NAME/lock               held by the writer
 streams/NAME/maintenance        held while files are dropped, compacted or rolled back
 streams/NAME/000000.steps       step records of one segment
 streams/NAME/000000.lz4         their frames, one by one; 000000.zst once compacted
-streams/NAME/000000.index       flags and frame positions of a whole segment; can be built again from the others
+streams/NAME/000000.index       flags and frame positions of a complete segment; can be rebuilt from the others
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ import numpy as np
 
 from millpond.durable import create_file, write_all
 from millpond.replay.errors import LakeDamaged, LakeError
-from millpond.replay.lake.codec import row_checksums
+from millpond.replay.lake.codec import record_checksums
 from millpond.replay.schema import Schema
 
+Array = np.ndarray[Any, Any]
 FORMAT, VERSION = "millpond-lake", 1
 SEGMENT_BYTES = 256 << 20
-LANES_AT_MOST = 65_536
+MAX_LANES = 65_536
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
 def signed_json(tree: dict[str, Any]) -> bytes:
-    """JSON with the checksum of everything else in it."""
+    """Return JSON that contains the checksum of everything else in it."""
     checksum = google_crc32c.value(json.dumps(tree, sort_keys=True).encode())
     return json.dumps({**tree, "crc32c": checksum}, indent=2).encode() + b"\n"
 
 
 def read_signed_json(path: Path) -> dict[str, Any]:
-    """What `signed_json` wrote, if it is still that."""
+    """Return the tree that `signed_json` wrote; refuse a damaged one."""
     try:
         tree = json.loads(path.read_bytes())
         checksum = tree.pop("crc32c")
@@ -53,14 +54,14 @@ def read_signed_json(path: Path) -> dict[str, Any]:
 
 
 def require_lake(folder: Path) -> None:
-    """Refuse a path that is no lake's folder, whether or not its files are damaged."""
+    """Refuse a path that is not the folder of a lake, whether or not its files are damaged."""
     if not (folder / "lake.json").exists():
         raise LakeError(f"{folder} is not a lake: it has no lake.json")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What holds for the whole lake, written once when it is made."""
+    """Settings of the whole lake, written once when it is created."""
 
     schema: Schema
     max_bytes: int | None = None
@@ -93,7 +94,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class StreamFolder:
-    """Paths and facts of one stream."""
+    """Paths of one stream, and its number of lanes."""
 
     path: Path
     lanes: int
@@ -114,11 +115,11 @@ class StreamFolder:
         return self.path / f"{number:06d}.{kind}"
 
     def segments(self) -> list[int]:
-        """Numbers of the segments whose records are on disk."""
+        """Return the numbers of the segments whose records are on disk."""
         return sorted(int(path.stem) for path in self.path.glob("*.steps") if path.stem.isdigit())
 
     def codec(self, number: int) -> str:
-        """`zst` once a segment is compacted, else `lz4`. The compacted file appears only when it is whole."""
+        """Return `zst` once a segment is compacted, else `lz4`. A compacted file appears only when it is complete."""
         return "zst" if self.segment(number, "zst").exists() else "lz4"
 
     def stored_bytes(self) -> int:
@@ -126,15 +127,15 @@ class StreamFolder:
         for entry in os.scandir(self.path):
             try:
                 total += entry.stat().st_size
-            except FileNotFoundError:  # dropped or renamed between listing and looking
+            except FileNotFoundError:  # dropped or renamed since the folder was listed
                 continue
         return total
 
     @staticmethod
     def make(path: Path, lanes: int) -> StreamFolder:
-        """The stream's folder, made where it is missing; its lanes never change."""
-        if not 1 <= lanes <= LANES_AT_MOST:
-            raise LakeError(f"stream {path.name!r}: lanes={lanes} must be between 1 and {LANES_AT_MOST:,}")
+        """Return the folder of a stream, created if missing; its lanes never change."""
+        if not 1 <= lanes <= MAX_LANES:
+            raise LakeError(f"stream {path.name!r}: lanes={lanes} must be between 1 and {MAX_LANES:,}")
         path.mkdir(parents=True, exist_ok=True)
         create_file(path / "stream.json", signed_json({"lanes": lanes}))
         stream = StreamFolder.read(path)
@@ -148,7 +149,7 @@ class StreamFolder:
 
 
 def commit_dtype(lanes: int) -> np.dtype[Any]:
-    """One append: where its records and frames lie in which segment, and how many rows each lane got."""
+    """Return the dtype of a log entry: the segment and places of an append's records and frames, and records per lane."""
     return np.dtype(
         [
             ("checksum", "<u4"),
@@ -168,11 +169,11 @@ def commit_dtype(lanes: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class StreamHead:
-    """What readers may see. Rewritten in place after every sync of the log, itself never synced.
+    """The state that readers may see. Rewritten in place after every sync of the log, itself never synced.
 
-    Within one boot of the machine it is exact, since the page cache outlives any process. After a power cut the
-    `boot` differs, and the log, which was synced before each acknowledgement, speaks for itself.
-    `generation` counts the times that rows were taken away (dropped or rolled back): a reader then starts afresh.
+    Within one boot of the machine it is exact, since the page cache outlives any process. After a power cut `boot`
+    differs, and the log counts, which was synced before each acknowledgement.
+    `generation` counts removals of records (dropped or rolled back): a reader then starts over.
     """
 
     boot: bytes
@@ -188,8 +189,8 @@ class StreamHead:
 
     @staticmethod
     def read(path: Path) -> StreamHead | None:
-        """None where there is none, or a torn one."""
-        for _ in range(3):  # a reader may see a write half done; the next look is at another moment
+        """Return the head; None if it is missing or torn."""
+        for _ in range(3):  # a write may be in progress; the next attempt comes later
             try:
                 data = path.read_bytes()
             except FileNotFoundError:
@@ -203,25 +204,23 @@ class StreamHead:
 
 
 def this_boot() -> bytes | None:
-    """Names this boot of this machine; None where the system does not say, and then only the log counts."""
+    """Return an identifier of this boot of the machine; None if the system has none, and then only the log counts."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()[:36].ljust(36)
     except OSError:
         return None
 
 
-# -- The commit log: which appends count, in order, each with its own checksum.
-
-Array = np.ndarray[Any, Any]
+# -- the commit log: all appends that count, in order, each with its own checksum
 
 
 @dataclass(frozen=True)
-class Log:
+class CommitLog:
     """The longest valid prefix of a commit log.
 
-    `rebuilt`  entries whose checksum failed, and which were put together again from their neighbours and the records
-    `lost`     entries behind the prefix that are readable, but follow unreadable ones
-    `tail`     bytes behind all readable entries: an append that was never acknowledged
+    `rebuilt`  entries whose checksum failed, rebuilt from their neighbours and the records
+    `lost`     readable entries that follow unreadable ones, and are therefore not in the prefix
+    `tail`     bytes after all readable entries: an append that was never acknowledged
     """
 
     entries: Array
@@ -230,7 +229,7 @@ class Log:
     tail: int
 
 
-def read_log(stream: StreamFolder, schema: Schema, first: int = 0) -> Log:
+def read_log(stream: StreamFolder, schema: Schema, first: int = 0) -> CommitLog:
     """Read the log from entry `first` on."""
     dtype = commit_dtype(stream.lanes)
     try:
@@ -240,21 +239,21 @@ def read_log(stream: StreamFolder, schema: Schema, first: int = 0) -> Log:
     except FileNotFoundError:
         data = b""
     entries = np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype).copy()
-    good = row_checksums(entries) == entries["checksum"]
+    good = record_checksums(entries) == entries["checksum"]
     good &= entries["number"] == np.arange(first, first + len(entries))
     readable = int(np.flatnonzero(good)[-1]) + 1 if good.any() else 0
     rebuilt: list[int] = []
     for k in np.flatnonzero(~good[:readable]).tolist():
         if not good[k + 1] or not _rebuild(entries, k, first, stream, schema):
-            return Log(entries[:k], rebuilt, readable - k, len(data) - readable * dtype.itemsize)
+            return CommitLog(entries[:k], rebuilt, readable - k, len(data) - readable * dtype.itemsize)
         rebuilt.append(first + k)
-    return Log(entries[:readable], rebuilt, 0, len(data) - readable * dtype.itemsize)
+    return CommitLog(entries[:readable], rebuilt, 0, len(data) - readable * dtype.itemsize)
 
 
 def _rebuild(entries: Array, k: int, first: int, stream: StreamFolder, schema: Schema) -> bool:
-    """Put entry k together from the one behind it, the one before it, and the lanes in the records between."""
+    """Rebuild entry k from the ones before and after it and the lanes of the records between; False if impossible."""
     if k == 0 and first > 0:
-        return False  # a reader that follows has not kept the entry before; a fresh look has
+        return False  # the entry before is not in `entries`; the caller reads the whole log again
     after = entries[k + 1]
     ends_segment = after["row_begin"] == 0
     segment = int(after["segment"]) - int(ends_segment)
@@ -264,10 +263,10 @@ def _rebuild(entries: Array, k: int, first: int, stream: StreamFolder, schema: S
     try:
         records = np.fromfile(stream.segment(segment, "steps"), schema.record, offset=begin * schema.record.itemsize)
     except FileNotFoundError:
-        records = np.empty(0, schema.record)  # the segment was dropped: its rows are not needed any more
+        records = np.empty(0, schema.record)  # the segment was dropped: its records are not needed
     if not ends_segment:
         records = records[: int(after["row_begin"]) - begin]
-    if len(records) and not np.array_equal(row_checksums(records), records["checksum"]):
+    if len(records) and not np.array_equal(record_checksums(records), records["checksum"]):
         return False
     entry: Any = np.zeros((), entries.dtype)
     entry["segment"], entry["number"] = segment, first + k
@@ -281,7 +280,7 @@ def _rebuild(entries: Array, k: int, first: int, stream: StreamFolder, schema: S
 
 
 def acknowledged(stream: StreamFolder, written: int) -> tuple[int, StreamHead | None]:
-    """How many of the `written` commits of the log a reader may show, and the head that says so."""
+    """Return how many of the `written` commits of the log are acknowledged, and the head."""
     head = StreamHead.read(stream.head)
     if head is None or head.boot != this_boot():
         return written, head

@@ -1,6 +1,6 @@
-"""What Numba cannot express by itself: unaligned loads, the processor's checksum, and calls of C that need no GIL.
+"""Operations that Numba lacks: unaligned loads and stores, the CRC32C instruction, and calls of C without the GIL.
 
-They check nothing. Whoever calls them has compared the positions with the ends of the buffers.
+They check nothing: the caller has compared all positions with the ends of the buffers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from numba.extending import intrinsic
 
 from millpond.compiled import target_features
 
+# Positions in buffers are unsigned: Numba then omits the code for negative indices.
+Position = np.uintp
+
 WORD = ir.IntType(64)
 
 
 def _loader(bits: int, result: Any) -> Any:
-    """A number of `bits` bits from any position of a byte array."""
+    """Return an intrinsic that loads a number of `bits` bits from any position of a byte array."""
 
     def load(typing: Any, source: Any, start: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -35,7 +38,7 @@ def _loader(bits: int, result: Any) -> Any:
 
 
 def _storer(bits: int, value: Any) -> Any:
-    """Store a number of `bits` bits at any position of a byte array."""
+    """Return an intrinsic that stores a number of `bits` bits at any position of a byte array."""
 
     def store(typing: Any, target: Any, to: Any, number: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -50,7 +53,7 @@ def _storer(bits: int, value: Any) -> Any:
 
 
 def _crc32c_word(typing: Any, checksum: Any, word: Any) -> Any:
-    """The processor's own CRC32C of eight bytes (SSE 4.2)."""
+    """Update a CRC32C by eight bytes with the processor's instruction (SSE 4.2)."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(WORD, [WORD, WORD])
@@ -71,7 +74,7 @@ LZ4_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p
 
 
 def compress_block(source: int, target: int, nbytes: int, room: int) -> int:
-    """LZ4_compress_default through the Python module, with the GIL: from address to address; 0 where it has no room."""
+    """Do what LZ4_compress_default does, through the Python module and with the GIL; return 0 if it does not fit."""
     block = lz4.block.compress(ctypes.string_at(source, nbytes), store_size=False)
     if len(block) > room:
         return 0
@@ -80,7 +83,7 @@ def compress_block(source: int, target: int, nbytes: int, room: int) -> int:
 
 
 def decompress_block(source: int, target: int, nbytes: int, room: int) -> int:
-    """LZ4_decompress_safe in the same way; -1 where the bytes are no block of at most `room` bytes."""
+    """Do what LZ4_decompress_safe does, in the same way; return -1 if the bytes are not a block of at most `room` bytes."""
     try:
         data = lz4.block.decompress(ctypes.string_at(source, nbytes), uncompressed_size=room)
     except lz4.block.LZ4BlockError:
@@ -90,9 +93,9 @@ def decompress_block(source: int, target: int, nbytes: int, room: int) -> int:
 
 
 def _lz4(name: str, through_python: Any) -> Any:
-    """A function of the liblz4 that the lz4 package brings: (source, target, source bytes, target bytes) -> bytes.
+    """Return a function of the lz4 package's liblz4: (source, target, source bytes, target bytes) -> bytes.
 
-    Its builds for Windows do not export their functions; compiled code then calls back into Python.
+    The package's builds for Windows do not export these functions; compiled code then calls back into Python.
     """
     if llvmlite.binding.address_of_symbol(name) is None:
         callback = LZ4_FUNCTION(through_python)
@@ -101,20 +104,14 @@ def _lz4(name: str, through_python: Any) -> Any:
     return types.ExternalFunction(name, types.int32(types.uintp, types.uintp, types.int32, types.int32))
 
 
-_callbacks: list[Any] = []  # compiled code has their addresses
+_callbacks: list[Any] = []  # keeps them alive: compiled code has their addresses
 llvmlite.binding.load_library_permanently(lz4.block._block.__file__)
 lz4_compress = _lz4("LZ4_compress_default", compress_block)
 lz4_decompress = _lz4("LZ4_decompress_safe", decompress_block)  # stays inside both buffers, whatever the bytes are
 
 # memcpy: (target, source, bytes) -> target.
 copy_bytes: Any = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
-# The system's own call. Only where Python has it too: it then defines `os.RWF_NOWAIT`.
+# The system call. Called only if `os.RWF_NOWAIT` is defined, that is, if the system has it.
 preadv2: Any = types.ExternalFunction(
     "preadv2", types.intp(types.int32, types.uintp, types.int32, types.int64, types.int32)
 )
-
-
-# -- Positions for compiled loops over bytes.
-
-# Positions in buffers are unsigned: Numba then leaves out the code for negative indices.
-Position = np.uintp

@@ -1,4 +1,4 @@
-"""A lake: all transitions of a mixture on disk, larger than memory, written by several and read by any number.
+"""`Lake`: records on disk, more than fit into memory, written by several processes and read by any number.
 
 lake = Lake.create("runs/x/lake", schema)
 with lake.writer("agent0", lanes=128) as writer:
@@ -21,24 +21,24 @@ from millpond.durable import create_file
 from millpond.replay.draw import draw_sequences, draw_transitions
 from millpond.replay.errors import LakeError
 from millpond.replay.lake.format import NAME_PATTERN, SEGMENT_BYTES, Manifest, StreamFolder
-from millpond.replay.lake.read import Damage, SpanReader
-from millpond.replay.lake.sample import Assembler, DamageList, LakeBatch, LakeEpisode, Sequences, raise_damage
+from millpond.replay.lake.read import Damage, DamageList, SpanReader
+from millpond.replay.lake.sample import Assembler, LakeBatch, LakeEpisode, Sequences, raise_damage
 from millpond.replay.lake.stream import StreamReader, View
 from millpond.replay.lake.write import Writer
 from millpond.replay.schema import FINAL, Schema
-from millpond.replay.walk import episode_rows, whole_episodes
+from millpond.replay.walk import complete_episodes, episode_records
 
 Padding = Literal["zero", "repeat"]
 OnDamage = Literal["raise", "skip"]
 Array = np.ndarray[Any, Any]
 Result = TypeVar("Result")
-SMALLEST_SEGMENT = 64 << 10
-TRIES = 5
-TRIES_FOR_UNDAMAGED = 100
+MIN_SEGMENT_BYTES = 64 << 10
+MAX_RETRIES = 5  # after files were dropped or compacted
+MAX_REDRAWS = 100  # of damaged transitions
 
 
 class Lake:
-    """A folder of streams. Opening it reads the streams' indexes; `refresh` sees what was appended since."""
+    """A folder of streams. Opening it reads the streams' indexes; `refresh` reads what was appended since."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -53,14 +53,14 @@ class Lake:
     def create(
         folder: str | Path, schema: Schema, *, max_bytes: int | None = None, segment_bytes: int | None = None
     ) -> Lake:
-        """Make a lake, or open the one that is there if its schema is the same. Several processes may do so at once."""
+        """Create a lake, or open an existing one of the same schema. Several processes may do so at once."""
         folder = Path(folder)
         if segment_bytes is None:
             segment_bytes = (
-                SEGMENT_BYTES if max_bytes is None else min(SEGMENT_BYTES, max(max_bytes // 32, SMALLEST_SEGMENT))
+                SEGMENT_BYTES if max_bytes is None else min(SEGMENT_BYTES, max(max_bytes // 32, MIN_SEGMENT_BYTES))
             )
         if segment_bytes < 1 or segment_bytes > 1 << 31:
-            raise LakeError(f"segment_bytes={segment_bytes:,} must lie between 1 and {1 << 31:,}")
+            raise LakeError(f"segment_bytes={segment_bytes:,} must be between 1 and {1 << 31:,}")
         if max_bytes is not None and max_bytes < 8 * segment_bytes:
             raise LakeError(
                 f"max_bytes={max_bytes:,} is less than 8 segments of {segment_bytes:,}; try {8 * segment_bytes:,}"
@@ -69,9 +69,9 @@ class Lake:
         (folder / "streams").mkdir(exist_ok=True)
         manifest = Manifest(schema, max_bytes, segment_bytes)
         if not create_file(folder / "lake.json", manifest.to_bytes()):
-            there = Manifest.read(folder)
-            if there.schema != schema:
-                raise LakeError(f"{folder} is a lake with another schema: {there.schema} there, {schema} asked for")
+            existing = Manifest.read(folder).schema
+            if existing != schema:
+                raise LakeError(f"{folder} is a lake with another schema: it has {existing}, {schema} was requested")
         return Lake(folder)
 
     @property
@@ -81,11 +81,11 @@ class Lake:
 
     @property
     def replayed(self) -> dict[str, int]:
-        """How many transitions of each stream this reader has returned."""
+        """Number of transitions of each stream that this reader has returned."""
         return {name: stream.replayed for name, stream in self._streams.items()}
 
     def positions(self) -> dict[str, int]:
-        """Acknowledged appends of each stream, as of the last `refresh`: what a checkpoint keeps for `Writer.rollback`."""
+        """Return the acknowledged appends of each stream as of the last `refresh`, for checkpoints and `Writer.rollback`."""
         return {name: stream.commits for name, stream in self._streams.items()}
 
     def view(self, stream: str) -> View:
@@ -95,10 +95,10 @@ class Lake:
         return self._streams[stream]
 
     def writer(self, stream: str, lanes: int, *, continue_episodes: bool = False) -> Writer:
-        """The writer of a stream, which is made where it is missing. One at a time, in any process.
+        """Return the writer of a stream, created if missing. A stream has one writer at a time, in any process.
 
-        What a crash left behind the last acknowledged append is cut off. Episodes that were open begin anew with
-        the next step, unless `continue_episodes` says that the envs go on where the stream ends.
+        Bytes that a crash left after the last acknowledged append are cut off. The next step of every lane begins a new
+        episode, unless `continue_episodes` is set: the envs continue where the stream ends.
         """
         if not re.fullmatch(NAME_PATTERN, stream):
             raise LakeError(
@@ -108,7 +108,7 @@ class Lake:
         return Writer(self.folder, self.manifest, folder, continue_episodes=continue_episodes)
 
     def refresh(self) -> bool:
-        """See new streams and what was acknowledged since; True where anything changed."""
+        """Read new streams and appends acknowledged since the last call; return True if anything changed."""
         changed = False
         for path in sorted((self.folder / "streams").glob("*/stream.json")):
             if path.parent.name not in self._streams:
@@ -122,7 +122,7 @@ class Lake:
         return changed
 
     def transitions(self, stack: int | None = None, n_step: int = 1) -> int:
-        """How many valid transitions `sample` chooses from."""
+        """Return the number of valid transitions."""
         return sum(stream.view.transitions(stack or 1, n_step) for stream in self._streams.values())
 
     def sample(
@@ -138,29 +138,29 @@ class Lake:
         quotas: Mapping[str, int] | None = None,
         on_damage: OnDamage = "raise",
     ) -> LakeBatch:
-        """n transitions, exactly uniform over all valid ones.
+        """Draw n transitions, exactly uniform over all valid ones.
 
-        stack      frames an observation; None: single ones, without an axis of frames
-        padding    what stands before an episode's first frame: zeros, or that frame repeated
-        weights    chance of each stream; within a stream uniform
-        quotas     exactly so many of each stream
-        on_damage  skip: draw another in place of one that is damaged, and keep a note in `damage`
+        stack      frames per observation; None: single frames, without an axis of frames
+        padding    before an episode's first frame: zeros, or that frame repeated
+        weights    probability of each stream; uniform within a stream
+        quotas     exact number from each stream
+        on_damage  skip: draw another one in place of a damaged transition, and list the damage in `damage`
         """
         if n_step < 1 or (stack is not None and stack < 1):
             raise LakeError(f"stack={stack} and n_step={n_step} must be at least 1")
 
         def take(assembler: Assembler, count: int, shares: Array | None) -> tuple[LakeBatch, DamageList]:
             repeat = padding == "repeat"
-            picked = draw_transitions(
+            drawn = draw_transitions(
                 assembler.views, shares, count, rng, stack=stack or 1, n_step=n_step, repeat=repeat
             )
-            return assembler.transitions(picked, stacked=stack is not None, gamma=gamma)
+            return assembler.transitions(drawn, stacked=stack is not None, gamma=gamma)
 
         def attempt() -> LakeBatch:
             assembler, shares = self.assembler(), self._shares(n, rng, weights, quotas)
             batch, damaged = take(assembler, n, shares)
             waiting = np.arange(n)
-            for _ in range(TRIES_FOR_UNDAMAGED):
+            for _ in range(MAX_REDRAWS):
                 waiting = waiting[np.unique([place for place, _ in damaged]).astype(np.int64)]
                 if not len(waiting):
                     return batch
@@ -168,9 +168,7 @@ class Lake:
                 again = None if shares is None else np.bincount(batch.stream[waiting], minlength=len(shares))
                 other, damaged = take(assembler, len(waiting), again)
                 batch.put(waiting, other)
-            raise LakeError(
-                f"{self.folder}: hardly anything is left undamaged; run `millpond lake verify {self.folder}`"
-            )
+            raise LakeError(f"{self.folder}: almost everything is damaged; run `millpond lake verify {self.folder}`")
 
         batch = self._through_changes(attempt, rng)
         self._count(batch.stream)
@@ -186,17 +184,17 @@ class Lake:
         weights: Mapping[str, float] | None = None,
         quotas: Mapping[str, int] | None = None,
     ) -> Sequences:
-        """n runs of `length` steps of one episode each, uniform over all places where such a run can begin.
+        """Draw n sequences of `length` steps of one episode, uniform over all records where such a sequence can begin.
 
-        `burn_in` steps stand before each, masked where the episode had not begun yet.
+        `burn_in` steps precede each, masked where the episode had not begun yet.
         """
         if length < 1 or burn_in < 0:
             raise LakeError(f"length={length} must be at least 1 and burn_in={burn_in} at least 0")
 
         def attempt() -> Sequences:
             assembler, shares = self.assembler(), self._shares(n, rng, weights, quotas)
-            picked = draw_sequences(assembler.views, shares, n, rng, length=length, burn_in=burn_in)
-            sequences, damaged = assembler.sequences(picked)
+            drawn = draw_sequences(assembler.views, shares, n, rng, length=length, burn_in=burn_in)
+            sequences, damaged = assembler.sequences(drawn)
             self._note(damaged, "raise")
             return sequences
 
@@ -205,10 +203,10 @@ class Lake:
         return sequences
 
     def sample_episodes(self, n: int, rng: np.random.Generator) -> list[LakeEpisode]:
-        """n whole episodes, uniform over all that are complete."""
+        """Draw n episodes, uniform over all complete ones."""
 
         def attempt() -> list[LakeEpisode]:
-            tables = [whole_episodes(stream.view) for stream in self._streams.values()]
+            tables = [complete_episodes(stream.view) for stream in self._streams.values()]
             ends = np.cumsum([len(start) for start, _ in tables])
             if not len(ends) or ends[-1] == 0:
                 raise LakeError(f"{self.folder} has no complete episode yet")
@@ -222,50 +220,50 @@ class Lake:
         return self._through_changes(attempt, rng)
 
     def episodes(self, stream: str | None = None) -> Iterator[LakeEpisode]:
-        """All complete episodes, stream by stream, lane by lane."""
+        """Iterate over all complete episodes, stream by stream, lane by lane."""
         for number, name in enumerate(self.streams):
             if stream in (None, name):
-                table = whole_episodes(self._streams[name].view)
+                table = complete_episodes(self._streams[name].view)
                 for place in range(len(table[0])):
                     yield self._episode(number, table, place)
 
     def _episode(self, number: int, table: tuple[Array, Array], place: int) -> LakeEpisode:
         name = self.streams[number]
-        rows = episode_rows(self._streams[name].view, int(table[0][place]), int(table[1][place]))
-        final = bool(self._streams[name].view.flags[rows[-1]] & FINAL)
-        episode, damaged = self.assembler().episode(number, rows, len(rows) - final, name)
+        records = episode_records(self._streams[name].view, int(table[0][place]), int(table[1][place]))
+        final = bool(self._streams[name].view.flags[records[-1]] & FINAL)
+        episode, damaged = self.assembler().episode(number, records, len(records) - final, name)
         self._note(damaged, "raise")
         return episode
 
     def assembler(self) -> Assembler:
-        """Reads rows of the streams as they are seen now."""
+        """Return a reader of records of the streams as of the last `refresh`."""
         return Assembler([stream.view for stream in self._streams.values()], self.schema, self._reader)
 
     def _shares(
         self, n: int, rng: np.random.Generator, weights: Mapping[str, float] | None, quotas: Mapping[str, int] | None
     ) -> Array | None:
-        """How many of the n each stream gives; None: as it comes."""
+        """Return how many of the n come from each stream; None: uniform over all."""
         if weights is None and quotas is None:
             return None
         if weights is not None and quotas is not None:
-            raise LakeError("weights and quotas are both given; take one of them")
-        given: Mapping[str, float] = weights if weights is not None else quotas or {}
-        unknown = sorted(set(given) - set(self._streams))
+            raise LakeError("weights and quotas are both set; use one of them")
+        shares: Mapping[str, float] = weights if weights is not None else quotas or {}
+        unknown = sorted(set(shares) - set(self._streams))
         if unknown:
             raise LakeError(f"streams {unknown} are not in {self.folder}; it has {self.streams}")
-        values = np.array([given.get(name, 0) for name in self._streams], np.float64)
+        values = np.array([shares.get(name, 0) for name in self._streams], np.float64)
         if np.any(values < 0) or values.sum() <= 0:
-            raise LakeError(f"shares {dict(given)} must not be negative, and not all 0")
+            raise LakeError(f"shares {dict(shares)} must not be negative, and not all 0")
         if weights is not None:
             return rng.multinomial(n, values / values.sum())
         if values.sum() != n:
-            raise LakeError(f"quotas {dict(given)} add up to {int(values.sum())}, not to n={n}")
+            raise LakeError(f"quotas {dict(shares)} add up to {int(values.sum())}, not to n={n}")
         return values.astype(np.int64)
 
     def _through_changes(self, attempt: Callable[[], Result], rng: np.random.Generator) -> Result:
-        """Try again with a fresh look where a file was dropped or compacted since the last one."""
+        """Retry after a `refresh` if a file was dropped or compacted since the last one."""
         state = rng.bit_generator.state
-        for _ in range(TRIES):
+        for _ in range(MAX_RETRIES):
             try:
                 return attempt()
             except FileNotFoundError:
@@ -276,7 +274,7 @@ class Lake:
     def _note(self, damaged: DamageList, on_damage: OnDamage) -> None:
         if on_damage == "raise":
             raise_damage(damaged, self.folder)
-        self.damage += [what for _, what in damaged]
+        self.damage += [damage for _, damage in damaged]
 
     def _count(self, stream: Array, each: int = 1) -> None:
         counts = np.bincount(stream, minlength=len(self._streams))
@@ -284,11 +282,11 @@ class Lake:
             reader.replayed += count * each
 
     def release(self) -> None:
-        """Close all files and maps for now; they are opened again when they are needed."""
+        """Close all files and maps; they are reopened when needed."""
         self._reader.forget()
 
     def close(self) -> None:
-        """Close all files and end the reading threads."""
+        """Close all files and stop the reading threads."""
         self._reader.close()
 
     def __enter__(self) -> Lake:

@@ -1,4 +1,4 @@
-"""Bytes that stay: whole writes at their places, syncs, full disks, and a lock that dies with its holder."""
+"""The lock of a stream: released when its process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ except ImportError:  # Windows
 else:
     HAS_FLOCK = True
 
-LOCK_SECONDS = 0.01  # between two looks at a lock that is waited for, without flock
+RETRY_SECONDS = 0.01  # between two attempts to take a lock, without flock
 
 
 class Lock:
-    """An exclusive lock on a file, held until `release` or the death of the process, however it dies.
+    """An exclusive lock on a file, held until `release` or until the process ends.
 
-    It is `flock` where the system has it. Elsewhere it is the lock of an SQLite database beside the file: SQLite uses
-    whatever the system offers, and locks of processes that died go with them there, too.
+    It is `flock` if the system has it, else the lock of an SQLite database beside the file: SQLite uses what the system
+    offers, and there, too, the locks of a process end with it.
     """
 
     def __init__(self, path: Path, what: str, *, wait: bool = False) -> None:
@@ -46,7 +46,7 @@ class Lock:
             holder = pid[:count].decode("ascii", "replace").strip() or "unknown"
             os.close(self.fd)
             raise LakeBusy(
-                f"{what} is held by another process (pid {holder}); one writer a stream: close it, or use another stream"
+                f"{what} is held by another process (pid {holder}); a stream has one writer: close it, or use another stream"
             ) from None
         os.ftruncate(self.fd, 0)
         write_all(self.fd, f"{os.getpid()}\n".encode(), 0)
@@ -75,4 +75,4 @@ def _lock_database(path: Path, wait: bool) -> sqlite3.Connection:
             if not wait:
                 database.close()
                 raise BlockingIOError(errno.EAGAIN, "locked by another process") from error
-            time.sleep(LOCK_SECONDS)
+            time.sleep(RETRY_SECONDS)

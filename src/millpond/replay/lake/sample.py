@@ -1,18 +1,22 @@
-"""What sampling gives."""
+"""From drawn record numbers to batches, sequences and episodes: read, check, decode, arrange.
+
+n drawn   s stack   W records of one window   N n_step   T burn-in + length
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from millpond.replay.draw import Picked, PickedSequences
+from millpond.replay.draw import DrawnSequences, DrawnTransitions
 from millpond.replay.errors import LakeDamaged
-from millpond.replay.lake.read import Damage, SpanReader, read_frames, read_records
+from millpond.replay.lake.read import DamageList, SpanReader, read_frames, read_records
 from millpond.replay.lake.stream import View
 from millpond.replay.schema import TERMINATED, TRUNCATED, Schema
-from millpond.replay.walk import NO_ROW
+from millpond.replay.walk import NO_RECORD
 
 Array = np.ndarray[Any, Any]
 Observation = Any  # an array, or a dict of arrays where the schema has several fields
@@ -20,16 +24,16 @@ Observation = Any  # an array, or a dict of arrays where the schema has several 
 
 @dataclass
 class LakeBatch:
-    """Transitions. With n steps, R = sum of gamma^k r_k over `steps` of them, and the target is
+    """Transitions of a lake. With n steps, R = sum of gamma^k r_k over `steps` of them, and the target is
 
         R + discount * max_a Q(next_observation, a)        discount = gamma^steps, 0 where terminated
 
-    observation, next_observation  [n, (stack,) ...]   `next_observation` is zeros behind a terminated step whose
+    observation, next_observation  [n, (stack,) ...]   `next_observation` is zeros after a terminated step whose
                                                        final observation was not stored: its discount is 0
     action [n, ...]   reward, discount float32 [n]   terminated, truncated bool [n]   steps int32 [n]
-    stream int32 [n]  number of the stream, in the order of their names
+    stream int32 [n]  number of the stream, in the order of names
     record [n]        the whole record of the first step: lane, episode, agent, round, epsilon, ... and extra fields
-    row int64 [n]     where in the stream it was found
+    index int64 [n]   number of that record in its stream
     """
 
     observation: Observation
@@ -41,14 +45,14 @@ class LakeBatch:
     discount: Array
     steps: Array
     stream: Array
-    row: Array
+    index: Array
     record: Array
 
     def __len__(self) -> int:
         return len(self.reward)
 
     def put(self, where: Array, other: LakeBatch) -> None:
-        """Replace transitions by others."""
+        """Replace the transitions at `where` by those of another batch."""
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if isinstance(mine, dict):
@@ -60,11 +64,11 @@ class LakeBatch:
 
 @dataclass
 class Sequences:
-    """Contiguous steps of one episode each: `burn_in` of them before, `length` to train on.
+    """Consecutive steps of one episode each: `burn_in` of them before, `length` to train on.
 
     observation [n, burn_in + length, ...]   action, reward, terminated, truncated [n, burn_in + length, ...]
-    mask        [n, burn_in + length]        False in front of the episode's beginning, where all is zeros
-    next_observation [n, ...]                behind the last step
+    mask        [n, burn_in + length]        False before the episode's beginning, where all is zeros
+    next_observation [n, ...]                after the last step
     """
 
     observation: Observation
@@ -75,15 +79,15 @@ class Sequences:
     truncated: Array
     mask: Array
     stream: Array
-    row: Array
+    index: Array
     record: Array
 
 
 @dataclass
 class LakeEpisode:
-    """A whole episode of T steps: T + 1 observations where the final one was stored, else T.
+    """A complete episode of T steps: T + 1 observations if the final one was stored, else T.
 
-    `record` [T] are the steps' records, with reward, flags, provenance and extra fields.
+    `record` [T]: the records of the steps, with reward, flags, provenance and extra fields.
     """
 
     stream: str
@@ -104,46 +108,39 @@ class LakeEpisode:
         return float(self.reward.sum(dtype=np.float64))
 
 
-# -- From drawn rows to batches: read, check, decode, and lay out as the learner wants them.
-#
-# # n drawn   s stack   W rows of one window   N n_step
-
-DamageList = list[tuple[int, Damage]]
-
-
 @dataclass(frozen=True)
 class Assembler:
-    """Reads rows of several streams at once. Holds no state but open files; several threads may use it."""
+    """Reads records of several streams at once. Its only state is open files; several threads may use it."""
 
     views: list[View]
     schema: Schema
     reader: SpanReader
 
-    def records(self, stream: Array, rows: Array) -> tuple[Array, DamageList]:
-        """Records of `rows` [n, W]; and what is damaged, by place in the first axis."""
-        groups = self._by_stream(stream)
+    def records(self, stream: Array, numbers: Array) -> tuple[Array, DamageList]:
+        """Return the records `numbers` [n, W]; and what is damaged, by place in the first axis."""
+        groups, width = self._by_stream(stream), numbers.shape[1]
         if len(groups) == 1:
-            part, bad = read_records(self.views[groups[0][0]], self.schema, self.reader, rows.reshape(-1))
-            return part.reshape(rows.shape), [(k // rows.shape[1], what) for k, what in bad]
-        out = np.zeros(rows.shape, self.schema.record)
+            part, bad = read_records(self.views[groups[0][0]], self.schema, self.reader, numbers.reshape(-1))
+            return part.reshape(numbers.shape), [(k // width, damage) for k, damage in bad]
+        out = np.zeros(numbers.shape, self.schema.record)
         damaged: DamageList = []
-        for number, mine in groups:
-            part, bad = read_records(self.views[number], self.schema, self.reader, rows[mine].reshape(-1))
-            out[mine] = part.reshape(-1, rows.shape[1])
-            damaged += [(int(mine[k // rows.shape[1]]), what) for k, what in bad]
+        for which, mine in groups:
+            part, bad = read_records(self.views[which], self.schema, self.reader, numbers[mine].reshape(-1))
+            out[mine] = part.reshape(-1, width)
+            damaged += [(int(mine[k // width]), damage) for k, damage in bad]
         return out, damaged
 
-    def frames(self, stream: Array, rows: Array) -> tuple[dict[str, Array], DamageList]:
-        """Compressed fields of `rows` [n, W], by name: [n, W, ...]."""
-        count, width = rows.shape
+    def frames(self, stream: Array, numbers: Array) -> tuple[dict[str, Array], DamageList]:
+        """Return the compressed fields of records `numbers` [n, W], by name: [n, W, ...]."""
+        count, width = numbers.shape
         flat = {field.name: np.empty(count * width * field.nbytes, np.uint8) for field in self.schema.compressed}
         damaged: DamageList = []
         if flat:
             slots = np.arange(count * width).reshape(count, width)
-            for number, mine in self._by_stream(stream):
-                places, wanted = slots[mine].reshape(-1), rows[mine].reshape(-1)
-                bad = read_frames(self.views[number], self.schema, self.reader, wanted, places, flat)
-                damaged += [(int(mine[k // width]), what) for k, what in bad]
+            for which, mine in self._by_stream(stream):
+                view, places = self.views[which], slots[mine].reshape(-1)
+                bad = read_frames(view, self.schema, self.reader, numbers[mine].reshape(-1), places, flat)
+                damaged += [(int(mine[k // width]), damage) for k, damage in bad]
         shaped = {
             field.name: flat[field.name].view(field.stored_dtype).reshape(count, width, *field.shape)
             for field in self.schema.compressed
@@ -151,7 +148,7 @@ class Assembler:
         return shaped, damaged
 
     def _by_stream(self, stream: Array) -> list[tuple[int, Array]]:
-        """Each stream that is present, and where."""
+        """Return each stream that occurs in `stream`, and where."""
         if len(self.views) == 1:
             return [(0, np.arange(len(stream)))]
         present = np.unique(stream).tolist()
@@ -159,12 +156,14 @@ class Assembler:
             return [(present[0], np.arange(len(stream)))]
         return [(number, np.flatnonzero(stream == number)) for number in present]
 
-    def windows(self, stream: Array, rows: Array, records: Array | None = None) -> tuple[dict[str, Array], DamageList]:
-        """All fields of the observations at `rows` [n, W], fixed ones from their records."""
-        observed, damaged = self.frames(stream, rows)
+    def windows(
+        self, stream: Array, numbers: Array, records: Array | None = None
+    ) -> tuple[dict[str, Array], DamageList]:
+        """Return all fields of the observations of records `numbers` [n, W]; `records` if they were read before."""
+        observed, damaged = self.frames(stream, numbers)
         fixed = [field for field in self.schema.observation if field.storage == "fixed"]
         if fixed and records is None:
-            records, bad = self.records(stream, rows)
+            records, bad = self.records(stream, numbers)
             damaged += bad
         for field in fixed:
             assert records is not None
@@ -174,29 +173,29 @@ class Assembler:
     def observation(self, fields: dict[str, Array]) -> Observation:
         return fields["observation"] if self.schema.single else fields
 
-    def transitions(self, picked: Picked, *, stacked: bool, gamma: float) -> tuple[LakeBatch, DamageList]:
-        """`stacked`: observations have an axis of frames."""
-        stack, n_step = picked.observed.shape[1], picked.path.shape[1]
+    def transitions(self, drawn: DrawnTransitions, *, stacked: bool, gamma: float) -> tuple[LakeBatch, DamageList]:
+        """Return drawn transitions as a batch. `stacked`: observations have an axis of frames."""
+        stack, n_step = drawn.observed.shape[1], drawn.path.shape[1]
         if n_step == 1:  # both stacks are views of one window of stack + 1 frames
-            rows = np.concatenate([picked.observed, picked.next_observed[:, -1:]], axis=1)
+            numbers = np.concatenate([drawn.observed, drawn.next_observed[:, -1:]], axis=1)
         else:
-            rows = np.concatenate([picked.observed, picked.next_observed], axis=1)
+            numbers = np.concatenate([drawn.observed, drawn.next_observed], axis=1)
         has_fixed = len(self.schema.compressed) < len(self.schema.observation)
         damaged: DamageList = []
         if has_fixed and n_step == 1:
-            window, damaged = self.records(picked.stream, rows)
-            observed, bad = self.windows(picked.stream, rows, window)
+            window, damaged = self.records(drawn.stream, numbers)
+            observed, bad = self.windows(drawn.stream, numbers, window)
             path = window[:, stack - 1 : stack]
         else:
-            observed, damaged = self.windows(picked.stream, rows)
-            path, bad = self.records(picked.stream, picked.path)
+            observed, damaged = self.windows(drawn.stream, numbers)
+            path, bad = self.records(drawn.stream, drawn.path)
         damaged += bad
         now = {name: array[:, :stack] if stacked else array[:, 0] for name, array in observed.items()}
         then = {name: array[:, -stack:] if stacked else array[:, -1] for name, array in observed.items()}
-        last = path["flags"][np.arange(len(path)), picked.steps - 1]
+        last = path["flags"][np.arange(len(path)), drawn.steps - 1]
         terminated = (last & TERMINATED) > 0
         powers = gamma ** np.arange(n_step + 1)
-        reward = (path["reward"] * powers[:n_step] * (picked.path != NO_ROW)).sum(axis=1)
+        reward = (path["reward"] * powers[:n_step] * (drawn.path != NO_RECORD)).sum(axis=1)
         batch = LakeBatch(
             observation=self.observation(now),
             next_observation=self.observation(then),
@@ -204,18 +203,18 @@ class Assembler:
             reward=reward.astype(np.float32),
             terminated=terminated,
             truncated=((last & TRUNCATED) > 0) & ~terminated,
-            discount=np.where(terminated, 0.0, powers[picked.steps]).astype(np.float32),
-            steps=picked.steps,
-            stream=picked.stream,
-            row=picked.observed[:, -1],
+            discount=np.where(terminated, 0.0, powers[drawn.steps]).astype(np.float32),
+            steps=drawn.steps,
+            stream=drawn.stream,
+            index=drawn.observed[:, -1],
             record=path[:, 0],
         )
         return batch, damaged
 
-    def sequences(self, picked: PickedSequences) -> tuple[Sequences, DamageList]:
-        rows = np.concatenate([picked.path, picked.behind[:, None]], axis=1)
-        records, damaged = self.records(picked.stream, rows)
-        observed, bad = self.windows(picked.stream, rows, records)
+    def sequences(self, drawn: DrawnSequences) -> tuple[Sequences, DamageList]:
+        numbers = np.concatenate([drawn.path, drawn.following[:, None]], axis=1)
+        records, damaged = self.records(drawn.stream, numbers)
+        observed, bad = self.windows(drawn.stream, numbers, records)
         steps = records[:, :-1]
         result = Sequences(
             observation=self.observation({name: array[:, :-1] for name, array in observed.items()}),
@@ -224,37 +223,37 @@ class Assembler:
             reward=np.ascontiguousarray(steps["reward"]),
             terminated=(steps["flags"] & TERMINATED) > 0,
             truncated=(steps["flags"] & TRUNCATED) > 0,
-            mask=picked.path != NO_ROW,
-            stream=picked.stream,
-            row=picked.path[:, 0],
+            mask=drawn.path != NO_RECORD,
+            stream=drawn.stream,
+            index=drawn.path[:, 0],
             record=steps,
         )
         return result, damaged + bad
 
-    def episode(self, number: int, rows: Array, steps: int, name: str) -> tuple[LakeEpisode, DamageList]:
-        """One episode from its rows; `steps` of them are steps, one more is the final observation."""
-        stream = np.full(1, number, np.int32)
-        records, damaged = self.records(stream, rows[None])
-        observed, bad = self.windows(stream, rows[None], records)
-        taken = records[0, :steps]
+    def episode(self, which: int, numbers: Array, steps: int, name: str) -> tuple[LakeEpisode, DamageList]:
+        """Return an episode of stream `which` from its records; the first `steps` are steps, one more is the final one."""
+        stream = np.full(1, which, np.int32)
+        records, damaged = self.records(stream, numbers[None])
+        observed, bad = self.windows(stream, numbers[None], records)
+        of_steps = records[0, :steps]
         episode = LakeEpisode(
             stream=name,
             observation=self.observation({field: array[0] for field, array in observed.items()}),
-            action=np.ascontiguousarray(taken[self.schema.action.name]),
-            reward=np.ascontiguousarray(taken["reward"]),
-            terminated=(taken["flags"] & TERMINATED) > 0,
-            truncated=(taken["flags"] & TRUNCATED) > 0,
-            record=taken,
+            action=np.ascontiguousarray(of_steps[self.schema.action.name]),
+            reward=np.ascontiguousarray(of_steps["reward"]),
+            terminated=(of_steps["flags"] & TERMINATED) > 0,
+            truncated=(of_steps["flags"] & TRUNCATED) > 0,
+            record=of_steps,
         )
         return episode, damaged + bad
 
 
-def raise_damage(damaged: DamageList, lake: Any) -> None:
-    """An error that says what is damaged, and what to do."""
+def raise_damage(damaged: DamageList, lake: Path | str) -> None:
+    """Raise an error that names what is damaged and how to continue, if anything is."""
     if damaged:
-        first = "; ".join(str(what) for _, what in damaged[:3])
+        first = "; ".join(str(damage) for _, damage in damaged[:3])
         more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
         raise LakeDamaged(
             f"{first}{more}. `millpond lake verify {lake}` lists everything that is damaged; "
-            'sample with on_damage="skip" to go on without it.'
+            'sample with on_damage="skip" to continue without it.'
         )

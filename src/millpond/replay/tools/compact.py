@@ -1,7 +1,7 @@
-"""Making cold segments denser: their frames again, several of a lane together, with zstd instead of one by one.
+"""Compact cold segments: compress frames again with zstd, several of a lane together.
 
-Records, commits and row numbers stay as they are, so a sample drawn before and after is the same. The new file takes
-the place of the old one only when it is whole and synced; readers that have the old one open read on in it.
+Records, commits and record numbers stay the same, and so do samples. The new file replaces the old one only when it is
+complete and synced; readers that have the old one open continue to read it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from millpond.replay.lake.stream import StreamReader, View, write_index
 from millpond.replay.schema import Schema
 
 Array = np.ndarray[Any, Any]
-FRAMES_A_CHUNK = 16
+FRAMES_PER_CHUNK = 16
 
 
 @dataclass(frozen=True)
 class Compacted:
-    """Bytes of the frames before and after."""
+    """Number of compacted segments, and the bytes of their frames before and after."""
 
     segments: int
     before: int
@@ -43,9 +43,9 @@ def compact(
     keep: int = 1,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Compacted:
-    """Compact all segments but the newest `keep` of each stream; a writer may be at work meanwhile.
+    """Compact all segments but the newest `keep` of each stream; a writer may be active meanwhile.
 
-    `progress` is told the stream and how many of its segments are done, of how many.
+    `progress` is called with the stream, its segments done, and its segments in all.
     """
     folder = Path(folder)
     schema = Manifest.read(folder).schema
@@ -72,26 +72,26 @@ def compact(
 
 
 def _compact_segment(stream: StreamFolder, schema: Schema, number: int) -> tuple[int, int] | None:
-    """None where the segment went away meanwhile."""
+    """Return the bytes before and after; None if the segment was dropped meanwhile."""
     maintenance = Lock(stream.path / "maintenance", "maintenance", wait=True)
     reader = SpanReader()
     try:
         view = StreamReader(stream, schema).view
-        found = [k for k, segment in enumerate(view.segments) if segment.number == number]
-        if not found:
+        which = next((k for k, segment in enumerate(view.segments) if segment.number == number), None)
+        if which is None:
             return None
         old, new = stream.segment(number, "lz4"), stream.segment(number, "zst")
         before = old.stat().st_size
         temporary = stream.path / f".{new.name}.tmp"
         with open(temporary, "wb") as file:
-            for rows in _lane_chunks(view, found[0]):
-                file.write(_encode(view, schema, reader, rows, found[0]))
+            for numbers in _lane_chunks(view, which):
+                file.write(_encode(view, schema, reader, numbers, which))
             file.flush()
             os.fsync(file.fileno())
         after = temporary.stat().st_size
         os.replace(temporary, new)
         sync_folder(stream.path)
-        write_index(stream, number, schema, view.segments[found[0]].rows)
+        write_index(stream, number, schema, view.segments[which].num_records)
         old.unlink()
         return before, after
     finally:
@@ -100,25 +100,25 @@ def _compact_segment(stream: StreamFolder, schema: Schema, number: int) -> tuple
 
 
 def _lane_chunks(view: View, which: int) -> list[Array]:
-    """The rows of a segment, lane by lane, in chunks of consecutive ones."""
+    """Return the record numbers of a segment in chunks of consecutive ones, lane by lane."""
     segment = view.segments[which]
     first_run = int(np.searchsorted(view.run_begin, segment.begin, side="left"))
-    # Empty runs may begin at the same row; a segment begins with the run of lane 0.
+    # Empty runs may begin at the same record; a segment begins with the run of lane 0.
     first_run -= first_run % view.lanes
-    last_run = int(np.searchsorted(view.run_begin, segment.begin + segment.rows, side="left"))
+    last_run = int(np.searchsorted(view.run_begin, segment.begin + segment.num_records, side="left"))
     chunks = []
     for lane in range(view.lanes):
         runs = range(first_run + lane, last_run, view.lanes)
-        rows = np.concatenate([np.arange(view.run_begin[run], view.run_begin[run + 1]) for run in runs])
-        chunks += [rows[k : k + FRAMES_A_CHUNK] for k in range(0, len(rows), FRAMES_A_CHUNK)]
+        numbers = np.concatenate([np.arange(view.run_begin[run], view.run_begin[run + 1]) for run in runs])
+        chunks += [numbers[k : k + FRAMES_PER_CHUNK] for k in range(0, len(numbers), FRAMES_PER_CHUNK)]
     return chunks
 
 
-def _encode(view: View, schema: Schema, reader: SpanReader, rows: Array, which: int) -> bytes:
-    """One chunk. A damaged frame stops the compaction: what it was is better looked at in the old file."""
-    targets = {field.name: np.empty(len(rows) * field.nbytes, np.uint8) for field in schema.compressed}
-    damaged = read_frames(view, schema, reader, rows, np.arange(len(rows)), targets)
+def _encode(view: View, schema: Schema, reader: SpanReader, numbers: Array, which: int) -> bytes:
+    """Return one chunk. A damaged frame stops the compaction: the old file, which still has its bytes, stays."""
+    targets = {field.name: np.empty(len(numbers) * field.nbytes, np.uint8) for field in schema.compressed}
+    damaged = read_frames(view, schema, reader, numbers, np.arange(len(numbers)), targets)
     if damaged:
-        raise LakeDamaged(f"{damaged[0][1]}; the segment is left as it is. Run `millpond lake verify`.")
-    frames = np.concatenate([targets[field.name].reshape(len(rows), -1) for field in schema.compressed], axis=1)
-    return encode_chunk(rows - view.segments[which].begin, frames)
+        raise LakeDamaged(f"{damaged[0][1]}; the segment is left unchanged. Run `millpond lake verify`.")
+    frames = np.concatenate([targets[field.name].reshape(len(numbers), -1) for field in schema.compressed], axis=1)
+    return encode_chunk(numbers - view.segments[which].begin, frames)

@@ -1,14 +1,14 @@
-"""Complete episodes of a lake in formats that others read: a Minari dataset (HDF5), or one npz file.
+"""Export complete episodes of a lake to common formats: a Minari dataset (HDF5), or one npz file.
 
 Minari: `PATH/data/main_data.hdf5` with a group `episode_K` for each episode (observations of T + 1 steps; actions,
 rewards, terminations, truncations of T; infos) and `PATH/data/metadata.json`, as `minari.MinariDataset` reads it.
 
-npz: `obs` (T + 1 an episode, one after another), `acts`, `rews`, `terminal` [episodes], `indices` (where `acts` is cut
+npz: `obs` (T + 1 per episode, concatenated), `acts`, `rews`, `terminal` [episodes], `indices` (where `acts` is cut
 into episodes): the layout of the `imitation` project, and beside it `final_stored` [episodes].
 
-Both layouts want an observation behind the last step. Where the lake has none, which happens to terminated episodes only,
-the last one stands there once more, and a flag says so: the attribute `final_observation_stored` of a Minari episode, and
-`final_stored` in npz. Our own readers then take it as missing; to others it is a step that changes nothing.
+Both layouts require an observation after the last step. If the lake has none, which is possible for terminated episodes
+only, the last one is repeated and a flag marks it: the attribute `final_observation_stored` of a Minari episode, and
+`final_stored` in npz. Millpond's readers then treat it as missing; to others it is a step that changes nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from millpond.replay.lake.sample import LakeEpisode
 from millpond.replay.schema import Field, Schema
 
 Array = np.ndarray[Any, Any]
-FINAL_STORED = "final_observation_stored"  # attribute of a Minari episode: whether its last observation is a true one
+FINAL_STORED = "final_observation_stored"  # attribute of a Minari episode: its last observation is not a repetition
 PROVENANCE = ("agent", "round", "policy_version", "epsilon", "lane", "episode")
 
 
 @dataclass(frozen=True)
 class Exported:
+    """`without_final`: episodes whose last observation is repeated."""
+
     path: str
     episodes: int
     steps: int
@@ -42,10 +44,10 @@ class Exported:
 def export(
     folder: str | Path, target: str | Path, *, stream: str | None = None, progress: Callable[[int], None] | None = None
 ) -> Exported:
-    """Write all complete episodes, to npz where the name of `target` ends so, else as a Minari dataset."""
+    """Write all complete episodes, to npz if the name of `target` ends with that, else as a Minari dataset."""
     target = Path(target)
     if target.exists():
-        raise LakeError(f"{target} is there already; export to another path")
+        raise LakeError(f"{target} exists already; export to another path")
     with Lake(folder) as lake:
         if stream is not None and stream not in lake.streams:
             raise LakeError(f"{folder} has no stream {stream!r}; it has {lake.streams}")
@@ -54,7 +56,7 @@ def export(
 
 
 def _observations(episode: LakeEpisode, schema: Schema) -> dict[str, Array]:
-    """T + 1 observations by field."""
+    """Return T + 1 observations by field."""
     fields = episode.observation if isinstance(episode.observation, Mapping) else {"observation": episode.observation}
     if episode.has_final:
         return dict(fields)
@@ -118,7 +120,7 @@ def _observation_space(schema: Schema) -> dict[str, Any]:
 
 
 def _action_space(action: Field, largest: int) -> dict[str, Any]:
-    """The lake does not know how many actions there are, only which were taken."""
+    """Return the action space; the number of discrete actions is taken from the largest one that occurs."""
     if _is_discrete(action):
         return {"type": "Discrete", "dtype": "int64", "start": 0, "n": largest + 1}
     return _box(action)

@@ -1,4 +1,4 @@
-"""What a lake holds: streams, episodes, transitions, bytes, and returns by stream and round."""
+"""Summarise a lake: streams, episodes, transitions, bytes, and returns by stream and round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Progress = Callable[[str, int, int], None]  # stream, files read, files in all
 
 @dataclass
 class Returns:
-    """Returns of the complete episodes that began in one round. `histogram` has equal bins over the whole lake."""
+    """Returns of the complete episodes that began in one round. `histogram` has the same bins for the whole lake."""
 
     round: int
     episodes: int
@@ -39,7 +39,7 @@ class Returns:
 
 @dataclass
 class StreamInfo:
-    """`raw_bytes`: the same rows as plain arrays, each observation once."""
+    """Contents of one stream. `rows`: records; `raw_bytes`: their size as plain arrays, each observation once."""
 
     name: str
     lanes: int
@@ -55,7 +55,9 @@ class StreamInfo:
 
 
 @dataclass
-class Info:
+class LakeInfo:
+    """Contents of a lake."""
+
     folder: str
     streams: list[StreamInfo]
     lowest_return: float
@@ -82,11 +84,11 @@ class Info:
         return {**asdict(self), **{name: getattr(self, name) for name in totals}}
 
     def lines(self) -> list[str]:
-        """The same in words."""
+        """Return the contents as text."""
         lines = [
             f"{self.folder}: {plural(self.transitions, 'transition')} in {plural(len(self.streams), 'stream')}",
             f"  {self.stored_bytes:,} bytes stored, {self.raw_bytes:,} raw ({self.raw_bytes / max(self.stored_bytes, 1):.1f} "
-            f"times as many), {self.bytes_a_transition:,.1f} bytes a transition",
+            f"times as many), {self.bytes_a_transition:,.1f} bytes per transition",
         ]
         for stream in self.streams:
             lines.append(
@@ -105,18 +107,18 @@ class Info:
         return lines
 
 
-def info(folder: str | Path, *, progress: Progress | None = None) -> Info:
-    """Read all records, in order; frames are not touched."""
+def info(folder: str | Path, *, progress: Progress | None = None) -> LakeInfo:
+    """Read all records, in order; frames are not read."""
     with Lake(folder) as lake:
-        found = {name: _episode_sums(lake, name, progress) for name in lake.streams}
-        returns = np.concatenate([sums[0] for sums in found.values()]) if found else np.empty(0)
+        sums_by_stream = {name: _episode_sums(lake, name, progress) for name in lake.streams}
+        returns = np.concatenate([sums[0] for sums in sums_by_stream.values()]) if sums_by_stream else np.empty(0)
         low, high = (float(returns.min()), float(returns.max())) if len(returns) else (0.0, 0.0)
         edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
         streams = [
             _stream_info(lake, name, [_by_round(sums, number, edges) for number in np.unique(sums[2]).tolist()])
-            for name, sums in found.items()
+            for name, sums in sums_by_stream.items()
         ]
-        return Info(str(folder), streams, low, high)
+        return LakeInfo(str(folder), streams, low, high)
 
 
 def _stream_info(lake: Lake, name: str, returns: list[Returns]) -> StreamInfo:
@@ -127,11 +129,11 @@ def _stream_info(lake: Lake, name: str, returns: list[Returns]) -> StreamInfo:
         commits=reader.commits,
         segments=len(view.segments),
         compacted_segments=sum(segment.codec == "zst" for segment in view.segments),
-        rows=view.rows,
+        rows=view.num_records,
         transitions=view.transitions(),
         episodes=sum(each.episodes for each in returns),
         stored_bytes=reader.folder.stored_bytes(),
-        raw_bytes=view.rows * lake.schema.raw_row_bytes,
+        raw_bytes=view.num_records * lake.schema.raw_record_bytes,
         returns=returns,
     )
 
@@ -145,13 +147,13 @@ def _by_round(sums: tuple[Array, Array, Array], number: int, edges: Array) -> Re
 
 
 def _episode_sums(lake: Lake, stream: str, progress: Progress | None) -> tuple[Array, Array, Array]:
-    """Return, length and round of every complete episode. Episodes of a stream are numbered without gaps."""
+    """Compute return, length and round of every complete episode. Episodes of a stream are numbered without gaps."""
     total, length, begun, ended, rounds = (np.zeros(0) for _ in range(5))
     view = lake.view(stream)
     for done, (path, segment) in enumerate(zip(view.steps_files, view.segments, strict=True)):
         if progress:
             progress(stream, done, len(view.segments))
-        records = np.fromfile(path, lake.schema.record, count=segment.rows)
+        records = np.fromfile(path, lake.schema.record, count=segment.num_records)
         records = records[records["flags"] & FINAL == 0]
         if not len(records):
             continue
@@ -164,5 +166,5 @@ def _episode_sums(lake: Lake, stream: str, progress: Progress | None) -> tuple[A
         first = records[records["flags"] & FIRST > 0]
         begun[first["episode"]], rounds[first["episode"]] = 1, first["round"]
         ended[records["episode"][records["flags"] & ENDED > 0]] = 1
-    whole = (begun > 0) & (ended > 0)
-    return total[whole], length[whole], rounds[whole].astype(np.int64)
+    complete = (begun > 0) & (ended > 0)
+    return total[complete], length[complete], rounds[complete].astype(np.int64)

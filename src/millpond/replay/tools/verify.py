@@ -1,4 +1,4 @@
-"""Every checksum of a lake compared: what is damaged, and how much is readable all the same."""
+"""Compare every checksum of a lake: list what is damaged, and count what is still readable."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from millpond.replay.lake.stream import StreamReader, build_index, load_index
 from millpond.replay.schema import DAMAGED, Schema
 from millpond.replay.walk import count_transitions
 
-ROWS_AT_ONCE = 4_096
-Progress = Callable[[str, int, int], None]  # stream, rows read, rows in all
+RECORDS_PER_BLOCK = 4_096
+Progress = Callable[[str, int, int], None]  # stream, records read, records in all
 
 
 @dataclass
 class StreamReport:
-    """`transitions` are those that the stream should hold, `readable` those whose every byte matches."""
+    """`rows`: records; `transitions`: those that the stream should have; `readable`: those whose every byte matches."""
 
     name: str
     rows: int = 0
@@ -34,6 +34,8 @@ class StreamReport:
 
 @dataclass
 class VerifyReport:
+    """Damage of a lake: its own, and each stream's."""
+
     folder: str
     streams: list[StreamReport]
     damage: list[str] = field(default_factory=list)
@@ -43,20 +45,20 @@ class VerifyReport:
         return not self.damage and not any(stream.damage for stream in self.streams)
 
     def lines(self) -> list[str]:
-        """The report in words."""
+        """Return the report as text."""
         lines = [f"{self.folder}: {'every checksum matches' if self.good else 'DAMAGED'}", *self.damage]
         for stream in self.streams:
             lines.append(
-                f"  {stream.name}: {plural(stream.rows, 'row')}, "
+                f"  {stream.name}: {plural(stream.rows, 'record')}, "
                 f"{stream.readable:,} of {stream.transitions:,} transitions readable"
             )
-            lines += [f"    damaged: {what}" for what in stream.damage]
-            lines += [f"    note: {what}" for what in stream.notes]
+            lines += [f"    damaged: {damage}" for damage in stream.damage]
+            lines += [f"    note: {note}" for note in stream.notes]
         return lines
 
 
 def verify(folder: str | Path, *, progress: Progress | None = None) -> VerifyReport:
-    """Read everything. Nothing is changed."""
+    """Read and check everything. Nothing is changed."""
     folder = Path(folder)
     try:
         schema = Manifest.read(folder).schema
@@ -77,46 +79,45 @@ def verify(folder: str | Path, *, progress: Progress | None = None) -> VerifyRep
 
 def _verify_stream(folder: StreamFolder, schema: Schema, reader: SpanReader, progress: Progress | None) -> StreamReport:
     report = StreamReport(folder.name)
-    found = read_log(folder, schema)
-    if found.lost:
-        report.damage.append(
-            f"{folder.commits}: entry {len(found.entries)} and {found.lost - 1} behind it are not readable"
-        )
-    report.damage += [f"{folder.commits}: entry {k} was damaged; rebuilt from the records" for k in found.rebuilt]
-    if found.tail:
+    log = read_log(folder, schema)
+    if log.lost:
+        report.damage.append(f"{folder.commits}: entry {len(log.entries)} and {log.lost - 1} after it are not readable")
+    report.damage += [f"{folder.commits}: entry {k} was damaged; rebuilt from the records" for k in log.rebuilt]
+    if log.tail:
         report.notes.append(
-            f"{folder.commits}: {found.tail} bytes behind the last whole entry; the next writer cuts them off"
+            f"{folder.commits}: {log.tail} bytes after the last complete entry; the next writer cuts them off"
         )
     head = StreamHead.read(folder.head)
     if head is None and folder.head.exists():
-        report.damage.append(f"{folder.head} does not match its checksum; the next writer makes it anew")
-    readable = len(found.entries) + found.lost
+        report.damage.append(f"{folder.head} does not match its checksum; the next writer writes it again")
+    readable = len(log.entries) + log.lost
     if head is not None and head.commits > readable:
-        missing = f"{head.commits - readable} acknowledged appends behind entry {readable} are missing or unreadable"
+        missing = f"{head.commits - readable} acknowledged appends after entry {readable} are missing or unreadable"
         report.damage.append(f"{folder.commits}: {missing}")
     view = StreamReader(folder, schema).view
-    report.rows, report.transitions = view.rows, view.transitions()
+    report.rows, report.transitions = view.num_records, view.transitions()
     flags = view.flags.copy()
     for segment in view.segments:
         path = folder.segment(segment.number, "index")
-        whole = build_index(folder, segment.number, segment.codec, schema, 0, segment.rows, 0)
-        kept = load_index(folder, segment.number, segment.codec, schema, segment.rows)
-        sealed = segment.number != view.segments[-1].number
-        if kept is None and path.exists() and sealed:
-            report.damage.append(f"{path} does not match; readers build it anew")
-        elif kept is not None and not np.any(whole.flags == DAMAGED) and not np.array_equal(kept.flags, whole.flags):
+        built = build_index(folder, segment.number, segment.codec, schema, 0, segment.num_records, 0)
+        stored = load_index(folder, segment.number, segment.codec, schema, segment.num_records)
+        complete = segment.number != view.segments[-1].number
+        if stored is None and path.exists() and complete:
+            report.damage.append(f"{path} does not match; readers rebuild it")
+        elif (
+            stored is not None and not np.any(built.flags == DAMAGED) and not np.array_equal(stored.flags, built.flags)
+        ):
             report.damage.append(f"{path} differs from the records")
-    width = [field.nbytes for field in schema.compressed]
-    for begin in range(0, view.rows, ROWS_AT_ONCE):
-        rows = np.arange(begin, min(begin + ROWS_AT_ONCE, view.rows))
-        targets = {f.name: np.empty(len(rows) * n, np.uint8) for f, n in zip(schema.compressed, width, strict=True)}
-        bad = read_records(view, schema, reader, rows)[1]
+    for begin in range(0, view.num_records, RECORDS_PER_BLOCK):
+        numbers = np.arange(begin, min(begin + RECORDS_PER_BLOCK, view.num_records))
+        targets = {field.name: np.empty(len(numbers) * field.nbytes, np.uint8) for field in schema.compressed}
+        bad = read_records(view, schema, reader, numbers)[1]
         if targets:
-            bad += read_frames(view, schema, reader, rows, np.arange(len(rows)), targets)
+            bad += read_frames(view, schema, reader, numbers, np.arange(len(numbers)), targets)
         for place, damage in bad:
             report.damage.append(str(damage))
-            flags[rows[place]] = DAMAGED
+            flags[numbers[place]] = DAMAGED
         if progress:
-            progress(folder.name, int(rows[-1]) + 1, view.rows)
+            progress(folder.name, int(numbers[-1]) + 1, view.num_records)
     report.readable = int(count_transitions(flags, view.run_begin, view.lanes, 1, 1))
     return report

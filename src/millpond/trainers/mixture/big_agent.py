@@ -50,7 +50,7 @@ class BigPond:
         if count == 0:
             raise LakeError(f"{self.lake.folder} has no transitions with stack {self.stack or 1} and n_step {n_step}")
         self.pond = None  # its memory is given back before the next is taken
-        rows = min(self.plan.big_pond_rows, sum(self.lake.view(name).rows for name in self.lake.streams))
+        rows = min(self.plan.big_pond_rows, sum(self.lake.view(name).num_records for name in self.lake.streams))
         self.pond = Pond.init(self.lake.schema, rows, device=self.device)
         rng = np.random.default_rng([self.recipe.seed, FILL, round_number])
         fill(self.pond, self.lake, count, rng, stack=self.stack, n_step=n_step)

@@ -104,7 +104,7 @@ class Ponds:
             reader = self.lake.reader(stream.name)
             entries = read_log(reader.folder, self.lake.schema, self._positions.get(stream.name, 0)).entries
             rows = int(entries["lane_rows"].sum())
-            flags = reader.view.flags[reader.view.rows - rows :]
+            flags = reader.view.flags[reader.view.num_records - rows :]
             tail += int(np.count_nonzero(flags & FINAL == 0))
         if tail:
             warnings.warn(

@@ -128,7 +128,9 @@ def refresh_together(ranks: Ranks, lake: Lake) -> None:
     """See what everybody has poured: nobody looks before all have, or writes before all have looked."""
     ranks.barrier()
     lake.refresh()
-    seen = ranks.all_gather({name: [position, lake.view(name).rows] for name, position in lake.positions().items()})
+    seen = ranks.all_gather(
+        {name: [position, lake.view(name).num_records] for name, position in lake.positions().items()}
+    )
     if any(other != seen[0] for other in seen):
         raise RankError(
             f"the ranks do not see the same lake at {lake.folder} (streams: {'; '.join(map(str, seen))}): run_dir must "

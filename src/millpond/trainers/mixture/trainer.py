@@ -54,7 +54,7 @@ from millpond.trainers.mixture.ranks import (
 )
 
 AGENTS, BIG = 0, 1  # the phases of a round
-UPDATES_A_PORTION = 256
+UPDATES_PER_PORTION = 256
 
 
 class MixtureTrainer:
@@ -210,9 +210,9 @@ class MixtureTrainer:
 
     def _train_big_agent(self, at: Address) -> None:
         assert self.big is not None
-        done = at["portion"] * UPDATES_A_PORTION
+        done = at["portion"] * UPDATES_PER_PORTION
         with self.timer("train_big"):
-            self._update(self.big, min(UPDATES_A_PORTION, self.plan.big_updates - done))
+            self._update(self.big, min(UPDATES_PER_PORTION, self.plan.big_updates - done))
 
     def _update(self, big: BigAgent, updates: int) -> None:
         big.update(updates, self.loop.record)
@@ -267,7 +267,7 @@ class MixtureTrainer:
 
     def _make_loop(self) -> Loop:
         plan, recipe = self.plan, self.recipe
-        big_portions = -(-plan.big_updates // UPDATES_A_PORTION)
+        big_portions = -(-plan.big_updates // UPDATES_PER_PORTION)
         loop = Loop(
             round=plan.rounds,
             phase=1 if self.live or plan.mode == "single" else 2,

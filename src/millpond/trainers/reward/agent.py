@@ -21,7 +21,7 @@ from millpond.learners.sac import SACActor
 from millpond.replay.pond import Pond
 from millpond.replay.schema import FINAL, Schema
 from millpond.replay.steps import Steps
-from millpond.replay.walk import whole_episodes
+from millpond.replay.walk import complete_episodes
 from millpond.rewards import objectives
 from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch
 from millpond.rewards.sampling import StepSampler
@@ -67,7 +67,7 @@ class PondBatches:
     def refresh(self) -> None:
         """Find the whole episodes again, after steps were added."""
         view = self.pond.view()
-        start, records = whole_episodes(view)
+        start, records = complete_episodes(view)
         if not len(start):
             self.episodes = 0
             return
