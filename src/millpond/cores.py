@@ -1,8 +1,8 @@
-"""The machine's cores and memory: how much there is for us, and keeping helpers off the core of the one they help.
+"""Cores and memory of this machine, and affinity: keep helper threads and processes off the caller's core.
 
-A thread or process that is woken is often put on the very core of the one who woke it, and only milliseconds later on an
-idle one. Where the one goes on working meanwhile, both then take turns on one core, and the other stays idle. So before
-helpers are woken, the caller's own core is closed to them.
+A thread or process that is woken often starts on the core of the thread that woke it, and moves to an idle core only
+milliseconds later. If the waking thread goes on working, both share one core meanwhile, and another stays idle. So the
+caller's core is excluded from the helpers' affinity before they are woken.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import cast
 
 
 def usable_cores() -> int:
-    """How many this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int:
-    """Bytes of memory of this machine; 0 where Python cannot say (Windows)."""
+    """Bytes of memory of this machine; 0 if Python cannot tell (Windows)."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -33,39 +33,39 @@ def _core_reader() -> Callable[[], int]:
     return cast(Callable[[], int], getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1))
 
 
-class Helpers:
-    """Threads or processes, by their ids, that work while the caller does. Does nothing where there is no such control."""
+class HelperAffinity:
+    """Keeps threads or processes, by id, off the core of the caller. Does nothing if the system has no such control."""
 
     def __init__(self) -> None:
-        known = hasattr(os, "sched_setaffinity") and _core_reader()() >= 0
-        self._cores = frozenset(os.sched_getaffinity(0)) if known else frozenset()
+        can_control = hasattr(os, "sched_setaffinity") and _core_reader()() >= 0
+        self._cores = frozenset(os.sched_getaffinity(0)) if can_control else frozenset()
         self._callers_core = -1
-        self._members: list[int] = []
+        self._helpers: list[int] = []
 
-    def join(self, member: int) -> None:
-        """Take one more in."""
-        self._members.append(member)
-        self._move_away(member)
+    def add(self, helper: int) -> None:
+        """Add a thread or process."""
+        self._helpers.append(helper)
+        self._move_away(helper)
 
-    def leave(self, member: int) -> None:
-        """One has ended."""
+    def remove(self, helper: int) -> None:
+        """Forget a thread or process that has ended."""
         with suppress(ValueError):
-            self._members.remove(member)
+            self._helpers.remove(helper)
 
-    def make_way(self) -> None:
-        """The caller is about to wake them, and to go on working itself."""
+    def avoid_callers_core(self) -> None:
+        """Exclude the caller's current core for all helpers; call it before they are woken."""
         if not self._cores:
             return
         core = _core_reader()()
         if core != self._callers_core:
             self._callers_core = core
-            for member in self._members:
-                self._move_away(member)
+            for helper in self._helpers:
+                self._move_away(helper)
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
-        """The same, and the caller keeps its core meanwhile: it could be moved to one of theirs."""
-        self.make_way()
+    def pin_caller(self) -> Iterator[None]:
+        """Avoid the caller's core, and pin the caller to it meanwhile, so that it is not moved to a helper's core."""
+        self.avoid_callers_core()
         if not self._cores:
             yield
             return
@@ -75,8 +75,8 @@ class Helpers:
         finally:
             os.sched_setaffinity(0, self._cores)
 
-    def _move_away(self, member: int) -> None:
+    def _move_away(self, helper: int) -> None:
         others = self._cores - {self._callers_core}
         if others:
             with suppress(ProcessLookupError):  # it has just ended
-                os.sched_setaffinity(member, others)
+                os.sched_setaffinity(helper, others)

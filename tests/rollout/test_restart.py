@@ -99,12 +99,12 @@ def test_recurrent_state_is_reset_for_an_env_that_restarted_between_rows() -> No
         os.kill(vector.pids[1], signal.SIGKILL)
         collected = collector.collect(policy)
         assert collected.dropped_agent_steps == 4  # one step of each env that was lost
-        part = vector.part(4, 4)  # envs 6 and 7 are lost again, and 2 and 3 with them, but are not in the part
+        part = vector.slice(4, 4)  # envs 6 and 7 are lost again, and 2 and 3 with them, but are not in the part
         os.kill(vector.pids[1], signal.SIGKILL)
         part.recv()
         part.send([[0]] * 4)
         assert part.recv().restarted.tolist() == [False, False, True, True]
-        part.rest()
+        part.end_round()
         assert bool(collector.state[2:4].any())
         collector.finish()
         collected = collector.collect(policy)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.vector import Batch, Turns, Vector
+from millpond.vector import Batch, RoundRobin, Vector
 from tests.support.vector_envs import ENV_STEPS
 
 RECORDED = ("observation", "reward", "terminated", "truncated", "alive", "action_mask", "restarted")
@@ -47,15 +47,15 @@ def act(batch: Batch) -> npt.NDArray[np.int64]:
     return (env * 7 + batch.observation[:, :, ENV_STEPS] * 3 + np.arange(batch.action.shape[1])) % 1000
 
 
-def play(turns: Vector | Turns, env_steps: int, trajectories: Trajectories | None = None) -> Trajectories:
-    """Take so many steps of every env, then rest."""
+def play(envs: Vector | RoundRobin, env_steps: int, trajectories: Trajectories | None = None) -> Trajectories:
+    """Play a round of `env_steps` steps of every env."""
     trajectories = trajectories or Trajectories()
     for _ in range(env_steps):
-        for _ in range(len(turns)):
-            batch = turns.recv()
+        for _ in range(len(envs)):
+            batch = envs.recv()
             trajectories.record(batch)
-            turns.send(act(batch))
-    for _ in range(len(turns)):
-        trajectories.record(turns.recv())
-    turns.rest()
+            envs.send(act(batch))
+    for _ in range(len(envs)):
+        trajectories.record(envs.recv())
+    envs.end_round()
     return trajectories

@@ -1,4 +1,4 @@
-"""Fixtures of these tests: another system, and a check that no test leaves a process."""
+"""Fixtures for tests of vectors: another system, and a check that no test leaves a process running."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 @pytest.fixture(params=["linux", "any system"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """This system, and one without the calls that only Linux has."""
+    """Run on this system, and on one without the calls that only Linux has."""
     if request.param == "any system":
         for name in ("memfd_create", "eventfd", "eventfd_read", "eventfd_write", "pidfd_open"):
             monkeypatch.delattr(os, name, raising=False)
@@ -24,7 +24,7 @@ def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def children() -> set[int]:
-    """Processes that this one started and that are not yet reaped; none are known where there is no /proc."""
+    """Return the processes that this one started and that are not yet reaped; none without /proc."""
     pids: set[int] = set()
     if not Path("/proc/self/task").exists():
         return pids

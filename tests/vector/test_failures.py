@@ -33,13 +33,13 @@ def make(env_batch: Any = faulty, **options: Any) -> Vector:
 
 
 def actions(fault: int = FaultyEnvs.FINE, row: int = 0) -> np.ndarray:
-    told = np.zeros((4, 2), np.int64)
-    told[row] = fault
-    return told
+    array = np.zeros((4, 2), np.int64)
+    array[row] = fault
+    return array
 
 
 def steps(vector: Vector, count: int, fault: int = FaultyEnvs.FINE) -> None:
-    """So many turns."""
+    """Receive and send `count` batches."""
     for _ in range(count):
         vector.recv()
         vector.send(actions(fault))
@@ -67,10 +67,12 @@ def wait_until_gone(pids: tuple[int, ...]) -> None:
         (FaultyEnvs.KILL, "died", r"killed by signal 9 \(SIGKILL\)", ""),
         (FaultyEnvs.EXIT, "died", "exited with status 3", ""),
         (FaultyEnvs.SEGFAULT, "died", r"killed by signal 11 \(SIGSEGV\)", "in step_env"),
-        (FaultyEnvs.HANG, "hung", "nothing was heard of it within the timeout", "in sleep_for_a_long_time"),
+        (FaultyEnvs.HANG, "hung", "no reply within the timeout", "in sleep_for_a_long_time"),
     ],
 )
-def test_a_crash_stops_the_run_and_is_told(system: str, fault: int, kind: str, message: str, in_traceback: str) -> None:
+def test_crash_stops_the_run_and_is_reported(
+    system: str, fault: int, kind: str, message: str, in_traceback: str
+) -> None:
     with make() as vector:
         pids = vector.pids
         assert len(pids) == (3 if system == "linux" else 2)  # the workers, and what they are forked from on Linux
@@ -94,7 +96,7 @@ def test_a_crash_stops_the_run_and_is_told(system: str, fault: int, kind: str, m
 
 
 @pytest.mark.parametrize("fault", [FaultyEnvs.RAISE, FaultyEnvs.KILL])
-def test_an_env_that_does_not_tell_which_env_it_is_busy_with(fault: int) -> None:
+def test_error_gives_a_range_of_envs_if_the_batch_reports_no_progress(fault: int) -> None:
     with make(unwatched) as vector:
         vector.reset(7)
         vector.recv()
@@ -113,7 +115,7 @@ OWN_PROCESS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OWN_PROCESS, ids=str)
-def test_an_env_that_raises_in_our_own_process(options: dict[str, Any]) -> None:
+def test_env_that_raises_in_the_trainers_process_is_named(options: dict[str, Any]) -> None:
     with make(**options) as vector:
         vector.reset(7)
         steps(vector, 4)
@@ -126,7 +128,7 @@ def test_an_env_that_raises_in_our_own_process(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("on_crash", ["stop", "restart"])
-def test_a_thread_that_hangs_is_told(on_crash: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_that_hangs_is_reported(on_crash: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be ended, so it cannot be restarted either."""
     import threading
 
@@ -167,7 +169,7 @@ def test_a_lost_worker_is_replaced_and_its_envs_restart(system: str, fault: int)
         assert not (a.terminated[2:].any())
         assert not (a.truncated[2:].any())
         vector.send(actions())
-        b = vector.recv()  # the same worker had envs of group B, whose step was in the air
+        b = vector.recv()  # the same worker had envs of group B, whose step was pending
         assert b.restarted.tolist() == [False, False, True, True]
         assert b.observation[:, 0, ENV_STEPS].tolist() == [3, 3, 0, 0]
         vector.send(actions())
@@ -186,8 +188,8 @@ def test_a_lost_worker_is_replaced_and_its_envs_restart(system: str, fault: int)
 
 
 @pytest.mark.parametrize("options", [{"backend": "inline"}, {"backend": "threads", "threads": 2}, PROCESSES], ids=str)
-def test_an_env_that_raises_restarts_alone(options: dict[str, Any]) -> None:
-    """The worker is sound: its envs of the other group go on."""
+def test_batch_that_raises_restarts_alone(options: dict[str, Any]) -> None:
+    """The worker is alive: its envs of the other group continue."""
     with make(on_crash="restart", **options) as vector:
         vector.reset(7)
         pids = vector.pids
@@ -209,8 +211,8 @@ def test_an_env_that_raises_restarts_alone(options: dict[str, Any]) -> None:
         assert vector.pids == pids
 
 
-def test_others_do_not_notice_a_restart(system: str) -> None:
-    """Envs of the other worker show what they would have shown without the crash."""
+def test_restart_does_not_affect_envs_of_other_workers(system: str) -> None:
+    """Envs of the other worker have the same trajectories as without the crash."""
     with make(on_crash="restart") as vector:
         vector.reset(7)
         expected = play(vector, 6)
@@ -224,8 +226,8 @@ def test_others_do_not_notice_a_restart(system: str) -> None:
         assert [bool(step[-1]) for step in trajectories.steps[env]].count(True) == 1
 
 
-def test_a_worker_killed_while_its_batches_are_held(system: str) -> None:
-    """Its envs have not seen what the actions answer to: the actions are not taken, and the batch says so."""
+def test_actions_for_a_worker_that_died_after_recv_are_not_taken(system: str) -> None:
+    """The actions answer observations of the old envs, so they are dropped and the batch reports the restart."""
     with make(on_crash="restart") as vector:
         vector.reset(7)
         steps(vector, 4)
@@ -243,8 +245,8 @@ def test_a_worker_killed_while_its_batches_are_held(system: str) -> None:
             assert batch.observation[:, 0, ENV_STEPS].tolist() == [4, 4, 1, 1]
 
 
-def test_a_group_is_held_while_the_other_finds_the_worker_dead(system: str) -> None:
-    """The restart comes between the batch of group B and the answer to it, so the answer must not reach new envs."""
+def test_actions_of_a_group_received_before_a_restart_are_not_taken(system: str) -> None:
+    """The restart comes between recv and send of group B, so these actions must not reach the new envs."""
     with make(on_crash="restart") as vector:
         vector.reset(7)
         steps(vector, 4)
@@ -259,48 +261,48 @@ def test_a_group_is_held_while_the_other_finds_the_worker_dead(system: str) -> N
 
 
 @pytest.mark.parametrize("options", [{"backend": "inline"}, {"backend": "threads", "threads": 1}, PROCESSES], ids=str)
-def test_an_env_raises_while_another_piece_of_it_is_in_the_air(options: dict[str, Any]) -> None:
-    """What is in the air is void, and what it still says is not taken for the answer to something else."""
+def test_pending_steps_of_a_batch_that_raised_are_discarded(options: dict[str, Any]) -> None:
+    """Replies to discarded steps are not taken for replies to later ones."""
     options = PROCESSES | options | {"groups": 1, "num_workers": 1}
     with make(on_crash="restart", **options) as vector:
         vector.reset(7)
         for restarts in range(1, 9):
             play(vector, 1)
-            part = vector.part(6, 4)  # the envs 6, 7 and 0, 1
-            part.recv(), part.recv()
-            part.send(np.full((2, 2), FaultyEnvs.RAISE))
-            part.send(np.zeros((2, 2), int))
+            env_slice = vector.slice(6, 4)  # the envs 6, 7 and 0, 1
+            env_slice.recv(), env_slice.recv()
+            env_slice.send(np.full((2, 2), FaultyEnvs.RAISE))
+            env_slice.send(np.zeros((2, 2), int))
             for envs in ([6, 7], [0, 1]):
-                batch = part.recv()
+                batch = env_slice.recv()
                 assert batch.restarted.all()
                 assert batch.observation[:, 0, IDENTITY].tolist() == envs
                 assert batch.observation[:, 0, ENV_STEPS].tolist() == [0, 0]
-            part.rest()
+            env_slice.end_round()
             assert vector.restarts.tolist() == [restarts] * 8
             assert vector.env_steps.tolist() == [0] * 8
 
 
-def test_a_worker_killed_at_rest() -> None:
-    """A part that uses it reports its own envs, and the vector's next round the others."""
+def test_worker_killed_between_rounds_is_replaced() -> None:
+    """A slice reports the restart of its own envs, and the vector's next round that of the others."""
     with make(on_crash="restart") as vector:
         vector.reset(7)
         play(vector, 3)
         os.kill(vector.pids[1], signal.SIGKILL)
-        part = vector.part(3, 2)
-        part.recv()
-        part.send(np.zeros((2, 2), int))
-        batch = part.recv()
+        env_slice = vector.slice(3, 2)
+        env_slice.recv()
+        env_slice.send(np.zeros((2, 2), int))
+        batch = env_slice.recv()
         assert batch.restarted.tolist() == [True, False]
         assert batch.observation[:, 0, ENV_STEPS].tolist() == [0, 4]
-        part.rest()
+        env_slice.end_round()
         assert vector.recv().restarted.tolist() == [False, False, True, False]
         assert vector.recv().restarted.tolist() == [False, False, True, True]
-        vector.rest()
+        vector.end_round()
         assert not vector.recv().restarted.any()
 
 
 @pytest.mark.parametrize("call", ["save_state", "reset"])
-def test_a_worker_killed_before_save_or_reset(call: str) -> None:
+def test_worker_killed_before_save_or_reset_is_replaced(call: str) -> None:
     with make(on_crash="restart") as vector:
         vector.reset(7)
         play(vector, 3)
@@ -313,8 +315,8 @@ def test_a_worker_killed_before_save_or_reset(call: str) -> None:
         vector.send(actions())
 
 
-def test_the_nursery_is_killed() -> None:
-    """All workers end with it, and all come back."""
+def test_workers_are_replaced_if_the_fork_server_is_killed() -> None:
+    """All workers end with it, and all are replaced."""
     with make(on_crash="restart") as vector:
         vector.reset(7)
         play(vector, 3)
@@ -328,7 +330,7 @@ def test_the_nursery_is_killed() -> None:
         assert any(step[-1] for step in trajectories.steps[env])
 
 
-def test_envs_that_crash_again_and_again_stop_the_run() -> None:
+def test_repeated_crashes_without_a_step_stop_the_run() -> None:
     with make(on_crash="restart") as vector:
         vector.reset(7)
         with pytest.raises(WorkerError, match="restarted 3 times and never took a step"):
@@ -337,14 +339,14 @@ def test_envs_that_crash_again_and_again_stop_the_run() -> None:
 
 
 @pytest.mark.parametrize("options", [*OWN_PROCESS, PROCESSES], ids=str)
-def test_an_env_that_cannot_be_made(options: dict[str, Any]) -> None:
+def test_error_while_envs_are_made_is_reported(options: dict[str, Any]) -> None:
     with pytest.raises(WorkerError, match=r"raised during build: RuntimeError: no map for env 0") as caught:
         make(unbuildable, **options)
     assert "in unbuildable" in caught.value.traceback
 
 
 @pytest.mark.parametrize("options", [*OWN_PROCESS, PROCESSES], ids=str)
-def test_an_env_that_gives_up_does_not_end_the_trainer(options: dict[str, Any]) -> None:
+def test_env_that_calls_sys_exit_does_not_end_the_trainer(options: dict[str, Any]) -> None:
     with make(**options) as vector:
         vector.reset(7)
         vector.recv()
@@ -357,18 +359,18 @@ def test_an_env_that_gives_up_does_not_end_the_trainer(options: dict[str, Any]) 
             assert "with vector.backend=inline vector.trainer_share=0 repeats it" in str(caught.value)
 
 
-def test_own_envs_restart_alone_and_workers_beside_them_do_too() -> None:
-    """Two of the four envs of a group are the trainer's own: 2, 3 and 6, 7."""
+def test_trainers_share_and_workers_restart_independently() -> None:
+    """The trainer steps two of the four envs of a group: 2, 3 and 6, 7."""
     with make(num_workers=1, trainer_share=0.5, on_crash="restart") as vector:
         vector.reset(7)
         steps(vector, 4)
         for fault, row, lost in ((FaultyEnvs.RAISE, 3, [2, 3]), (FaultyEnvs.KILL, 0, [0, 1, 4, 5])):
             vector.recv()
             vector.send(actions(fault, row=row))
-            told = set[int]()
+            restarted = set[int]()
             for _ in range(4):
                 batch = vector.recv()
-                told |= set((batch.first + np.flatnonzero(batch.restarted)).tolist())
+                restarted |= set((batch.first + np.flatnonzero(batch.restarted)).tolist())
                 vector.send(actions())
-            assert sorted(told) == lost
+            assert sorted(restarted) == lost
             steps(vector, 1)

@@ -1,4 +1,4 @@
-"""A user's own env that raises in a worker is named: which env, its seed, its step, and the traceback."""
+"""The error of a custom env that raises in a worker names the env, its seed, its step and the traceback."""
 
 from __future__ import annotations
 

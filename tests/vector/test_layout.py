@@ -9,7 +9,7 @@ from millpond.vector.layout import Layout
 
 
 @given(groups=st.integers(1, 5), size=st.integers(1, 40), data=st.data())
-def test_every_env_is_in_one_shard_and_shares_are_even(groups: int, size: int, data: st.DataObject) -> None:
+def test_every_env_is_in_one_shard_and_shards_are_even(groups: int, size: int, data: st.DataObject) -> None:
     workers = data.draw(st.integers(1, size))
     layout = Layout.of(groups * size, groups, workers)
     envs = [env for shard in layout.shards for env in range(shard.first, shard.last)]
@@ -45,11 +45,11 @@ def test_tasks_cover_a_range_once(groups: int, size: int, data: st.DataObject) -
     assert all(0 <= task.first < task.last <= task.shard.last - task.shard.first for task in tasks)
 
 
-def test_the_full_size_run() -> None:
+def test_layout_of_the_full_size_run() -> None:
     layout = Layout.of(2720, 2, 16)
     assert {shard.last - shard.first for shard in layout.shards} == {85}
     assert [layout.group(0), layout.group(1)] == [(0, 1360), (1360, 2720)]
-    assert layout.pieces(2704, 32) == [(2704, 2720), (0, 16)]
+    assert layout.ranges(2704, 32) == [(2704, 2720), (0, 16)]
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,6 @@ def test_the_full_size_run() -> None:
         ((4, 1, 0), "num_workers=0 must be at least 1"),
     ],
 )
-def test_sizes_that_do_not_work(sizes: tuple[int, int, int], message: str) -> None:
+def test_invalid_sizes_are_refused(sizes: tuple[int, int, int], message: str) -> None:
     with pytest.raises(VectorError, match=message):
         Layout.of(*sizes)

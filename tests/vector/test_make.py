@@ -5,41 +5,43 @@ from typing import Any
 import pytest
 
 from millpond.envs.env_batch import Buffers
-from millpond.vector import Choice, VectorError, WorkerError, choose, make_vector
+from millpond.vector import BackendChoice, VectorError, WorkerError, choose_backend, make_vector
 from tests.support.vector_envs import CountingEnvs, counting, counting_spec
 
 
-def chosen(*, backend: str = "auto", workers: int = 16, threads: int | None = None, **changes: Any) -> Choice:
+def chosen(*, backend: str = "auto", workers: int = 16, threads: int | None = None, **changes: Any) -> BackendChoice:
     machine = {"cores": changes.pop("cores", 4), "envs_per_group": changes.pop("envs_per_group", 100)}
     why_not = changes.pop("why_not_processes", "")
     spec = counting_spec(**changes)
-    return choose(spec, backend=backend, num_workers=workers, threads=threads, why_not_processes=why_not, **machine)
+    return choose_backend(
+        spec, backend=backend, num_workers=workers, threads=threads, why_not_processes=why_not, **machine
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "backend", "count", "reason"),
     [
-        ({"releases_gil": True}, "threads", 4, "without Python's lock; 4 threads"),
+        ({"releases_gil": True}, "threads", 4, "releases the GIL; 4 threads"),
         ({"releases_gil": True, "threads": 3}, "threads", 3, "3 threads"),
         ({"releases_gil": True, "envs_per_group": 2}, "threads", 2, "2 threads"),
         ({"releases_gil": True, "native_vector": True}, "threads", 4, "4 threads"),
-        ({"releases_gil": True, "native_vector": True, "partial_step": False}, "native", 1, "beside the policy"),
+        ({"releases_gil": True, "native_vector": True, "partial_step": False}, "native", 1, "next to the policy"),
         ({"native_vector": True, "partial_step": False}, "native", 1, "in the trainer's own thread"),
-        ({}, "processes", 4, "4 worker processes of the 16 asked for, as there are 4 cores"),
+        ({}, "processes", 4, "4 worker processes of the 16 requested, as there are 4 cores"),
         ({"workers": 3}, "processes", 3, "3 worker processes"),
-        ({"workers": 1}, "inline", 1, "one worker was asked for"),
+        ({"workers": 1}, "inline", 1, "one worker was requested"),
         ({"envs_per_group": 1}, "inline", 1, "a group has one env"),
         ({"cores": 1}, "inline", 1, "one core"),
         ({"cores": 1, "releases_gil": True}, "inline", 1, "one core"),
         ({"why_not_processes": "it is a lambda"}, "inline", 1, "processes are not possible: it is a lambda"),
         ({"backend": "inline"}, "inline", 1, "as configured"),
-        ({"backend": "threads"}, "threads", 4, "holds Python's lock"),
+        ({"backend": "threads"}, "threads", 4, "holds the GIL"),
         ({"backend": "threads", "releases_gil": True, "threads": 9}, "threads", 9, "as configured: 9 threads"),
         ({"backend": "processes"}, "processes", 16, "as configured: 16 worker processes"),
-        ({"backend": "native", "native_vector": True}, "native", 1, "as configured: one environment a group"),
+        ({"backend": "native", "native_vector": True}, "native", 1, "as configured: one env batch per group"),
     ],
 )
-def test_what_is_chosen_and_why(changes: dict[str, Any], backend: str, count: int, reason: str) -> None:
+def test_auto_chooses_a_backend_and_says_why(changes: dict[str, Any], backend: str, count: int, reason: str) -> None:
     choice = chosen(**changes)
     assert (choice.backend, choice.num_workers) == (backend, count)
     assert reason in choice.reason
@@ -53,7 +55,7 @@ def test_what_is_chosen_and_why(changes: dict[str, Any], backend: str, count: in
         ({"threads": 0}, "vector.threads=0 must be at least 1"),
     ],
 )
-def test_what_cannot_be_chosen(changes: dict[str, Any], message: str) -> None:
+def test_impossible_backends_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(VectorError, match=message):
         chosen(**changes)
 
@@ -68,12 +70,12 @@ def test_what_cannot_be_chosen(changes: dict[str, Any], message: str) -> None:
         ({"num_workers": 3, "backend": "processes"}, "num_workers=3 is more than the 2 envs of a group"),
     ],
 )
-def test_options_that_do_not_work(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(VectorError, match=message):
         make_vector(counting_spec(), counting, **({"num_envs": 4} | options))
 
 
-def test_native_has_one_env_a_group() -> None:
+def test_native_has_one_env_batch_per_group() -> None:
     made = []
 
     def make(num_envs: int, buffers: Buffers, first_env: int) -> CountingEnvs:
@@ -86,17 +88,17 @@ def test_native_has_one_env_a_group() -> None:
         assert (vector.backend, vector.num_workers) == ("native", 1)
 
 
-def test_an_env_that_writes_elsewhere_is_refused() -> None:
+def test_env_batch_with_its_own_buffers_is_refused() -> None:
     def make(num_envs: int, buffers: Buffers, first_env: int) -> CountingEnvs:
         return CountingEnvs(num_envs, Buffers.allocate(counting_spec(), num_envs), first_env)
 
-    with pytest.raises(WorkerError, match="an environment must write into the buffers it gets"):
+    with pytest.raises(WorkerError, match="an env batch must write into the buffers it gets"):
         make_vector(counting_spec(), make, num_envs=4, backend="inline")
 
 
-def test_an_env_of_another_size_is_refused() -> None:
+def test_env_batch_of_another_size_is_refused() -> None:
     def make(num_envs: int, buffers: Buffers, first_env: int) -> CountingEnvs:
         return CountingEnvs(num_envs + 1, buffers, first_env)
 
-    with pytest.raises(WorkerError, match="asked for 2 envs and made an environment of 3"):
+    with pytest.raises(WorkerError, match="asked for 2 envs and returned a batch of 3"):
         make_vector(counting_spec(), make, num_envs=4, backend="inline")

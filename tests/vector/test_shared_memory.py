@@ -45,7 +45,7 @@ def test_shared_memory_has_no_name() -> None:
     arena.buffers.observation[...] = 1  # the views live on
 
 
-def test_more_than_the_machine_has() -> None:
+def test_more_memory_than_the_machine_has_is_refused() -> None:
     spec = counting_spec(observation=ObservationSpec.single((2**44,), "uint8", "vector"))
     with pytest.raises(
         VectorError, match=r"6 envs of counting need [\d,]+ bytes of shared memory, and [\d,]+ are free"

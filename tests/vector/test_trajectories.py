@@ -1,4 +1,4 @@
-"""The same seeds give the same trajectories, wherever and in whatever company an env is stepped."""
+"""The same seeds give the same trajectories with every backend and any number of envs, groups and workers."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ MAKERS = [
 
 @functools.cache
 def expected() -> Trajectories:
-    """Each env alone in a vector of its own kind of order: one group, inline, and two rounds."""
+    """Return reference trajectories: inline, whole rounds and slices."""
     with make_vector(counting_spec(), counting, num_envs=NUM_ENVS, groups=2, backend="inline") as vector:
         vector.reset(11)
         trajectories = play(vector, 10)
-        play(vector.part(9, 7), 5, trajectories)
-        play(vector.part(3, 8), 2, trajectories)
+        play(vector.slice(9, 7), 5, trajectories)
+        play(vector.slice(3, 8), 2, trajectories)
         return play(vector, 4, trajectories)
 
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: "-".join(map(str, maker.values())))
-def test_every_backend_shows_the_same(maker: dict[str, Any]) -> None:
+def test_every_backend_gives_the_same_trajectories(maker: dict[str, Any]) -> None:
     spec = counting_spec(native_vector=True, releases_gil=True)
     with make_vector(spec, counting, num_envs=NUM_ENVS, **maker) as vector:
         vector.reset(11)
         trajectories = play(vector, 10)
-        play(vector.part(9, 7), 5, trajectories)
-        play(vector.part(3, 8), 2, trajectories)
+        play(vector.slice(9, 7), 5, trajectories)
+        play(vector.slice(3, 8), 2, trajectories)
         play(vector, 4, trajectories)
     trajectories.assert_equal(expected())
     assert any(step[2][0, EPISODE] > 0 for step in trajectories.steps[0])  # there were resets inside
     assert sum(map(len, trajectories.episodes.values())) > NUM_ENVS
 
 
-def test_an_env_of_its_own_shows_the_same() -> None:
-    """An env's trajectory does not depend on its neighbours: the first 6 envs of 12 are the 6 envs of 6."""
+def test_trajectories_do_not_depend_on_the_number_of_envs() -> None:
+    """The first 6 envs of 12 have the trajectories of the 6 envs of 6."""
     with make_vector(counting_spec(), counting, num_envs=6, groups=1, backend="inline") as vector:
         vector.reset(11)
         few = play(vector, 10)
@@ -77,23 +77,23 @@ def test_seeds_depend_on_seed_and_env_alone() -> None:
         np.testing.assert_array_equal(vector.seeds, seeds[:4])
 
 
-def test_reset_starts_over_in_the_middle_of_anything() -> None:
+def test_reset_works_in_the_middle_of_a_round() -> None:
     with make_vector(counting_spec(), counting, num_envs=12, groups=2, num_workers=2, backend="processes") as vector:
         vector.reset(99)
         play(vector, 3)
-        part = vector.part(3, 4)
-        part.recv()
-        part.send(np.zeros((4, 2), np.int64))  # in the air
+        env_slice = vector.slice(3, 4)
+        env_slice.recv()
+        env_slice.send(np.zeros((4, 2), np.int64))  # pending
         vector.reset(11)
         assert (vector.env_steps == 0).all()
         trajectories = play(vector, 10)
-        play(vector.part(9, 7), 5, trajectories)
-        play(vector.part(3, 8), 2, trajectories)
+        play(vector.slice(9, 7), 5, trajectories)
+        play(vector.slice(3, 8), 2, trajectories)
         play(vector, 4, trajectories).assert_equal(expected())
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
-def test_bad_seeds_are_refused(seed: int) -> None:
+def test_invalid_seeds_are_refused(seed: int) -> None:
     with (
         make_vector(counting_spec(), counting, num_envs=2, groups=1, backend="inline") as vector,
         pytest.raises(VectorError, match=str(seed)),
@@ -101,7 +101,7 @@ def test_bad_seeds_are_refused(seed: int) -> None:
         vector.reset(seed)
 
 
-def test_envs_that_step_only_as_a_whole() -> None:
+def test_slices_of_batches_that_step_as_a_whole_must_be_whole() -> None:
     spec = counting_spec(partial_step=False)
     with make_vector(spec, whole, num_envs=12, groups=2, num_workers=2, backend="processes") as vector:
         vector.reset(11)
@@ -109,8 +109,8 @@ def test_envs_that_step_only_as_a_whole() -> None:
         for env, steps in trajectories.steps.items():
             for here, there in zip(steps, expected().steps[env], strict=False):
                 np.testing.assert_array_equal(here[2], there[2])
-        with pytest.raises(VectorError, match=r"partial_step is false.*begin at env 0, 3, 6, 9 and have 3 envs"):
-            vector.part(9, 7)
+        with pytest.raises(VectorError, match=r"partial_step is false.*start at env 0, 3, 6, 9 and have 3 envs"):
+            vector.slice(9, 7)
         before = vector.env_steps.copy()
-        play(vector.part(9, 6), 2)
+        play(vector.slice(9, 6), 2)
         assert (vector.env_steps - before).tolist() == [2, 2, 2, 0, 0, 0, 0, 0, 0, 2, 2, 2]

@@ -29,12 +29,12 @@ def turn(vector: Vector, trajectories: Trajectories) -> None:
 
 
 @pytest.mark.parametrize("options", BACKENDS, ids=lambda options: options["backend"])
-@pytest.mark.parametrize("moment", ["rest", "flying", "held"])
-def test_going_on_from_a_state_repeats(options: dict[str, Any], moment: str) -> None:
+@pytest.mark.parametrize("moment", ["idle", "stepping", "received"])
+def test_continuing_from_a_state_repeats(options: dict[str, Any], moment: str) -> None:
     with make(**options) as vector:
         vector.reset(4)
         play(vector, 7)
-        if moment != "rest":
+        if moment != "idle":
             for _ in range(5):
                 turn(vector, Trajectories())
         if moment == "held":
@@ -62,7 +62,17 @@ def test_going_on_from_a_state_repeats(options: dict[str, Any], moment: str) -> 
         go_on(vector).assert_equal(expected)
 
 
-def test_episodes_that_nobody_has_received_are_in_the_state() -> None:
+def test_keys_of_a_state_stay_readable_by_other_versions() -> None:
+    with make(backend="inline") as vector:
+        vector.reset(4)
+        keys = set(vector.save_state())
+    own = {"layout", "seed", "position", "status", "episodes", "seeds", "env_steps", "restarts", "unreported"}
+    assert own <= keys
+    assert {key.split("/")[0] for key in keys - own} == {"buffers", "world"}
+    assert {key.split("/")[1] for key in keys if key.startswith("world/")} == {"0", "1"}
+
+
+def test_state_holds_episodes_not_yet_received() -> None:
     with make(backend="threads", threads=1) as vector, make(backend="threads", threads=1) as other:
         vector.reset(4)
         waiting: list[list[Any]] = []
@@ -76,7 +86,7 @@ def test_episodes_that_nobody_has_received_are_in_the_state() -> None:
         assert sum(map(len, received[0])) == sum(map(len, waiting))
 
 
-def test_episodes_that_were_cut_off_have_not_ended() -> None:
+def test_episodes_that_were_cut_off_do_not_count_as_ended() -> None:
     with make_vector(counting_spec(), cut_off, num_envs=4, backend="inline") as vector:
         vector.reset(4)
         state = vector.save_state()
@@ -88,21 +98,21 @@ def test_episodes_that_were_cut_off_have_not_ended() -> None:
     assert min(lengths) > 0
 
 
-def test_a_part_in_the_middle_cannot_be_saved() -> None:
+def test_save_in_the_middle_of_a_slice_is_refused() -> None:
     with make(backend="inline") as vector:
         vector.reset(4)
-        part = vector.part(2, 3)
-        part.send(act(part.recv()))
-        with pytest.raises(VectorError, match="a part is in the middle of its round"):
+        env_slice = vector.slice(2, 3)
+        env_slice.send(act(env_slice.recv()))
+        with pytest.raises(VectorError, match="a slice is in the middle of its round"):
             vector.save_state()
-        part.recv(), part.rest()
+        env_slice.recv(), env_slice.end_round()
         state = vector.save_state()
         expected = play(vector, 3)
         vector.load_state(state)
         play(vector, 3).assert_equal(expected)
 
 
-def test_what_cannot_be_saved_says_so() -> None:
+def test_saving_an_unsavable_env_is_refused() -> None:
     spec = counting_spec(savable=False)
     with make_vector(spec, counting, num_envs=2, backend="inline") as vector:
         vector.reset(0)
@@ -112,7 +122,7 @@ def test_what_cannot_be_saved_says_so() -> None:
         vector.save_state()
 
 
-def test_a_state_of_other_sizes_is_refused() -> None:
+def test_state_of_other_sizes_is_refused() -> None:
     with make(backend="inline") as vector, make(backend="threads", threads=3) as other:
         vector.reset(0)
         with pytest.raises(
@@ -121,10 +131,10 @@ def test_a_state_of_other_sizes_is_refused() -> None:
             other.load_state(vector.save_state())
 
 
-def test_a_state_goes_back_only_into_the_same_share() -> None:
-    told = "12 envs in 2 groups and 1 worker, of which the trainer steps 2 of each group"
+def test_state_of_another_trainer_share_is_refused() -> None:
+    sizes = "12 envs in 2 groups and 1 worker, of which the trainer steps 2 of each group"
     with make(backend="processes", trainer_share=0.3) as vector, make(backend="inline") as other:
         for one, another in ((vector, other), (other, vector)):
             one.reset(0)
-            with pytest.raises(VectorError, match=told):
+            with pytest.raises(VectorError, match=sizes):
                 another.load_state(one.save_state())

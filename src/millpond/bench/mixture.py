@@ -179,7 +179,7 @@ def _envs(subject: MixtureSubject) -> Stage:
     times, envs = max(1, subject.effort.calls // 4), sum(vector.num_envs for vector in vectors)
     step = RandomSteps(vectors)
     seconds = median_seconds(lambda: step(times), subject.repeats) / (times * envs)
-    step.rest()
+    step.end_round()
     written = full.env_steps_per_round * vectors[0].spec.observation.nbytes
     steps = full.env_steps_per_round
     return Stage("envs", seconds * steps, steps, "env steps", "memory", written / subject.limits.memory)

@@ -239,7 +239,7 @@ def _vector(subject: PPOSubject, before: Stages) -> Stage:
     times = max(1, effort.calls // vector.groups // 4)
     step = RandomSteps([vector])
     seconds = median_seconds(lambda: step(times), effort.repeats)
-    step.rest()
+    step.end_round()
     workers = max(1, min(vector.num_workers, torch.get_num_threads()))
     return Stage(
         "vector",

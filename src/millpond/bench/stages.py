@@ -60,12 +60,12 @@ class RandomSteps:
                     write_actions(batch.action, batch.action_mask)
                     vector.send()
 
-    def rest(self) -> None:
+    def end_round(self) -> None:
         """Receive the last steps, so that a run or another stage can continue."""
         for vector, _ in self.players:
             for _ in range(vector.groups):
                 vector.recv()
-            vector.rest()
+            vector.end_round()
 
 
 def measure_lake(

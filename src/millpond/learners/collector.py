@@ -149,7 +149,7 @@ class QCollector:
                                 episodes[agent] += batch.episodes
                         self._act(unit, t, batches, explore, drawn)
             for agent, vector in enumerate(self.vectors):
-                vector.rest()
+                vector.end_round()
                 self._value_finals(agent, finals[agent])
         return [
             self.storage.view(agent, epsilon.value, finals[agent], episodes[agent])

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from millpond.cores import Helpers
+from millpond.cores import HelperAffinity
 
 Result = TypeVar("Result")
 
@@ -23,11 +23,11 @@ class _Team:
 
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="millpond-thread", initializer=self._join)
-        self.helpers = Helpers()
+        self.helpers = HelperAffinity()
 
     def _join(self) -> None:
         torch.set_num_threads(1)
-        self.helpers.join(threading.get_native_id())
+        self.helpers.add(threading.get_native_id())
 
 
 @lru_cache(maxsize=1)
@@ -118,7 +118,7 @@ def one_each(calls: Iterable[Callable[[], Result]], number: int) -> list[Result]
         with torch_in_one_thread():
             return [call() for call in calls]
     team, coming = _team(), iter(calls)
-    with _in_thread(1), team.helpers.apart():
+    with _in_thread(1), team.helpers.pin_caller():
         others = [team.pool.submit(next(coming)) for _ in range(number - 1)]
         last = next(coming)()
         return [*(future.result() for future in others), last]

@@ -70,7 +70,7 @@ class Collected:
 class _Turns(Protocol):
     def recv(self) -> Batch: ...
     def send(self, actions: npt.ArrayLike | None = None) -> None: ...
-    def rest(self) -> None: ...
+    def end_round(self) -> None: ...
     def __len__(self) -> int: ...
 
 
@@ -112,7 +112,7 @@ class Collector:
         missing = self.rows_wanted - row
         if missing > 0:
             envs = -(-missing // per_env)
-            self._round(self.vector.part(self.first_top_up, envs), row, self.first_top_up, policy, done)
+            self._round(self.vector.slice(self.first_top_up, envs), row, self.first_top_up, policy, done)
             self.first_top_up = (self.first_top_up + envs) % self.vector.num_envs
             row += envs * per_env
         self._surplus_from, self.kept_rows = self.rows_wanted, row - self.rows_wanted
@@ -151,7 +151,7 @@ class Collector:
                         turns.send()
                 else:
                     self._bootstrap(batch, row, policy)
-        turns.rest()
+        turns.end_round()
 
     def _act(self, batch: Batch, row: int, t: int, policy: Actor, done: Collected) -> None:
         state = self.state[batch.first : batch.last]

@@ -1,23 +1,32 @@
-"""Thousands of envs in groups that step in turn, inline, in threads or in worker processes. Imports no torch."""
+"""Thousands of envs in groups that step in turn, inline, in threads or in worker processes. Imports no torch.
+
+make         make_vector: choose a backend, start the workers, make the envs
+vector       Vector: recv, send, save_state, load_state
+scheduler    RoundRobin: receive and send slices of envs strictly in turn
+fleet        Fleet: all envs and their workers; restarts envs that crashed
+layout       which envs belong to which group, and which worker steps them
+worker       what a worker does, and the loop of a worker process
+backends/    how workers run: inline, threads, forked processes, spawned processes
+"""
 
 from millpond.vector.batch import Batch
 from millpond.vector.failures import VectorError, WorkerError
 from millpond.vector.fleet import env_seed, env_seeds
-from millpond.vector.make import Choice, choose, make_vector
-from millpond.vector.scheduler import Turns
+from millpond.vector.make import BackendChoice, choose_backend, make_vector
+from millpond.vector.scheduler import RoundRobin
 from millpond.vector.vector import Vector, group_name
-from millpond.vector.worker import EnvBatchFactory, Watched
+from millpond.vector.worker import MakeEnvBatch, ReportsProgress
 
 __all__ = [
+    "BackendChoice",
     "Batch",
-    "Choice",
-    "EnvBatchFactory",
-    "Turns",
+    "MakeEnvBatch",
+    "ReportsProgress",
+    "RoundRobin",
     "Vector",
     "VectorError",
-    "Watched",
     "WorkerError",
-    "choose",
+    "choose_backend",
     "env_seed",
     "env_seeds",
     "group_name",

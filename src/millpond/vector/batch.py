@@ -1,4 +1,4 @@
-"""What `recv` gives."""
+"""`Batch`, the result of `recv`, and `EnvSlice`, the contiguous envs that step together to fill it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ import numpy.typing as npt
 from millpond.envs.env_batch import Buffers, EpisodeStats
 from millpond.vector.layout import Task
 
+NO_TICKET = 0  # tickets start at 1
+
 
 @dataclass(eq=False)
 class Batch:
-    """The envs first..last-1, all arrays as views [envs, agents, ...] that are valid until `send`.
+    """The envs first..last-1; all arrays are views [envs, agents, ...] that are valid until `send`.
 
-    The same object comes back at every turn of its group, with other contents. `reward`, `terminated`, `truncated`,
-    `final_observation` and `episodes` tell of the step that the last `send` asked for; `stepped` is False, and they
-    are zero and empty, where there was none: after `reset`, and when a round begins.
+    The same object is returned at every turn of its group, with new contents. `reward`, `terminated`, `truncated`,
+    `final_observation` and `episodes` are results of the step that the last `send` started. If there was none (after
+    `reset`, and at the start of a round), `stepped` is False and they are zero and empty.
 
-    Where `restarted`, the env crashed and was started anew: the action was not taken, the observation is the first of
-    a new episode, and the open row holds a trajectory that goes nowhere.
+    Where `restarted`, the env crashed and was restarted: the action was not taken, the observation is the first of a
+    new episode, and the unfinished row holds a trajectory without an end.
     """
 
-    group: int  # or the piece of a part
+    group: int  # index of the group, or of the range within a slice
     first: int
     last: int
-    action: npt.NDArray[Any]  # where `send` puts the actions; writable
+    action: npt.NDArray[Any]  # `send` writes the actions here; writable
     observation: npt.NDArray[Any]
     final_observation: npt.NDArray[Any]  # meaningful where terminated or truncated
     reward: npt.NDArray[np.float32]
@@ -42,19 +44,19 @@ class Batch:
 
     @staticmethod
     def view(group: int, first: int, last: int, buffers: Buffers, restarted: npt.NDArray[np.bool_]) -> Batch:
-        part = buffers.envs(first, last)
+        arrays = buffers.envs(first, last)
         return Batch(
             group,
             first,
             last,
-            part.action,
-            part.observation,
-            part.final_observation,
-            part.reward,
-            part.terminated,
-            part.truncated,
-            part.alive,
-            part.action_mask,
+            arrays.action,
+            arrays.observation,
+            arrays.final_observation,
+            arrays.reward,
+            arrays.terminated,
+            arrays.truncated,
+            arrays.alive,
+            arrays.action_mask,
             restarted[first:last],
         )
 
@@ -63,25 +65,24 @@ class Batch:
         return self.last - self.first
 
 
-# -- A run of envs that steps together: a group, or a piece of a part.
+class SliceStatus(IntEnum):
+    """State of an `EnvSlice` between `send` and `recv`. The values are part of saved states."""
 
-NO_TICKET = 0  # tickets begin at 1
-
-
-class Status(IntEnum):
-    REST = 0  # nothing asked for; its latest observation can be received
-    HELD = 1  # received: the policy has it
-    FLYING = 2  # sent: workers have it
-    LANDED = 3  # stepped, and not yet received
+    IDLE = 0  # no step was requested; the latest observation can be received
+    RECEIVED = 1  # the policy has the batch
+    STEPPING = 2  # sent: the workers are stepping
+    STEPPED = 3  # the step is done and not yet received
 
 
 @dataclass(eq=False)
-class Stretch:
+class EnvSlice:
+    """Contiguous envs that step together: a group, or one range of a slice of the vector."""
+
     batch: Batch
     tasks: tuple[Task, ...]
-    tickets: list[int]
-    status: Status = Status.REST
-    ended: list[EpisodeStats] = field(default_factory=list)  # episodes, until they are received
+    tickets: list[int]  # of the tasks' commands
+    status: SliceStatus = SliceStatus.IDLE
+    ended: list[EpisodeStats] = field(default_factory=list)  # episodes that were not yet received
 
     @property
     def first(self) -> int:

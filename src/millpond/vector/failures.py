@@ -1,7 +1,8 @@
-"""What is told of a worker that raised, died or hung."""
+"""Errors of a vector, and reports of workers that raised, died or hung."""
 
 from __future__ import annotations
 
+import signal
 import traceback
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,56 +10,43 @@ from typing import Literal
 from millpond.errors import MillpondError
 from millpond.plurals import plural
 
-CrashKind = Literal["raised", "died", "hung"]
+FailureKind = Literal["raised", "died", "hung"]
 
 
 class VectorError(MillpondError):
-    """A vector was asked for something that it cannot do."""
-
-    @staticmethod
-    def cannot_load(reason: str) -> VectorError:
-        return VectorError(
-            f"a worker process cannot load make_env_batch; it must be importable from a fresh interpreter:\n{reason}"
-        )
-
-    @staticmethod
-    def starts_too_slowly(seconds: float) -> VectorError:
-        return VectorError(f"workers did not start within {seconds:g} s: importing what make_env_batch needs hangs")
-
-    @staticmethod
-    def did_not_start(worker: int, how_it_ended: str) -> VectorError:
-        return VectorError(f"worker {worker} did not start: it {how_it_ended}")
+    """A vector cannot do what was requested."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a command ended, where it did not end well."""
+    """Report of a command that failed."""
 
-    kind: CrashKind
+    kind: FailureKind
     doing: str  # "step", "reset", ...
-    what: str  # one line: the exception, the signal, how long nothing was heard
+    what: str  # one line: the exception, the signal or the timeout
     traceback: str = ""  # of the worker
     pid: int | None = None
-    cause: BaseException | None = field(default=None, compare=False)  # where the worker shares our memory
-    refusal: str = ""  # the message of a MillpondError, which says all that the user needs
+    cause: BaseException | None = field(default=None, compare=False)  # if the worker runs in this process
+    refusal: str = ""  # message of a MillpondError, which is shown alone
 
     @staticmethod
     def of(error: BaseException, doing: str) -> Failure:
+        """Report an exception that a worker raised."""
         what = "".join(traceback.format_exception_only(error)).strip()
         refusal = str(error) if isinstance(error, MillpondError) else ""
         return Failure("raised", doing, what, "".join(traceback.format_exception(error)), refusal=refusal)
 
 
 class WorkerError(MillpondError):
-    """A worker raised, died or hung. Everything that helps to find the reason is in the message and as attributes.
+    """A worker raised, died or hung. The message and the attributes hold everything that helps to find the reason.
 
-    `env` is the index of the env, or None where the environment does not tell (see `Watched`); it is then one of
-    first_env..last_env-1. `seed` and `env_steps` are those of `env`, or of `first_env`: the seed from which the env
-    was started, and the steps which it had taken since. Where the worker refused its input with a `MillpondError`, that
-    error's message is this one's, without a traceback, and the exit code is 2.
+    `env` is the index of the env, or None if the env batch does not report it (see `ReportsProgress`); it is then one
+    of first_env..last_env-1. `seed` and `env_steps` belong to `env`, or to `first_env`: the seed from which the env was
+    started, and the steps that it has taken since. If the worker raised a `MillpondError`, this error has the same
+    message, without a traceback, and the exit code is 2.
     """
 
-    exit_code = 1  # the input was right: a worker failed
+    exit_code = 1  # the input was valid: a worker failed
 
     def __init__(
         self,
@@ -100,3 +88,12 @@ class WorkerError(MillpondError):
         if failure.traceback:
             lines += ["the worker's traceback:", failure.traceback.rstrip()]
         super().__init__("\n".join(lines))
+
+
+def describe_exit(code: int) -> str:
+    """Describe how a process ended: `code` is its exit status, or minus the signal that killed it."""
+    if code >= 0:
+        return f"exited with status {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
+    hint = "; out of memory is a common reason (see `dmesg`)" if name == "SIGKILL" else ""
+    return f"killed by signal {-code} ({name}){hint}"

@@ -1,4 +1,4 @@
-"""The envs behind a vector: it sends stretches of them off, takes them in, and puts crashed ones back on their feet."""
+"""All envs of a vector and their workers: step slices of envs, and restart envs that crashed."""
 
 from __future__ import annotations
 
@@ -11,29 +11,46 @@ import numpy.typing as npt
 
 from millpond.envs.spec import EnvSpec
 from millpond.vector.backends.pool import Pool
-from millpond.vector.batch import NO_TICKET, Batch, Status, Stretch
+from millpond.vector.batch import NO_TICKET, Batch, EnvSlice, SliceStatus
 from millpond.vector.failures import Failure, VectorError, WorkerError
 from millpond.vector.layout import Layout, Shard
 from millpond.vector.shared_memory import Arena
 from millpond.vector.worker import Command, Op
 
 OnCrash = Literal["stop", "restart"]
-MOST_CRASHES_IN_A_ROW = 3
+MAX_CRASHES_IN_A_ROW = 3
 
 
-class Mover(Protocol):
-    """Whoever launches stretches."""
+def env_seed(seed: int, env: int, restarts: int = 0) -> int:
+    """Return the seed of one env: a function of the run's seed, the env's index and its number of restarts.
+
+    It is the child (env, restarts) of `SeedSequence(seed)`, so neither backend, workers nor groups can change it.
+    """
+    return int(np.random.SeedSequence(seed, spawn_key=(env, restarts)).generate_state(1, np.uint64)[0])
+
+
+def env_seeds(seed: int, num_envs: int) -> npt.NDArray[np.uint64]:
+    """Return the seeds [num_envs] of envs that were never restarted."""
+    return np.array([env_seed(seed, env) for env in range(num_envs)], dtype=np.uint64)
+
+
+class Scheduler(Protocol):
+    """The object that currently starts steps; see `RoundRobin`."""
 
     @property
-    def resting(self) -> bool: ...
+    def is_idle(self) -> bool: ...
 
     def drain(self) -> None: ...
 
-    def begin(self) -> None: ...
+    def reset(self) -> None: ...
 
 
 class Fleet:
-    """`timeout` seconds for a step, `start_seconds` for making and resetting environments, which may compile or load."""
+    """The envs and workers of a vector.
+
+    `timeout`        seconds that a step may take
+    `start_seconds`  seconds that making and resetting envs may take, which may compile or load something
+    """
 
     def __init__(
         self,
@@ -55,21 +72,21 @@ class Fleet:
         self.on_crash = on_crash
         self.closed = False
         self.seed: int | None = None
-        self.mover: Mover | None = None  # whose turns are on: no others over the same envs move until it rests
+        self.active: Scheduler | None = None  # no other scheduler may start steps until this one is idle
         self.env_steps = np.zeros(layout.num_envs, np.int64)  # since the env was seeded
         self.restarts = np.zeros(layout.num_envs, np.int64)
-        self.restarted = np.zeros(layout.num_envs, np.bool_)  # as the batches show it
-        self.unreported = np.zeros(layout.num_envs, np.bool_)  # restarted, and no batch has told so yet
+        self.restarted = np.zeros(layout.num_envs, np.bool_)  # `Batch.restarted` are views of it
+        self.unreported = np.zeros(layout.num_envs, np.bool_)  # restarted, and not yet reported in a batch
         self._any_restarted = False
-        self._flying: list[Stretch] = []
-        self._crashes: Counter[int] = Counter()  # shard -> in a row, without a step between them
-        self._whole = {shard.index: (0, shard.last - shard.first) for shard in layout.shards}
+        self._stepping: list[EnvSlice] = []
+        self._crashes: Counter[int] = Counter()  # shard -> crashes in a row, without a step between them
+        self._all_envs = {shard.index: (0, shard.last - shard.first) for shard in layout.shards}
         self.command_all(Op.BUILD)
 
-    def stretch(self, index: int, first: int, last: int) -> Stretch:
+    def make_slice(self, index: int, first: int, last: int) -> EnvSlice:
         tasks = self.layout.tasks(first, last)
         batch = Batch.view(index, first, last, self.arena.buffers, self.restarted)
-        return Stretch(batch, tasks, [NO_TICKET] * len(tasks))
+        return EnvSlice(batch, tasks, [NO_TICKET] * len(tasks))
 
     def reset(self, seed: int) -> None:
         self.seed = seed
@@ -78,68 +95,69 @@ class Fleet:
         self.restarts[:] = 0
         self.unreported[:] = False
         self._crashes.clear()
-        self.arena.buffers.action[...] = 0  # nothing of the time before shows through
+        self.arena.buffers.action[...] = 0  # a reset must not depend on earlier actions
         self.command_all(Op.RESET)
 
-    def launch(self, stretch: Stretch) -> None:
-        """Let the envs of a stretch take a step, with the actions that are in its batch."""
+    def start_step(self, env_slice: EnvSlice) -> None:
+        """Let the envs of a slice take a step with the actions in its batch."""
         self.require_open()
         submit, unreported = self.pool.submit, self.unreported
-        for place, task in enumerate(stretch.tasks):
-            # An env that was restarted after its batch was received has not seen what the actions answer to. An environment
-            # is restarted and reported as one, so its first env speaks for all of the task.
+        for index, task in enumerate(env_slice.tasks):
+            # The actions for an env that was restarted after its batch was received answer an observation that it no
+            # longer has. An env batch is restarted and reported as a whole, so its first env decides for the task.
             if self._any_restarted and unreported[task.first_env]:
-                stretch.tickets[place] = NO_TICKET
+                env_slice.tickets[index] = NO_TICKET
             else:
                 shard = task.shard
-                stretch.tickets[place] = submit(shard.worker, Command(Op.STEP, shard.index, task.first, task.last))
-        stretch.status = Status.FLYING
-        self._flying.append(stretch)
+                env_slice.tickets[index] = submit(shard.worker, Command(Op.STEP, shard.index, task.first, task.last))
+        env_slice.status = SliceStatus.STEPPING
+        self._stepping.append(env_slice)
 
-    def land(self, stretch: Stretch) -> None:
-        """Wait until the envs of a stretch have stepped."""
+    def finish_step(self, env_slice: EnvSlice) -> None:
+        """Wait until the envs of a slice have stepped."""
         deadline = time.monotonic() + self.timeout
-        for place, task in enumerate(stretch.tasks):
-            ticket = stretch.tickets[place]
+        for index, task in enumerate(env_slice.tasks):
+            ticket = env_slice.tickets[index]
             if ticket == NO_TICKET:
                 continue
             reply = self.pool.wait(ticket, deadline)
-            stretch.tickets[place] = NO_TICKET
+            env_slice.tickets[index] = NO_TICKET
             if isinstance(reply, Failure):
-                self._crashed(task.shard, reply)
+                self._handle_crash(task.shard, reply)
                 deadline = time.monotonic() + self.timeout
             else:
                 if reply is not None:
-                    stretch.ended += reply
+                    env_slice.ended += reply
                 if self._crashes:
                     self._crashes.pop(task.shard.index, None)
-        self._flying.remove(stretch)
-        stretch.status = Status.LANDED
-        steps = self.env_steps[stretch.first : stretch.last]
+        self._stepping.remove(env_slice)
+        env_slice.status = SliceStatus.STEPPED
+        steps = self.env_steps[env_slice.first : env_slice.last]
         steps += 1
         if self._any_restarted:
-            steps[self.unreported[stretch.first : stretch.last]] = 0
+            steps[self.unreported[env_slice.first : env_slice.last]] = 0
 
-    def hand_out(self, stretch: Stretch) -> Batch:
-        """The batch of a stretch that has landed, or rests."""
-        batch = stretch.batch
-        batch.stepped = stretch.status == Status.LANDED
+    def deliver(self, env_slice: EnvSlice) -> Batch:
+        """Return the batch of a slice that has stepped or is idle."""
+        batch = env_slice.batch
+        batch.stepped = env_slice.status == SliceStatus.STEPPED
         if not batch.stepped:
-            self._clear_outcome(stretch.first, stretch.last)
-        batch.episodes = sorted(stretch.ended, key=lambda episode: episode.env) if stretch.ended else []
-        stretch.ended = []
+            self._clear_results(env_slice.first, env_slice.last)
+        batch.episodes = sorted(env_slice.ended, key=lambda episode: episode.env) if env_slice.ended else []
+        env_slice.ended = []
         if self._any_restarted:
-            envs = slice(stretch.first, stretch.last)
+            envs = slice(env_slice.first, env_slice.last)
             batch.restarted[:] = self.unreported[envs]
             self.unreported[envs] = False
             self._any_restarted = bool(self.unreported.any() or self.restarted.any())
-        stretch.status = Status.HELD
+        env_slice.status = SliceStatus.RECEIVED
         return batch
 
     def command_all(self, op: Op, payloads: list[Any] | None = None) -> list[Any]:
-        """The same command for every environment; replies in the order of the shards.
+        """Send the same command to every env batch and return the replies in the order of the shards.
 
-        After a crash that `on_crash` forgives, all environments are told again: saving and resetting can be repeated.
+        After a crash that `on_crash` tolerates, the command is sent to all of them again: saving and resetting can be
+        repeated.
         """
         shards = self.layout.shards
         while True:
@@ -156,18 +174,18 @@ class Fleet:
             shard = shards[len(replies) - 1]
             if op not in (Op.RESET, Op.SAVE):
                 self.fail(shard, replies[-1])
-            self._crashed(shard, replies[-1])
+            self._handle_crash(shard, replies[-1])
 
     def mark_restarts(self) -> None:
-        """After `unreported` was set from outside."""
+        """Update the flags after `unreported` was loaded from a saved state."""
         self.restarted[:] = False
         self._any_restarted = bool(self.unreported.any())
 
     def fail(self, shard: Shard, failure: Failure, why_no_restart: str = "") -> NoReturn:
-        """End everything and raise."""
-        told = int(self.arena.progress[shard.index])
-        env = shard.first + told if 0 <= told < shard.last - shard.first else None
-        at = shard.first if env is None else env
+        """Close everything and raise."""
+        progress = int(self.arena.progress[shard.index])
+        env = shard.first + progress if 0 <= progress < shard.last - shard.first else None
+        reported_env = shard.first if env is None else env
         error = WorkerError(
             failure,
             worker=shard.worker,
@@ -175,20 +193,20 @@ class Fleet:
             env=env,
             first_env=shard.first,
             last_env=shard.last,
-            seed=int(self.arena.seeds[at]),
-            env_steps=int(self.env_steps[at]),
+            seed=int(self.arena.seeds[reported_env]),
+            env_steps=int(self.env_steps[reported_env]),
             advice=why_no_restart or self._advice(failure),
         )
         try:
             self.close()
-        except Exception as second:  # of an environment that is broken already: the first error is the one to tell
+        except Exception as second:  # of an env batch that is already broken: report the first error
             error.add_note(f"closing the environments failed too: {second!r}")
         raise error from failure.cause
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self.mover = None
+            self.active = None
             self.arena.close()
             self.pool.close()
 
@@ -198,33 +216,33 @@ class Fleet:
 
     def _advice(self, failure: Failure) -> str:
         if failure.doing not in ("step", "reset"):
-            return f"nothing can go on without it: fix the environment's {failure.doing}"
-        advice = "vector.on_crash=restart would start these envs anew and go on"
+            return f"the vector cannot be used without it: fix the environment's {failure.doing}"
+        advice = "vector.on_crash=restart would restart these envs and continue"
         if failure.kind == "hung":
             limit = self.timeout if failure.doing == "step" else self.start_seconds
-            return f"it was given {limit:g} s; raise vector.timeout if it is only slow; {advice}"
+            return f"the limit is {limit:g} s; raise vector.timeout if it is only slow; {advice}"
         alone = " vector.trainer_share=0" if self.layout.trainer_envs else ""
         return f"{advice}; the same seed with vector.backend=inline{alone} repeats it under a debugger"
 
     def _submit(self, shard: Shard, op: Op, payload: Any = None) -> int:
-        return self.pool.submit(shard.worker, Command(op, shard.index, *self._whole[shard.index]), payload)
+        return self.pool.submit(shard.worker, Command(op, shard.index, *self._all_envs[shard.index]), payload)
 
-    def _clear_outcome(self, first: int, last: int) -> None:
+    def _clear_results(self, first: int, last: int) -> None:
         buffers = self.arena.buffers
         for array in (buffers.reward, buffers.terminated, buffers.truncated):
             array[first:last] = 0
 
-    def _crashed(self, shard: Shard, failure: Failure) -> None:
-        """Raise, or restart the envs that are lost: one that raised, or all of a worker that is gone."""
+    def _handle_crash(self, shard: Shard, failure: Failure) -> None:
+        """Raise, or restart the lost envs: those of the batch that raised, or all envs of a worker that is gone."""
         if self.on_crash == "stop":
             self.fail(shard, failure)
         self._crashes[shard.index] += 1
-        if self._crashes[shard.index] > MOST_CRASHES_IN_A_ROW:
-            self.fail(shard, failure, f"its envs were restarted {MOST_CRASHES_IN_A_ROW} times and never took a step")
+        if self._crashes[shard.index] > MAX_CRASHES_IN_A_ROW:
+            self.fail(shard, failure, f"its envs were restarted {MAX_CRASHES_IN_A_ROW} times and never took a step")
         lost = [shard]
         if failure.kind != "raised":
             lost = [other for other in self.layout.shards if other.worker == shard.worker]
-            if not self.pool.revive(shard.worker):
+            if not self.pool.replace_worker(shard.worker):
                 self.fail(shard, failure, "its envs cannot be restarted, because this worker cannot be ended")
         for other in lost:
             self._prepare_restart(other)
@@ -234,8 +252,8 @@ class Fleet:
             if isinstance(reply, Failure):
                 self.fail(other, reply, "this was the attempt to restart after a crash")
         for other in lost:
-            self._void(other)
-            self._clear_outcome(other.first, other.last)
+            self._discard_steps(other)
+            self._clear_results(other.first, other.last)
             self.env_steps[other.first : other.last] = 0
             self.unreported[other.first : other.last] = True
         self._any_restarted = True
@@ -247,28 +265,12 @@ class Fleet:
             self.restarts[env] += 1
             self.arena.seeds[env] = env_seed(self.seed, env, int(self.restarts[env]))
 
-    def _void(self, shard: Shard) -> None:
-        """Expect no more of an environment's steps that are in the air; keep the episodes that had ended."""
-        for stretch in self._flying:
-            for place, task in enumerate(stretch.tasks):
-                if task.shard is shard and stretch.tickets[place] != NO_TICKET:
-                    reply = self.pool.discard(stretch.tickets[place])
+    def _discard_steps(self, shard: Shard) -> None:
+        """Discard the pending steps of an env batch, but not the episodes that ended in them."""
+        for env_slice in self._stepping:
+            for index, task in enumerate(env_slice.tasks):
+                if task.shard is shard and env_slice.tickets[index] != NO_TICKET:
+                    reply = self.pool.discard(env_slice.tickets[index])
                     if reply is not None and not isinstance(reply, Failure):
-                        stretch.ended += reply
-                    stretch.tickets[place] = NO_TICKET
-
-
-# -- Where each env's seed comes from.
-
-
-def env_seed(seed: int, env: int, restarts: int = 0) -> int:
-    """The seed of one env: a function of the run's seed, the env's index and how often the env was restarted.
-
-    It is the child (env, restarts) of `SeedSequence(seed)`, so neither backend, workers nor groups can change it.
-    """
-    return int(np.random.SeedSequence(seed, spawn_key=(env, restarts)).generate_state(1, np.uint64)[0])
-
-
-def env_seeds(seed: int, num_envs: int) -> npt.NDArray[np.uint64]:
-    """The seeds [num_envs] of a fresh start."""
-    return np.array([env_seed(seed, env) for env in range(num_envs)], dtype=np.uint64)
+                        env_slice.ended += reply
+                    env_slice.tickets[index] = NO_TICKET

@@ -1,14 +1,14 @@
-"""The process that workers are forked from.
+"""The fork server: the process that workers are forked from, and the trainer's connection to it (Linux).
 
-It imports what the environments need once, and never torch, so that sixteen workers start as fast as one. It has no threads,
-so that forking it is safe whatever the trainer's process has loaded. And it ends its workers when the trainer ends:
+It imports the environment's modules once, and never torch, so that sixteen workers start as fast as one. It has no
+threads, so forking is safe whatever the trainer's process has loaded. And it ends its workers when the trainer ends:
 
-    trainer  --socket-->  nursery  --fork-->  worker 0, worker 1, ...
-                             |                    ^
-                             |  trainer is gone   |  nursery is gone: the kernel kills them (PR_SET_PDEATHSIG)
-                             +--------------------+
+    trainer  --socket-->  fork server  --fork-->  worker 0, worker 1, ...
+                               |                      ^
+                               |  trainer has ended   |  fork server has ended: the kernel kills them
+                               +----------------------+  (PR_SET_PDEATHSIG)
 
-Messages are packets of one socket. The trainer asks for workers and signals; the nursery tells when a worker has
+Messages are packets on one socket. The trainer requests workers and signals; the fork server reports when a worker has
 started or ended, and how.
 """
 
@@ -30,17 +30,25 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy.random  # by name: numpy would load it later, and so in each worker anew
+import numpy.random  # explicitly: numpy loads it lazily, which would happen again in each worker
 
-from millpond.vector.worker import Command, end_with, make_bell, outlive, work
+from millpond.vector.worker import ONE_THREAD, Command, die_with_parent, make_event, outlive_parent, run_worker_process
 
+BOOT = (
+    "import sys; control, memory, parent = map(int, sys.argv[1:4]); sys.path[:] = sys.argv[4:]; "
+    "from millpond.vector.fork_server import main; main(control, memory, parent)"
+)
 # kind, worker, generation of that worker, a value: signal number (SIGNAL), pid (STARTED), wait status (ENDED)
 MESSAGE = struct.Struct("=4q")
 SPAWN, SIGNAL, QUIT, STARTED, ENDED, FAILED = range(6)
-MOST_TEXT = 60_000  # of a traceback: what fits in a packet
+MAX_TEXT = 60_000  # bytes of a traceback that fit in a packet
+QUIT_SECONDS = 5.0
+POLL_SECONDS = 0.05
 
 
-class Nursery:
+class ForkServer:
+    """Runs in the fork server's process: forks workers, sends them signals, reports how they ended."""
+
     def __init__(self, control: socket.socket, memory: int, parent: int) -> None:
         self._control = control
         self._memory = memory
@@ -49,21 +57,21 @@ class Nursery:
         for fd in (control.fileno(), self._parent):
             self._poll.register(fd, select.POLLIN)
         self._pids: dict[tuple[int, int], int] = {}  # worker, generation -> pid
-        self._watched: dict[int, tuple[int, int]] = {}  # pidfd -> worker, generation
+        self._pidfds: dict[int, tuple[int, int]] = {}  # pidfd -> worker, generation
 
     def run(self, job_bytes: bytes) -> None:
         try:
-            job = pickle.loads(job_bytes)  # imports whatever the environment needs
-        except BaseException:  # whatever an import may raise: the trainer is waiting to hear it
-            text = traceback.format_exc()[-MOST_TEXT:].encode()
+            job = pickle.loads(job_bytes)  # imports the environment's modules
+        except BaseException:  # whatever an import may raise: the trainer is waiting for a message
+            text = traceback.format_exc()[-MAX_TEXT:].encode()
             self._control.send(MESSAGE.pack(FAILED, 0, 0, 0) + text)
             return
         self._job = job
-        outlive()  # from now on the trainer's process is watched, and its thread may end
+        outlive_parent()  # from now on the trainer's process is watched, and the thread that started this one may end
         gc.collect()
-        gc.freeze()  # keeps the collector from touching, and so copying, the pages that workers share
+        gc.freeze()  # keeps the garbage collector from touching, and so copying, the pages that workers share
         try:
-            while self._turn():
+            while self._handle_events():
                 pass
         finally:
             for pid in self._pids.values():
@@ -71,8 +79,8 @@ class Nursery:
             for pid in self._pids.values():
                 os.waitpid(pid, 0)
 
-    def _turn(self) -> bool:
-        """Sleep until something happens and see to it; False when the trainer is gone."""
+    def _handle_events(self) -> bool:
+        """Sleep until something happens and handle it; return False when the trainer has ended."""
         for fd, _ in self._poll.poll():
             if fd == self._parent:
                 return False
@@ -85,7 +93,7 @@ class Nursery:
                     return False
                 elif kind == SPAWN:
                     self._spawn(worker, generation, fds)
-                elif (worker, generation) in self._pids:  # not yet reaped, so the pid cannot be anybody else's
+                elif (worker, generation) in self._pids:  # not yet reaped, so the pid was not reused
                     os.kill(self._pids[worker, generation], value)
             else:
                 self._reap(fd)
@@ -94,31 +102,31 @@ class Nursery:
     def _spawn(self, worker: int, generation: int, fds: list[int]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        nursery = os.getpid()
+        own_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(nursery, worker, fds)
+            self._become_worker(own_pid, worker, fds)
         for fd in fds:
             os.close(fd)
         pidfd = os.pidfd_open(pid)
         self._pids[worker, generation] = pid
-        self._watched[pidfd] = worker, generation
+        self._pidfds[pidfd] = worker, generation
         self._poll.register(pidfd, select.POLLIN)
         self._control.send(MESSAGE.pack(STARTED, worker, generation, pid))
 
-    def _become_worker(self, nursery: int, worker: int, fds: list[int]) -> None:
-        """The child's whole life: it never returns into the nursery's code."""
+    def _become_worker(self, fork_server: int, worker: int, fds: list[int]) -> None:
+        """Run a worker in the forked child; never return into the fork server's code."""
         status = 1
         try:
             # Ends of pipes that others wait on must not stay open here.
             self._control.close()
             os.close(self._parent)
-            for pidfd in self._watched:
+            for pidfd in self._pidfds:
                 os.close(pidfd)
-            # A fork copies the global generator; environments have seeds of their own, but an env that uses it all the same
-            # should not do in each worker exactly what it does in the others.
+            # A fork copies numpy's global generator. Envs are seeded on their own, but one that uses the global generator
+            # anyway should not draw the same numbers in every worker.
             numpy.random.seed(worker)  # noqa: NPY002
-            work(self._job, self._memory, nursery, fds)
+            run_worker_process(self._job, self._memory, fork_server, fds)
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -128,7 +136,7 @@ class Nursery:
             os._exit(status)
 
     def _reap(self, pidfd: int) -> None:
-        worker, generation = self._watched.pop(pidfd)
+        worker, generation = self._pidfds.pop(pidfd)
         _, status = os.waitpid(self._pids.pop((worker, generation)), 0)
         self._poll.unregister(pidfd)
         os.close(pidfd)
@@ -136,91 +144,79 @@ class Nursery:
 
 
 def main(control: int, memory: int, parent: int) -> None:
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # sent to a whole group of processes, they are the trainer's to answer
+    """Run the fork server; it reads the pickled job from stdin."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group, but for the trainer to handle
         signal.signal(number, signal.SIG_IGN)
-    end_with(parent)  # imports may hang; meanwhile the thread that started us waits, and ends only with the trainer
+    die_with_parent(parent)  # an import may hang; until then the thread that started this process waits for it
     job_bytes = sys.stdin.buffer.read()
     try:
-        Nursery(socket.socket(fileno=control), memory, parent).run(job_bytes)
+        ForkServer(socket.socket(fileno=control), memory, parent).run(job_bytes)
     except (BrokenPipeError, ConnectionResetError):
-        raise SystemExit(1) from None  # the trainer went away while it was being told something
-
-
-# -- The trainer's side of the nursery: start it, ask it for workers, hear how they ended.
-
-BOOT = (
-    "import sys; control, memory, parent = map(int, sys.argv[1:4]); sys.path[:] = sys.argv[4:]; "
-    "from millpond.vector.fork_server import main; main(control, memory, parent)"
-)
-# Workers are the parallelism: libraries inside of them must not each start a thread a core.
-ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
-)
-QUIT_SECONDS = 5.0
-QUIET_SECONDS = 0.05
+        raise SystemExit(1) from None  # the trainer ended while a message was being sent
 
 
 @dataclass(eq=False)
-class WorkerHandle:
-    """What the trainer holds of one worker."""
+class ForkedWorker:
+    """The trainer's side of one forked worker."""
 
     worker: int
     generation: int
-    commands: int  # write end of its pipe
-    bell: int  # to be rung after writing
+    commands: int  # write end of its command pipe
+    event: int  # eventfd to be set after writing
     data: socket.socket
-    words: int  # read end of its last words
+    fault_log: int  # read end of the pipe that its fault handler writes to
     pid: int = 0  # known once it has started
-    ended: str = ""  # how, once it has
-    open: dict[int, Command] = field(default_factory=dict)  # tickets it has not answered, oldest first
+    exit_reason: str = ""  # set once it has ended
+    pending: dict[int, Command] = field(default_factory=dict)  # tickets without a reply, oldest first
 
-    def last_words(self, seconds: float) -> str:
-        """What its fault handler wrote, waiting for the first of it at most so long."""
+    @property
+    def started(self) -> bool:
+        return self.pid != 0
+
+    def read_fault_log(self, seconds: float) -> str:
+        """Return what its fault handler wrote, waiting up to `seconds` for the first bytes."""
         text, deadline = b"", time.monotonic() + seconds
         while True:
             try:
-                piece = os.read(self.words, 65536)
+                chunk = os.read(self.fault_log, 65536)
             except BlockingIOError:
                 if text or time.monotonic() >= deadline:
                     break
-                time.sleep(QUIET_SECONDS)
+                time.sleep(POLL_SECONDS)
                 continue
-            if not piece:
+            if not chunk:
                 break
-            text += piece
+            text += chunk
         return text.decode(errors="replace")
 
     def close(self) -> None:
         os.close(self.commands)
-        os.close(self.bell)
-        os.close(self.words)
+        os.close(self.event)
+        os.close(self.fault_log)
         self.data.close()
 
 
-class NurseryLink:
-    """One nursery process."""
+class ForkServerClient:
+    """The trainer's connection to one fork server, which it starts."""
 
     def __init__(self, job_bytes: bytes, memory: int) -> None:
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            arguments = [str(theirs.fileno()), str(memory), str(os.getpid()), *sys.path]
+        self.control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_end:
+            arguments = [str(server_end.fileno()), str(memory), str(os.getpid()), *sys.path]
             self._process = subprocess.Popen(
                 [sys.executable, "-c", BOOT, *arguments],
                 stdin=subprocess.PIPE,
-                pass_fds=(theirs.fileno(), memory),
+                pass_fds=(server_end.fileno(), memory),
                 env=os.environ | ONE_THREAD,
             )
-        # Also when this object is forgotten, and at the end of the interpreter.
-        self._end = weakref.finalize(self, _end, self._process, self.control, os.getpid())
+        # Also when this object is garbage-collected, and at the end of the interpreter.
+        self._end = weakref.finalize(self, _end_process, self._process, self.control, os.getpid())
         assert self._process.stdin is not None
         try:
             with self._process.stdin as stdin:
                 stdin.write(job_bytes)
         except BrokenPipeError:
-            pass  # it is dead already, which `messages` will say
+            pass  # it has already ended, which `messages` reports
         self.control.setblocking(False)
 
     @property
@@ -231,41 +227,41 @@ class NurseryLink:
     def alive(self) -> bool:
         return self._end.alive and self._process.poll() is None
 
-    def spawn(self, worker: int, generation: int, replies: int, reply_bell: int, seconds: float) -> WorkerHandle:
-        """Ask for a worker. It has started when a STARTED message says so, but commands may be written at once."""
+    def spawn(self, worker: int, generation: int, replies: int, reply_event: int, seconds: float) -> ForkedWorker:
+        """Request a worker. A STARTED message follows when it has started, but commands may be written at once."""
         commands_end, commands = os.pipe()
-        bell = make_bell()
-        words, words_end = os.pipe()
+        event = make_event()
+        fault_log, fault_log_end = os.pipe()
         data, data_end = socket.socketpair()
         data.settimeout(seconds)
-        os.set_blocking(words, False)
-        handle = WorkerHandle(worker, generation, commands, bell, data, words)
+        os.set_blocking(fault_log, False)
+        handle = ForkedWorker(worker, generation, commands, event, data, fault_log)
         try:
             message = MESSAGE.pack(SPAWN, worker, generation, 0)
-            fds = [commands_end, bell, replies, reply_bell, data_end.fileno(), words_end]
+            fds = [commands_end, event, replies, reply_event, data_end.fileno(), fault_log_end]
             socket.send_fds(self.control, [message], fds)
         except (BrokenPipeError, ConnectionResetError):
-            handle.ended = "could not be started: the nursery is dead"
+            handle.exit_reason = "could not be started: the fork server is dead"
         finally:
             os.close(commands_end)
-            os.close(words_end)
+            os.close(fault_log_end)
             data_end.close()
         return handle
 
-    def signal(self, handle: WorkerHandle, number: signal.Signals) -> None:
-        # Where nursery and workers are dead already, `messages` will say so.
+    def signal(self, handle: ForkedWorker, number: signal.Signals) -> None:
+        # If fork server and workers have already ended, `messages` reports it.
         with suppress(BrokenPipeError, ConnectionResetError):
             self.control.send(MESSAGE.pack(SIGNAL, handle.worker, handle.generation, number))
 
     def messages(self) -> Iterator[tuple[int, int, int, int, str]]:
-        """kind, worker, generation, value and text of what has come; at the end of the nursery a last QUIT."""
+        """Yield kind, worker, generation, value and text of messages that have arrived; QUIT if the server has ended."""
         while True:
             try:
-                message = self.control.recv(MESSAGE.size + MOST_TEXT)
+                message = self.control.recv(MESSAGE.size + MAX_TEXT)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # told once, before the packets that are still there
+                continue  # raised once, before the packets that are still there
             if not message:
                 yield QUIT, 0, 0, 0, ""
                 return
@@ -275,25 +271,16 @@ class NurseryLink:
         self._end()
 
 
-def describe_exit(code: int) -> str:
-    """Describe how a process ended: `code` is its exit status, or minus the signal that killed it."""
-    if code >= 0:
-        return f"exited with status {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
-    hint = "; out of memory is a common reason (see `dmesg`)" if name == "SIGKILL" else ""
-    return f"killed by signal {-code} ({name}){hint}"
-
-
-def _end(process: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
-    if os.getpid() != owner:  # a forked copy of the trainer: the processes are not its own to end
+def _end_process(process: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
+    if os.getpid() != owner:  # a forked copy of the trainer, which does not own the process
         return
     try:
         control.setblocking(True)
         control.settimeout(QUIT_SECONDS)
-        # Said, not only shown by closing: a forked copy of the trainer may hold the socket open.
+        # An explicit message: closing is not enough if a forked copy of the trainer holds the socket open.
         control.send(MESSAGE.pack(QUIT, 0, 0, 0))
     except OSError:
-        pass  # it is dead
+        pass  # it has already ended
     control.close()
     try:
         process.wait(QUIT_SECONDS)

@@ -1,12 +1,12 @@
-"""Which envs belong to which group, and which worker steps them.
+"""The layout of a vector: which envs belong to which group, and which worker steps them.
 
     group 0 = A          group 1 = B                  8 envs, 2 groups, 2 workers
     0  1 | 2  3          4  5 | 6  7
     w0     w1            w0     w1
 
 Groups are contiguous and of equal size. Every worker has a share of every group, so that all workers step whichever
-group is in the air. A share is a `Shard`: the envs of one environment. The last envs of each group may be the trainer's own: it
-counts as one more worker, behind the others.
+group was sent. A share is a `Shard`: the envs of one env batch. The trainer may step the last envs of each group
+itself: it counts as one more worker, after the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millpond.vector.failures import VectorError
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The envs first..last-1, in one environment, on one worker."""
+    """The envs first..last-1, in one env batch, on one worker."""
 
     index: int
     worker: int
@@ -32,7 +32,7 @@ class Shard:
 
 
 class Task(NamedTuple):
-    """What one environment does of a step: its envs first..last-1, counted within the environment."""
+    """The share of one env batch in a step: its envs first..last-1, counted within the batch."""
 
     shard: Shard
     first: int
@@ -55,7 +55,7 @@ class Layout:
     groups: int
     num_workers: int
     shards: tuple[Shard, ...]
-    trainer_envs: int = 0  # of each group, which the trainer steps itself
+    trainer_envs: int = 0  # envs of each group that the trainer steps itself
 
     @staticmethod
     def of(num_envs: int, groups: int, num_workers: int, trainer_envs: int = 0) -> Layout:
@@ -72,13 +72,13 @@ class Layout:
                 f"num_workers={num_workers} is more than the {size:,} envs of a group "
                 f"(num_envs={num_envs:,}, groups={groups}); use at most {size:,} workers"
             )
-        theirs = size - trainer_envs
-        if trainer_envs and num_workers > theirs:
+        worker_envs = size - trainer_envs
+        if trainer_envs and num_workers > worker_envs:
             raise VectorError(
-                f"the trainer would step {trainer_envs:,} of the {size:,} envs of a group itself, which leaves {theirs:,} for "
-                f"{plural(num_workers, 'worker')}; set vector.trainer_share=0, or use fewer workers"
+                f"the trainer would step {trainer_envs:,} of the {size:,} envs of a group itself, which leaves "
+                f"{worker_envs:,} for {plural(num_workers, 'worker')}; set vector.trainer_share=0, or use fewer workers"
             )
-        edges = [theirs * worker // num_workers for worker in range(num_workers + 1)]
+        edges = [worker_envs * worker // num_workers for worker in range(num_workers + 1)]
         if trainer_envs:
             edges.append(size)
         shards: list[Shard] = []
@@ -88,14 +88,15 @@ class Layout:
         return Layout(num_envs, groups, num_workers, tuple(shards), trainer_envs)
 
     def group(self, index: int) -> tuple[int, int]:
+        """Return first and last (exclusive) env of a group."""
         size = self.num_envs // self.groups
         return index * size, (index + 1) * size
 
-    def pieces(self, first: int, count: int) -> list[tuple[int, int]]:
-        """The `count` envs from `first` on, as contiguous ranges: two where they wrap around the end."""
+    def ranges(self, first: int, count: int) -> list[tuple[int, int]]:
+        """Return the `count` envs from `first` on as contiguous ranges: two if they wrap around the end."""
         if not 0 <= first < self.num_envs or not 1 <= count <= self.num_envs:
             raise VectorError(
-                f"part(first={first}, count={count}): first must be in 0..{self.num_envs - 1:,} "
+                f"slice(first={first}, count={count}): first must be in 0..{self.num_envs - 1:,} "
                 f"and count in 1..{self.num_envs:,}"
             )
         last = first + count
@@ -104,7 +105,7 @@ class Layout:
         return [(first, self.num_envs), (0, last - self.num_envs)]
 
     def tasks(self, first: int, last: int) -> tuple[Task, ...]:
-        """What each environment does when the envs first..last-1 step."""
+        """Return the share of each env batch in a step of the envs first..last-1."""
         return tuple(
             Task(shard, max(first, shard.first) - shard.first, min(last, shard.last) - shard.first)
             for shard in self.shards
@@ -112,11 +113,11 @@ class Layout:
         )
 
     def require_whole_batches(self, spec: EnvSpec, first: int, count: int) -> None:
-        """Refuse a part that cuts through an environment which cannot step a part of its envs."""
+        """Refuse a slice that cuts through an env batch which can only be stepped as a whole."""
         if spec.partial_step:
             return
-        for piece in self.pieces(first, count):
-            for task in self.tasks(*piece):
+        for first_env, last_env in self.ranges(first, count):
+            for task in self.tasks(first_env, last_env):
                 shard = task.shard
                 if task.first_env != shard.first or task.last_env != shard.last:
                     starts = [shard.first for shard in self.shards]
@@ -124,8 +125,8 @@ class Layout:
                     shown = ", ".join(f"{start:,}" for start in starts[:6]) + (", ..." if len(starts) > 6 else "")
                     multiples = " or ".join(f"{size:,}" for size in sizes)
                     raise VectorError(
-                        f"{spec.id} cannot step a part of an environment (spec.partial_step is false), and "
-                        f"part(first={first:,}, count={count:,}) cuts through the environment of the envs "
-                        f"{shard.first:,} to {shard.last - 1:,}; whole environments begin at env {shown} "
-                        f"and have {multiples} envs, so counts that are made of these work"
+                        f"{spec.id} cannot step a slice of an env batch (spec.partial_step is false), and "
+                        f"slice(first={first:,}, count={count:,}) cuts through the batch of the envs "
+                        f"{shard.first:,} to {shard.last - 1:,}. Batches start at env {shown} and have {multiples} "
+                        f"envs: use one of these starts, and a count that adds up whole batches"
                     )

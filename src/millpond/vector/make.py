@@ -1,4 +1,4 @@
-"""Which backend suits an environment on this machine, and why."""
+"""`make_vector`: choose the backend that suits an environment on this machine, start the workers, make the envs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millpond.plurals import plural
 from millpond.sizes import trainer_envs
 from millpond.vector.backends import processes
 from millpond.vector.backends.inline import InlinePool, TrainerSharePool
-from millpond.vector.backends.pool import Pool
+from millpond.vector.backends.pool import Pool, pickle_job
 from millpond.vector.backends.spawned import SpawnPool
 from millpond.vector.backends.threads import ThreadPool
 from millpond.vector.failures import VectorError
@@ -19,84 +19,14 @@ from millpond.vector.fleet import Fleet, OnCrash
 from millpond.vector.layout import Layout
 from millpond.vector.shared_memory import Arena
 from millpond.vector.vector import Vector
-from millpond.vector.worker import EnvBatchFactory, Job
+from millpond.vector.worker import MakeEnvBatch, WorkerJob
 
 Backend = Literal["inline", "threads", "processes", "native"]
 
 
-@dataclass(frozen=True)
-class Choice:
-    backend: Backend
-    num_workers: int  # that step at the same time: threads or processes
-    reason: str
-
-
-def choose(
-    spec: EnvSpec,
-    *,
-    backend: str,
-    envs_per_group: int,
-    num_workers: int,
-    threads: int | None,
-    cores: int,
-    why_not_processes: str = "",
-) -> Choice:
-    """Take what was asked for, and for `auto` what should be fastest.
-
-    `why_not_processes` is the reason why they cannot be used, where there is one.
-    """
-    most = min(cores, envs_per_group)
-    if threads is not None and threads < 1:
-        raise VectorError(f"vector.threads={threads} must be at least 1, or left out for one a core")
-    if backend == "inline":
-        return Choice("inline", 1, "as configured: environments step in the trainer's own thread")
-    if backend == "threads":
-        count = threads or most
-        held = "" if spec.releases_gil else f"; {spec.id} holds Python's lock, so they cannot step at the same time"
-        return Choice("threads", count, f"as configured: {plural(count, 'thread')}{held}")
-    if backend == "processes":
-        return Choice("processes", num_workers, f"as configured: {plural(num_workers, 'worker process')}")
-    if backend == "native":
-        if not spec.native_vector:
-            raise VectorError(
-                f"vector.backend=native needs an environment that steps many envs in one call, and {spec.id} does not "
-                f"(spec.native_vector is false); use inline, threads or processes"
-            )
-        return Choice("native", 1, f"as configured: {_native(spec)}")
-    if backend != "auto":
-        raise VectorError(f"vector.backend={backend!r} is not one of auto, inline, threads, processes, native")
-
-    if spec.native_vector and not spec.partial_step:
-        return Choice("native", 1, f"{spec.id} steps all its envs in one call of its own; {_native(spec)}")
-    if cores == 1:
-        return Choice("inline", 1, "there is one core, so nothing can step beside the policy")
-    if spec.releases_gil:
-        count = threads or most
-        return Choice("threads", count, f"{spec.id} steps without Python's lock; {plural(count, 'thread')}")
-    count = min(num_workers, most)
-    if why_not_processes:
-        return Choice(
-            "inline", 1, f"{spec.id} holds Python's lock, and processes are not possible: {why_not_processes}"
-        )
-    if count == 1:
-        only = "one worker was asked for" if num_workers == 1 else "a group has one env"
-        return Choice("inline", 1, f"{spec.id} holds Python's lock and {only}, so a process would only add its cost")
-    fewer = f" of the {num_workers} asked for, as there are {cores} cores" if count < num_workers else ""
-    return Choice("processes", count, f"{spec.id} holds Python's lock; {plural(count, 'worker process')}{fewer}")
-
-
-def _native(spec: EnvSpec) -> str:
-    if spec.releases_gil:
-        return "one environment a group, in a thread beside the policy"
-    return "one environment a group, in the trainer's own thread, as it holds Python's lock"
-
-
-# -- From sizes and an environment to a vector that is ready for `reset`.
-
-
 def make_vector(
     spec: EnvSpec,
-    make_env_batch: EnvBatchFactory,
+    make_env_batch: MakeEnvBatch,
     *,
     num_envs: int,
     groups: int = 2,
@@ -108,14 +38,14 @@ def make_vector(
     trainer_share: float = 0.0,
     start_seconds: float = 180.0,
 ) -> Vector:
-    """Start the workers and make the environments.
+    """Start the workers and make the envs.
 
     `num_workers`    processes of the backend `processes`
-    `threads`        threads of the backend `threads`; None is one a core
-    `trainer_share`  of each group's envs the caller steps so many itself, beside workers of the backend `processes`
-    `timeout`        seconds that a step may take, past which a worker counts as hung
-    `start_seconds`  seconds that loading, making and resetting environments may take
-    `on_crash`       "stop" raises `WorkerError`; "restart" starts the lost envs anew and says so in the batch
+    `threads`        threads of the backend `threads`; None is one per core
+    `trainer_share`  fraction of each group's envs that the caller steps itself, with the backend `processes`
+    `timeout`        seconds that a step may take, after which a worker counts as hung
+    `start_seconds`  seconds that loading, making and resetting envs may take
+    `on_crash`       "stop" raises `WorkerError`; "restart" restarts the lost envs and reports them in the batch
     """
     if timeout <= 0:
         raise VectorError(f"vector.timeout={timeout:g} must be more than 0 seconds")
@@ -127,24 +57,24 @@ def make_vector(
         raise VectorError(
             f"vector.trainer_share={trainer_share:g} is for vector.backend=processes, and it is {backend}; leave it out"
         )
-    whole = Layout.of(num_envs, groups, 1)
-    choice = choose(
+    one_worker = Layout.of(num_envs, groups, 1)
+    choice = choose_backend(
         spec,
         backend=backend,
         envs_per_group=num_envs // groups,
         num_workers=num_workers,
         threads=threads,
         cores=usable_cores(),
-        why_not_processes=_why_not_processes(Job(spec, whole, make_env_batch)) if backend == "auto" else "",
+        why_not_processes=_why_not_processes(WorkerJob(spec, one_worker, make_env_batch)) if backend == "auto" else "",
     )
-    own = trainer_envs(trainer_share, num_envs // groups) if choice.backend == "processes" else 0
-    layout = Layout.of(num_envs, groups, choice.num_workers, own)
-    job = Job(spec, layout, make_env_batch)
+    own_envs = trainer_envs(trainer_share, num_envs // groups) if choice.backend == "processes" else 0
+    layout = Layout.of(num_envs, groups, choice.num_workers, own_envs)
+    job = WorkerJob(spec, layout, make_env_batch)
     start_seconds = max(start_seconds, timeout)
     pool: Pool
     if choice.backend == "processes":
-        arena, pool = _processes(job, timeout, start_seconds)
-        if own:
+        arena, pool = _start_processes(job, timeout, start_seconds)
+        if own_envs:
             pool = TrainerSharePool(pool, InlinePool(job, arena), layout.num_workers)
     else:
         arena = Arena.local(spec, layout)
@@ -156,18 +86,89 @@ def make_vector(
         arena.close()
         pool.close()
         raise
-    beside = f"; the trainer steps {own:,} of the {num_envs // groups:,} envs of a group itself" if own else ""
-    if trainer_share and not own:
-        beside = "; vector.trainer_share does nothing here"
-    return Vector(fleet, choice.backend, choice.reason + beside)
+    reason = choice.reason
+    if own_envs:
+        reason += f"; the trainer steps {own_envs:,} of the {num_envs // groups:,} envs of a group itself"
+    elif trainer_share:
+        reason += "; vector.trainer_share has no effect"
+    return Vector(fleet, choice.backend, reason)
 
 
-def _processes(job: Job, timeout: float, start_seconds: float) -> tuple[Arena, Pool]:
-    """Start worker processes, in the way that this system has."""
-    linux = processes.available()
-    arena = (Arena.shared if linux else Arena.in_named_file)(job.spec, job.layout)
+@dataclass(frozen=True)
+class BackendChoice:
+    """The backend of a vector, and why it was chosen."""
+
+    backend: Backend
+    num_workers: int  # threads or processes that step at the same time
+    reason: str
+
+
+def choose_backend(
+    spec: EnvSpec,
+    *,
+    backend: str,
+    envs_per_group: int,
+    num_workers: int,
+    threads: int | None,
+    cores: int,
+    why_not_processes: str = "",
+) -> BackendChoice:
+    """Return the configured backend; for `auto`, the one that should be fastest.
+
+    `why_not_processes` is the reason why worker processes cannot be used, if there is one.
+    """
+    max_workers = min(cores, envs_per_group)
+    if threads is not None and threads < 1:
+        raise VectorError(f"vector.threads={threads} must be at least 1, or left out for one per core")
+    if backend == "inline":
+        return BackendChoice("inline", 1, "as configured: envs step in the trainer's own thread")
+    if backend == "threads":
+        count = threads or max_workers
+        serial = "" if spec.releases_gil else f"; {spec.id} holds the GIL, so they cannot step at the same time"
+        return BackendChoice("threads", count, f"as configured: {plural(count, 'thread')}{serial}")
+    if backend == "processes":
+        return BackendChoice("processes", num_workers, f"as configured: {plural(num_workers, 'worker process')}")
+    if backend == "native":
+        if not spec.native_vector:
+            raise VectorError(
+                f"vector.backend=native needs an environment that steps many envs in one call, and {spec.id} does not "
+                f"(spec.native_vector is false); use inline, threads or processes"
+            )
+        return BackendChoice("native", 1, f"as configured: {_describe_native(spec)}")
+    if backend != "auto":
+        raise VectorError(f"vector.backend={backend!r} is not one of auto, inline, threads, processes, native")
+
+    if spec.native_vector and not spec.partial_step:
+        return BackendChoice("native", 1, f"{spec.id} steps all its envs in one call; {_describe_native(spec)}")
+    if cores == 1:
+        return BackendChoice("inline", 1, "there is one core, so envs cannot step while the policy acts")
+    if spec.releases_gil:
+        count = threads or max_workers
+        return BackendChoice("threads", count, f"{spec.id} releases the GIL; {plural(count, 'thread')}")
+    count = min(num_workers, max_workers)
+    if why_not_processes:
+        return BackendChoice(
+            "inline", 1, f"{spec.id} holds the GIL, and processes are not possible: {why_not_processes}"
+        )
+    if count == 1:
+        only = "one worker was requested" if num_workers == 1 else "a group has one env"
+        return BackendChoice("inline", 1, f"{spec.id} holds the GIL and {only}, so a process would only add overhead")
+    fewer = f" of the {num_workers} requested, as there are {cores} cores" if count < num_workers else ""
+    return BackendChoice("processes", count, f"{spec.id} holds the GIL; {plural(count, 'worker process')}{fewer}")
+
+
+def _describe_native(spec: EnvSpec) -> str:
+    if spec.releases_gil:
+        return "one env batch per group, in a thread next to the policy"
+    return "one env batch per group, in the trainer's own thread, as it holds the GIL"
+
+
+def _start_processes(job: WorkerJob, timeout: float, start_seconds: float) -> tuple[Arena, Pool]:
+    """Start worker processes: forked ones on Linux, spawned ones elsewhere."""
+    can_fork = processes.available()
+    arena = (Arena.shared if can_fork else Arena.in_named_file)(job.spec, job.layout)
     try:
-        if linux:
+        if can_fork:
             return arena, processes.ProcessPool(job, arena, timeout=timeout, start_seconds=start_seconds)
         return arena, SpawnPool(job, arena, start_seconds=start_seconds)
     except BaseException:
@@ -175,9 +176,9 @@ def _processes(job: Job, timeout: float, start_seconds: float) -> tuple[Arena, P
         raise
 
 
-def _why_not_processes(job: Job) -> str:
+def _why_not_processes(job: WorkerJob) -> str:
     try:
-        processes.pickle_job(job)
+        pickle_job(job)
     except VectorError as error:
         return str(error)
     return ""

@@ -1,4 +1,4 @@
-"""Who is received, and who is sent, when: strictly in turn."""
+"""The order in which slices of envs are received and sent: strictly in turn."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.vector.batch import Batch, Status, Stretch
+from millpond.vector.batch import Batch, EnvSlice, SliceStatus
 from millpond.vector.failures import VectorError
 from millpond.vector.fleet import Fleet
 
 
-class Turns:
-    """Stretches of envs that take turns: all groups of a vector, or the pieces of a part of it.
+class RoundRobin:
+    """Slices of envs that take turns: all groups of a vector, or the ranges of a slice of it.
 
-    `recv` and `send` each go round the stretches in order, whichever is ready first, so that runs repeat:
+    `recv` and `send` each iterate over the slices in order, whichever is ready first, so that runs repeat:
 
         for every env step:
-            for _ in range(len(turns)):
-                batch = turns.recv()        # waits for this stretch; the others step meanwhile
-                turns.send(act(batch))      # lets it step
-        for _ in range(len(turns)):
-            batch = turns.recv()            # what came of the last actions
-        turns.rest()                        # the round is over; the next begins with the same observations
+            for _ in range(len(envs)):
+                batch = envs.recv()        # waits for this slice; the others step meanwhile
+                envs.send(act(batch))      # starts its next step
+        for _ in range(len(envs)):
+            batch = envs.recv()            # results of the last actions
+        envs.end_round()                   # the next round starts with the same observations
 
-    At rest everything stands still, and other turns over the same envs may move. The first `recv` of a stretch in a
-    round hands out the observation that it rests at, with `Batch.stepped` False.
+    Between rounds no env steps, and another scheduler over the same envs may run. The first `recv` of a slice in a
+    round returns its current observation, with `Batch.stepped` False.
     """
 
     def __init__(self, fleet: Fleet, ranges: Sequence[tuple[int, int]], names: Sequence[str]) -> None:
         self._fleet = fleet
-        self._stretches = [fleet.stretch(index, first, last) for index, (first, last) in enumerate(ranges)]
+        self._slices = [fleet.make_slice(index, first, last) for index, (first, last) in enumerate(ranges)]
         self._names = names
         self._next_recv = 0
         self._next_send = 0
 
     def __len__(self) -> int:
-        """Batches in a round of turns."""
-        return len(self._stretches)
+        """Number of batches per env step."""
+        return len(self._slices)
 
     @property
     def num_envs(self) -> int:
-        return sum(stretch.last - stretch.first for stretch in self._stretches)
+        return sum(env_slice.last - env_slice.first for env_slice in self._slices)
 
     @property
-    def stretches(self) -> list[Stretch]:
-        return self._stretches
+    def slices(self) -> list[EnvSlice]:
+        return self._slices
 
     @property
     def position(self) -> tuple[int, int]:
-        """Whose turn it is to be received, and to be sent."""
+        """Indices of the slices to be received next and to be sent next."""
         return self._next_recv, self._next_send
 
     @position.setter
@@ -59,78 +59,81 @@ class Turns:
         self._next_recv, self._next_send = position
 
     @property
-    def resting(self) -> bool:
-        return all(stretch.status == Status.REST for stretch in self._stretches)
+    def is_idle(self) -> bool:
+        """True between rounds."""
+        return all(env_slice.status == SliceStatus.IDLE for env_slice in self._slices)
 
     def recv(self) -> Batch:
-        """Wait for the next stretch in turn."""
-        if self._fleet.mover is not self:
+        """Wait for the next slice in turn."""
+        if self._fleet.active is not self:
             self._take_over()
-        stretch = self._stretches[self._next_recv]
-        if stretch.status == Status.FLYING:
-            self._fleet.land(stretch)
-        elif stretch.status == Status.HELD:
+        env_slice = self._slices[self._next_recv]
+        if env_slice.status == SliceStatus.STEPPING:
+            self._fleet.finish_step(env_slice)
+        elif env_slice.status == SliceStatus.RECEIVED:
             raise VectorError(
-                f"{self._names[self._next_recv]} was received and not sent: send its actions, or, at the end of a "
-                f"round, call rest() to begin the next with the same observations"
+                f"{self._names[self._next_recv]} was received and not sent: send its actions or, at the end of a "
+                f"round, call end_round() to start the next one with the same observations"
             )
-        self._next_recv = (self._next_recv + 1) % len(self._stretches)
-        return self._fleet.hand_out(stretch)
+        self._next_recv = (self._next_recv + 1) % len(self._slices)
+        return self._fleet.deliver(env_slice)
 
     def send(self, actions: npt.ArrayLike | None = None) -> None:
-        """Give the actions [envs, agents, ...] of the stretch that was received first of those not yet sent.
+        """Send the actions [envs, agents, ...] of the oldest batch that was received and not yet sent.
 
-        None: they are in `Batch.action` already.
+        None: they are already in `Batch.action`.
         """
-        if self._fleet.mover is not self:
+        if self._fleet.active is not self:
             self._take_over()
-        stretch = self._stretches[self._next_send]
-        if stretch.status != Status.HELD:
+        env_slice = self._slices[self._next_send]
+        if env_slice.status != SliceStatus.RECEIVED:
             raise VectorError(f"{self._names[self._next_send]} is next to be sent and was not received: call recv()")
         if actions is not None:
-            _put(stretch.batch.action, actions)
-        self._next_send = (self._next_send + 1) % len(self._stretches)
-        self._fleet.launch(stretch)
+            _write_actions(env_slice.batch.action, actions)
+        self._next_send = (self._next_send + 1) % len(self._slices)
+        self._fleet.start_step(env_slice)
 
-    def rest(self) -> None:
-        """End a round: all that was sent must have been received, so that no outcome is lost."""
-        for stretch, name in zip(self._stretches, self._names, strict=True):
-            if stretch.status in (Status.FLYING, Status.LANDED):
-                raise VectorError(f"{name} was sent and not received: recv() what came of its actions before rest()")
-        for stretch in self._stretches:
-            stretch.status = Status.REST
+    def end_round(self) -> None:
+        """End a round: everything that was sent must have been received, so that no result is lost."""
+        for env_slice, name in zip(self._slices, self._names, strict=True):
+            if env_slice.status in (SliceStatus.STEPPING, SliceStatus.STEPPED):
+                raise VectorError(
+                    f"{name} was sent and not received: recv() the results of its actions before end_round()"
+                )
+        for env_slice in self._slices:
+            env_slice.status = SliceStatus.IDLE
         self._next_recv = self._next_send = 0
 
     def drain(self) -> None:
-        """Wait until no worker has anything to do. Nothing is lost: what landed is received at its turn."""
-        for stretch in self._stretches:
-            if stretch.status == Status.FLYING:
-                self._fleet.land(stretch)
+        """Wait until all workers are idle. No result is lost: each is received at its turn."""
+        for env_slice in self._slices:
+            if env_slice.status == SliceStatus.STEPPING:
+                self._fleet.finish_step(env_slice)
 
-    def begin(self) -> None:
-        """Forget where everything was; all stand at fresh observations."""
-        for stretch in self._stretches:
-            stretch.status = Status.REST
-            stretch.ended = []
+    def reset(self) -> None:
+        """Forget all pending results: every slice is idle at a first observation."""
+        for env_slice in self._slices:
+            env_slice.status = SliceStatus.IDLE
+            env_slice.ended = []
         self._next_recv = self._next_send = 0
 
     def _take_over(self) -> None:
         self._fleet.require_open()
-        mover = self._fleet.mover
+        active = self._fleet.active
         if self._fleet.seed is None:
             raise VectorError("the vector has no envs yet: call reset(seed) or load_state(state) first")
-        if mover is not None and not mover.resting:
+        if active is not None and not active.is_idle:
             raise VectorError(
-                "other turns over the same envs are in the middle of a round: receive what they sent and call their "
-                "rest() first"
+                "the same envs are in the middle of a round of the vector or of another slice: receive what was sent "
+                "there and call its end_round() first"
             )
-        self._fleet.mover = self
+        self._fleet.active = self
 
 
-def _put(place: npt.NDArray[Any], actions: npt.ArrayLike) -> None:
-    given = actions if isinstance(actions, np.ndarray) else np.asarray(actions)
-    if given.shape != place.shape:
-        raise VectorError(f"actions have the shape {given.shape}; [envs, agents, ...] is {place.shape} here")
-    if not np.can_cast(given.dtype, place.dtype, "same_kind"):
-        raise VectorError(f"actions are {given.dtype}, which cannot be stored as {place.dtype}")
-    np.copyto(place, given, casting="same_kind")
+def _write_actions(target: npt.NDArray[Any], actions: npt.ArrayLike) -> None:
+    array = actions if isinstance(actions, np.ndarray) else np.asarray(actions)
+    if array.shape != target.shape:
+        raise VectorError(f"actions have the shape {array.shape}; [envs, agents, ...] is {target.shape} here")
+    if not np.can_cast(array.dtype, target.dtype, "same_kind"):
+        raise VectorError(f"actions are {array.dtype}, which cannot be stored as {target.dtype}")
+    np.copyto(target, array, casting="same_kind")

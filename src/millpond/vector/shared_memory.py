@@ -19,11 +19,11 @@ from millpond.envs.spec import EnvSpec
 from millpond.vector.failures import VectorError
 from millpond.vector.layout import Layout
 
-ALIGNMENT = 64  # bytes: arrays of two workers never share a cache line at their beginning
+ALIGNMENT = 64  # bytes: no two arrays share a cache line
 
 
 class NamedFile:
-    """A temporary file that other processes open by its name, for systems without anonymous files (memfd)."""
+    """A temporary file that other processes open by name, for systems without anonymous files (memfd)."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.gettempdir()) / f"millpond-{uuid.uuid4().hex}"
@@ -31,7 +31,7 @@ class NamedFile:
 
     @staticmethod
     def open(path: Path, flags: int = 0) -> int:
-        # O_TEMPORARY is Windows' way to remove a file that is still mapped: with the last process that has it open.
+        # Windows cannot remove a mapped file; with O_TEMPORARY it removes it when the last process closes it.
         return os.open(path, os.O_RDWR | flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_TEMPORARY", 0), 0o600)
 
     def read_text(self) -> str:
@@ -46,30 +46,30 @@ class NamedFile:
 
 @dataclass
 class Arena:
-    """Everything that both sides read and write.
+    """All arrays that trainer and workers read and write.
 
-    `progress` holds, for each environment, the env that it is busy with, counted within the environment; -1 where unknown.
+    `progress` holds, for each env batch, the env that it is stepping, counted within the batch; -1 if unknown.
     """
 
     buffers: Buffers
     seeds: npt.NDArray[np.uint64]  # [num_envs]
     progress: npt.NDArray[np.int64]  # [shards]
-    fd: int = -1  # the file behind the arrays, where other processes share them
-    file: NamedFile | None = None  # that file, where it has a name
+    fd: int = -1  # the mapped file, if other processes share the arrays
+    file: NamedFile | None = None  # that file, if it has a name
 
     @staticmethod
     def local(spec: EnvSpec, layout: Layout) -> Arena:
-        """In the memory of this process."""
+        """Allocate in the memory of this process."""
         arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in _arrays(spec, layout).items()}
         return Arena(*_split(arrays))
 
     @staticmethod
     def shared(spec: EnvSpec, layout: Layout) -> Arena:
-        """In an anonymous file, which has no name and vanishes with the last process that holds it (Linux)."""
+        """Allocate in an anonymous file, which is freed with the last process that holds it (Linux)."""
         _require_room(spec, layout, _available_bytes(), "of shared memory")
         fd = os.memfd_create("millpond-vector", os.MFD_CLOEXEC)
         try:
-            # taken now, so that a lack shows here and not in the middle of a run
+            # allocated now, so that a lack of memory shows here and not in the middle of a run
             os.posix_fallocate(fd, 0, _size(spec, layout))
         except OSError:
             os.close(fd)
@@ -78,7 +78,7 @@ class Arena:
 
     @staticmethod
     def in_named_file(spec: EnvSpec, layout: Layout) -> Arena:
-        """In a file in the folder for temporary files."""
+        """Allocate in a file in the folder for temporary files."""
         folder = tempfile.gettempdir()
         _require_room(spec, layout, shutil.disk_usage(folder).free, f"in {folder}")
         file = NamedFile()
@@ -93,7 +93,7 @@ class Arena:
 
     @staticmethod
     def attach(fd: int, spec: EnvSpec, layout: Layout) -> Arena:
-        """The arrays in the file `fd`."""
+        """Map the arrays in the file `fd`."""
         memory = mmap.mmap(fd, _size(spec, layout))
         arrays: dict[str, npt.NDArray[Any]] = {}
         offset = 0
@@ -103,7 +103,7 @@ class Arena:
         return Arena(*_split(arrays), fd=fd)
 
     def close(self) -> None:
-        """Give up the file. The mapping lives as long as somebody holds a view of it."""
+        """Close the file. The mapping is freed with the last view of it."""
         if self.file is not None:
             self.file.close()
         elif self.fd >= 0:
@@ -143,4 +143,4 @@ def _aligned(nbytes: int) -> int:
 
 def _size(spec: EnvSpec, layout: Layout) -> int:
     sizes = (int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in _arrays(spec, layout).values())
-    return sum(map(_aligned, sizes)) + ALIGNMENT  # an array of no elements may come last and still needs a place
+    return sum(map(_aligned, sizes)) + ALIGNMENT  # an empty array at the end still needs a valid offset

@@ -1,4 +1,8 @@
-"""What a worker does, wherever it runs: it holds the environments of its shards and obeys commands."""
+"""What a worker does, wherever it runs, and the main loop of a forked worker process.
+
+A worker holds the env batches of its shards and executes commands. A forked worker process sleeps on an eventfd until
+there is a command, executes it, replies and sleeps again.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +31,31 @@ from millpond.vector.failures import Failure, VectorError
 from millpond.vector.layout import Layout
 from millpond.vector.shared_memory import Arena
 
-EnvBatchFactory = Callable[[int, Buffers, int], EnvBatch]
+COMMAND = struct.Struct("=6q")  # op, shard, first, last, ticket, bytes of payload that follow on the data socket
+REPLY = struct.Struct("=2q")  # ticket, bytes of payload that follow on the data socket
+PR_SET_PDEATHSIG = 1
+# Environment of worker processes: they are the parallelism, so libraries in them must not start one thread per core.
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+)
+
+MakeEnvBatch = Callable[[int, Buffers, int], EnvBatch]
 """make_env_batch(num_envs, buffers, first_env): the envs first_env.. of the vector, writing into `buffers`."""
 
 
 @runtime_checkable
-class Watched(Protocol):
-    """An environment that tells which env it is busy with, so that a crash can name the env.
+class ReportsProgress(Protocol):
+    """An env batch that reports which env it is stepping, so that the error of a crash can name the env.
 
-    It keeps the array that it is given and writes the env's index in the environment to `progress[0]` before it steps or
-    resets that env. The array is in shared memory, so it is readable even after the worker was killed.
+    It keeps the array and writes the env's index in the batch to `progress[0]` before it steps or resets that env.
+    The array is in shared memory, so the trainer can read it even after the worker was killed.
     """
 
     def watch(self, progress: npt.NDArray[np.int64]) -> None: ...
 
 
 class Op(IntEnum):
-    BUILD = 0  # make the environment of a shard, in place of the one there was
+    BUILD = 0  # make the env batch of a shard, replacing an existing one
     RESET = 1  # start its envs from `Arena.seeds`
     STEP = 2
     SAVE = 3
@@ -54,36 +66,36 @@ class Op(IntEnum):
 class Command(NamedTuple):
     op: Op
     shard: int
-    first: int  # envs first..last-1, counted within the environment
+    first: int  # envs first..last-1, counted within the env batch
     last: int
 
 
 @dataclass(frozen=True)
-class Job:
-    """All that a worker has to know; it is pickled where workers are processes."""
+class WorkerJob:
+    """Everything that a worker has to know; pickled for worker processes."""
 
     spec: EnvSpec
     layout: Layout
-    make_env_batch: EnvBatchFactory
-    awake_seconds: float = 0.0  # that a worker process looks for its next command before it sleeps
+    make_env_batch: MakeEnvBatch
+    spin_seconds: float = 0.0  # how long a worker process polls for its next command before it sleeps
 
 
-class Crew:
-    """The environments of one worker."""
+class EnvWorker:
+    """Holds the env batches of one worker and executes commands on them."""
 
-    def __init__(self, job: Job, arena: Arena) -> None:
+    def __init__(self, job: WorkerJob, arena: Arena) -> None:
         self._job = job
         self._arena = arena
-        self._envs: dict[int, EnvBatch] = {}
+        self._env_batches: dict[int, EnvBatch] = {}
 
-    def run(self, command: Command, payload: Any = None) -> Any:
-        """Obey, and return what has to be told: episodes that ended, a state, or None."""
+    def execute(self, command: Command, payload: Any = None) -> Any:
+        """Execute a command and return its result: episodes that ended, a state, or None."""
         op, shard, first, last = command
         progress = self._arena.progress
         progress[shard] = -1
         result: Any = None
         if op == Op.STEP:
-            env_batch = self._envs[shard]
+            env_batch = self._env_batches[shard]
             env_batch.step(first, last)
             result = self._episodes(env_batch, shard)
         elif op == Op.BUILD:
@@ -91,18 +103,18 @@ class Crew:
         elif op == Op.RESET:
             self._reset(shard)
         elif op == Op.SAVE:
-            result = self._envs[shard].save_state()
+            result = self._env_batches[shard].save_state()
         elif op == Op.LOAD:
-            self._envs[shard].load_state(payload)
-            self._envs[shard].episodes()  # those of another time
+            self._env_batches[shard].load_state(payload)
+            self._env_batches[shard].episodes()  # drop episodes that ended before
         else:
             self.close()
         progress[shard] = -1
         return result
 
     def close(self) -> None:
-        while self._envs:
-            self._envs.popitem()[1].close()
+        while self._env_batches:
+            self._env_batches.popitem()[1].close()
 
     def _episodes(self, env_batch: EnvBatch, shard: int) -> list[EpisodeStats] | None:
         ended = env_batch.episodes()
@@ -112,152 +124,138 @@ class Crew:
         return [replace(episode, env=first + episode.env) for episode in ended]
 
     def _build(self, index: int) -> None:
-        broken = self._envs.pop(index, None)
+        broken = self._env_batches.pop(index, None)
         if broken is not None:
             try:
                 broken.close()
             except Exception as error:
-                # The environment is being replaced because it failed; that it cannot close either must not stop that.
+                # It is replaced because it failed; an error while it closes must not prevent that.
                 warnings.warn(f"a failed environment could not be closed: {error!r}", stacklevel=1)
         shard = self._job.layout.shards[index]
         num_envs = shard.last - shard.first
         buffers = self._arena.buffers.envs(shard.first, shard.last)
         env_batch = self._job.make_env_batch(num_envs, buffers, shard.first)
         _require_in_place(env_batch, num_envs, buffers)
-        if isinstance(env_batch, Watched):
+        if isinstance(env_batch, ReportsProgress):
             env_batch.watch(self._arena.progress[index : index + 1])
-        self._envs[index] = env_batch
+        self._env_batches[index] = env_batch
 
     def _reset(self, index: int) -> None:
         shard = self._job.layout.shards[index]
-        env_batch = self._envs[index]
+        env_batch = self._env_batches[index]
         env_batch.reset(self._arena.seeds[shard.first : shard.last].copy())
         env_batch.episodes()  # episodes that a reset cut off have not ended
 
 
 def _require_in_place(env_batch: EnvBatch, num_envs: int, buffers: Buffers) -> None:
-    """An environment that writes elsewhere would look alive and show nothing."""
+    """Refuse an env batch that writes elsewhere: its results would never be seen."""
     if env_batch.num_envs != num_envs:
-        raise VectorError(
-            f"make_env_batch was asked for {num_envs} envs and made an environment of {env_batch.num_envs}"
-        )
+        raise VectorError(f"make_env_batch was asked for {num_envs} envs and returned a batch of {env_batch.num_envs}")
     for field in fields(Buffers):
-        given, used = getattr(buffers, field.name), getattr(env_batch.buffers, field.name)
-        same = given.ctypes.data == used.ctypes.data and given.shape == used.shape and given.dtype == used.dtype
-        if given.size and not same:
+        ours, theirs = getattr(buffers, field.name), getattr(env_batch.buffers, field.name)
+        same = ours.ctypes.data == theirs.ctypes.data and ours.shape == theirs.shape and ours.dtype == theirs.dtype
+        if ours.size and not same:
             raise VectorError(
-                f"{env_batch.spec.id}: the environment's buffers.{field.name} is not the array that make_env_batch was given; "
-                f"an environment must write into the buffers it gets"
+                f"{env_batch.spec.id}: buffers.{field.name} of the env batch is not the array that make_env_batch was "
+                f"called with; an env batch must write into the buffers it gets"
             )
 
 
-# -- The life of a worker process: sleep until the bell rings, obey, tell, sleep.
+def run_worker_process(job: WorkerJob, memory: int, fork_server: int, fds: list[int]) -> None:
+    """Execute commands until the trainer closes the command pipe.
 
-COMMAND = struct.Struct("=6q")  # op, shard, first, last, ticket, bytes of payload that follow on the data socket
-REPLY = struct.Struct("=2q")  # ticket, bytes of payload that follow on the data socket
-
-
-def work(job: Job, memory: int, nursery: int, fds: list[int]) -> None:
-    """Obey until the trainer closes the pipe of commands.
-
-    `fds`: the pipe of commands and its bell, the pipe of replies (all workers write to one, in packets below PIPE_BUF
-    and so never torn) and its bell, the socket for what does not fit in these, and the pipe for last words.
+    `memory`       file descriptor of the shared arrays
+    `fork_server`  pid of the parent, with which this process ends
+    `fds`          the command pipe and its eventfd; the reply pipe (all workers write to one, in packets below PIPE_BUF,
+                   which are written atomically) and its eventfd; the socket for payloads; the pipe for the fault log
     """
-    command_pipe, command_bell, reply_pipe, reply_bell, data_socket, last_words = fds
-    end_with(nursery)
-    # Written by the C handler even where Python is stuck: on a fatal signal, and when the trainer asks a silent worker.
-    faulthandler.enable(last_words)
-    faulthandler.register(signal.SIGUSR1, last_words)
+    command_pipe, command_event, reply_pipe, reply_event, data_socket, fault_log = fds
+    die_with_parent(fork_server)
+    # The C handler writes even if Python is stuck: on a fatal signal, and when the trainer signals a worker that hangs.
+    faulthandler.enable(fault_log)
+    faulthandler.register(signal.SIGUSR1, fault_log)
     data = socket.socket(fileno=data_socket)
-    arena = Arena.attach(memory, job.spec, job.layout)
-    crew = Crew(job, arena)
-    for order in orders(command_pipe, command_bell, job.awake_seconds):
-        op, shard, first, last, ticket, nbytes = COMMAND.unpack(order)
+    worker = EnvWorker(job, Arena.attach(memory, job.spec, job.layout))
+    for packet in _command_packets(command_pipe, command_event, job.spin_seconds):
+        op, shard, first, last, ticket, nbytes = COMMAND.unpack(packet)
         payload = pickle.loads(receive(data, nbytes)) if nbytes else None
         command = Command(Op(op), shard, first, last)
         try:
-            result = crew.run(command, payload)
+            result = worker.execute(command, payload)
             blob = b"" if result is None else pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
-        except BaseException as error:  # SystemExit of an env, too: whatever it is, the trainer is waiting to hear it
+        except BaseException as error:  # also SystemExit of an env: the trainer is waiting for a reply
             blob = pickle.dumps(replace(Failure.of(error, command.op.name.lower()), pid=os.getpid()))
         os.write(reply_pipe, REPLY.pack(ticket, len(blob)))
-        ring(reply_bell)
+        set_event(reply_event)
         if blob:
             data.sendall(blob)
 
 
-def orders(command_pipe: int, bell: int, awake_seconds: float) -> Iterator[bytes]:
-    """Commands as they come, until the other end of the pipe is closed.
+def _command_packets(command_pipe: int, event: int, spin_seconds: float) -> Iterator[bytes]:
+    """Yield commands as they arrive, until the other end of the pipe is closed.
 
-    Between two commands of a rollout it stays awake for a while: to be woken on a core that has gone to sleep takes
-    about as long as a step of a quick environment.
+    Between two commands of a rollout it polls for a while before it sleeps: waking a core that sleeps takes about as
+    long as a step of a fast environment.
     """
     os.set_blocking(command_pipe, False)
     poll = select.poll()
-    poll.register(bell, select.POLLIN)
-    poll.register(command_pipe, 0)  # only its end: what is written to it must not wake anybody
-    sleep_from = 0.0
+    poll.register(event, select.POLLIN)
+    poll.register(command_pipe, 0)  # only its closing: data in it must not wake the process
+    sleep_after = 0.0
     while True:
-        hush(bell)
+        clear_event(event)
         try:
-            while order := os.read(command_pipe, COMMAND.size):
-                yield order
-                sleep_from = time.monotonic() + awake_seconds
+            while packet := os.read(command_pipe, COMMAND.size):
+                yield packet
+                sleep_after = time.monotonic() + spin_seconds
             return
         except BlockingIOError:
-            if time.monotonic() >= sleep_from:
+            if time.monotonic() >= sleep_after:
                 poll.poll()
 
 
 def receive(data: socket.socket, nbytes: int) -> bytearray:
-    """Exactly `nbytes`; EOFError where the other side goes away, TimeoutError where it falls silent."""
+    """Receive exactly `nbytes`; raise EOFError if the other side closes, TimeoutError if it stops sending."""
     blob = bytearray(nbytes)
     view = memoryview(blob)
     while view:
         count = data.recv_into(view)
         if not count:
-            raise EOFError(f"the other side ended with {len(view):,} of {nbytes:,} bytes to come")
+            raise EOFError(f"the connection was closed with {len(view):,} of {nbytes:,} bytes missing")
         view = view[count:]
     return blob
 
 
-# -- A bell between processes: who sleeps on it is woken on whichever core is free.
-#
-# A pipe will not do. When something is written to it, Linux takes the writer to be about to sleep, and puts the reader on
-# the writer's own core; but the trainer goes on to act for the next group, and the worker would wait until it is done.
+# Eventfds wake a process on whichever core is free. Pipes do not: when something is written to a pipe, Linux assumes
+# that the writer is about to sleep and wakes the reader on the writer's core. But the trainer goes on to act for the
+# next group, and the worker would wait until that is done.
 
 
-def make_bell() -> int:
+def make_event() -> int:
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
-def ring(bell: int) -> None:
-    os.eventfd_write(bell, 1)
+def set_event(event: int) -> None:
+    os.eventfd_write(event, 1)
 
 
-def hush(bell: int) -> None:
-    """Take note of all that it rang for so far."""
+def clear_event(event: int) -> None:
     with suppress(BlockingIOError):
-        os.eventfd_read(bell)
+        os.eventfd_read(event)
 
 
-# -- Processes that end with the one that started them, however it ends (Linux).
-
-PR_SET_PDEATHSIG = 1
-
-
-def end_with(parent: int) -> None:
-    """Be killed by the kernel when the thread that started this process ends."""
-    _tell_kernel(signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the kernel was told
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when the thread that started it ends (Linux)."""
+    _set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the signal was set
         raise SystemExit(1)
 
 
-def outlive() -> None:
-    """Undo `end_with`."""
-    _tell_kernel(0)
+def outlive_parent() -> None:
+    """Undo `die_with_parent`."""
+    _set_parent_death_signal(0)
 
 
-def _tell_kernel(number: int) -> None:
+def _set_parent_death_signal(number: int) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

@@ -1,4 +1,4 @@
-"""What worker processes cost while idle, what they load, and that nothing of them outlives the trainer."""
+"""Forked worker processes: no CPU while idle, no torch, and nothing of them outlives the trainer."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def make(num_workers: int = 2) -> Vector:
 
 
 def cpu_ticks(pid: int) -> int:
-    """User and system time of a process, in clock ticks."""
+    """Return user and system time of a process in clock ticks."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
 
 
 def exists(pid: int) -> bool:
-    """It runs, or is a zombie that somebody has yet to reap."""
+    """True if it runs, or is a zombie that is not yet reaped."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -47,7 +47,7 @@ def exists(pid: int) -> bool:
 
 
 def shared_files(pid: int) -> set[str]:
-    """Files that a process has mapped so that others can see what it writes."""
+    """Return the files that a process has mapped as shared."""
     fields = (line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
     return {field[5] for field in fields if field[1].endswith("s") and len(field) > 5}
 
@@ -106,7 +106,7 @@ def test_nothing_stays_open() -> None:
     assert descriptors() == before
 
 
-def test_a_forgotten_vector_ends_its_workers() -> None:
+def test_garbage_collected_vector_ends_its_workers() -> None:
     vector = make()
     vector.reset(0)
     pids = list(vector.pids)
@@ -115,8 +115,8 @@ def test_a_forgotten_vector_ends_its_workers() -> None:
     wait_until_gone(pids)
 
 
-def test_a_forked_copy_of_the_trainer_leaves_the_workers_alone() -> None:
-    """A data loader, say, that forks and ends while the vector lives; and one that stays when it closes."""
+def test_forked_copy_of_the_trainer_does_not_end_the_workers() -> None:
+    """For example a data loader that forks and ends while the vector is open, and one that is alive when it closes."""
     with make() as vector:
         vector.reset(0)
         for stays in (False, True):
@@ -127,7 +127,7 @@ def test_a_forked_copy_of_the_trainer_leaves_the_workers_alone() -> None:
                 if stays:
                     signal.pause()
                 vector.close()
-                vector._fleet.pool._nursery.close()  # as the finaliser does when the copy's interpreter ends
+                vector._fleet.pool._fork_server.close()  # as the finaliser does when the copy's interpreter ends
                 os._exit(0)
             os.read(ready, 1)
             os.close(ready), os.close(tell)
@@ -187,7 +187,7 @@ def test_workers_end_when_the_trainer_is_killed(number: signal.Signals, hang: bo
 
 
 def test_workers_end_when_the_trainer_is_killed_and_a_forked_copy_of_it_lives() -> None:
-    """The copy holds every pipe open, so that nobody reads the end of a file: the death itself must be noticed."""
+    """The copy holds every pipe open, so that no end of file is read: the exit itself must be detected."""
     then = "import os\ncopy = os.fork()\nif copy:\n    print(copy, flush=True)\ntime.sleep(60)\nos._exit(0)"
     trainer, pids = run_trainer(then)
     assert trainer.stdout is not None
@@ -202,14 +202,14 @@ def test_workers_end_when_the_trainer_is_killed_and_a_forked_copy_of_it_lives() 
 
 
 @pytest.mark.parametrize("then", ["", "raise SystemExit(3)", "1 / 0", "import os; os._exit(1)"])
-def test_workers_end_when_the_trainer_just_ends(then: str) -> None:
+def test_workers_end_when_the_trainer_exits_without_closing(then: str) -> None:
     trainer, pids = run_trainer(then)
     with trainer:
         trainer.wait()
         wait_until_gone(pids)
 
 
-def test_ctrl_c_in_a_terminal_reaches_the_trainer_alone() -> None:
+def test_ctrl_c_in_a_terminal_does_not_kill_the_workers() -> None:
     """A terminal signals the whole process group; workers must not die of it before the trainer has closed them."""
     first = "import signal; signals = []; signal.signal(signal.SIGINT, lambda *_: signals.append(1))\n"
     code = first + textwrap.dedent(TRAINER).format(
@@ -232,7 +232,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_trainer_alone() -> None:
         wait_until_gone(pids)
 
 
-def test_an_env_that_cannot_be_pickled() -> None:
+def test_make_env_batch_that_cannot_be_pickled_is_refused() -> None:
     with pytest.raises(VectorError, match=r"cannot be pickled.*functools\.partial"):
         make_vector(counting_spec(), lambda *_: None, num_envs=2, backend="processes")
     with make_vector(counting_spec(), lambda *sizes: counting(*sizes), num_envs=8, num_workers=2) as vector:
@@ -240,7 +240,7 @@ def test_an_env_that_cannot_be_pickled() -> None:
         assert "cannot be pickled" in vector.reason
 
 
-def test_an_env_of_the_script_itself() -> None:
+def test_make_env_batch_of_the_main_script_is_refused() -> None:
     code = f"""if True:
         import sys; sys.path.insert(0, {str(ROOT)!r})
         from tests.support.vector_envs import *
@@ -253,7 +253,7 @@ def test_an_env_of_the_script_itself() -> None:
     assert "move it into a module" in done.stdout
 
 
-def test_an_env_whose_module_workers_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_that_workers_cannot_import_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "vanishing_env.py"
     module.write_text("def make(*sizes): raise AssertionError\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -264,10 +264,10 @@ def test_an_env_whose_module_workers_cannot_import(tmp_path: Path, monkeypatch: 
         make_vector(counting_spec(), vanishing_env.make, num_envs=4, backend="processes", num_workers=2)
 
 
-def test_the_nursery_ends_with_the_trainer_even_while_it_imports(tmp_path: Path) -> None:
+def test_fork_server_ends_with_the_trainer_even_while_it_imports(tmp_path: Path) -> None:
     (tmp_path / "slow_env.py").write_text(
         "import os, sys, time\n"
-        "if sys.argv[0] == '-c' and len(sys.argv) > 3:\n"  # in the nursery
+        "if sys.argv[0] == '-c' and len(sys.argv) > 3:\n"  # in the fork server
         "    print(os.getpid(), flush=True)\n"
         "    time.sleep(60)\n"
         "def make(*sizes): raise AssertionError\n"
@@ -281,10 +281,10 @@ def test_the_nursery_ends_with_the_trainer_even_while_it_imports(tmp_path: Path)
     """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
-        nursery = int(trainer.stdout.readline())
-        assert exists(nursery)
+        fork_server = int(trainer.stdout.readline())
+        assert exists(fork_server)
         trainer.kill()
-        wait_until_gone([nursery])
+        wait_until_gone([fork_server])
 
 
 def test_the_thread_that_made_the_vector_may_end() -> None:
@@ -298,8 +298,8 @@ def test_the_thread_that_made_the_vector_may_end() -> None:
         play(vector, 3)
 
 
-def test_large_payloads_pass() -> None:
-    """States of many megabytes go both ways through sockets that hold far less."""
+def test_large_states_are_sent_and_received() -> None:
+    """States of many megabytes pass through sockets that buffer far less."""
     with make_vector(counting_spec(), counting, num_envs=20_000, backend="processes", num_workers=2) as vector:
         vector.reset(0)
         state = vector.save_state()
@@ -310,7 +310,7 @@ def test_large_payloads_pass() -> None:
         np.testing.assert_array_equal(vector.recv().observation, first)
 
 
-def test_options_of_an_env_travel_by_partial() -> None:
+def test_options_are_passed_by_functools_partial() -> None:
     spec = counting_spec(id="renamed")
     with make_vector(
         spec, functools.partial(counting_named, spec=spec), num_envs=4, backend="processes", num_workers=2
@@ -327,7 +327,7 @@ def counting_named(num_envs, buffers, first_env, spec):
 
 
 def test_the_trainer_steps_its_own_share() -> None:
-    """Where an env steps can be seen by the process id that its environment tells."""
+    """The observation holds the id of the process in which the env steps."""
     with make_vector(counting_spec(), process_ids, num_envs=20, backend="processes", trainer_share=0.25) as vector:
         vector.reset(0)
         play(vector, 2)
@@ -346,13 +346,13 @@ def test_the_trainer_steps_its_own_share() -> None:
         ({"backend": "processes", "trainer_share": 0.9, "num_workers": 2}, "which leaves 0 for 2 workers"),
     ],
 )
-def test_shares_that_cannot_be(options: dict[str, Any], says: str) -> None:
+def test_invalid_trainer_shares_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(VectorError, match=says):
         make_vector(counting_spec(), counting, num_envs=8, **options)
 
 
-def test_a_share_that_has_no_workers_beside_it_says_so() -> None:
+def test_trainer_share_without_worker_processes_is_reported_as_unused() -> None:
     spec = counting_spec(releases_gil=True)
     with make_vector(spec, counting, num_envs=8, threads=2, trainer_share=0.1) as vector:
         assert vector.backend == "threads"
-        assert vector.reason.endswith("vector.trainer_share does nothing here")
+        assert vector.reason.endswith("vector.trainer_share has no effect")

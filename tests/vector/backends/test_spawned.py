@@ -1,4 +1,4 @@
-"""Worker processes on systems without memfd, eventfd and pidfd. `test_crash.py` tries both kinds of process."""
+"""Worker processes on systems without memfd, eventfd and pidfd. `test_failures.py` tests both kinds of process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINUX_ONLY = ("memfd_create", "eventfd", "pidfd_open")
 
 @pytest.fixture(autouse=True)
 def any_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Take the calls away, and put temporary files where nobody else's are."""
+    """Remove the calls, and put temporary files into a folder of this test."""
     for name in LINUX_ONLY:
         monkeypatch.delattr(os, name, raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -51,7 +51,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("trainer_share", [0.0, 0.3])
-def test_trajectories_are_those_of_one_thread_and_no_file_is_left(trainer_share: float, tmp_path: Path) -> None:
+def test_trajectories_equal_inline_ones_and_no_file_is_left(trainer_share: float, tmp_path: Path) -> None:
     with make_vector(counting_spec(), counting, num_envs=12, backend="inline") as vector:
         vector.reset(11)
         expected = play(vector, 10)
@@ -65,7 +65,7 @@ def test_trajectories_are_those_of_one_thread_and_no_file_is_left(trainer_share:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_large_states_pass() -> None:
+def test_large_states_are_sent_and_received() -> None:
     with make_vector(counting_spec(), counting, num_envs=20_000, backend="processes", num_workers=2) as vector:
         vector.reset(0)
         state = vector.save_state()
@@ -75,7 +75,7 @@ def test_large_states_pass() -> None:
         np.testing.assert_array_equal(vector.recv().observation, first)
 
 
-def test_a_forgotten_vector_ends_its_workers() -> None:
+def test_garbage_collected_vector_ends_its_workers() -> None:
     vector = make_vector(counting_spec(), counting, num_envs=8, backend="processes", num_workers=2)
     pids = vector.pids
     del vector
@@ -106,13 +106,13 @@ def test_workers_end_and_remove_the_files_when_the_trainer_is_killed(hang: bool,
         assert trainer.stdout is not None
         pids = [int(pid) for pid in trainer.stdout.readline().split()]
         assert len(pids) == 2
-        assert len(list(tmp_path.iterdir())) == 3  # the arrays, and the last words of each worker
+        assert len(list(tmp_path.iterdir())) == 3  # the arrays, and the fault log of each worker
         trainer.send_signal(signal.SIGKILL)
     wait_until(lambda: all(map(is_gone, pids)))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_env_whose_module_workers_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_that_workers_cannot_import_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "modules"
     folder.mkdir()
     module = folder / "another_vanishing_env.py"
@@ -126,7 +126,7 @@ def test_an_env_whose_module_workers_cannot_import(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_two_mappings_of_a_named_file_show_the_same_arrays() -> None:
+def test_two_mappings_of_a_named_file_share_the_arrays() -> None:
     spec, layout = counting_spec(), Layout.of(6, 2, 3)
     arena = Arena.in_named_file(spec, layout)
     assert arena.file is not None

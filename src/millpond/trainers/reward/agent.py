@@ -185,7 +185,7 @@ class RewardAgent:
                 fields[name].append(value.copy())
             finals.append(batch.final_observation[:, 0][ended].copy())
             ended_episodes += batch.episodes
-        self.vector.rest()
+        self.vector.end_round()
         stacked: dict[str, Any] = {name: np.stack(values) for name, values in fields.items()}
         has_final = stacked["terminated"] | stacked["truncated"]
         self.observations = torch.from_numpy(stacked["observation"]).to(self.device).flatten(0, 1).flatten(1).float()

@@ -1,4 +1,4 @@
-"""No workers: environments step in the caller's own thread, at the moment a command is submitted."""
+"""No workers: envs step in the caller's thread when a command is submitted. Also the trainer's share next to workers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from millpond.vector.backends.pool import Pool
 from millpond.vector.failures import Failure
 from millpond.vector.shared_memory import Arena
-from millpond.vector.worker import Command, Crew, Job
+from millpond.vector.worker import Command, EnvWorker, WorkerJob
 
 
 class InlinePool:
-    """One worker, which is the caller. An environment that hangs hangs the caller: nothing here can notice it."""
+    """One worker, which is the caller. A hanging env hangs the caller, and nothing can detect it."""
 
-    def __init__(self, job: Job, arena: Arena) -> None:
-        self._crew = Crew(job, arena)
+    def __init__(self, job: WorkerJob, arena: Arena) -> None:
+        self._worker = EnvWorker(job, arena)
         self._replies: dict[int, Any] = {}
         self._ticket = 0
 
@@ -26,8 +26,8 @@ class InlinePool:
     def submit(self, worker: int, command: Command, payload: Any = None) -> int:
         self._ticket += 1
         try:
-            reply = self._crew.run(command, payload)
-        except (Exception, SystemExit) as error:  # an env that gives up must not end the caller
+            reply = self._worker.execute(command, payload)
+        except (Exception, SystemExit) as error:  # an env that calls sys.exit must not end the caller
             reply = replace(Failure.of(error, command.op.name.lower()), cause=error)
         self._replies[self._ticket] = reply
         return self._ticket
@@ -38,25 +38,23 @@ class InlinePool:
     def discard(self, ticket: int) -> Any:
         return self._replies.pop(ticket, None)
 
-    def revive(self, worker: int) -> bool:
+    def replace_worker(self, worker: int) -> bool:
         return False
 
     def close(self) -> None:
         self._replies.clear()
-        self._crew.close()
-
-
-# -- Workers, and the trainer itself as one more: it steps its own share of a group while it would wait for theirs.
+        self._worker.close()
 
 
 class TrainerSharePool:
-    """Commands for the worker behind the last go to `own`. Tickets of `own` are negative, so that they tell whose they are.
+    """Workers, and the trainer as one more: it steps its share of a group while it would wait for theirs.
 
-    The trainer's envs are the last of a group, so the workers have theirs before it begins with its own.
+    Commands for worker number `num_workers` go to `trainer`; its tickets are negative. The trainer's envs are the last
+    ones of a group, so the workers get their commands before the trainer starts to step.
     """
 
-    def __init__(self, workers: Pool, own: InlinePool, num_workers: int) -> None:
-        self._workers, self._own, self._num_workers = workers, own, num_workers
+    def __init__(self, workers: Pool, trainer: InlinePool, num_workers: int) -> None:
+        self._workers, self._trainer, self._num_workers = workers, trainer, num_workers
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -65,19 +63,19 @@ class TrainerSharePool:
     def submit(self, worker: int, command: Command, payload: Any = None) -> int:
         if worker < self._num_workers:
             return self._workers.submit(worker, command, payload)
-        return -self._own.submit(worker, command, payload)
+        return -self._trainer.submit(worker, command, payload)
 
     def wait(self, ticket: int, deadline: float) -> Any:
-        return self._workers.wait(ticket, deadline) if ticket > 0 else self._own.wait(-ticket, deadline)
+        return self._workers.wait(ticket, deadline) if ticket > 0 else self._trainer.wait(-ticket, deadline)
 
     def discard(self, ticket: int) -> Any:
-        return self._workers.discard(ticket) if ticket > 0 else self._own.discard(-ticket)
+        return self._workers.discard(ticket) if ticket > 0 else self._trainer.discard(-ticket)
 
-    def revive(self, worker: int) -> bool:
-        return worker < self._num_workers and self._workers.revive(worker)
+    def replace_worker(self, worker: int) -> bool:
+        return worker < self._num_workers and self._workers.replace_worker(worker)
 
     def close(self) -> None:
         try:
-            self._own.close()
+            self._trainer.close()
         finally:
             self._workers.close()

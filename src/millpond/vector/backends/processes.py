@@ -1,10 +1,11 @@
-"""Workers as processes, which step environments in shared memory.
+"""Workers as forked processes, which step envs in shared memory (Linux).
 
-    commands   one pipe and one bell a worker: a worker sleeps until its bell rings
-    replies    one pipe and one bell for all: the trainer sleeps on the bell, and on the nursery, which tells of deaths
-    payloads   one socket a worker, for what has no fixed size: episodes, tracebacks, states
+    commands   one pipe and one eventfd per worker: a worker sleeps until its eventfd is set
+    replies    one pipe and one eventfd for all: the trainer sleeps on the eventfd, and on the fork server's socket, which
+               reports workers that ended
+    payloads   one socket per worker, for data of variable size: episodes, tracebacks, states
 
-Workers are forked from a nursery, not from this process, which has torch and threads in it.
+Workers are forked from a fork server, not from this process, which has loaded torch and runs threads.
 """
 
 from __future__ import annotations
@@ -17,194 +18,185 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from millpond.cores import Helpers, usable_cores
-from millpond.vector.failures import Failure, VectorError
-from millpond.vector.fork_server import ENDED, FAILED, QUIT, STARTED, NurseryLink, WorkerHandle, describe_exit
+from millpond.cores import HelperAffinity, usable_cores
+from millpond.vector.backends.pool import Tickets, await_start, cannot_load, hung_failure, pickle_job
+from millpond.vector.failures import Failure, describe_exit
+from millpond.vector.fork_server import ENDED, FAILED, QUIT, STARTED, ForkedWorker, ForkServerClient
 from millpond.vector.shared_memory import Arena
-from millpond.vector.worker import COMMAND, REPLY, Command, Job, Op, hush, make_bell, receive, ring
+from millpond.vector.worker import COMMAND, REPLY, Command, Op, WorkerJob, clear_event, make_event, receive, set_event
 
-CLOSE_SECONDS = 2.0  # for environments to close by themselves
+CLOSE_SECONDS = 2.0  # for workers to close their envs
 KILL_SECONDS = 10.0  # for the kernel to end a killed process
-LAST_WORDS_SECONDS = 1.0
-REPLIES_AT_ONCE = 256
-AWAKE_SECONDS = 0.0005  # longer than one side usually goes on when the other is done with the other group
+FAULT_LOG_SECONDS = 1.0  # for a hung worker to write its stack
+REPLIES_PER_READ = 256
+SPIN_SECONDS = 0.0005  # longer than one side usually works after the other has finished the other group
 
 
 def available() -> bool:
-    """True if this system has all the calls that `ProcessPool` is built on (Linux)."""
+    """True if this system has all the calls that `ProcessPool` needs (Linux)."""
     return all(hasattr(os, name) for name in ("memfd_create", "eventfd", "pidfd_open", "fork"))
 
 
 class ProcessPool:
-    """`timeout` is for payloads on their way, `start_seconds` for workers to start.
+    """Forked worker processes of a vector; see `Pool`.
 
-    Where there are more cores than workers, the trainer has one to itself: workers keep off it, and both look again and
-    again for a while before they sleep, since that would only leave a core idle, and waking it takes time.
+    `timeout`        seconds that sending or receiving a payload may take
+    `start_seconds`  seconds that workers may take to start
+
+    If there are more cores than workers, the trainer has one to itself: workers avoid it, and both sides poll for a
+    while before they sleep, since sleeping would only leave a core idle, and waking it takes time.
     """
 
-    def __init__(self, job: Job, arena: Arena, *, timeout: float, start_seconds: float) -> None:
-        self._spare_core = usable_cores() > job.layout.num_workers
-        self._awake_seconds = AWAKE_SECONDS if self._spare_core else 0.0
-        self._job_bytes = pickle_job(replace(job, awake_seconds=self._awake_seconds))
+    def __init__(self, job: WorkerJob, arena: Arena, *, timeout: float, start_seconds: float) -> None:
+        self._num_workers = job.layout.num_workers
+        self._spare_core = usable_cores() > self._num_workers
+        self._spin_seconds = SPIN_SECONDS if self._spare_core else 0.0
+        self._job_bytes = pickle_job(replace(job, spin_seconds=self._spin_seconds))
         self._owner = os.getpid()
         self._memory = arena.fd
         self._timeout = timeout
         self._start_seconds = start_seconds
-        self._replies: dict[int, Any] = {}
-        self._submitted = 0
-        self._num_workers = job.layout.num_workers
-        self._helpers = Helpers()
+        self._tickets = Tickets(self._num_workers)
+        self._affinity = HelperAffinity()
         self._reply_pipe, self._reply_end = os.pipe()
         os.set_blocking(self._reply_pipe, False)
-        self._reply_bell = make_bell()
+        self._reply_event = make_event()
         self._poll = select.poll()
-        self._poll.register(self._reply_bell, select.POLLIN)
-        self._nursery = self._start_nursery()
-        self._workers: list[WorkerHandle] = []
+        self._poll.register(self._reply_event, select.POLLIN)
+        self._fork_server = self._start_fork_server()
+        self._workers: list[ForkedWorker] = []
         try:
             self._workers += [self._spawn(worker, generation=0) for worker in range(self._num_workers)]
-            self._await_start(self._workers)
+            await_start(self._workers, self._wait_until, start_seconds=start_seconds)
         except BaseException:
             self.close()
             raise
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of the workers that run, then of the nursery."""
-        self._pump(0.0)
-        running = [handle.pid for handle in self._workers if not handle.ended]
-        return (*running, self._nursery.pid) if self._nursery.alive else tuple(running)
+        """Ids of the running workers, then of the fork server."""
+        self._handle_events(0.0)
+        running = [handle.pid for handle in self._workers if not handle.exit_reason]
+        return (*running, self._fork_server.pid) if self._fork_server.alive else tuple(running)
 
     def submit(self, worker: int, command: Command, payload: Any = None) -> int:
         handle = self._workers[worker]
-        self._submitted += 1
-        ticket = self._submitted * self._num_workers + worker  # so that a ticket tells whose it is
-        handle.open[ticket] = command
-        if handle.ended:
-            self._fail_open(handle)
+        ticket = self._tickets.issue(handle, command)
+        if handle.exit_reason:
+            self._tickets.fail_pending(handle)
             return ticket
         blob = b"" if payload is None else pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
         try:
             os.write(handle.commands, COMMAND.pack(*command, ticket, len(blob)))
             if self._spare_core:
-                self._helpers.make_way()
-            ring(handle.bell)
+                self._affinity.avoid_callers_core()
+            set_event(handle.event)
             if blob:
                 handle.data.sendall(blob)
         except (BrokenPipeError, ConnectionResetError, TimeoutError):
-            pass  # it is dead or does not read: `wait` will hear how it died, or find it silent
+            pass  # it is dead or does not read: `wait` will learn how it ended, or time out
         return ticket
 
     def wait(self, ticket: int, deadline: float) -> Any:
-        awake_until = time.monotonic() + self._awake_seconds
-        while ticket not in self._replies and time.monotonic() < awake_until:
-            self._take_replies()
-        while ticket not in self._replies:
-            left = deadline - time.monotonic()
-            if left <= 0:
+        replies = self._tickets.replies
+        spin_until = time.monotonic() + self._spin_seconds
+        while ticket not in replies and time.monotonic() < spin_until:
+            self._read_replies()
+        while ticket not in replies:
+            seconds_left = deadline - time.monotonic()
+            if seconds_left <= 0:
                 return self._hung(ticket)
-            self._pump(left)
-        return self._replies.pop(ticket)
+            self._handle_events(seconds_left)
+        return replies.pop(ticket)
 
     def discard(self, ticket: int) -> Any:
-        self._holder(ticket).open.pop(ticket, None)
-        return self._replies.pop(ticket, None)
+        return self._tickets.discard(self._handle_of(ticket), ticket)
 
-    def revive(self, worker: int) -> bool:
+    def replace_worker(self, worker: int) -> bool:
         old = self._workers[worker]
-        if not old.ended:
-            self._nursery.signal(old, signal.SIGKILL)
+        if not old.exit_reason:
+            self._fork_server.signal(old, signal.SIGKILL)
             deadline = time.monotonic() + KILL_SECONDS
-            while not old.ended and (left := deadline - time.monotonic()) > 0:
-                self._pump(left)
-            if not old.ended:  # it sits in the kernel, where no signal reaches it
+            while not old.exit_reason and time.monotonic() < deadline:
+                self._wait_until(deadline)
+            if not old.exit_reason:  # it is in an uninterruptible system call
                 return False
         old.close()
-        if not self._nursery.alive:
-            self._pump(0.0)  # hears its end, which is the end of all its workers
-            self._nursery.close()
-            self._nursery = self._start_nursery()
+        if not self._fork_server.alive:
+            self._handle_events(0.0)  # reads that it ended, and so all its workers
+            self._fork_server.close()
+            self._fork_server = self._start_fork_server()
         self._workers[worker] = self._spawn(worker, old.generation + 1)
-        self._await_start([self._workers[worker]])
+        await_start([self._workers[worker]], self._wait_until, start_seconds=self._start_seconds)
         return True
 
     def close(self) -> None:
         if self._reply_pipe < 0 or os.getpid() != self._owner:  # closed, or a forked copy, which owns nothing
             return
-        # A worker that still owes an answer may never give it, and is ended without being asked.
-        idle = [handle for handle in self._workers if not handle.ended and not handle.open]
+        # A worker with a pending command may never reply, and is ended without being asked.
+        idle = [handle for handle in self._workers if not handle.exit_reason and not handle.pending]
         for handle in idle:
             self.submit(handle.worker, Command(Op.CLOSE, handle.worker, 0, 0))
         deadline = time.monotonic() + CLOSE_SECONDS
-        while any(handle.open for handle in idle) and (left := deadline - time.monotonic()) > 0:
-            self._pump(left)
-        self._nursery.close()
+        while any(handle.pending for handle in idle) and time.monotonic() < deadline:
+            self._wait_until(deadline)
+        self._fork_server.close()
         for handle in self._workers:
             handle.close()
         os.close(self._reply_pipe)
         os.close(self._reply_end)
-        os.close(self._reply_bell)
+        os.close(self._reply_event)
         self._reply_pipe = -1
         self._workers.clear()
-        self._replies.clear()
+        self._tickets.replies.clear()
 
-    def _holder(self, ticket: int) -> WorkerHandle:
-        return self._workers[ticket % self._num_workers]
+    def _handle_of(self, ticket: int) -> ForkedWorker:
+        return self._workers[self._tickets.worker_of(ticket)]
 
-    def _start_nursery(self) -> NurseryLink:
-        nursery = NurseryLink(self._job_bytes, self._memory)
-        self._poll.register(nursery.control, select.POLLIN)
-        return nursery
+    def _start_fork_server(self) -> ForkServerClient:
+        fork_server = ForkServerClient(self._job_bytes, self._memory)
+        self._poll.register(fork_server.control, select.POLLIN)
+        return fork_server
 
-    def _spawn(self, worker: int, generation: int) -> WorkerHandle:
-        return self._nursery.spawn(worker, generation, self._reply_end, self._reply_bell, self._timeout)
+    def _spawn(self, worker: int, generation: int) -> ForkedWorker:
+        return self._fork_server.spawn(worker, generation, self._reply_end, self._reply_event, self._timeout)
 
-    def _await_start(self, handles: list[WorkerHandle]) -> None:
-        deadline = time.monotonic() + self._start_seconds
-        while True:
-            self._pump(deadline - time.monotonic())
-            if all(handle.pid or handle.ended for handle in handles):
-                break
-            if time.monotonic() >= deadline:
-                raise VectorError.starts_too_slowly(self._start_seconds)
-        for handle in handles:
-            if not handle.pid:
-                raise VectorError.did_not_start(handle.worker, handle.ended)
+    def _wait_until(self, deadline: float) -> None:
+        self._handle_events(deadline - time.monotonic())
 
-    def _pump(self, seconds: float) -> None:
-        """Sleep until something comes, at most so long, and take it in."""
+    def _handle_events(self, seconds: float) -> None:
+        """Sleep until something arrives, at most `seconds`, and handle it."""
         if self._reply_pipe < 0:
             return
         ready = self._poll.poll(max(0, int(seconds * 1000) + 1))
-        hush(self._reply_bell)
-        self._take_replies()
-        if any(fd != self._reply_bell for fd, _ in ready):
-            self._take_messages()
+        clear_event(self._reply_event)
+        self._read_replies()
+        if any(fd != self._reply_event for fd, _ in ready):
+            self._read_messages()
 
-    def _take_replies(self) -> None:
+    def _read_replies(self) -> None:
         try:
-            packets = os.read(self._reply_pipe, REPLY.size * REPLIES_AT_ONCE)
+            packets = os.read(self._reply_pipe, REPLY.size * REPLIES_PER_READ)
         except BlockingIOError:
             return
         for ticket, nbytes in REPLY.iter_unpack(packets):
-            handle = self._holder(ticket)
+            handle = self._handle_of(ticket)
             reply = None
             if nbytes:
                 try:
                     reply = pickle.loads(receive(handle.data, nbytes))
                 except (EOFError, ConnectionResetError, TimeoutError):
-                    continue  # it died or stopped while it spoke: the nursery will say so, or the deadline
-            if handle.open.pop(ticket, None) is not None:  # None: discarded
-                self._replies[ticket] = reply
+                    continue  # it died or stopped while it replied: the fork server reports it, or the deadline passes
+            self._tickets.store_reply(handle, ticket, reply)
 
-    def _take_messages(self) -> None:
-        for kind, worker, generation, value, text in self._nursery.messages():
+    def _read_messages(self) -> None:
+        for kind, worker, generation, value, text in self._fork_server.messages():
             if kind == FAILED:
-                raise VectorError.cannot_load(text)
+                raise cannot_load(text)
             if kind == QUIT:
-                self._poll.unregister(self._nursery.control)
+                self._poll.unregister(self._fork_server.control)
                 for handle in self._workers:
-                    self._mark_ended(handle, "ended with the nursery that it was forked from, which died")
+                    self._mark_ended(handle, "ended with the fork server that it was forked from, which died")
                 return
             handle = self._workers[worker]
             if handle.generation != generation:
@@ -212,45 +204,19 @@ class ProcessPool:
             if kind == STARTED:
                 handle.pid = value
                 if self._spare_core:
-                    self._helpers.join(value)
+                    self._affinity.add(value)
             elif kind == ENDED:
                 self._mark_ended(handle, describe_exit(os.waitstatus_to_exitcode(value)))
 
-    def _mark_ended(self, handle: WorkerHandle, how: str) -> None:
-        if handle.ended:
+    def _mark_ended(self, handle: ForkedWorker, exit_reason: str) -> None:
+        if handle.exit_reason:
             return
-        self._take_replies()  # what it said before it died counts, and must not be taken for its successor's
-        handle.ended = how
-        self._helpers.leave(handle.pid)
-        self._fail_open(handle)
-
-    def _fail_open(self, handle: WorkerHandle) -> None:
-        words = handle.last_words(0.0) if handle.open else ""
-        for ticket, command in handle.open.items():
-            self._replies[ticket] = Failure("died", command.op.name.lower(), handle.ended, words, handle.pid)
-        handle.open.clear()
+        self._read_replies()  # replies that it sent before it died count, and must not be taken for its successor's
+        handle.exit_reason = exit_reason
+        self._affinity.remove(handle.pid)
+        self._tickets.fail_pending(handle)
 
     def _hung(self, ticket: int) -> Failure:
-        handle = self._holder(ticket)
-        command = handle.open[ticket]  # it stays open: the worker still owes the answer
-        self._nursery.signal(handle, signal.SIGUSR1)
-        words = handle.last_words(LAST_WORDS_SECONDS)
-        what = "nothing was heard of it within the timeout"
-        return Failure("hung", command.op.name.lower(), what, words, handle.pid)
-
-
-def pickle_job(job: Job) -> bytes:
-    """The job as bytes that another interpreter can load, or the reason why not."""
-    try:
-        job_bytes = pickle.dumps(job)
-    except Exception as error:  # pickle raises whatever the object's own code raises
-        raise VectorError(
-            f"vector.backend=processes sends make_env_batch to other processes, and it cannot be pickled ({error}); "
-            f"use a function of a module, or functools.partial of one, or another backend"
-        ) from error
-    if b"__main__" in job_bytes:
-        raise VectorError(
-            "vector.backend=processes needs a make_env_batch that workers can import, and this one is defined in the "
-            "script itself (__main__); move it into a module, or use another backend"
-        )
-    return job_bytes
+        handle = self._handle_of(ticket)
+        self._fork_server.signal(handle, signal.SIGUSR1)
+        return hung_failure(handle, ticket, handle.read_fault_log(FAULT_LOG_SECONDS))
