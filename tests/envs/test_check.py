@@ -39,32 +39,32 @@ def wrong(findings: list[CheckResult]) -> dict[str, CheckResult]:
         (f"{OWN}:make_constant_env", {"kwargs": {"length": 3}}),
     ],
 )
-def test_good_envs_keep_every_rule(env_id, options):
+def test_good_envs_pass_every_rule(env_id, options):
     findings = check_env(env_id, options, steps=120)
     assert wrong(findings) == {}
     assert len(findings) >= 10
 
 
-def test_the_real_emulator_keeps_every_rule():
+def test_the_real_emulator_passes_every_rule():
     findings = check_env("atari:breakout", {"num_threads": 1, "max_steps": 60}, num_envs=2, steps=100)
     assert wrong(findings) == {}
 
 
-def test_an_env_with_a_generator_that_nobody_seeds_is_found_out():
+def test_unseeded_generator_and_values_outside_the_space_are_detected():
     found = wrong(check_env(f"{OWN}:Unseeded", {}, steps=40))
     assert "observation of env 0 differs first at step 0" in found["repeats from the same seed"].what
     assert "self.np_random" in found["repeats from the same seed"].fix
     assert "an env depends on its own seed and actions alone" in found
-    assert "float32 (2,), from 3" in found["observations lie in the declared space"].what
+    assert "float32 (2,), from 3" in found["observations are in the declared space"].what
 
 
-def test_a_lost_final_observation_and_a_limit_that_terminates_are_found_out():
+def test_missing_final_observation_and_terminating_limit_are_detected():
     found = wrong(check_env(f"{OWN}:make_forgetful_env", {}, steps=40))
     assert found["an ended episode shows its final observation"].status == "error"
     assert "bootstrap" in found["the step limit truncates"].fix
 
 
-def test_an_env_that_raises_is_reported_with_its_place():
+def test_env_that_raises_is_reported_with_file_and_line():
     found = wrong(check_env(f"{OWN}:Raising", {}, steps=40))
     assert "RuntimeError: the wheel came off" in found["steps without raising"].what
     assert "3 steps into its episode" in found["steps without raising"].what
@@ -79,18 +79,18 @@ def test_an_env_that_raises_is_reported_with_its_place():
         (f"{OWN}:not_callable", "not a function or class"),
     ],
 )
-def test_what_cannot_be_made_is_one_finding_with_the_reason(env_id, message):
+def test_env_that_cannot_be_made_gives_one_result_with_the_reason(env_id, message):
     findings = check_env(env_id, {})
     assert [finding.status for finding in findings] == ["error"]
     assert re.search(message, findings[0].what)
 
 
-def test_findings_that_matter_come_first():
+def test_errors_come_first():
     statuses = [finding.status for finding in check_env(f"{OWN}:Unseeded", {}, steps=40)]
     assert statuses == sorted(statuses, key=("error", "warning", "ok").index)
 
 
-def test_a_slow_env_is_played_for_fewer_steps_unless_told_how_many(monkeypatch):
+def test_slow_env_is_played_for_fewer_steps_unless_a_number_is_set(monkeypatch):
     monkeypatch.setattr("millpond.envs.check.SECONDS", 0.0)
     played = []
     found = wrong(check_env("recall", {}, watch=lambda what, done=0, total=None: played.append((what, done, total))))
@@ -101,8 +101,8 @@ def test_a_slow_env_is_played_for_fewer_steps_unless_told_how_many(monkeypatch):
     assert "steps fast enough for a whole check" not in {finding.rule for finding in whole}
 
 
-def test_a_check_keeps_few_whole_observations_and_compares_all(monkeypatch):
-    monkeypatch.setattr("millpond.envs.random_play.KEPT_BYTES", 1)
+def test_check_records_few_observations_and_compares_all(monkeypatch):
+    monkeypatch.setattr("millpond.envs.random_play.MAX_OBSERVATION_BYTES", 1)
     env_batch = make_env_batch("recall", 2, {})
     one, again = (play(env_batch, spawn_seeds(0, 2), 50) for _ in range(2))
     assert len(one.observation) == 2
@@ -112,7 +112,7 @@ def test_a_check_keeps_few_whole_observations_and_compares_all(monkeypatch):
     assert "observation of env" in (one.differs_from(other) or "")
 
 
-def test_a_module_that_an_env_lacks_is_named_with_its_install_command(tmp_path, monkeypatch):
+def test_missing_module_of_an_env_is_named_with_its_install_command(tmp_path, monkeypatch):
     (tmp_path / "lacking.py").write_text("def make_env():\n    import no_such_physics.core\n")
     (tmp_path / "lacking_zoo.py").write_text("import no_such_physics\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -9,7 +9,7 @@ from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import make_vector
 
 
-def test_numbers_are_kept_and_everything_else_is_left_out():
+def test_only_numbers_of_infos_are_recorded():
     tracker = EpisodeTracker(2, 1)
     tracker.add_step(0, 2, np.ones((2, 1), np.float32))
     tracker.add_infos(
@@ -24,7 +24,7 @@ def test_numbers_are_kept_and_everything_else_is_left_out():
     assert tracker.pop_ended() == []
 
 
-def test_a_saved_book_goes_on_in_the_middle_of_an_episode():
+def test_saved_tracker_continues_in_the_middle_of_an_episode():
     tracker, other = EpisodeTracker(2, 2), EpisodeTracker(2, 2)
     for _ in range(3):
         tracker.add_step(0, 2, np.full((2, 2), 0.1, np.float32))
@@ -53,7 +53,7 @@ STEPS = [{"won": False, "is_success": 0.0, "place": 1}, {"won": True, "is_succes
     ],
 )
 @pytest.mark.parametrize("cut", [0, 1, 2, 3])
-def test_each_aggregate_gives_the_same_when_its_state_is_saved_in_between(aggregate, expected, cut):
+def test_aggregates_do_not_depend_on_saving_in_between(aggregate, expected, cut):
     tracker = EpisodeTracker(1, 1, aggregate)
     for k, infos in enumerate(STEPS):
         if k == cut:
@@ -66,7 +66,7 @@ def test_each_aggregate_gives_the_same_when_its_state_is_saved_in_between(aggreg
     assert episode.info == pytest.approx(expected)
 
 
-def test_a_name_that_was_once_a_number_is_averaged():
+def test_name_reported_as_a_number_once_is_averaged():
     tracker = EpisodeTracker(1, 1)
     for value in (True, 0, True):
         tracker.add_infos(0, {"flag": value})
@@ -74,7 +74,7 @@ def test_a_name_that_was_once_a_number_is_averaged():
     assert tracker.pop_ended()[0].info == {"flag": pytest.approx(2 / 3)}
 
 
-def test_the_last_value_of_each_agent_counts_wherever_it_leaves():
+def test_last_value_of_each_agent_counts_whenever_it_leaves():
     tracker = EpisodeTracker(1, 2)
     tracker.add_infos(0, {"won": False}, agent=0)
     tracker.add_infos(0, {"won": True}, agent=1)  # leaves here

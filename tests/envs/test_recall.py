@@ -9,7 +9,7 @@ from millpond.envs.recall import RecallEnvs
 from millpond.envs.seeds import spawn_seeds
 
 
-def test_who_remembers_is_always_right_and_who_does_not_is_right_by_chance():
+def test_memory_is_always_right_and_guessing_is_right_by_chance():
     env_batch = RecallEnvs(64, {})
     shares = {}
     for remembers in (True, False):
@@ -41,7 +41,7 @@ def test_the_cue_is_shown_once_and_the_question_comes_after_8_to_32_steps():
     np.testing.assert_array_equal(shown[..., 4].astype(bool), one.ended[..., 0])  # asked, answered, over
 
 
-def test_it_steps_in_parts_and_a_saved_state_goes_on():
+def test_slices_step_alone_and_a_saved_state_continues():
     seeds = spawn_seeds(2, 5)
     assert play(RecallEnvs(5, {}), seeds, 60, cut=2).differs_from(play(RecallEnvs(5, {}), seeds, 60)) is None
     env_batch, other = RecallEnvs(5, {}), RecallEnvs(5, {})
@@ -52,6 +52,6 @@ def test_it_steps_in_parts_and_a_saved_state_goes_on():
     assert onward[1].episodes == onward[0].episodes
 
 
-def test_wrong_delays_are_refused():
+def test_invalid_delays_are_refused():
     with pytest.raises(EnvError, match="max_delay=3 must be at least min_delay=8"):
         RecallEnvs(1, {"max_delay": 3})

@@ -26,7 +26,7 @@ LIGHT = ["grid", "recall", "truncation", "mettagrid", "atari:gravitar", "minatar
         "gymnasium:CartPole-v1",
     ],
 )
-def test_an_env_is_what_describe_says_and_writes_into_the_buffers_it_is_given(env_id):
+def test_env_batch_matches_describe_and_writes_into_the_given_buffers(env_id):
     spec = describe(env_id, {})
     buffers = Buffers.allocate(spec, 2)
     env_batch = make_env_batch(env_id, 2, {}, buffers)
@@ -40,7 +40,7 @@ def test_an_env_is_what_describe_says_and_writes_into_the_buffers_it_is_given(en
     env_batch.close()
 
 
-def test_slices_of_larger_buffers_can_be_given():
+def test_buffers_may_be_slices_of_larger_ones():
     spec = describe("grid", {})
     large = Buffers.allocate(spec, 6)
     env_batch = make_env_batch("grid", 2, {}, large.envs(2, 4))
@@ -117,7 +117,7 @@ def test_a_missing_extra_is_named_with_its_command(env_id, module, extra, monkey
     assert install_command_for(env_id).endswith(f"pip install 'millpond[{extra}]'")
 
 
-def test_rewards_are_scaled_and_clipped_only_when_asked_and_returns_stay_as_they_were():
+def test_rewards_are_scaled_and_clipped_only_if_requested_and_returns_are_unchanged():
     def played(options):
         env_batch = make_env_batch("truncation", 2, options)
         env_batch.reset(np.zeros(2, np.uint64))
@@ -134,7 +134,7 @@ def test_rewards_are_scaled_and_clipped_only_when_asked_and_returns_stay_as_they
         describe("truncation", {"reward_scale": 0})
 
 
-def test_the_scaled_env_is_the_env_in_all_else():
+def test_reward_wrapper_changes_nothing_but_rewards():
     env_batch = make_env_batch("grid", 2, {"reward_scale": 3.0})
     env_batch.reset(spawn_seeds(0, 2))
     saved = env_batch.save_state()
@@ -154,7 +154,7 @@ def test_specs_can_be_sent_to_a_worker_and_ids_are_known():
         make_env_batch("grid", 0, {})
 
 
-def test_seeds_must_be_one_an_env():
+def test_seeds_must_be_one_per_env():
     env_batch = make_env_batch("recall", 3, {})
     with pytest.raises(ValueError, match="3 non-negative integers"):
         env_batch.reset(np.zeros(2, np.uint64))

@@ -1,4 +1,4 @@
-"""Drawing envs of other libraries: the render mode is set for them, and what they return is checked."""
+"""Rendering envs of other libraries: the render mode is set, and the returned images are checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN = "tests.support.custom_envs"
 
 
 def drawn(env_id: str, options: dict[str, Any] | None = None) -> np.ndarray:
-    """Draw an env before its first step."""
+    """Render an env before its first step."""
     env_batch = make_env_batch(env_id, 1, options_for_drawing(env_id, options or {}))
     env_batch.reset(np.zeros(1, np.uint64))
     try:
@@ -26,7 +26,7 @@ def drawn(env_id: str, options: dict[str, Any] | None = None) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["make_bar", "make_bar_of_any", "Bar"])
-def test_an_env_that_takes_a_render_mode_is_made_to_draw_images(name: str) -> None:
+def test_env_with_a_render_mode_is_made_to_render_images(name: str) -> None:
     assert drawn(f"{OWN}:{name}").shape == (8, 56, 3)
     assert drawn(f"{OWN}:{name}", {"kwargs": {"render_mode": "human"}}).shape == (8, 56, 3)
 
@@ -39,10 +39,10 @@ def test_an_env_that_takes_a_render_mode_is_made_to_draw_images(name: str) -> No
         ("make_bar_in_one_mode", "render() returned None, not a uint8 array [height, width, 3]. Let its constructor"),
         ("make_text", "render() returned an array [4, 4] of float32, not a uint8 array"),
         ("make_counter_of_any", "does not take render_mode='rgb_array'"),
-        ("make_constant_env", "its environment has no render_rgb(env)"),
+        ("make_constant_env", "its env batch has no method render_rgb(env)"),
     ],
 )
-def test_an_env_that_cannot_draw_says_why_on_one_line(name: str, words: str) -> None:
+def test_env_that_cannot_render_says_why_in_one_line(name: str, words: str) -> None:
     with pytest.raises(EnvError) as caught:
         drawn(f"{OWN}:{name}")
     assert words in str(caught.value)

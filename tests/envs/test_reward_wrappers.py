@@ -1,4 +1,4 @@
-"""Held-back rewards: per agent, in every backend, through saving, behind clipping and scaling."""
+"""Rewards delayed to the end of the episode: per agent, in every backend, with saving, after clipping and scaling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRID = {"num_agents": 3, "max_steps": 12, "width": 6, "height": 6, "walls": 0, "
 
 
 def play(env_batch: Any, steps: int, seed: int = 0) -> tuple[Any, Any]:
-    """Rewards and ends [T, N, A] of a random player."""
+    """Return rewards and ends [T, N, A] of a random player."""
     rng, rewards, ends = np.random.default_rng(seed), [], []
     sizes = env_batch.spec.action.sizes
     for _ in range(steps):
@@ -30,7 +30,7 @@ def play(env_batch: Any, steps: int, seed: int = 0) -> tuple[Any, Any]:
 
 
 def summed(reward: Any, ended: Any) -> Any:
-    """What the rule asks for, one agent at a time."""
+    """Compute the delayed rewards, one agent at a time."""
     expected = np.zeros_like(reward)
     for env in range(reward.shape[1]):
         for agent in range(reward.shape[2]):
@@ -43,7 +43,7 @@ def summed(reward: Any, ended: Any) -> Any:
 
 
 @pytest.mark.parametrize("more", [{}, {"reward_scale": 2.0, "reward_clip": 0.15}])
-def test_the_sum_comes_with_the_end(more: dict[str, float]) -> None:
+def test_sum_of_rewards_comes_at_the_end_of_the_episode(more: dict[str, float]) -> None:
     plain, held = (make_env_batch("grid", 4, {**GRID, **more, **options}) for options in ({}, {"episodic": True}))
     for env_batch in (plain, held):
         env_batch.reset(spawn_seeds(3, 4))
@@ -56,7 +56,7 @@ def test_the_sum_comes_with_the_end(more: dict[str, float]) -> None:
     assert [e.returns for e in plain.episodes()] == [e.returns for e in held.episodes()]
 
 
-def test_a_reset_forgets_what_was_held() -> None:
+def test_reset_forgets_delayed_rewards() -> None:
     env_batch = make_env_batch("truncation", 1, {"episodic": True, "max_steps": 4})
     for _ in range(2):
         env_batch.reset(np.zeros(1, np.uint64))
@@ -66,7 +66,7 @@ def test_a_reset_forgets_what_was_held() -> None:
     assert env_batch.buffers.reward.tolist() == [[4.0]]
 
 
-def test_only_the_envs_that_step_are_added_up() -> None:
+def test_only_envs_that_step_accumulate_rewards() -> None:
     env_batch = make_env_batch("truncation", 2, {"episodic": True, "max_steps": 4})
     env_batch.reset(np.zeros(2, np.uint64))
     for _ in range(4):
@@ -74,7 +74,7 @@ def test_only_the_envs_that_step_are_added_up() -> None:
     assert env_batch.buffers.reward[:, 0].tolist() == [0.0, 4.0]
 
 
-def test_what_is_held_is_saved() -> None:
+def test_delayed_rewards_are_saved() -> None:
     env_batch = make_env_batch("grid", 4, {**GRID, "episodic": True})
     env_batch.reset(spawn_seeds(3, 4))
     play(env_batch, 7)
@@ -91,14 +91,14 @@ def test_what_is_held_is_saved() -> None:
         other.load_state(plain.save_state())
 
 
-def test_an_env_that_cannot_save_says_so_as_before() -> None:
+def test_unsavable_env_still_refuses_to_save() -> None:
     env_batch = make_env_batch("gymnasium:CartPole-v1", 1, {"episodic": True})
     assert not env_batch.spec.savable
     with pytest.raises(EnvError, match="cannot be saved"):
         env_batch.save_state()
 
 
-def test_it_is_the_env_in_all_else() -> None:
+def test_episodic_wrapper_changes_nothing_but_rewards() -> None:
     assert describe("grid", {"episodic": True}) == describe("grid", {})
     env_batch = make_env_batch("grid", 2, {"episodic": True})
     env_batch.reset(spawn_seeds(0, 2))
@@ -108,13 +108,13 @@ def test_it_is_the_env_in_all_else() -> None:
         make_env_batch("grid", 1, {"episodic": "yes"})
 
 
-def test_the_checks_of_envs_pass() -> None:
+def test_episodic_envs_pass_the_checks() -> None:
     findings = check_env("gymnasium:CartPole-v1", {"episodic": True})
     assert {finding.status for finding in findings} == {"ok"}
 
 
 @pytest.mark.parametrize("backend", ["inline", "threads", "processes"])
-def test_in_every_backend(backend: Any) -> None:
+def test_delayed_rewards_are_the_same_in_every_backend(backend: Any) -> None:
     env = EnvConfig(id="gymnasium:CartPole-v1", episodic=True)
     sums: dict[int, float] = {}
     with build_vector(env, VectorConfig(backend=backend), num_envs=4, groups=2, num_workers=2, stacked=True) as vector:

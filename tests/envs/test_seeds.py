@@ -21,10 +21,10 @@ def test_compiled_and_plain_streams_are_the_same():
         assert (plain < bound).all()
 
 
-def test_draws_are_even():
+def test_draws_are_uniform():
     counts = np.bincount(np.concatenate([draw_below(spawn_seeds(i, 1_000), 5) for i in range(20)]), minlength=5)
     assert (abs(counts - 4_000) < 4 * np.sqrt(4_000)).all()
 
 
-def test_a_larger_batch_begins_with_the_seeds_of_a_smaller_one():
+def test_seeds_of_a_smaller_batch_are_a_prefix():
     np.testing.assert_array_equal(spawn_seeds(7, 100)[:10], spawn_seeds(7, 10))

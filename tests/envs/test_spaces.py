@@ -33,7 +33,7 @@ TREES = st.recursive(
 
 
 def plain(space: spaces.Space, value: object) -> list[np.ndarray]:
-    """The parts of a value, one by one, written out without the layout."""
+    """Return the parts of a value one by one, without the layout."""
     if isinstance(space, spaces.Dict):
         return [part for key in space.spaces for part in plain(space[key], value[key])]
     if isinstance(space, spaces.Tuple):
@@ -52,7 +52,7 @@ def plain(space: spaces.Space, value: object) -> list[np.ndarray]:
 
 @settings(max_examples=80, deadline=None)
 @given(TREES, st.integers(0, 2**31))
-def test_whatever_is_written_can_be_read_part_by_part(space, seed):
+def test_written_observations_can_be_read_part_by_part(space, seed):
     layout = ObservationLayout(space, "test")
     space.seed(seed)
     batch = np.zeros((3, 2, *layout.spec.shape), layout.spec.dtype)
@@ -71,7 +71,7 @@ def test_whatever_is_written_can_be_read_part_by_part(space, seed):
             assert read.max() <= part.high
 
 
-def test_parts_of_one_dtype_keep_it_and_of_several_become_bytes():
+def test_parts_of_one_dtype_keep_it_and_mixed_parts_become_bytes():
     same = ObservationLayout(spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.Box(0, 1, (3,)))), "test").spec
     assert (same.dtype, same.shape) == ("float32", (5,))
     mixed = ObservationLayout(spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.Discrete(3))), "test").spec
@@ -93,7 +93,7 @@ def test_every_part_of_every_observation_of_a_batch_is_aligned(space):
 @pytest.mark.parametrize(
     ("dtype", "stored"), [(np.float64, "float32"), (bool, "uint8"), (np.uint16, "int32"), (np.uint32, "int64")]
 )
-def test_a_box_of_shape_nothing_is_one_number_and_dtypes_are_those_that_torch_computes_with(dtype, stored):
+def test_scalar_box_has_one_number_and_dtypes_are_supported_by_torch(dtype, stored):
     layout = ObservationLayout(spaces.Box(0, 1, (), dtype), "test")
     assert (layout.spec.shape, layout.spec.dtype) == ((1,), stored)
     batch = np.zeros((3, 1), stored)
@@ -120,5 +120,5 @@ def test_spaces_without_a_fixed_size_are_refused():
         ObservationLayout(spaces.Dict({}), "test")
     with pytest.raises(EnvError, match=r"a Box of uint64, .* show it as uint8, int32, int64 or float32"):
         ObservationLayout(spaces.Box(0, 9, (2,), np.uint64), "test")
-    with pytest.raises(EnvError, match="is not one that a policy here can act in"):
+    with pytest.raises(EnvError, match="no policy here can act in its action space"):
         ActionLayout(spaces.Dict({"a": spaces.Discrete(2)}), "test")

@@ -7,7 +7,7 @@ from millpond.envs.seeds import spawn_seeds
 from millpond.envs.truncation import TruncationEnvs
 
 
-def test_its_value_is_that_of_an_endless_reward_only_when_truncation_bootstraps():
+def test_value_is_that_of_an_endless_reward_only_if_truncation_bootstraps():
     one = play(TruncationEnvs(4, {}), spawn_seeds(0, 4), 200)
     assert (one.reward == 1.0).all()
     assert not one.terminated.any()
@@ -21,7 +21,7 @@ def test_its_value_is_that_of_an_endless_reward_only_when_truncation_bootstraps(
         assert (abs(value - endless) < 1e-6) is bootstraps
 
 
-def test_episodes_are_of_the_length_asked_for_and_a_saved_state_goes_on():
+def test_episodes_have_the_configured_length_and_a_saved_state_continues():
     env_batch, other = TruncationEnvs(3, {"max_steps": 5}), TruncationEnvs(3, {"max_steps": 5})
     one = play(env_batch, np.array([0, 1, 7], np.uint64), 12)
     assert one.truncated[:, 0, 0].nonzero()[0].tolist() == [4, 9]

@@ -113,7 +113,7 @@ def make_strange(shown: str) -> Strange:
 
 
 class Blind(Strange):
-    """Says that it shows finite numbers, and shows NaN."""
+    """Declares finite numbers, and shows NaN."""
 
     def __init__(self) -> None:
         super().__init__("float64")
@@ -128,7 +128,7 @@ class Unresettable(Counter):
 
 
 class Unseeded(gymnasium.Env[Any, Any]):
-    """Draws from a generator that nobody seeds, and shows what its space does not have."""
+    """Draws from an unseeded generator, and shows values outside its space."""
 
     observation_space = spaces.Box(0, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -202,7 +202,7 @@ class Leaving(ParallelEnv[str, Any, int]):
 
 
 class Constant:
-    """An environment of one's own: it shows the env's seed."""
+    """A custom `EnvBatch` that shows the env's seed."""
 
     def __init__(self, num_envs: int, buffers: Buffers | None, length: int) -> None:
         observation = ObservationSpec.single((1,), "float32", "vector")
@@ -240,7 +240,7 @@ def make_constant_env(num_envs: int, buffers: Buffers | None = None, length: int
 
 
 class Forgetful(Constant):
-    """Does not write the final observation, and calls the time limit a termination."""
+    """Does not write the final observation, and terminates at the time limit."""
 
     def step(self, first: int, last: int) -> None:
         self.clock[first:last] += 1

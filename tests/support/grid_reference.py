@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from millpond.envs.grid.envs import GridEnvs, agent_places, inner
+from millpond.envs.grid.envs import GridEnvs, agent_positions, map_cells
 from millpond.envs.grid.rules import (
     AGENT,
     ALTAR,
@@ -24,8 +24,8 @@ class ReferenceEnv:
 
     def __init__(self, env_batch: GridEnvs, env: int) -> None:
         self.options: GridOptions = env_batch.options
-        self.cells = inner(env_batch.options, env_batch.state, env).copy()
-        self.agents = agent_places(env_batch.options, env_batch.state, env)
+        self.cells = map_cells(env_batch.options, env_batch.state, env).copy()
+        self.agents = agent_positions(env_batch.options, env_batch.state, env)
         self.inventory = env_batch.state.inventory[env].tolist()
         self.clock = int(env_batch.state.clock[env])
         self.cooldown: dict[tuple[int, int], int] = {}

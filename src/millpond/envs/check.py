@@ -1,4 +1,4 @@
-"""Does an env keep the rules? `millpond envs check ID` plays it at random and says what is wrong and how to fix it."""
+"""`millpond envs check ID`: play an env with random actions, report which rules it breaks and how to fix it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from millpond.envs.spaces import read_part
 from millpond.envs.spec import TOKEN_PADDING, EnvSpec
 from millpond.plurals import plural
 
-STEPS = 300  # of each play, where nobody says how many
-SECONDS = 10.0  # after which the first play of a slow env stops; the others then take as many steps
+STEPS = 300  # per play, unless a number is set
+SECONDS = 10.0  # after which the first play of a slow env stops; the other plays then take as many steps
 Status = Literal["ok", "warning", "error"]
 
 
 class CheckProgress(Protocol):
-    """Called with what is being played and how far it is."""
+    """Called with the rule that is being checked and the number of steps done."""
 
     def __call__(self, what: str, done: int = 0, total: int | None = None) -> None: ...
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One rule, its status, and where it is broken, what is wrong and how to fix it."""
+    """One rule, its status and, if it is broken, what is wrong and how to fix it."""
 
     rule: str
     status: Status
@@ -42,8 +42,8 @@ class CheckResult:
 
 
 @dataclass(frozen=True)
-class _Play:
-    """How a check plays an environment: from which seed, how long, and who watches."""
+class _PlaySettings:
+    """Seed, number of steps and progress callback of a check."""
 
     seed: int
     steps: int
@@ -62,10 +62,10 @@ def check_env(
     seed: int = 0,
     watch: CheckProgress = lambda what, done=0, total=None: None,
 ) -> list[CheckResult]:
-    """Play an env at random and test every rule of the protocol. One finding a rule, those not kept first.
+    """Play an env with random actions and test every rule of the protocol; return one result per rule, errors first.
 
     The env is played several times, each time for `steps` steps; None is `STEPS`, or as many as a slow env takes in
-    `SECONDS`. `watch(rule, done, total)` follows the steps.
+    `SECONDS`. `watch(rule, done, total)` is called with the progress.
     """
     watch("making the envs")
     try:
@@ -74,64 +74,66 @@ def check_env(
         env_batch = make_env_batch(env_id, num_envs, options, buffers)
     except Exception as error:
         return [
-            CheckResult("can be made", "error", describe_error(error), "fix what the message names, then check again")
+            CheckResult("can be made", "error", describe_error(error), "fix what the message names and check again")
         ]
-    findings = [CheckResult("can be made", "ok", f"{num_envs} envs of {plural(spec.num_agents, 'agent')}")]
+    results = [CheckResult("can be made", "ok", f"{num_envs} envs of {plural(spec.num_agents, 'agent')}")]
     try:
-        findings += _check_made(env_batch, spec, buffers, env_id, options, steps, _Play(seed, steps or STEPS, watch))
+        results += _check_batch(
+            env_batch, spec, buffers, env_id, options, steps, _PlaySettings(seed, steps or STEPS, watch)
+        )
     except Exception as error:
         fix = "run the env alone with random actions until it raises; the message says where"
-        findings.append(CheckResult("steps without raising", "error", describe_error(error), fix))
+        results.append(CheckResult("steps without raising", "error", describe_error(error), fix))
     finally:
         env_batch.close()
-    return in_order(findings)
+    return in_order(results)
 
 
-def in_order(findings: list[CheckResult]) -> list[CheckResult]:
-    """Errors first, then warnings."""
-    return sorted(findings, key=lambda finding: ("error", "warning", "ok").index(finding.status))
+def in_order(results: list[CheckResult]) -> list[CheckResult]:
+    """Sort results: errors first, then warnings."""
+    return sorted(results, key=lambda result: ("error", "warning", "ok").index(result.status))
 
 
-def _check_made(
+def _check_batch(
     env_batch: EnvBatch,
     spec: EnvSpec,
     buffers: Buffers,
     env_id: str,
     options: Mapping[str, Any],
     steps: int | None,
-    how: _Play,
+    settings: _PlaySettings,
 ) -> Iterator[CheckResult]:
-    seeds = spawn_seeds(how.seed, env_batch.num_envs)
+    seeds = spawn_seeds(settings.seed, env_batch.num_envs)
     yield _buffers(env_batch, spec, buffers)
     limit = SECONDS if steps is None else None
-    one = play(env_batch, seeds, how.steps, seconds=limit, watch=how.watching("steps"))
-    if len(one.reward) < how.steps:
-        what = f"each play stopped after {len(one.reward)} steps, since {SECONDS:g} s had passed"
+    trajectory = play(env_batch, seeds, settings.steps, seconds=limit, watch=settings.watching("steps"))
+    if len(trajectory.reward) < settings.steps:
+        what = f"each play stopped after {len(trajectory.reward)} steps, since {SECONDS:g} s had passed"
         yield CheckResult("steps fast enough for a whole check", "warning", what, "check with --steps N to play longer")
-        how = replace(how, steps=len(one.reward))
+        settings = replace(settings, steps=len(trajectory.reward))
     yield from _raw_spaces(env_batch)
-    yield _values("observations", one, spec)
-    yield _rewards(one)
-    yield _seeds_matter(env_batch, how)
-    yield from _endings(one, spec, how.steps)
-    yield _books(one)
+    yield _values("observations", trajectory, spec)
+    yield _rewards(trajectory)
+    yield _seeds_matter(env_batch, settings)
+    yield from _endings(trajectory, spec, settings.steps)
+    yield _episode_statistics(trajectory)
     rule = "repeats from the same seed"
     yield _compare(
         rule,
-        play(env_batch, seeds, how.steps, watch=how.watching(rule)).differs_from(one),
+        play(env_batch, seeds, settings.steps, watch=settings.watching(rule)).differs_from(trajectory),
         "draw every random number from the generator that reset(seed=...) seeds (self.np_random), and keep no state "
         "from one episode to the next",
     )
-    yield from _alone(one, env_id, options, seeds, how)
+    yield from _alone(trajectory, env_id, options, seeds, settings)
     if spec.partial_step and env_batch.num_envs > 1:
-        rule = "a part can be stepped alone"
+        rule = "a slice can be stepped alone"
         yield _compare(
             rule,
-            play(env_batch, seeds, how.steps, cut=1, watch=how.watching(rule)).differs_from(one),
+            play(env_batch, seeds, settings.steps, cut=1, watch=settings.watching(rule)).differs_from(trajectory),
             "step(first, last) must touch the envs first..last-1 only; or set spec.partial_step to False",
         )
     if spec.savable:
-        yield _saving(env_batch, seeds, how)
+        yield _saving(env_batch, seeds, settings)
 
 
 def _compare(rule: str, difference: str | None, fix: str) -> CheckResult:
@@ -142,11 +144,11 @@ def _buffers(env_batch: EnvBatch, spec: EnvSpec, buffers: Buffers) -> CheckResul
     rule = "spec and buffers agree"
     if env_batch.spec != spec:
         return CheckResult(
-            rule, "error", f"describe gives {spec}, its own spec is {env_batch.spec}", "make both from one place"
+            rule, "error", f"describe returns {spec}, the env batch has {env_batch.spec}", "build both in one place"
         )
     if env_batch.buffers is not buffers:
         return CheckResult(
-            rule, "error", "the environment has buffers of its own", "write into the buffers that are given"
+            rule, "error", "the env batch has its own buffers", "write into the buffers that it is given"
         )
     for name, (shape, dtype) in Buffers.layout(spec, env_batch.num_envs).items():
         array = getattr(env_batch.buffers, name)
@@ -157,41 +159,41 @@ def _buffers(env_batch: EnvBatch, spec: EnvSpec, buffers: Buffers) -> CheckResul
 
 
 def _raw_spaces(env_batch: EnvBatch) -> Iterator[CheckResult]:
-    """What a Gymnasium or PettingZoo env shows, against the space that it declares."""
+    """Compare the observations of a Gymnasium or PettingZoo env with the space that it declares."""
     inner = env_batch
     while isinstance(inner, RewardEnvs | EpisodicEnvs):
         inner = inner.env_batch
-    rule, fix = "observations lie in the declared space", "fix the observation_space, or cast and clip what is shown"
+    rule, fix = "observations are in the declared space", "fix the observation_space, or cast and clip observations"
     if isinstance(inner, GymnasiumEnvs):
         env = inner.envs[0]
         env.action_space.seed(0)
         observation, _ = env.reset(seed=1)
-        shown, space = [observation], env.observation_space
+        observations, space = [observation], env.observation_space
         for _ in range(20):
             observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            shown.append(observation)
+            observations.append(observation)
             if terminated or truncated:
                 break
     elif isinstance(inner, PettingZooEnvs):
         env = inner.envs[0]
-        observations, _ = env.reset(seed=1)
+        by_agent, _ = env.reset(seed=1)
         agent = env.agents[0]
-        shown, space = [observations[agent]], env.observation_space(agent)
+        observations, space = [by_agent[agent]], env.observation_space(agent)
     else:
         return
-    wrong = [value for value in shown if not space.contains(value)]
+    wrong = [value for value in observations if not space.contains(value)]
     if not wrong:
         yield CheckResult(rule, "ok", str(space))
         return
     value = np.asarray(wrong[0]) if not isinstance(wrong[0], Mapping | tuple) else None
-    told = f"{wrong[0]}" if value is None else f"{value.dtype} {value.shape}, from {value.min()} to {value.max()}"
-    yield CheckResult(rule, "error", f"shown was {told}, the space is {space}", fix)
+    seen = f"{wrong[0]}" if value is None else f"{value.dtype} {value.shape}, from {value.min()} to {value.max()}"
+    yield CheckResult(rule, "error", f"an observation was {seen}, the space is {space}", fix)
 
 
-def _values(what: str, one: Trajectory, spec: EnvSpec) -> CheckResult:
-    """Finite, and not above the largest value that the spec names."""
+def _values(what: str, trajectory: Trajectory, spec: EnvSpec) -> CheckResult:
+    """Check that observations are finite and not above `Part.high`."""
     for part in spec.observation.parts:
-        for stored in (one.observation, one.final_observation):
+        for stored in (trajectory.observation, trajectory.final_observation):
             if not len(stored):
                 continue
             values = read_part(stored, spec.observation, part)
@@ -199,58 +201,60 @@ def _values(what: str, one: Trajectory, spec: EnvSpec) -> CheckResult:
                 return CheckResult(
                     f"{what} are finite", "error", f"{part.name} has NaN or infinity", "find the division"
                 )
-            if part.kind == "tokens":  # its largest value is that of the features of tokens that are not padding
+            if part.kind == "tokens":  # `high` is the largest feature of tokens that are not padding
                 values = values[..., 1][values[..., 0] != TOKEN_PADDING]
             if part.high is not None and values.size and values.max() > part.high:
-                told = f"{part.name} reaches {values.max()}, the spec says at most {part.high}"
-                return CheckResult(f"{what} are in bounds", "error", told, "fix the space, or clip what is shown")
+                what_is_wrong = f"{part.name} reaches {values.max()}, the spec says at most {part.high}"
+                return CheckResult(
+                    f"{what} are in bounds", "error", what_is_wrong, "fix the space, or clip observations"
+                )
     return CheckResult(f"{what} are finite and in bounds", "ok", "")
 
 
-def _rewards(one: Trajectory) -> CheckResult:
-    if not np.isfinite(one.reward).all():
+def _rewards(trajectory: Trajectory) -> CheckResult:
+    if not np.isfinite(trajectory.reward).all():
         return CheckResult(
             "rewards are finite", "error", "a reward is NaN or infinite", "find the division or overflow"
         )
-    if one.reward[~one.alive[:-1]].any():
-        told = "an agent that is not alive was rewarded"
-        return CheckResult("rewards are finite", "error", told, "give rewards to agents that act only")
-    if not one.reward.any():
-        told = "random play was never rewarded"
-        return CheckResult("rewards are finite", "warning", told, "shape the reward, or expect slow learning")
+    if trajectory.reward[~trajectory.alive[:-1]].any():
+        what = "an agent that is not alive was rewarded"
+        return CheckResult("rewards are finite", "error", what, "reward only agents that act")
+    if not trajectory.reward.any():
+        what = "random play got no reward"
+        return CheckResult("rewards are finite", "warning", what, "shape the reward, or expect slow learning")
     return CheckResult(
-        "rewards are finite", "ok", f"from {one.reward.min():g} to {one.reward.max():g} under random play"
+        "rewards are finite", "ok", f"from {trajectory.reward.min():g} to {trajectory.reward.max():g} under random play"
     )
 
 
-def _seeds_matter(env_batch: EnvBatch, how: _Play) -> CheckResult:
-    """The same actions under two sets of seeds."""
+def _seeds_matter(env_batch: EnvBatch, settings: _PlaySettings) -> CheckResult:
+    """Play the same actions with two sets of seeds."""
     rule = "other seeds give other episodes"
     played = []
     for offset in (0, 1):
-        env_batch.reset(spawn_seeds(how.seed + offset, env_batch.num_envs))
+        env_batch.reset(spawn_seeds(settings.seed + offset, env_batch.num_envs))
         randoms = [np.random.default_rng(7) for _ in range(env_batch.num_envs)]
-        played.append(play_on(env_batch, randoms, how.steps, watch=how.watching(rule)))
+        played.append(play_on(env_batch, randoms, settings.steps, watch=settings.watching(rule)))
     if played[0].differs_from(played[1]) is not None:
         return CheckResult(rule, "ok", "")
-    what = "the same actions lead to the same whatever the seed"
+    what = "the same actions lead to the same trajectory with every seed"
     return CheckResult(rule, "warning", what, "if anything should be random, draw it from self.np_random")
 
 
-def _endings(one: Trajectory, spec: EnvSpec, steps: int) -> Iterator[CheckResult]:
-    if not one.ended.any():
-        told = f"no episode ended in {steps} steps of random play, so endings were not tested"
-        yield CheckResult("episodes end", "warning", told, "check with more steps, or give the env a limit of its own")
+def _endings(trajectory: Trajectory, spec: EnvSpec, steps: int) -> Iterator[CheckResult]:
+    if not trajectory.ended.any():
+        what = f"no episode ended in {steps} steps of random play, so endings were not tested"
+        yield CheckResult("episodes end", "warning", what, "check with more steps, or give the env a step limit")
         return
-    yield CheckResult("episodes end", "ok", f"{len(one.episodes)} in {steps} steps")
-    unwritten = one.ended & ~one.final_written
+    yield CheckResult("episodes end", "ok", f"{len(trajectory.episodes)} in {steps} steps")
+    unwritten = trajectory.ended & ~trajectory.final_written
     yield _compare(
         "an ended episode shows its final observation",
         f"final_observation was not written at step {np.argwhere(unwritten)[0][0]}" if unwritten.any() else None,
         "write the true last observation into final_observation before the reset",
     )
-    limited = [e for e in one.episodes if spec.max_steps is not None and e.length == spec.max_steps]
-    by_limit = bool(limited) and not one.truncated.any()
+    limited = [e for e in trajectory.episodes if spec.max_steps is not None and e.length == spec.max_steps]
+    by_limit = bool(limited) and not trajectory.truncated.any()
     yield CheckResult(
         "the step limit truncates",
         "warning" if by_limit else "ok",
@@ -259,46 +263,48 @@ def _endings(one: Trajectory, spec: EnvSpec, steps: int) -> Iterator[CheckResult
     )
 
 
-def _books(one: Trajectory) -> CheckResult:
-    """Episodes that began with the play: their returns and lengths are those of the rewards seen."""
+def _episode_statistics(trajectory: Trajectory) -> CheckResult:
+    """Compare returns and lengths of the first episodes with the rewards seen."""
     rule, fix = "returns and lengths add up", "count from reset to the end, rewards as the env gave them"
-    whole = [next((e for e in one.episodes if e.env == env), None) for env in range(one.reward.shape[1])]
+    whole = [next((e for e in trajectory.episodes if e.env == env), None) for env in range(trajectory.reward.shape[1])]
     for env, episode in enumerate(whole):
         if episode is None:
             continue
-        seen = one.reward[: episode.length, env].sum(0, dtype=np.float64)
-        if not one.ended[episode.length - 1, env].any():
-            told = f"env {env} reports an episode of {episode.length} steps, but none ended then"
-            return CheckResult(rule, "error", told, fix)
+        seen = trajectory.reward[: episode.length, env].sum(0, dtype=np.float64)
+        if not trajectory.ended[episode.length - 1, env].any():
+            what = f"env {env} reports an episode of {episode.length} steps, but none ended then"
+            return CheckResult(rule, "error", what, fix)
         if not np.allclose(seen, episode.returns, rtol=1e-4, atol=1e-4):
-            told = f"env {env}: rewards sum to {seen.tolist()}, the episode says {list(episode.returns)}"
-            return CheckResult(
-                rule, "warning", told, f"{fix}; with reward_scale or reward_clip this is as it should be"
-            )
+            what = f"env {env}: rewards sum to {seen.tolist()}, the episode says {list(episode.returns)}"
+            return CheckResult(rule, "warning", what, f"{fix}; with reward_scale or reward_clip this is expected")
     return CheckResult(rule, "ok", "")
 
 
 def _alone(
-    one: Trajectory, env_id: str, options: Mapping[str, Any], seeds: npt.NDArray[np.uint64], how: _Play
+    trajectory: Trajectory,
+    env_id: str,
+    options: Mapping[str, Any],
+    seeds: npt.NDArray[np.uint64],
+    settings: _PlaySettings,
 ) -> Iterator[CheckResult]:
-    """The last env of the batch, alone in an environment of its own."""
+    """Play the last env of the batch alone, in a batch of one."""
     rule = "an env depends on its own seed and actions alone"
     alone = make_env_batch(env_id, 1, options)
     try:
-        played = play(alone, seeds[-1:], how.steps, watch=how.watching(rule))
-        difference = played.differs_from(one.env(len(seeds) - 1))
+        played = play(alone, seeds[-1:], settings.steps, watch=settings.watching(rule))
+        difference = played.differs_from(trajectory.env(len(seeds) - 1))
     finally:
         alone.close()
     fix = "keep state in the env object, not in its class or module, and draw from self.np_random, not from np.random"
     yield _compare(rule, difference, fix)
 
 
-def _saving(env_batch: EnvBatch, seeds: npt.NDArray[np.uint64], how: _Play) -> CheckResult:
-    rule = "a saved state goes on as before"
-    play(env_batch, seeds, min(how.steps, 50))
+def _saving(env_batch: EnvBatch, seeds: npt.NDArray[np.uint64], settings: _PlaySettings) -> CheckResult:
+    rule = "a saved state continues as before"
+    play(env_batch, seeds, min(settings.steps, 50))
     saved = env_batch.save_state()
-    first = play_on(env_batch, [np.random.default_rng(7) for _ in seeds], how.steps, watch=how.watching(rule))
+    first = play_on(env_batch, [np.random.default_rng(7) for _ in seeds], settings.steps, watch=settings.watching(rule))
     env_batch.load_state(saved)
-    again = play_on(env_batch, [np.random.default_rng(7) for _ in seeds], how.steps, watch=how.watching(rule))
+    again = play_on(env_batch, [np.random.default_rng(7) for _ in seeds], settings.steps, watch=settings.watching(rule))
     fix = "save_state must hold everything that a step reads, generators and current observations included"
     return _compare(rule, again.differs_from(first), fix)

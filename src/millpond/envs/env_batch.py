@@ -19,7 +19,7 @@ import numpy.typing as npt
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
 
-# The buffers that a saved state holds. Actions are not among them: the caller writes them anew for every step.
+# The buffers that a saved state holds. Actions are not among them: the caller writes them before every step.
 SAVED_BUFFERS = ("observation", "final_observation", "reward", "terminated", "truncated", "alive", "action_mask")
 
 

@@ -1,4 +1,4 @@
-"""Random play of any environment, each env from a generator of its own, and a record of what happened."""
+"""Play any environment with random actions, one generator per env, and record the trajectory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy.typing as npt
 from millpond.envs.env_batch import Buffers, EnvBatch, EpisodeStats
 from millpond.envs.spec import ActionSpec
 
-UNLIKELY = 0xA5  # a byte that no env is likely to show throughout: who still has it was not written to
-KEPT_BYTES = 64 * 1024**2  # of whole observations: those of 20 agents that see images are megabytes a step
-COMPARED = {  # arrays of a trajectory, and what they are called where two differ
+FILL_BYTE = 0xA5  # an array that consists of it after a step was not written to
+MAX_OBSERVATION_BYTES = 64 * 1024**2  # recorded in full: images of 20 agents are megabytes per step
+COMPARED = {  # arrays of a trajectory, and their names in the report of a difference
     "checksum": "observation",
     "reward": "reward",
     "terminated": "terminated",
@@ -29,21 +29,21 @@ UNBOUNDED = 1.0  # a continuous action without bounds is drawn from -1..1
 
 
 def sample_action(spec: ActionSpec, mask: npt.NDArray[np.bool_], random: np.random.Generator) -> npt.NDArray[Any]:
-    """A uniform action of one agent that its mask allows; an empty mask allows all."""
+    """Draw a uniform action of one agent that its mask allows; an empty mask allows all."""
     if spec.kind == "continuous":
         low, high = np.array(spec.low), np.array(spec.high)
         low, high = np.where(np.isfinite(low), low, -UNBOUNDED), np.where(np.isfinite(high), high, UNBOUNDED)
         return random.uniform(low, high).astype(np.float32)
-    chosen, begin = [], 0
+    choices, start = [], 0
     for size in spec.sizes:
-        allowed = np.flatnonzero(mask[begin : begin + size]) if mask.size else np.arange(size)
-        chosen.append(int(random.choice(allowed)) if len(allowed) else 0)
-        begin += size
-    return np.array(chosen if spec.kind == "multidiscrete" else chosen[0], np.int32)
+        allowed = np.flatnonzero(mask[start : start + size]) if mask.size else np.arange(size)
+        choices.append(int(random.choice(allowed)) if len(allowed) else 0)
+        start += size
+    return np.array(choices if spec.kind == "multidiscrete" else choices[0], np.int32)
 
 
 def sample_actions(spec: ActionSpec, buffers: Buffers, randoms: list[np.random.Generator]) -> None:
-    """Write an action for every agent, each env drawing from its own generator."""
+    """Write a random action for every agent, drawn from the env's own generator."""
     for env, random in enumerate(randoms):
         for agent in range(buffers.alive.shape[1]):
             buffers.action[env, agent] = sample_action(spec, buffers.action_mask[env, agent], random)
@@ -51,9 +51,9 @@ def sample_actions(spec: ActionSpec, buffers: Buffers, randoms: list[np.random.G
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What an environment showed: T steps, first axis time; observations have one more, the first.
+    """T steps of N envs with A agents, time first; observations have one more entry, the first observation.
 
-    Whole observations are kept of the first steps only, as many as fit in `KEPT_BYTES`; checksums are there of all.
+    Observations are recorded in full for as many steps as fit in `MAX_OBSERVATION_BYTES`, and as checksums for all.
     """
 
     observation: npt.NDArray[Any]  # [at most T + 1, N, A, ...]
@@ -72,18 +72,18 @@ class Trajectory:
         return np.asarray(self.terminated | self.truncated)
 
     def differs_from(self, other: Trajectory) -> str | None:
-        """Where two trajectories first differ, in words, or None."""
-        for name, words in COMPARED.items():
+        """Describe the first difference of two trajectories; None if there is none."""
+        for name, label in COMPARED.items():
             ours, theirs = getattr(self, name), getattr(other, name)
             same = (ours == theirs) | ((ours != ours) & (theirs != theirs))
             if not same.all():
                 step, env = np.argwhere(~same)[0][:2]
-                return f"{words} of env {env} differs first at step {step}"
+                return f"{label} of env {env} differs first at step {step}"
         return None
 
-    def env(self, place: int) -> Trajectory:
-        """One env's part; its episodes and its whole final observations are left out."""
-        pick = slice(place, place + 1)
+    def env(self, index: int) -> Trajectory:
+        """Return the trajectory of one env, without its episodes and final observations."""
+        pick = slice(index, index + 1)
         return Trajectory(
             self.observation[:, pick],
             self.final_observation[:0],
@@ -107,7 +107,7 @@ def play(
     seconds: float | None = None,
     watch: Watch | None = None,
 ) -> Trajectory:
-    """Reset an environment and play it at random. With `cut`, each step goes in two parts, 0..cut-1 and cut..N-1."""
+    """Reset an env batch and play it. With `cut`, each step is done in two slices, 0..cut-1 and cut..N-1."""
     env_batch.reset(seeds)
     randoms = [np.random.default_rng(int(seed)) for seed in seeds]
     return play_on(env_batch, randoms, steps, cut, seconds=seconds, watch=watch)
@@ -122,10 +122,10 @@ def play_on(
     seconds: float | None = None,
     watch: Watch | None = None,
 ) -> Trajectory:
-    """Play on from where an environment is: `steps` steps, or as many as are begun in `seconds`. `watch(done)` follows it."""
+    """Continue to play an env batch for `steps` steps, or those that start within `seconds`; report to `watch(done)`."""
     buffers, shape = env_batch.buffers, env_batch.buffers.alive.shape
     final_bytes = buffers.final_observation.reshape(*shape, -1).view(np.uint8)
-    kept_steps = max(2, KEPT_BYTES // max(1, buffers.observation.nbytes))
+    recorded_steps = max(2, MAX_OBSERVATION_BYTES // max(1, buffers.observation.nbytes))
     seen, checksums, alive = [buffers.observation.copy()], [_checksums(buffers.observation)], [buffers.alive.copy()]
     finals: list[npt.NDArray[Any]] = []
     final_checksums: list[npt.NDArray[np.uint32]] = []
@@ -134,21 +134,21 @@ def play_on(
     terminated: list[npt.NDArray[np.bool_]] = []
     truncated: list[npt.NDArray[np.bool_]] = []
     episodes: list[EpisodeStats] = []
-    begun = time.monotonic()
+    started = time.monotonic()
     for step in range(steps):
-        if step and seconds is not None and time.monotonic() - begun > seconds:
+        if step and seconds is not None and time.monotonic() - started > seconds:
             break
         sample_actions(env_batch.spec.action, buffers, randoms)
-        final_bytes[...] = UNLIKELY
+        final_bytes[...] = FILL_BYTE
         for first, last in ((0, env_batch.num_envs),) if cut is None else ((0, cut), (cut, env_batch.num_envs)):
             env_batch.step(first, last)
         ended = buffers.terminated | buffers.truncated
         written.append(~ended)
-        written[-1][ended] = (final_bytes[ended] != UNLIKELY).any(1)
+        written[-1][ended] = (final_bytes[ended] != FILL_BYTE).any(1)
         final_checksums.append(np.zeros(shape, np.uint32))
         final_checksums[-1][ended] = [zlib.crc32(final.tobytes()) for final in final_bytes[ended]]
         checksums.append(_checksums(buffers.observation))
-        if len(seen) < kept_steps:
+        if len(seen) < recorded_steps:
             seen.append(buffers.observation.copy())
             finals.append(buffers.final_observation[ended])
         rewards.append(buffers.reward.copy())
@@ -173,5 +173,5 @@ def play_on(
 
 
 def _checksums(observation: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
-    """observation [N, A, ...] -> [N, A]"""
-    return np.array([[zlib.crc32(one.tobytes()) for one in env] for env in observation], np.uint32)
+    """Return the checksums [N, A] of observations [N, A, ...]."""
+    return np.array([[zlib.crc32(agent.tobytes()) for agent in env] for env in observation], np.uint32)

@@ -1,10 +1,10 @@
-"""An environment that only memory solves: a cue is shown once, and asked for 8 to 32 steps later.
+"""An environment that needs memory: a cue is shown once, and must be recalled 8 to 32 steps later.
 
-    step     0      1 .. delay-1     delay
-    shown    cue    nothing          the question
-    reward   0      0                1 if the action is the cue, and the episode terminates
+    step          0      1 .. delay-1     delay
+    observation   cue    zeros            the question
+    reward        0      0                1 if the action is the cue; the episode terminates
 
-Who does not remember is right one time in `cues`. Pure numpy; the state is three numbers an env.
+Without memory an agent is right once in `cues` episodes. Pure numpy; the state is three numbers per env.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def describe(mapping: Mapping[str, Any]) -> EnvSpec:
     options = parse_options(RecallOptions, mapping, env_id="recall")
     return EnvSpec(
         id="recall",
-        # One plane for each cue, and one for the question.
+        # One entry per cue, and one for the question.
         observation=ObservationSpec.single((options.cues + 1,), "uint8", "vector", high=1.0),
         action=ActionSpec.discrete(options.cues),
         max_steps=options.max_delay + 1,
@@ -76,17 +76,17 @@ class RecallEnvs:
 
     def step(self, first: int, last: int) -> None:
         buffers = self.buffers
-        asked = self._left[first:last] == 0
-        right = asked & (buffers.action[first:last, 0] == self._cue[first:last])
-        buffers.reward[first:last, 0] = right
-        buffers.terminated[first:last, 0] = asked
+        at_question = self._left[first:last] == 0
+        correct = at_question & (buffers.action[first:last, 0] == self._cue[first:last])
+        buffers.reward[first:last, 0] = correct
+        buffers.terminated[first:last, 0] = at_question
         self._tracker.add_step(first, last, buffers.reward[first:last])
 
         self._left[first:last] -= 1
         observation = buffers.observation[first:last, 0]
         observation[:, :-1] = 0
         observation[:, -1] = self._left[first:last] == 0
-        ended = first + np.flatnonzero(asked)
+        ended = first + np.flatnonzero(at_question)
         if len(ended):
             buffers.final_observation[ended] = 0
             for env in ended.tolist():
@@ -94,7 +94,7 @@ class RecallEnvs:
             self._begin(ended)
 
     def _begin(self, envs: npt.NDArray[np.int64]) -> None:
-        """New episodes for some envs, each from its own stream."""
+        """Start new episodes, each env from its own random stream."""
         random = self._random[envs]
         self._cue[envs] = draw_below(random, self.options.cues)
         delays = self.options.max_delay - self.options.min_delay + 1
@@ -119,4 +119,4 @@ class RecallEnvs:
         self._tracker.load_state(state)
 
     def close(self) -> None:
-        """Nothing is held but arrays."""
+        """There is nothing to free but arrays."""

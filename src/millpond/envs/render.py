@@ -1,4 +1,4 @@
-"""Pictures of any environment that can draw itself, and a GIF of what it does."""
+"""Render envs that can draw themselves, and write GIFs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Frame = npt.NDArray[np.uint8]  # [height, width, 3]
 @runtime_checkable
 class Renderable(Protocol):
     def render_rgb(self, env: int) -> Frame:
-        """An image of one env as it is now."""
+        """Return an image of the current state of one env."""
 
 
 def render_rgb(env_batch: EnvBatch, env: int) -> Frame:
-    """Draw one env, or raise an error where the environment cannot draw."""
+    """Render one env; raise an error if the env batch cannot."""
     if not isinstance(env_batch, Renderable):
         raise EnvError(
-            f"env {env_batch.spec.id!r} cannot be drawn: its environment has no render_rgb(env), which returns a uint8 array "
-            "[height, width, 3]"
+            f"env {env_batch.spec.id!r} cannot be drawn: its env batch has no method render_rgb(env) that returns a uint8 "
+            "array [height, width, 3]"
         )
     return env_batch.render_rgb(env)
 
 
 def options_for_drawing(env_id: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an environment's options with render_mode='rgb_array' for its envs, where their constructor takes it."""
+    """Return an environment's options with render_mode='rgb_array', if the constructor of its envs takes it."""
     if not _takes_render_mode(env_id):
         return dict(options)
     return {**options, "kwargs": {**options.get("kwargs", {}), "render_mode": "rgb_array"}}
@@ -44,7 +44,7 @@ def _takes_render_mode(env_id: str) -> bool:
     family, name = family_of(env_id), env_id.partition(":")[2]
     if family is None:
         return False
-    if family.name == "pettingzoo":  # its API has the parameter, its constructors often hide it in **kwargs
+    if family.name == "pettingzoo":  # the API has the parameter, but constructors often hide it in **kwargs
         return True
     if family.name == "custom":
         return _takes(load_dotted(env_id), "render_mode")
@@ -71,7 +71,7 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 
 
 def render_env(env: Any, env_id: str) -> Frame:
-    """Call `render()` of another library's env, and see that it returned an image."""
+    """Call `render()` of another library's env, and check that it returns an image."""
     try:
         frame = env.render()
     except NotImplementedError as error:
@@ -103,6 +103,6 @@ def write_gif(frames: Sequence[Frame], path: Path, *, frames_per_second: float =
         format="GIF",
         save_all=True,
         append_images=images[1:],
-        duration=max(20, round(1000 / frames_per_second)),  # viewers take less than 20 ms for a mistake
+        duration=max(20, round(1000 / frames_per_second)),  # viewers ignore durations below 20 ms
         loop=0,
     )

@@ -1,9 +1,9 @@
-"""Where rewards are changed, and only when asked: `reward_scale`, `reward_clip` and `episodic`, off by default.
+"""Wrappers that change rewards, off by default: `reward_scale`, `reward_clip` and `episodic`.
 
     reward <- clip(reward, -reward_clip, reward_clip) * reward_scale
 
-`episodic` then holds them back to the end of the episode (millpond.envs.reward_wrappers). Episodes keep the rewards as the env
-gave them, so returns stay comparable.
+`episodic` then delays rewards to the end of the episode. The statistics of episodes keep the rewards of the env itself,
+so that returns stay comparable.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class RewardOptions:
 
     @property
     def changes(self) -> bool:
-        """Whether single rewards are clipped or scaled."""
+        """True if rewards are clipped or scaled."""
         return self.reward_scale != 1.0 or self.reward_clip is not None
 
 
 class RewardEnvs:
-    """An environment whose rewards are clipped and scaled after each step."""
+    """An env batch whose rewards are clipped and scaled after each step."""
 
     def __init__(self, env_batch: EnvBatch, options: RewardOptions) -> None:
         self.env_batch = env_batch
@@ -45,7 +45,7 @@ class RewardEnvs:
         self.spec: EnvSpec = env_batch.spec
         self.num_envs = env_batch.num_envs
         self.buffers: Buffers = env_batch.buffers
-        if hasattr(env_batch, "watch"):  # only then can a crash name its env
+        if hasattr(env_batch, "watch"):  # so that the error of a crash can name the env
             self.watch = env_batch.watch
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
@@ -76,17 +76,14 @@ class RewardEnvs:
         self.env_batch.close()
 
 
-# -- Rewards held back to the end of the episode: the return at once and nothing before, the hard case for credit.
-#
-#     reward_t <- 0                          while the agent's episode goes on
-#     reward_t <- r_0 + r_1 + ... + r_t      at the step that ends it
-#
-# Every agent's rewards are held by themselves. Clipping and scaling come first, so that what is added up is what the
-# learner would have seen.
-
-
 class EpisodicEnvs:
-    """An environment that gives the sum of an episode's rewards with its last step."""
+    """An env batch that delays rewards to the end of the episode: the hard case for credit assignment.
+
+        reward_t <- 0                          while the agent's episode continues
+        reward_t <- r_0 + r_1 + ... + r_t      at the step that ends it
+
+    Each agent's rewards are summed separately, after clipping and scaling.
+    """
 
     def __init__(self, env_batch: EnvBatch) -> None:
         self.env_batch = env_batch
@@ -94,7 +91,7 @@ class EpisodicEnvs:
         self.num_envs = env_batch.num_envs
         self.buffers: Buffers = env_batch.buffers
         self._held = np.zeros((env_batch.num_envs, env_batch.spec.num_agents), np.float64)
-        if hasattr(env_batch, "watch"):  # only then can a crash name its env
+        if hasattr(env_batch, "watch"):  # so that the error of a crash can name the env
             self.watch = env_batch.watch
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
@@ -103,10 +100,10 @@ class EpisodicEnvs:
 
     def step(self, first: int, last: int) -> None:
         self.env_batch.step(first, last)
-        part = self.buffers.envs(first, last)
-        held, ended = self._held[first:last], part.terminated | part.truncated
-        held += part.reward
-        part.reward[...] = np.where(ended, held, 0.0)
+        buffers = self.buffers.envs(first, last)
+        held, ended = self._held[first:last], buffers.terminated | buffers.truncated
+        held += buffers.reward
+        buffers.reward[...] = np.where(ended, held, 0.0)
         held[ended] = 0.0
 
     def episodes(self) -> list[EpisodeStats]:

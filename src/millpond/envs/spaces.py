@@ -1,9 +1,13 @@
-"""Gymnasium's spaces as Millpond sees them: one flat array an observation, one row of numbers an action.
+"""Gymnasium spaces as arrays: one flat array per observation, one row of numbers per action; and action masks.
 
-Box            unchanged, but for shape (), which becomes (1,), and dtypes that torch computes little with: float64
-               becomes float32, bool uint8, uint16 int32, uint32 int64; images become channels first
+Box            unchanged, except that shape () becomes (1,), images become channels first, and dtypes that torch hardly
+               supports change: float64 becomes float32, bool uint8, uint16 int32, uint32 int64
 Discrete       one-hot bytes            MultiDiscrete   one-hot bytes, one after another
 MultiBinary    bytes                    Dict, Tuple     their parts one after another, named a/b
+
+An env may report its action mask, in this order of preference, in `infos["action_mask"]`, by a method `action_masks()` or
+`action_mask()`, or in an observation that is a Dict of `observation` and `action_mask` (as in PettingZoo). A mask has one
+entry per choice, True if it is allowed; for several choices at once (MultiDiscrete) the masks are concatenated.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ REFUSED = ("uint64",)  # no signed dtype holds all its values
 
 
 def is_image(space: gs.Box) -> bool:
-    """A Box of bytes of two or three axes, of which two are at least 8 long, is taken for a picture."""
+    """True for a Box of bytes with two or three axes, of which at least two have 8 or more entries."""
     return space.dtype == np.uint8 and len(space.shape) in (2, 3) and sum(side >= 8 for side in space.shape) >= 2
 
 
@@ -33,7 +37,7 @@ def channels_last(shape: tuple[int, ...]) -> bool:
 
 
 class Leaf:
-    """One part of an observation: where it is found in a value of the space, and how it is laid out."""
+    """One part of an observation: its path in a value of the space, and its encoding."""
 
     def __init__(self, name: str, path: tuple[str | int, ...], space: Any, env_id: str) -> None:
         self.name = name or "observation"
@@ -80,20 +84,21 @@ class Leaf:
                 "these (gymnasium.wrappers.TransformObservation)"
             )
 
-    def find(self, value: Any) -> Array:
+    def read(self, value: Any) -> Array:
+        """Return this part of a value of the space, encoded."""
         for key in self.path:
             value = value[key]
         return self.encode(value)
 
 
-def one_hots(places: Array, size: int) -> Array:
-    hot = np.zeros(size, np.uint8)
-    hot[places] = 1
-    return hot
+def one_hots(indices: Array, size: int) -> Array:
+    encoded = np.zeros(size, np.uint8)
+    encoded[indices] = 1
+    return encoded
 
 
 def leaves(space: Any, env_id: str, name: str = "", path: tuple[str | int, ...] = ()) -> list[Leaf]:
-    """The parts of a space in a fixed order: a Dict's by key as Gymnasium sorts them, a Tuple's by place."""
+    """Return the parts of a space in a fixed order: of a Dict in Gymnasium's order of keys, of a Tuple by index."""
     if isinstance(space, gs.Dict):
         inner: list[tuple[str | int, Any]] = list(space.spaces.items())
     elif isinstance(space, gs.Tuple):
@@ -113,8 +118,8 @@ class ObservationLayout:
     def __init__(self, space: Any, env_id: str) -> None:
         self._leaves = leaves(space, env_id)
         if not self._leaves:
-            raise EnvError(f"env {env_id!r}: its observation space {space} has no parts; show at least one number")
-        self._plain = not self._leaves[0].path and self._leaves[0].encode is np.asarray  # a value is stored as it is
+            raise EnvError(f"env {env_id!r}: its observation space {space} has no parts; it needs at least one number")
+        self._plain = not self._leaves[0].path and self._leaves[0].encode is np.asarray  # a value is stored unchanged
         if len(self._leaves) == 1:
             leaf = self._leaves[0]
             self.spec = ObservationSpec.single(leaf.shape, leaf.dtype, leaf.kind, leaf.name, leaf.high)
@@ -125,34 +130,34 @@ class ObservationLayout:
             )
 
     def write_all(self, values: list[Any], into: Array) -> None:
-        """Lay values of the space into as many agents' arrays."""
+        """Write one value of the space per agent."""
         if self._plain:
             into[...] = values
         else:
-            for value, one in zip(values, into, strict=True):
-                self.write(value, one)
+            for value, row in zip(values, into, strict=True):
+                self.write(value, row)
 
     def write(self, value: Any, into: Array) -> None:
-        """Lay a value of the space into one agent's array."""
+        """Write a value of the space into one agent's array."""
         if len(self._leaves) == 1:
-            into[...] = self._leaves[0].find(value)
+            into[...] = self._leaves[0].read(value)
             return
         raw = into.view(np.uint8)
         for leaf, part in zip(self._leaves, self.spec.parts, strict=True):
-            found = np.ascontiguousarray(leaf.find(value), part.dtype)
-            raw[part.offset : part.offset + part.nbytes] = found.reshape(-1).view(np.uint8)
+            array = np.ascontiguousarray(leaf.read(value), part.dtype)
+            raw[part.offset : part.offset + part.nbytes] = array.reshape(-1).view(np.uint8)
 
 
 def read_part(stored: Array, spec: ObservationSpec, part: Part) -> Array:
-    """A part of stored observations [..., *spec.shape], as an array [..., *part.shape]."""
+    """Return a part of stored observations [..., *spec.shape] as an array [..., *part.shape]."""
     lead = stored.shape[: stored.ndim - len(spec.shape)]
     raw = np.ascontiguousarray(stored).reshape(*lead, -1).view(np.uint8)
-    piece = np.ascontiguousarray(raw[..., part.offset : part.offset + part.nbytes])
-    return piece.view(part.dtype).reshape(*lead, *part.shape)
+    part_bytes = np.ascontiguousarray(raw[..., part.offset : part.offset + part.nbytes])
+    return part_bytes.view(part.dtype).reshape(*lead, *part.shape)
 
 
 class ActionLayout:
-    """Turns stored actions into values of a Gymnasium space."""
+    """Converts stored actions to values of a Gymnasium space."""
 
     def __init__(self, space: Any, env_id: str, clip: bool = False) -> None:
         self._space = space
@@ -167,20 +172,20 @@ class ActionLayout:
             self.spec = ActionSpec.continuous(tuple(low), tuple(high))
         else:
             raise EnvError(
-                f"env {env_id!r}: its action space {space} is not one that a policy here can act in; wrap the env so "
+                f"env {env_id!r}: no policy here can act in its action space {space}; wrap the env so "
                 "that it takes Discrete, MultiDiscrete, MultiBinary or a Box of floats "
                 "(gymnasium.wrappers.TransformAction)"
             )
         self._clip = clip and isinstance(space, gs.Box)
 
     def read_all(self, stored: Array) -> list[Any]:
-        """Stored actions [N, ...] of as many agents, as their envs want them."""
+        """Return stored actions [N, ...] of N agents as their envs expect them."""
         if isinstance(self._space, gs.Discrete):
-            return list(stored.astype(np.int64) + int(self._space.start))  # of the type that the space draws
-        return [self.read(one) for one in stored]
+            return list(stored.astype(np.int64) + int(self._space.start))  # the type that space.sample() returns
+        return [self.read(action) for action in stored]
 
     def read(self, stored: Array) -> Any:
-        """A stored action of one agent as the env wants it."""
+        """Return a stored action of one agent as the env expects it."""
         space = self._space
         if isinstance(space, gs.Discrete):
             return int(stored) + int(space.start)
@@ -190,15 +195,8 @@ class ActionLayout:
         return np.clip(value, space.low, space.high) if self._clip else value
 
 
-# -- Action masks: which actions an env allows now, wherever it says so.
-#
-# In order: `infos["action_mask"]`, a method `action_masks()` or `action_mask()`, or an observation that is a Dict of
-# `observation` and `action_mask` (PettingZoo's habit). A mask has one entry for each choice, True where it is allowed;
-# for several choices at once (MultiDiscrete) the masks follow one another.
-
-
 def mask_method(env: Any) -> Callable[[], Any] | None:
-    """The env's own method for masks, found through Gymnasium's wrappers."""
+    """Return the env's own method for masks, also through Gymnasium's wrappers."""
     base = getattr(env, "unwrapped", env)
     for holder in (env, base):
         for name in ("action_masks", "action_mask"):
@@ -209,12 +207,12 @@ def mask_method(env: Any) -> Callable[[], Any] | None:
 
 
 def shows_mask(space: Any) -> bool:
-    """Whether an observation space is a Dict that carries the mask beside the observation."""
+    """True if an observation space is a Dict of the observation and the mask."""
     return isinstance(space, gs.Dict) and set(space.spaces) == {"observation", "action_mask"}
 
 
 def find_mask(infos: Mapping[str, Any], observation: Any, env: Any, *, in_observation: bool) -> Any:
-    """The mask an env gives now, or None."""
+    """Return the current mask of an env, or None."""
     if "action_mask" in infos:
         return infos["action_mask"]
     if in_observation:

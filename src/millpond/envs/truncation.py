@@ -1,10 +1,10 @@
-"""An environment whose value is right only when truncation bootstraps.
+"""An environment whose value is learned correctly only if truncation bootstraps.
 
 One state, reward 1 at every step, truncated every `max_steps` steps, never terminated: with a discount gamma
 
     V = 1 / (1 - gamma)
 
-everywhere. Who takes truncation for termination learns less: at most (1 - gamma^max_steps) / (1 - gamma).
+everywhere. A learner that treats truncation as termination learns less: at most (1 - gamma^max_steps) / (1 - gamma).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def describe(mapping: Mapping[str, Any]) -> EnvSpec:
     return EnvSpec(
         id="truncation",
         observation=ObservationSpec.single((1,), "float32", "vector", high=1.0),
-        action=ActionSpec.discrete(2),  # neither does anything
+        action=ActionSpec.discrete(2),  # both do nothing
         max_steps=options.max_steps,
         savable=True,
         native_vector=True,
@@ -53,7 +53,7 @@ class TruncationEnvs:
         self._tracker = EpisodeTracker(num_envs, 1)
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
-        """Nothing here is random but the point of its length at which an env's first episode begins."""
+        """Start all envs; the only random thing is the step at which an env's first episode starts."""
         self._clock[:] = (check_seeds(seeds, self.num_envs) % np.uint64(self.options.max_steps)).astype(np.int64)
         self._tracker.reset()
         self.buffers.observation[:] = 1.0
@@ -88,4 +88,4 @@ class TruncationEnvs:
         self._tracker.load_state(state)
 
     def close(self) -> None:
-        """Nothing is held but arrays."""
+        """There is nothing to free but arrays."""

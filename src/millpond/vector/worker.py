@@ -1,4 +1,4 @@
-"""What a worker does, wherever it runs, and the main loop of a forked worker process.
+"""The worker: env batches and the commands on them, and the main loop of a forked worker process.
 
 A worker holds the env batches of its shards and executes commands. A forked worker process sleeps on an eventfd until
 there is a command, executes it, replies and sleeps again.

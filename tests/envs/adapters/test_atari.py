@@ -27,8 +27,8 @@ def test_gravitar_steps_and_repeats_from_its_seed():
     alone.close()
 
 
-def test_the_final_observation_is_the_true_last_one():
-    """The emulator's own next-step mode shows the last frame of an episode and resets a step later."""
+def test_final_observation_is_the_last_frame_of_the_episode():
+    """The emulator's next-step mode returns the last frame of an episode and resets one step later."""
     options = {"num_threads": 1, "repeat_action_probability": 0.0, "noop_max": 0, "max_steps": 200}
     env_batch = AtariEnvs("breakout", 1, {**options, "episodic_life": False})
     env_batch.reset(np.array([3], np.uint64))
@@ -63,7 +63,7 @@ def test_the_final_observation_is_the_true_last_one():
     plain.close()
 
 
-def test_rewards_are_clipped_only_when_asked():
+def test_rewards_are_clipped_only_if_requested():
     best = {}
     for clip in (False, True):
         env_batch = AtariEnvs("space_invaders", 4, {"num_threads": 1, "reward_clipping": clip})
@@ -105,7 +105,7 @@ def test_colour_and_stacks_become_planes():
     plain.close()
 
 
-def test_a_part_cannot_be_stepped_alone():
+def test_a_slice_cannot_be_stepped_alone():
     env_batch = AtariEnvs("pong", 2, {"num_threads": 1})
     with pytest.raises(EnvError, match=r"cannot step envs 0\.\.0 alone"):
         env_batch.step(0, 1)
@@ -120,13 +120,13 @@ def check_action_sets(games):
         assert len(emulator.getMinimalActionSet()) == MINIMAL_ACTIONS[game], game
 
 
-def test_the_table_of_action_sets_is_the_emulators():
+def test_table_of_action_sets_matches_the_emulator():
     one_of_each = {size: game for game, size in MINIMAL_ACTIONS.items()}
     check_action_sets(["gravitar", *one_of_each.values()])
 
 
 @pytest.mark.slow
-def test_the_whole_table_of_action_sets_is_the_emulators():
+def test_whole_table_of_action_sets_matches_the_emulator():
     check_action_sets(MINIMAL_ACTIONS)
 
 

@@ -10,7 +10,7 @@ from tests.support import custom_envs
 OWN = custom_envs.__name__
 
 
-def test_a_function_that_takes_num_envs_makes_a_whole_env_in_the_given_buffers():
+def test_function_with_num_envs_makes_a_whole_batch_in_the_given_buffers():
     path = f"{OWN}:make_constant_env"
     spec = describe(path, {"kwargs": {"length": 3}})
     assert spec.max_steps == 3
@@ -21,7 +21,7 @@ def test_a_function_that_takes_num_envs_makes_a_whole_env_in_the_given_buffers()
     assert env_batch.buffers is buffers
 
 
-def test_a_limit_can_be_put_on_an_env_of_ones_own():
+def test_max_steps_limits_a_custom_env():
     env_batch = make_env_batch(f"{OWN}:Counter", 2, {"kwargs": {"length": 50}, "max_steps": 6})
     assert env_batch.spec.max_steps == 6
     env_batch.reset(np.array([1, 2], np.uint64))
@@ -32,7 +32,7 @@ def test_a_limit_can_be_put_on_an_env_of_ones_own():
     env_batch.close()
 
 
-def test_an_env_that_goes_agent_by_agent_is_refused_with_the_way_out(monkeypatch):
+def test_turn_based_pettingzoo_env_is_refused_with_a_fix(monkeypatch):
     class ByTurns:
         def agent_iter(self):
             return iter(())
@@ -42,9 +42,9 @@ def test_an_env_that_goes_agent_by_agent_is_refused_with_the_way_out(monkeypatch
         make_env_batch(f"{OWN}:by_turns", 1, {})
 
 
-def test_an_env_that_is_not_one_is_refused(monkeypatch):
+def test_objects_that_are_not_envs_are_refused(monkeypatch):
     monkeypatch.setattr(custom_envs, "half", lambda num_envs, buffers: object(), raising=False)
-    with pytest.raises(EnvError, match="must make a Environment, but what it made has no 'spec'"):
+    with pytest.raises(EnvError, match="must make an EnvBatch, but its result has no 'spec'"):
         make_env_batch(f"{OWN}:half", 1, {})
     stubborn = lambda num_envs, buffers: custom_envs.Constant(num_envs, None, 3)  # noqa: E731
     monkeypatch.setattr(custom_envs, "stubborn", stubborn, raising=False)
@@ -60,6 +60,6 @@ def test_an_env_that_is_not_one_is_refused(monkeypatch):
         ({}, "missing a required argument: 'shown'"),
     ],
 )
-def test_arguments_that_a_function_does_not_take_or_lacks_are_named(kwargs, says):
+def test_unknown_and_missing_arguments_are_named(kwargs, says):
     with pytest.raises(EnvError, match=rf"takes \(shown: .*{says}; its arguments are env.options.NAME=VALUE"):
         make_env_batch(f"{OWN}:make_strange", 1, {"kwargs": kwargs})

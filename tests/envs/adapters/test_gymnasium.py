@@ -14,7 +14,7 @@ from tests.support import custom_envs
 OWN = custom_envs.__name__
 
 
-def test_cartpole_steps_as_gymnasium_steps_it_and_keeps_the_true_final_observation():
+def test_cartpole_matches_gymnasium_and_reports_final_observations():
     env_batch = make_env_batch("gymnasium:CartPole-v1", 3, {})
     assert env_batch.spec.action.sizes == (2,)
     assert env_batch.spec.max_steps == 500
@@ -57,7 +57,7 @@ def test_pendulum_takes_continuous_actions_and_truncates():
     env_batch.close()
 
 
-def test_actions_are_clipped_only_when_asked():
+def test_actions_are_clipped_only_if_requested():
     for clip, expected in ((False, 9.0), (True, 2.0)):
         env_batch = make_env_batch("gymnasium:Pendulum-v1", 1, {"clip_actions": clip})
         env_batch.buffers.action[:] = 9.0
@@ -65,7 +65,7 @@ def test_actions_are_clipped_only_when_asked():
         env_batch.close()
 
 
-def test_nested_observations_are_packed_masks_follow_one_another_and_infos_are_averaged():
+def test_nested_observations_are_packed_masks_concatenated_and_infos_averaged():
     env_batch = make_env_batch(f"{OWN}:Counter", 2, {"kwargs": {"length": 4}})
     assert [part.name for part in env_batch.spec.observation.parts] == ["count", "kind", "pair/0", "pair/1"]
     assert env_batch.spec.observation.dtype == "uint8"  # parts of several dtypes: bytes
@@ -100,7 +100,7 @@ def test_nested_observations_are_packed_masks_follow_one_another_and_infos_are_a
 
 
 @pytest.mark.parametrize(("how", "count"), [("mean", 2.5), ("last", 4.0), ("max", 4.0), ("sum", 10.0)])
-def test_infos_are_aggregated_as_asked(how, count):
+def test_infos_are_aggregated_as_configured(how, count):
     env_batch = make_env_batch(f"{OWN}:Counter", 1, {"kwargs": {"length": 4}, "info": how})
     env_batch.reset(np.array([1], np.uint64))
     for _ in range(4):
@@ -124,7 +124,7 @@ def test_images_become_channels_first_and_masks_come_from_a_method():
     env_batch.close()
 
 
-def test_an_env_that_raises_says_which_one_and_when():
+def test_error_of_an_env_names_the_env_and_its_step():
     env_batch = make_env_batch(f"{OWN}:Raising", 2, {})
     env_batch.reset(np.array([1, 2], np.uint64))
     for _ in range(3):
@@ -145,6 +145,6 @@ def test_an_env_that_raises_says_which_one_and_when():
         (f"{OWN}:OldApi", {}, r"reset\(\) must return \(observation, infos\)"),
     ],
 )
-def test_what_cannot_be_made_says_why(env_id, options, message):
+def test_envs_that_cannot_be_made_say_why(env_id, options, message):
     with pytest.raises(EnvError, match=message):
         make_env_batch(env_id, 1, options)

@@ -10,7 +10,7 @@ from millpond.envs.seeds import spawn_seeds
 
 
 @pytest.mark.parametrize("game", sorted(GAMES))
-def test_the_light_spec_is_that_of_the_game_and_it_steps_saves_and_goes_on_bit_for_bit(game):
+def test_spec_matches_the_game_and_a_saved_state_continues_bit_for_bit(game):
     env = load_game(game).Env(ramping=True)
     channels, actions = GAMES[game]
     assert tuple(env.state_shape()) == (10, 10, channels)
@@ -28,7 +28,7 @@ def test_the_light_spec_is_that_of_the_game_and_it_steps_saves_and_goes_on_bit_f
     assert one.ended.any() or onward[0].ended.any()
 
 
-def test_breakout_is_minatars_own_breakout():
+def test_breakout_matches_minatars_own_wrapper():
     minatar = pytest.importorskip("minatar")
     env_batch = MinAtarEnvs("breakout", 2, {})
     assert describe("breakout", {}).action.sizes == (3,)
@@ -52,7 +52,7 @@ def test_breakout_is_minatars_own_breakout():
 
 
 def test_a_reset_forgets_the_last_action():
-    """Actions stick most of the time here, so that one left over from before would be played."""
+    """Actions are sticky most of the time here, so an old one would be played."""
     options = {"sticky_action_probability": 0.95}
     used, fresh = MinAtarEnvs("breakout", 4, options), MinAtarEnvs("breakout", 4, options)
     used.reset(spawn_seeds(1, 4))
@@ -63,11 +63,11 @@ def test_a_reset_forgets_the_last_action():
     assert again.differs_from(first) is None
 
 
-def test_seeds_of_64_bits_stay_apart():
+def test_64_bit_seeds_give_different_episodes():
     low, high = (play(MinAtarEnvs("asterix", 1, {}), np.array([s], np.uint64), 60) for s in (5, 5 + 2**32))
     assert low.differs_from(high) is not None
 
 
-def test_a_game_that_there_is_not_is_refused():
+def test_unknown_game_is_refused():
     with pytest.raises(EnvError, match="not a game of MinAtar; the games are: asterix, breakout"):
         describe("pong", {})

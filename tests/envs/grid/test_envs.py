@@ -20,7 +20,7 @@ SMALL = {"width": 8, "height": 7, "walls": 6, "mines": 2, "generators": 2, "alta
 
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, object]:
-    """GridRules of every shape, crowded ones too."""
+    """Draw options of every kind, also crowded maps."""
     width, height = draw(st.integers(5, 14)), draw(st.integers(5, 14))
     mines, generators, altars = (draw(st.integers(1, 2)) for _ in range(3))
     room = width * height // 3 - mines - generators - altars
@@ -48,7 +48,7 @@ def made(rules: dict[str, object], num_envs: int, seed: int) -> GridEnvs:
 
 @settings(max_examples=40, deadline=None)
 @given(options(), st.integers(0, 2**32), st.sampled_from(["random", "greedy"]))
-def test_steps_rewards_and_observations_are_those_of_the_plain_rules(rules, seed, name):
+def test_steps_rewards_and_observations_match_the_reference(rules, seed, name):
     env_batch = made(rules, 3, seed)
     player = ScriptedPlayer(name, env_batch, seed)
     plain = [ReferenceEnv(env_batch, env) for env in range(3)]
@@ -76,7 +76,7 @@ def test_steps_rewards_and_observations_are_those_of_the_plain_rules(rules, seed
 
 @settings(max_examples=60, deadline=None)
 @given(options(), st.integers(0, 2**32))
-def test_everything_on_a_map_can_be_reached_and_is_there_in_the_number_asked_for(rules, seed):
+def test_every_object_on_a_map_is_reachable_and_counts_match_the_options(rules, seed):
     env_batch = made(rules, 4, seed)
     for env in range(4):
         plain = ReferenceEnv(env_batch, env)
@@ -115,7 +115,7 @@ def test_resources_are_conserved_and_agents_never_share_a_cell(rules, seed):
 
 @settings(max_examples=15, deadline=None)
 @given(options(), st.integers(0, 2**32), st.integers(1, 4))
-def test_stepping_in_two_parts_is_stepping_all(rules, seed, cut):
+def test_stepping_two_slices_equals_stepping_all(rules, seed, cut):
     seeds = spawn_seeds(seed, 5)
     whole = play(GridEnvs(5, rules), seeds, 40)
     parts = play(GridEnvs(5, rules), seeds, 40, cut=cut)
@@ -124,7 +124,7 @@ def test_stepping_in_two_parts_is_stepping_all(rules, seed, cut):
     assert by_env[0] == by_env[1]
 
 
-def test_two_threads_may_step_two_parts_at_once():
+def test_two_threads_may_step_two_slices_at_once():
     one, two = made(SMALL, 64, 7), made(SMALL, 64, 7)
     random = np.random.default_rng(0)
     with ThreadPoolExecutor(2) as pool:
@@ -154,7 +154,7 @@ def test_an_env_depends_on_its_own_seed_and_actions_alone(rules, seed):
 
 @settings(max_examples=15, deadline=None)
 @given(options(), st.integers(0, 2**32), st.integers(0, 70))
-def test_a_saved_state_goes_on_bit_for_bit_in_another_env(rules, seed, steps):
+def test_saved_state_continues_bit_for_bit_in_another_batch(rules, seed, steps):
     first = made(rules, 3, seed)
     play_on(first, [np.random.default_rng(i) for i in range(3)], steps) if steps else None
     saved = first.save_state()
@@ -168,7 +168,7 @@ def test_a_saved_state_goes_on_bit_for_bit_in_another_env(rules, seed, steps):
         np.testing.assert_array_equal(array, other.save_state()[name], err_msg=name)
 
 
-def test_a_saved_state_keeps_episodes_that_were_not_yet_handed_over():
+def test_saved_state_holds_episodes_not_yet_returned():
     env_batch = made({**SMALL, "max_steps": 5, "stagger": False}, 2, 0)
     for _ in range(5):
         env_batch.step(0, 2)
@@ -179,7 +179,7 @@ def test_a_saved_state_keeps_episodes_that_were_not_yet_handed_over():
     assert other.episodes() == []
 
 
-def test_a_state_of_another_size_is_refused_with_the_sizes():
+def test_state_of_another_size_is_refused_with_the_sizes():
     env_batch = made(SMALL, 2, 0)
     with pytest.raises(EnvError, match=r"grid\.random of uint64 \(2,\).*needs uint64 \(3,\)"):
         GridEnvs(3, SMALL).load_state(env_batch.save_state())
@@ -187,7 +187,7 @@ def test_a_state_of_another_size_is_refused_with_the_sizes():
         env_batch.load_state({})
 
 
-def test_stagger_spreads_the_first_truncations_and_off_brings_them_at_once():
+def test_stagger_spreads_the_first_truncations():
     for stagger, distinct in ((True, 10), (False, 1)):
         env_batch = made({**SMALL, "max_steps": 100, "stagger": stagger}, 32, 3)
         lengths = set()
@@ -198,7 +198,7 @@ def test_stagger_spreads_the_first_truncations_and_off_brings_them_at_once():
         assert (lengths == {100}) is (not stagger)
 
 
-def test_an_episode_reports_its_return_length_and_what_was_made():
+def test_episode_reports_return_length_and_resources_made():
     env_batch = made({**SMALL, "stagger": False}, 4, 1)
     player = ScriptedPlayer("greedy", env_batch, 1)
     rewards = np.zeros((4, 3))
@@ -226,7 +226,7 @@ def test_new_episodes_have_new_maps():
     assert len(maps) == 10
 
 
-def test_an_action_that_there_is_not_is_refused():
+def test_invalid_action_is_refused():
     env_batch = made(SMALL, 3, 0)
     env_batch.buffers.action[2, 1] = 5
     with pytest.raises(EnvError, match=r"env 2 was given the actions \[0, 5, 0\].*0\.\.4 \(noop, north"):
@@ -238,7 +238,7 @@ def test_an_action_that_there_is_not_is_refused():
     [
         ({"obs_size": 10}, "obs_size=10 must be odd .* try 9 or 11"),
         ({"num_agents": 0}, "num_agents=0 must be at least 1"),
-        ({"walls": 200}, "must be at most a third .* take 44 away"),
+        ({"walls": 200}, "must be at most a third .* remove 44"),
         ({"num_agents": 97}, "num_agents=97 must be at most a sixth"),
         ({"altar_cooldown": -1}, "altar_cooldown=-1 must not be negative"),
         ({"num_agent": 3}, "no option 'num_agent'; did you mean 'num_agents'"),
@@ -246,12 +246,12 @@ def test_an_action_that_there_is_not_is_refused():
         ({"capacity": 300}, "capacity=300 must be at most 255"),
     ],
 )
-def test_wrong_options_are_refused_with_a_reason(wrong, message):
+def test_invalid_options_are_refused_with_a_reason(wrong, message):
     with pytest.raises(EnvError, match=message):
         GridEnvs(1, wrong)
 
 
-def test_defaults_are_those_of_the_documents():
+def test_defaults_match_the_documentation():
     defaults = GridOptions()
     assert (defaults.num_agents, defaults.obs_size, defaults.max_steps) == (3, 11, 1_000)
     assert defaults.width >= 24

@@ -14,7 +14,7 @@ def test_greedy_is_far_above_random():
     assert random["hearts"] > 0  # chance finds the whole chain, so there is something to learn from
 
 
-def test_greedy_walks_a_shortest_path_and_uses_what_it_finds():
+def test_greedy_walks_a_shortest_path_and_uses_the_object():
     rules = {"num_agents": 1, "width": 7, "height": 5, "walls": 0, "mines": 1, "generators": 1, "altars": 1}
     env_batch = GridEnvs(32, {**rules, "capacity": 1, "stagger": False})
     env_batch.reset(np.arange(32, dtype=np.uint64))

@@ -14,7 +14,7 @@ def env_of_one() -> GridEnvs:
     return env_batch
 
 
-def test_text_shows_every_object_and_agent_where_the_map_has_it():
+def test_text_shows_every_object_and_agent_at_its_position():
     env_batch = env_of_one()
     lines = env_batch.render_text(0).splitlines()
     assert len(lines) == 6 + 1
@@ -24,7 +24,7 @@ def test_text_shows_every_object_and_agent_where_the_map_has_it():
     assert "0: ore 0 battery 0 heart 0" in lines[6]
 
 
-def test_rgb_has_one_tile_a_cell_and_changes_when_an_agent_moves():
+def test_rgb_has_one_tile_per_cell_and_changes_when_an_agent_moves():
     env_batch = env_of_one()
     before = render_rgb(env_batch, 0)
     assert before.shape == (6 * TILE, 9 * TILE, 3)

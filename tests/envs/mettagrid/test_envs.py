@@ -17,7 +17,7 @@ def make_small(agents: int = 2):
     return forage_config(Forage(num_agents=agents, obs_size=5, num_tokens=50, max_steps=30, size=9))
 
 
-def test_the_light_spec_is_that_of_the_real_scenario():
+def test_spec_without_mettagrid_matches_the_real_scenario():
     env_batch = MettaGridEnvs(1, {})
     assert env_batch.spec == describe({})
     assert env_batch.spec.observation.shape == (200, 3)
@@ -25,7 +25,7 @@ def test_the_light_spec_is_that_of_the_real_scenario():
     env_batch.close()
 
 
-def test_the_core_does_what_mettagrids_own_simulation_does():
+def test_core_matches_mettagrids_own_simulation():
     from mettagrid.simulator import Simulator
 
     env_batch = MettaGridEnvs(2, {"max_steps": 40})
@@ -58,7 +58,7 @@ def test_the_core_does_what_mettagrids_own_simulation_does():
     env_batch.close()
 
 
-def test_it_repeats_slices_and_does_not_know_its_place():
+def test_play_repeats_in_slices_and_at_any_index():
     seeds = spawn_seeds(1, 3)
     whole, parts = (play(MettaGridEnvs(3, {"max_steps": 25}), seeds, 60, cut=cut) for cut in (None, 1))
     assert parts.differs_from(whole) is None
@@ -74,7 +74,7 @@ def test_random_play_is_rewarded():
     assert one.reward.max() > 0
 
 
-def test_a_config_of_ones_own_as_yaml_and_by_dotted_path(tmp_path):
+def test_custom_config_loads_from_yaml_and_by_dotted_path(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(make_small().model_dump(mode="json"), sort_keys=False))
     dotted = f"{__name__}:make_small"
@@ -113,19 +113,19 @@ def test_vibes_are_a_second_choice():
         ({"kwargs": {"a": 1}}, "kwargs are for a config that is a function"),
     ],
 )
-def test_wrong_options_are_refused_with_a_reason(options, message):
+def test_invalid_options_are_refused_with_a_reason(options, message):
     with pytest.raises(EnvError, match=message):
         MettaGridEnvs(1, options)
 
 
-def test_a_file_that_is_no_config_is_refused(tmp_path):
+def test_file_that_is_not_a_config_is_refused(tmp_path):
     path = tmp_path / "wrong.yaml"
     path.write_text("game: {num_agents: 0}")
     with pytest.raises(EnvError, match=r"(?s)is not a MettaGridConfig: .*num_agents"):
         MettaGridEnvs(1, {"config": str(path)})
 
 
-def test_an_action_that_there_is_not_is_refused():
+def test_invalid_action_is_refused():
     env_batch = MettaGridEnvs(2, {})
     env_batch.reset(spawn_seeds(0, 2))
     env_batch.buffers.action[1, 2] = 5

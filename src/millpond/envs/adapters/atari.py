@@ -1,11 +1,10 @@
-"""Atari games on the real emulator: `atari:gravitar` and its like, stepped by ale-py's own vector of envs.
+"""Atari games on the real emulator, such as `atari:gravitar`, stepped by ale-py's own vector of envs.
 
-Every choice of preprocessing is an option and none is hidden: by default frames are skipped by 4 with the maximum of
-the last two, grayscale 84x84, one frame an observation (stacks are built where they are used), up to 30 no-ops at the
-start, sticky actions with probability .25 (Machado et al., 2018), the game's own end of an episode, and rewards as the
-game gives them.
+Every choice of preprocessing is an option: by default a frame skip of 4 with the maximum of the last two frames, grayscale
+84x84, one frame per observation (stacks are built where they are needed), up to 30 no-ops at the start, sticky actions
+with probability .25 (Machado et al., 2018), episodes that end when the game does, and unchanged rewards.
 
-The emulator steps all envs of a vector at once, so a part cannot be stepped alone.
+The emulator steps all its envs at once, so a slice cannot be stepped alone.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from millpond.envs.options import parse_options, require
 from millpond.envs.seeds import check_seeds, draw
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 
-# Sizes of the games' minimal action sets, so that a plan needs no emulator. ROMs for two players only are left out.
+# Sizes of the games' minimal action sets, so that a plan needs no emulator. Games for two players only are left out.
 MINIMAL_ACTIONS = {
     game: size
     for size, games in {
@@ -55,19 +54,19 @@ FULL_ACTIONS = 18
 @dataclass(frozen=True)
 class AtariOptions:
     frame_skip: int = 4
-    stack_num: int = 1  # frames an observation
+    stack_num: int = 1  # frames per observation
     height: int = 84
     width: int = 84
     grayscale: bool = True
     maxpool: bool = True  # the maximum of the last two frames of a skip, against flicker
-    noop_max: int = 30  # up to as many no-ops at the start of an episode
+    noop_max: int = 30  # maximal number of no-ops at the start of an episode
     repeat_action_probability: float = 0.25  # sticky actions
     episodic_life: bool = False  # a lost life terminates
-    reward_clipping: bool = False  # rewards to -1..1; also see reward_clip, which works with every environment
+    reward_clipping: bool = False  # clips rewards to -1..1; see also reward_clip, which works with every environment
     fire_reset: bool = False  # press fire at the start of an episode
     full_action_space: bool = False
     max_steps: int = 27_000  # env steps until truncation: 108,000 frames at a skip of 4
-    num_threads: int = 0  # of the emulator; 0: one for each core, at most one an env
+    num_threads: int = 0  # of the emulator; 0: one per core, at most one per env
 
     def __post_init__(self) -> None:
         for name in ("frame_skip", "stack_num", "height", "width", "max_steps"):
@@ -77,7 +76,7 @@ class AtariOptions:
             value = getattr(self, name)
             require(value >= 0, "atari", f"{name}={value} must not be negative")
         sticky = self.repeat_action_probability
-        require(0.0 <= sticky < 1.0, "atari", f"repeat_action_probability={sticky} must lie in 0..1, 1 excluded")
+        require(0.0 <= sticky < 1.0, "atari", f"repeat_action_probability={sticky} must be in 0..1, 1 excluded")
 
 
 def game_options(game: str, mapping: Mapping[str, Any]) -> AtariOptions:
@@ -91,6 +90,7 @@ def game_options(game: str, mapping: Mapping[str, Any]) -> AtariOptions:
 
 
 def describe(game: str, mapping: Mapping[str, Any]) -> EnvSpec:
+    """Return the spec of a game without importing the emulator."""
     options = game_options(game, mapping)
     planes = options.stack_num if options.grayscale else options.stack_num * 3
     return EnvSpec(
@@ -106,6 +106,8 @@ def describe(game: str, mapping: Mapping[str, Any]) -> EnvSpec:
 
 
 class AtariEnvs:
+    """N envs of one Atari game."""
+
     def __init__(self, game: str, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> None:
         self.options = options = game_options(game, mapping)
         self.spec = describe(game, mapping)
@@ -140,10 +142,10 @@ class AtariEnvs:
         buffers.terminated[:] = False
         buffers.truncated[:] = False
         buffers.alive[:] = True
-        # The emulator takes 31 bits; they are mixed first, so that seeds that differ in high bits only stay apart.
+        # The emulator takes 31 bits; mixed first, so that seeds that differ only in high bits give different ones.
         mixed = (draw(check_seeds(seeds, self.num_envs)) >> np.uint64(33)).astype(np.int64)
         observation, _ = self._vector.reset(seed=mixed)
-        self._show(observation, slice(None), buffers.observation)
+        self._write_frames(observation, slice(None), buffers.observation)
 
     def step(self, first: int, last: int) -> None:
         if first != 0 or last != self.num_envs:
@@ -152,21 +154,21 @@ class AtariEnvs:
                 f"{self.num_envs} at once (spec.partial_step is False)"
             )
         buffers, tracker = self.buffers, self._tracker
-        # A copy: the emulator's threads read the actions while the caller may already write the next.
+        # A copy: the emulator's threads may read the actions while the caller already writes the next ones.
         observation, reward, terminated, truncated, infos = self._vector.step(buffers.action[:, 0].copy())
         buffers.reward[:, 0] = reward
         buffers.terminated[:, 0] = terminated
         buffers.truncated[:, 0] = truncated
         tracker.add_step(0, self.num_envs, buffers.reward)
-        self._show(observation, slice(None), buffers.observation)
+        self._write_frames(observation, slice(None), buffers.observation)
         ended = np.flatnonzero(terminated | truncated)
         if len(ended):
-            self._show(infos["final_obs"], ended, buffers.final_observation)
+            self._write_frames(infos["final_obs"], ended, buffers.final_observation)
             for env in ended.tolist():
                 tracker.end_episode(env)
 
-    def _show(self, frames: npt.NDArray[np.uint8], envs: Any, into: npt.NDArray[Any]) -> None:
-        """The emulator gives [N, stack, height, width] or, in colour, [N, stack, height, width, 3]."""
+    def _write_frames(self, frames: npt.NDArray[np.uint8], envs: Any, into: npt.NDArray[Any]) -> None:
+        """Write frames [N, stack, height, width] or, in colour, [N, stack, height, width, 3]."""
         if not self.options.grayscale:
             frames = np.moveaxis(frames, 4, 2).reshape(self.num_envs, *self.spec.observation.shape)
         into[envs, 0] = frames[envs]
@@ -181,9 +183,9 @@ class AtariEnvs:
         raise unsavable(self.spec.id, "restored")
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
-        """The newest frame as the agent sees it, in three channels."""
-        seen = self.buffers.observation[env, 0]
-        frame = seen[-1:].repeat(3, 0) if self.options.grayscale else seen[-3:]
+        """Return the newest frame as the agent sees it, with three channels."""
+        observation = self.buffers.observation[env, 0]
+        frame = observation[-1:].repeat(3, 0) if self.options.grayscale else observation[-3:]
         return np.ascontiguousarray(np.moveaxis(frame, 0, 2))
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Envs of the user's own, by dotted path: `package.module:make_env`.
+"""Custom envs by dotted path: `package.module:make_env`.
 
-What the path names is called with the option `kwargs` and makes one env, Gymnasium's or a PettingZoo parallel one. If
-it has a parameter `num_envs`, it makes a whole `EnvBatch` instead: it is called as `make(num_envs, buffers, **kwargs)`.
+The function or class is called with the option `kwargs` and makes one env, of Gymnasium or a parallel one of PettingZoo.
+If it has a parameter `num_envs`, it makes a whole `EnvBatch` instead and is called as `make(num_envs, buffers, **kwargs)`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from millpond.envs.spec import EnvSpec
 
 
 def makes_env_batch(factory: Any) -> bool:
+    """True if a factory makes a whole `EnvBatch`."""
     try:
         return "num_envs" in inspect.signature(factory).parameters
     except (TypeError, ValueError):
@@ -26,7 +27,7 @@ def makes_env_batch(factory: Any) -> bool:
 
 
 def require_arguments(factory: Any, arguments: Mapping[str, Any], path: str) -> None:
-    """Refuse arguments that a function does not take, or lacks, before its own code could raise a TypeError."""
+    """Refuse unknown and missing arguments of a factory, before its own code can raise a TypeError."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
@@ -41,7 +42,7 @@ def require_arguments(factory: Any, arguments: Mapping[str, Any], path: str) -> 
 
 
 def custom_env(path: str, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> EnvBatch:
-    """An environment of the user's own envs."""
+    """Make a batch of custom envs."""
     factory = load_dotted(path)
     options = parse_options(LoopOptions, mapping, env_id=path)
     if makes_env_batch(factory):
@@ -50,15 +51,11 @@ def custom_env(path: str, num_envs: int, mapping: Mapping[str, Any], buffers: Bu
         env_batch: EnvBatch = factory(**arguments)
         for name in ("spec", "num_envs", "buffers", "reset", "step", "episodes"):
             if not hasattr(env_batch, name):
-                raise EnvError(
-                    f"{path!r} takes num_envs, so it must make a Environment, but what it made has no {name!r}"
-                )
+                raise EnvError(f"{path!r} takes num_envs, so it must make an EnvBatch, but its result has no {name!r}")
         if not isinstance(env_batch.spec, EnvSpec):
-            raise EnvError(f"{path!r}: spec of its environment must be a millpond.envs.spec.EnvSpec")
+            raise EnvError(f"{path!r}: spec of its EnvBatch must be a millpond.envs.spec.EnvSpec")
         if buffers is not None and env_batch.buffers is not buffers:
-            raise EnvError(
-                f"{path!r}: its environment must write into the buffers it is given, but has buffers of its own"
-            )
+            raise EnvError(f"{path!r}: its EnvBatch must write into the buffers it is given, but it has its own")
         return env_batch
 
     require_arguments(factory, options.kwargs, path)
@@ -86,16 +83,16 @@ def custom_env(path: str, num_envs: int, mapping: Mapping[str, Any], buffers: Bu
 
 
 def _with_first(probe: Any, make: MakeEnv) -> MakeEnv:
-    """Use the env that was made to look at as the first of the batch."""
-    made = [probe]
-    return lambda: made.pop() if made else make()
+    """Return a factory that returns `probe` first, so that the probed env is not wasted."""
+    unused = [probe]
+    return lambda: unused.pop() if unused else make()
 
 
 def is_gymnasium(env: Any, path: str) -> bool:
     """True for a Gymnasium env, False for a PettingZoo parallel one; anything else is refused."""
     if hasattr(env, "agent_iter"):
         raise EnvError(
-            f"{path!r} made a PettingZoo env that goes agent by agent; make it parallel: "
+            f"{path!r} made a PettingZoo env in which agents act in turn; make it parallel: "
             "pettingzoo.utils.aec_to_parallel(env)"
         )
     if hasattr(env, "possible_agents") or (hasattr(env, "agents") and callable(getattr(env, "action_space", None))):

@@ -1,7 +1,7 @@
-"""Gymnasium envs, one object an env, stepped in a loop: `gymnasium:ID`, or whatever a factory makes.
+"""Gymnasium envs, one Python object per env, stepped in a loop: `gymnasium:ID`, or envs of a custom factory.
 
-An env is seeded once, at `reset`; the episodes that follow continue its own generator. So env i's trajectory depends
-on its own seed and actions alone, as long as it draws from `self.np_random`, as Gymnasium asks.
+An env is seeded once, at `reset`; later episodes continue its own generator. So the trajectory of env i depends on its own
+seed and actions alone, as long as it draws from `self.np_random`, as Gymnasium requires.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ MakeEnv = Callable[[], Any]
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """Options of the environments that loop over env objects.
+    """Options of environments that loop over env objects.
 
-    `kwargs` go to the env's constructor. `max_steps` truncates episodes; it replaces the limit that a Gymnasium env was
-    registered with. `clip_actions` clips continuous actions to the space's bounds before the env sees them. `info` says
-    how a number that the env reports at several steps is aggregated over an episode.
+    `kwargs`        arguments of the env's constructor
+    `max_steps`     steps until truncation; replaces the limit with which a Gymnasium env was registered
+    `clip_actions`  clip continuous actions to the space's bounds before the env sees them
+    `info`          how a number that the env reports at several steps is aggregated over an episode
     """
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -40,7 +41,7 @@ class LoopOptions:
 
 
 def gymnasium_maker(name: str, options: LoopOptions) -> MakeEnv:
-    """A function that makes one env of Gymnasium's registry."""
+    """Return a function that makes one env of Gymnasium's registry."""
     import gymnasium
 
     env_id = f"gymnasium:{name}"
@@ -54,7 +55,7 @@ def gymnasium_maker(name: str, options: LoopOptions) -> MakeEnv:
         try:
             return gymnasium.make(spec, disable_env_checker=True, **extra, **options.kwargs)
         except gymnasium.error.DependencyNotInstalled as error:
-            raise EnvError(f"env {env_id!r} lacks something: {error}") from error
+            raise EnvError(f"env {env_id!r} lacks a dependency: {error}") from error
         except TypeError as error:
             raise EnvError(f"env {env_id!r} does not take kwargs {dict(options.kwargs)}: {error}") from error
 
@@ -62,7 +63,7 @@ def gymnasium_maker(name: str, options: LoopOptions) -> MakeEnv:
 
 
 class GymnasiumSpaces:
-    """What one env object tells of its kind: layouts of observations and actions, and whether it masks actions."""
+    """Layouts of observations and actions, and the spec, as read from one env object."""
 
     def __init__(self, env: Any, env_id: str, options: LoopOptions) -> None:
         self.mask_in_observation = shows_mask(env.observation_space)
@@ -82,7 +83,7 @@ class GymnasiumSpaces:
 
 
 def reset_one(env: Any, seed: int | None, env_id: str) -> tuple[Any, Mapping[str, Any]]:
-    """Reset an env, and see that it speaks Gymnasium's language of 0.26 and later."""
+    """Reset an env, and check that it has the API of Gymnasium 0.26 and later."""
     result = env.reset() if seed is None else env.reset(seed=seed)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
         raise EnvError(
@@ -93,6 +94,8 @@ def reset_one(env: Any, seed: int | None, env_id: str) -> tuple[Any, Mapping[str
 
 
 class GymnasiumEnvs:
+    """N Gymnasium envs, stepped one after another."""
+
     def __init__(
         self,
         env_id: str,
@@ -111,7 +114,7 @@ class GymnasiumEnvs:
         self._progress = np.zeros(1, np.int64)
 
     def watch(self, progress: npt.NDArray[np.int64]) -> None:
-        """Say in `progress[0]` which env is being stepped or reset, so that a crash can name it."""
+        """Write the env that is being stepped or reset to `progress[0]`, so that the error of a crash can name it."""
         self._progress = progress
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
@@ -125,7 +128,7 @@ class GymnasiumEnvs:
 
     def step(self, first: int, last: int) -> None:
         buffers, spaces, progress, ended = self.buffers, self._spaces, self._progress, []
-        outcomes: list[tuple[float, bool, bool]] = []
+        results: list[tuple[float, bool, bool]] = []
         observations: list[Any] = []
         actions = spaces.action.read_all(buffers.action[first:last, 0])
         for env, action in zip(range(first, last), actions, strict=True):
@@ -141,17 +144,17 @@ class GymnasiumEnvs:
                     f"but returned {len(result)} values; this is the old gym API: wrap the env, e.g. with shimmy"
                 )
             observation, reward, terminated, truncated, infos = result
-            outcomes.append((reward, terminated, truncated))
+            results.append((reward, terminated, truncated))
             observations.append(observation)
             if infos:
                 self._tracker.add_infos(env, infos)
             if terminated or truncated:
-                self._show(observation, buffers.final_observation[env, 0])
+                self._write_observation(observation, buffers.final_observation[env, 0])
                 ended.append(env)
             elif spaces.spec.action_masks:
-                self._mask(env, observation, infos)
-        self._show_all(observations, buffers.observation[first:last, 0])
-        columns = zip(*outcomes, strict=True)
+                self._write_mask(env, observation, infos)
+        self._write_observations(observations, buffers.observation[first:last, 0])
+        columns = zip(*results, strict=True)
         for array, column in zip((buffers.reward, buffers.terminated, buffers.truncated), columns, strict=True):
             array[first:last, 0] = column
         self._tracker.add_step(first, last, buffers.reward[first:last])
@@ -162,20 +165,20 @@ class GymnasiumEnvs:
     def _begin(self, env: int, seed: int | None) -> None:
         self._progress[0] = env
         observation, infos = reset_one(self.envs[env], seed, self.spec.id)
-        self._show(observation, self.buffers.observation[env, 0])
-        self._mask(env, observation, infos)
+        self._write_observation(observation, self.buffers.observation[env, 0])
+        self._write_mask(env, observation, infos)
 
-    def _show(self, observation: Any, into: npt.NDArray[Any]) -> None:
+    def _write_observation(self, observation: Any, into: npt.NDArray[Any]) -> None:
         if self._spaces.mask_in_observation:
             observation = observation["observation"]
         self._spaces.observation.write(observation, into)
 
-    def _show_all(self, observations: list[Any], into: npt.NDArray[Any]) -> None:
+    def _write_observations(self, observations: list[Any], into: npt.NDArray[Any]) -> None:
         if self._spaces.mask_in_observation:
             observations = [observation["observation"] for observation in observations]
         self._spaces.observation.write_all(observations, into)
 
-    def _mask(self, env: int, observation: Any, infos: Mapping[str, Any]) -> None:
+    def _write_mask(self, env: int, observation: Any, infos: Mapping[str, Any]) -> None:
         if self.spec.action_masks:
             mask = find_mask(infos, observation, self.envs[env], in_observation=self._spaces.mask_in_observation)
             write_mask(mask, self.buffers.action_mask[env, 0], env_id=self.spec.id, env=env)
@@ -190,7 +193,7 @@ class GymnasiumEnvs:
         raise unsavable(self.spec.id, "restored")
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
-        """Draw one env; most draw only when made with kwargs={'render_mode': 'rgb_array'}."""
+        """Render one env; most need kwargs={'render_mode': 'rgb_array'}."""
         return render_env(self.envs[env], self.spec.id)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""MinAtar's five games: `minatar:breakout` and its like. 10x10 planes of zeros and ones, channels first.
+"""MinAtar's five games, such as `minatar:breakout`: 10x10 planes of zeros and ones, channels first.
 
-The games' own files are loaded without the package around them, which would bring in seaborn and pandas (seconds, in
-every worker). What the package's wrapper adds, sticky actions, is done here, from the same generator in the same
-order, so that trajectories are those of `minatar.Environment`.
+The files of the games are loaded without the package around them, which imports seaborn and pandas (seconds, in every
+worker). Sticky actions, which the package's wrapper adds, are drawn here from the same generator in the same order, so
+that trajectories equal those of `minatar.Environment`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from millpond.envs.options import parse_options, require
 from millpond.envs.seeds import check_seeds
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 
-# game: (channels, actions that do something in it)
+# game: (channels, actions that have an effect)
 GAMES = {
     "asterix": (4, (0, 1, 2, 3, 4)),
     "breakout": (4, (0, 1, 3)),
@@ -39,8 +39,13 @@ ALL_ACTIONS = tuple(range(6))
 
 @dataclass(frozen=True)
 class MinAtarOptions:
-    """`sticky_action_probability`: the last action is repeated instead. `difficulty_ramping`: games get faster.
-    `minimal_actions`: only those that do something in the game. `max_steps`: truncate, where set."""
+    """Options of all games.
+
+    `sticky_action_probability`  with which the last action is repeated
+    `difficulty_ramping`         games get faster
+    `minimal_actions`            only actions that have an effect in the game
+    `max_steps`                  steps until truncation; None for no limit
+    """
 
     sticky_action_probability: float = 0.1
     difficulty_ramping: bool = True
@@ -49,7 +54,7 @@ class MinAtarOptions:
 
     def __post_init__(self) -> None:
         sticky = self.sticky_action_probability
-        require(0.0 <= sticky < 1.0, "minatar", f"sticky_action_probability={sticky} must lie in 0..1, 1 excluded")
+        require(0.0 <= sticky < 1.0, "minatar", f"sticky_action_probability={sticky} must be in 0..1, 1 excluded")
         limit = self.max_steps
         require(limit is None or limit >= 1, "minatar", f"max_steps={limit} must be at least 1, or null for no limit")
 
@@ -74,7 +79,7 @@ def describe(game: str, mapping: Mapping[str, Any]) -> EnvSpec:
 
 @functools.cache
 def load_game(game: str) -> ModuleType:
-    """The game's own module, which needs numpy only."""
+    """Load the game's own module, which needs numpy only."""
     require_extra(f"minatar:{game}")
     package = importlib.util.find_spec("minatar")
     assert package is not None
@@ -89,6 +94,8 @@ def load_game(game: str) -> ModuleType:
 
 
 class MinAtarEnvs:
+    """N envs of one MinAtar game."""
+
     def __init__(self, game: str, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> None:
         self.options = game_options(game, mapping)
         self.spec = describe(game, mapping)
@@ -108,10 +115,10 @@ class MinAtarEnvs:
         self.buffers.truncated[:] = False
         self.buffers.alive[:] = True
         for env, seed in enumerate(check_seeds(seeds, self.num_envs).tolist()):
-            # RandomState takes words of 32 bits; a small seed is the same as MinAtar's own seed(n).
+            # RandomState takes words of 32 bits; a small seed gives the same numbers as MinAtar's seed(n).
             self.envs[env].random = np.random.RandomState(seed if seed < 2**32 else [seed & 0xFFFFFFFF, seed >> 32])
             self.envs[env].reset()
-            self._show(env, self.buffers.observation)
+            self._write_observation(env, self.buffers.observation)
 
     def step(self, first: int, last: int) -> None:
         buffers, tracker, options = self.buffers, self._tracker, self.options
@@ -129,12 +136,12 @@ class MinAtarEnvs:
             buffers.terminated[env, 0] = terminated
             buffers.truncated[env, 0] = truncated
             if terminated or truncated:
-                self._show(env, buffers.final_observation)
+                self._write_observation(env, buffers.final_observation)
                 tracker.end_episode(env)
                 game.reset()
-            self._show(env, buffers.observation)
+            self._write_observation(env, buffers.observation)
 
-    def _show(self, env: int, into: npt.NDArray[Any]) -> None:
+    def _write_observation(self, env: int, into: npt.NDArray[Any]) -> None:
         into[env, 0] = self.envs[env].state().transpose(2, 0, 1)
 
     def episodes(self) -> list[EpisodeStats]:
@@ -157,7 +164,7 @@ class MinAtarEnvs:
         self._tracker.load_state(state)
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
-        """The planes in colours of their own, 16 pixels a cell."""
+        """Draw each plane in its own colour, 16 pixels per cell."""
         planes = self.envs[env].state()
         hues = np.arange(planes.shape[2]) / planes.shape[2] * 2 * np.pi
         palette = 128 + 127 * np.cos(hues[:, None] - np.array([0.0, 2.1, 4.2]))
@@ -167,11 +174,11 @@ class MinAtarEnvs:
         return image.astype(np.uint8).repeat(16, 0).repeat(16, 1)
 
     def close(self) -> None:
-        """Nothing is held but Python objects."""
+        """There is nothing to free but Python objects."""
 
 
 def encode(value: Any) -> Any:
-    """A game's attribute as JSON: numbers, lists, dicts, arrays, and the generator."""
+    """Convert a game's attribute to JSON: numbers, lists, dicts, arrays, and the generator."""
     if isinstance(value, np.random.RandomState):
         name, keys, position, has_gauss, cached = value.get_state(legacy=True)
         return {"@random": [str(name), keys.tolist(), int(position), int(has_gauss), float(cached)]}  # type: ignore[union-attr]
@@ -187,6 +194,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
+    """Undo `encode`."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""PettingZoo's parallel envs: `pettingzoo:MODULE`, or whatever a factory makes.
+"""PettingZoo's parallel envs: `pettingzoo:MODULE`, or envs of a custom factory.
 
-Agents stand in the order of `possible_agents`. One that is not in the env's `agents` is not alive: its observation is
-zero, its reward 0, its flags False, and its actions are not looked at. An agent that ends before the others has its
-flag and its final observation at its last step; the episode goes on until no agent is left.
+Agents have the order of `possible_agents`. An agent that is not in the env's `agents` is not alive: its observation is
+zero, its reward 0, its flags False, and its actions are ignored. An agent that ends before the others has its flag and
+its final observation at its last step; the episode continues until no agent is left.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from millpond.envs.seeds import check_seeds
 from millpond.envs.spaces import ActionLayout, ObservationLayout, shows_mask, write_mask
 from millpond.envs.spec import EnvSpec
 
-EXTRAS = ("atari", "butterfly", "classic", "sisl")  # families of PettingZoo's envs that need packages of their own
+EXTRAS = ("atari", "butterfly", "classic", "sisl")  # families of PettingZoo's envs that need further packages
 
 
 def pettingzoo_maker(name: str, options: LoopOptions) -> MakeEnv:
-    """A function that makes one env of a module: `pettingzoo.NAME`, or NAME itself, with its `parallel_env`."""
+    """Return a function that makes one env by `parallel_env` of the module `pettingzoo.NAME`, or NAME itself."""
     env_id = f"pettingzoo:{name}"
     import_extra("pettingzoo", extra="pettingzoo", env_id=env_id)
     for path in (f"pettingzoo.{name}", name):
@@ -55,13 +55,13 @@ def pettingzoo_maker(name: str, options: LoopOptions) -> MakeEnv:
 
 
 class PettingZooSpaces:
-    """Layouts of a parallel env. All agents must share them: one policy acts for all."""
+    """Layouts and spec of a parallel env. All agents must share them: one policy acts for all."""
 
     def __init__(self, env: Any, env_id: str, options: LoopOptions) -> None:
         agents = getattr(env, "possible_agents", None)
         if not agents:
             raise EnvError(
-                f"env {env_id!r} does not say its possible_agents, so the number of agents is not known; set "
+                f"env {env_id!r} has no possible_agents, so the number of agents is unknown; set "
                 "possible_agents to all agents that can ever appear"
             )
         self.agents: list[Any] = list(agents)
@@ -71,11 +71,11 @@ class PettingZooSpaces:
                 if space_of(agent) != space_of(first):
                     raise EnvError(
                         f"env {env_id!r}: agents {first!r} and {agent!r} have different {what} spaces "
-                        f"({space_of(first)} and {space_of(agent)}); pad them to one space in a wrapper of your own"
+                        f"({space_of(first)} and {space_of(agent)}); pad them to one space in a wrapper"
                     )
-        shown = env.observation_space(first)
-        self.mask_in_observation = shows_mask(shown)
-        self.observation = ObservationLayout(shown["observation"] if self.mask_in_observation else shown, env_id)
+        space = env.observation_space(first)
+        self.mask_in_observation = shows_mask(space)
+        self.observation = ObservationLayout(space["observation"] if self.mask_in_observation else space, env_id)
         self.action = ActionLayout(env.action_space(first), env_id, options.clip_actions)
         _, infos = reset_one(env, 0, env_id)
         masks = self.mask_in_observation or any("action_mask" in info for info in infos.values())
@@ -90,6 +90,8 @@ class PettingZooSpaces:
 
 
 class PettingZooEnvs:
+    """N parallel envs, stepped one after another."""
+
     def __init__(
         self,
         env_id: str,
@@ -108,7 +110,7 @@ class PettingZooEnvs:
         self._progress = np.zeros(1, np.int64)
 
     def watch(self, progress: npt.NDArray[np.int64]) -> None:
-        """Say in `progress[0]` which env is being stepped or reset, so that a crash can name it."""
+        """Write the env that is being stepped or reset to `progress[0]`, so that the error of a crash can name it."""
         self._progress = progress
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
@@ -130,8 +132,8 @@ class PettingZooEnvs:
 
     def _step_one(self, env: int) -> None:
         buffers, parallel, names = self.buffers, self.envs[env], self._spaces.agents
-        acting = [place for place, name in enumerate(names) if buffers.alive[env, place]]
-        actions = {names[place]: self._spaces.action.read(buffers.action[env, place]) for place in acting}
+        acting = [index for index, name in enumerate(names) if buffers.alive[env, index]]
+        actions = {names[index]: self._spaces.action.read(buffers.action[env, index]) for index in acting}
         observations, rewards, terminations, truncations, infos = parallel.step(actions)
 
         buffers.reward[env] = 0.0
@@ -139,20 +141,20 @@ class PettingZooEnvs:
         buffers.truncated[env] = False
         buffers.alive[env] = False
         buffers.observation[env] = 0
-        out_of_time = self._tracker.length[env] + 1 == self.spec.max_steps
-        for place in acting:
-            name = names[place]
-            buffers.reward[env, place] = rewards[name]
+        reached_limit = self._tracker.length[env] + 1 == self.spec.max_steps
+        for agent in acting:
+            name = names[agent]
+            buffers.reward[env, agent] = rewards[name]
             terminated = bool(terminations[name])
-            truncated = bool(truncations[name]) or (out_of_time and not terminated)
-            buffers.terminated[env, place] = terminated
-            buffers.truncated[env, place] = truncated
+            truncated = bool(truncations[name]) or (reached_limit and not terminated)
+            buffers.terminated[env, agent] = terminated
+            buffers.truncated[env, agent] = truncated
             if terminated or truncated:
-                self._show(observations[name], buffers.final_observation[env, place])
-            self._tracker.add_infos(env, infos.get(name, {}), place)
+                self._write_observation(observations[name], buffers.final_observation[env, agent])
+            self._tracker.add_infos(env, infos.get(name, {}), agent)
         self._tracker.add_step(env, env + 1, buffers.reward[env : env + 1])
-        if parallel.agents and not out_of_time:
-            self._show_all(env, observations, infos)
+        if parallel.agents and not reached_limit:
+            self._write_observations(env, observations, infos)
             return
         if not (buffers.terminated[env] | buffers.truncated[env])[acting].all():
             raise EnvError(
@@ -167,25 +169,27 @@ class PettingZooEnvs:
         observations, infos = reset_one(self.envs[env], seed, self.spec.id)
         self.buffers.alive[env] = False
         self.buffers.observation[env] = 0
-        self._show_all(env, observations, infos)
+        self._write_observations(env, observations, infos)
 
-    def _show_all(self, env: int, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
-        """Observations and masks of the agents that are in the env now. The others' masks allow all: an empty one
-        would leave a policy nothing to choose from."""
+    def _write_observations(self, env: int, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
+        """Write observations and masks of the agents that are in the env now.
+
+        The masks of the others allow everything: an empty mask would leave a policy without a choice.
+        """
         buffers = self.buffers
         buffers.action_mask[env] = True
         for name in self.envs[env].agents:
             if name not in self._spaces.agents:
-                raise EnvError(f"env {self.spec.id!r}: agent {name!r} is not in possible_agents; name it there")
-            place = self._spaces.agents.index(name)
-            buffers.alive[env, place] = True
-            self._show(observations[name], buffers.observation[env, place])
+                raise EnvError(f"env {self.spec.id!r}: agent {name!r} is not in possible_agents; add it there")
+            agent = self._spaces.agents.index(name)
+            buffers.alive[env, agent] = True
+            self._write_observation(observations[name], buffers.observation[env, agent])
             if self.spec.action_masks:
-                shown = observations[name]["action_mask"] if self._spaces.mask_in_observation else None
-                mask = infos.get(name, {}).get("action_mask", shown)
-                write_mask(mask, buffers.action_mask[env, place], env_id=self.spec.id, env=env)
+                in_observation = observations[name]["action_mask"] if self._spaces.mask_in_observation else None
+                mask = infos.get(name, {}).get("action_mask", in_observation)
+                write_mask(mask, buffers.action_mask[env, agent], env_id=self.spec.id, env=env)
 
-    def _show(self, observation: Any, into: npt.NDArray[Any]) -> None:
+    def _write_observation(self, observation: Any, into: npt.NDArray[Any]) -> None:
         if self._spaces.mask_in_observation:
             observation = observation["observation"]
         self._spaces.observation.write(observation, into)
@@ -200,7 +204,7 @@ class PettingZooEnvs:
         raise unsavable(self.spec.id, "restored")
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
-        """Draw one env; most draw only when made with kwargs={'render_mode': 'rgb_array'}."""
+        """Render one env; most need kwargs={'render_mode': 'rgb_array'}."""
         return render_env(self.envs[env], self.spec.id)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The grid environment: a batch of envs over one set of arrays, stepped by compiled code."""
+"""The grid environment: N envs in one set of arrays, stepped by compiled code; and how to draw it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,36 @@ from millpond.envs.grid.rules import (
     GridRules,
     GridState,
     describe,
-    options,
     padded_stride,
+    parse_grid_options,
 )
 from millpond.envs.seeds import check_seeds
 
+TILE = 8  # pixels per cell
+COLOURS = np.array(
+    [
+        (24, 26, 32),  # empty
+        (92, 96, 106),  # wall
+        (196, 132, 60),  # mine
+        (70, 150, 220),  # generator
+        (222, 72, 88),  # altar
+        (112, 50, 58),  # cooling altar
+        (250, 250, 250),  # agent, drawn over in its own colour
+    ],
+    np.uint8,
+)
+CHARACTERS = ".#mgaz@"  # by code
+AGENT_COLOURS = np.array(
+    [(250, 222, 80), (120, 220, 130), (200, 130, 240), (90, 220, 220), (250, 150, 90), (240, 240, 240)], np.uint8
+)
+
 
 class GridEnvs:
-    """See `GridOptions` for the rules. Disjoint slices may be stepped by several threads at once."""
+    """N envs; see `GridOptions` for the rules. Several threads may step disjoint slices at the same time."""
 
     def __init__(self, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> None:
         self.spec = describe(mapping)
-        self.options: GridOptions = options(mapping)
+        self.options: GridOptions = parse_grid_options(mapping)
         self.num_envs = num_envs
         self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
         self.state = GridState.allocate(self.options, num_envs)
@@ -65,10 +83,10 @@ class GridEnvs:
         if ended:
             self._check(ended)
             for env in first + np.flatnonzero(buffers.truncated[first:last, 0]):
-                made = zip(INFO_NAMES, self.state.ended_made[env], strict=True)
+                infos = zip(INFO_NAMES, self.state.ended_made[env], strict=True)
                 length = int(self.state.ended_length[env])
                 self._tracker.add_ended(
-                    int(env), self.state.ended_returns[env], length, {name: float(value) for name, value in made}
+                    int(env), self.state.ended_returns[env], length, {name: float(value) for name, value in infos}
                 )
 
     def episodes(self) -> list[EpisodeStats]:
@@ -87,18 +105,18 @@ class GridEnvs:
         self._tracker.load_state(state)
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
-        """The whole map of one env as an image."""
+        """Draw the whole map of one env as an image."""
         return render_rgb(self.options, self.state, env)
 
     def render_text(self, env: int) -> str:
-        """The whole map of one env as lines of text, with what the agents carry."""
+        """Draw the whole map of one env as lines of text, with the agents' inventories."""
         return render_text(self.options, self.state, env)
 
     def close(self) -> None:
-        """Nothing is held but arrays."""
+        """There is nothing to free but arrays."""
 
     def _check(self, code: int) -> None:
-        """Say what a kernel's negative code means."""
+        """Raise the error of a kernel's negative code."""
         if code >= 0:
             return
         if code < -self.num_envs:
@@ -107,51 +125,30 @@ class GridEnvs:
                 f"env 'grid': env {env} was given the actions {self.buffers.action[env].tolist()}, but an action is "
                 f"one of 0..{len(ACTION_NAMES) - 1} ({', '.join(ACTION_NAMES)})"
             )
-        rules = self.options
+        options = self.options
         raise EnvError(
-            f"env 'grid': no room was left for all objects of env {-1 - code} on the map of "
-            f"{rules.width}x{rules.height}; enlarge width or height, or take walls away (walls={rules.walls})"
+            f"env 'grid': the objects of env {-1 - code} do not fit on the map of "
+            f"{options.width}x{options.height}; enlarge width or height, or remove walls (walls={options.walls})"
         )
 
 
-# -- Pictures of the grid environment.
-
-TILE = 8  # pixels a cell
-COLOURS = np.array(
-    [
-        (24, 26, 32),  # empty
-        (92, 96, 106),  # wall
-        (196, 132, 60),  # mine
-        (70, 150, 220),  # generator
-        (222, 72, 88),  # altar
-        (112, 50, 58),  # cooling altar
-        (250, 250, 250),  # agent, drawn over in its own colour
-    ],
-    np.uint8,
-)
-CHARACTERS = ".#mgaz@"  # by code
-AGENT_COLOURS = np.array(
-    [(250, 222, 80), (120, 220, 130), (200, 130, 240), (90, 220, 220), (250, 150, 90), (240, 240, 240)], np.uint8
-)
-
-
-def inner(options: GridOptions, state: GridState, env: int) -> npt.NDArray[np.uint8]:
-    """The map of one env without its margin, [height, width]; a view."""
+def map_cells(options: GridOptions, state: GridState, env: int) -> npt.NDArray[np.uint8]:
+    """Return a view of the map of one env without its margin, [height, width]."""
     margin, stride = options.margin, padded_stride(options)
     rows = state.cells[env, margin * stride : (margin + options.height) * stride].reshape(options.height, stride)
     return rows[:, margin:]
 
 
-def agent_places(options: GridOptions, state: GridState, env: int) -> list[tuple[int, int]]:
-    """Row and column of each agent on the map without its margin."""
+def agent_positions(options: GridOptions, state: GridState, env: int) -> list[tuple[int, int]]:
+    """Return row and column of each agent on the map without its margin."""
     stride = padded_stride(options)
     return [(int(c) // stride - options.margin, int(c) % stride - options.margin) for c in state.agent[env]]
 
 
 def render_rgb(options: GridOptions, state: GridState, env: int) -> npt.NDArray[np.uint8]:
-    """[height * TILE, width * TILE, 3], one colour an agent; what it carries as a dot in the object's colour."""
-    image = COLOURS[inner(options, state, env)].repeat(TILE, 0).repeat(TILE, 1)
-    for agent, (row, column) in enumerate(agent_places(options, state, env)):
+    """Draw [height * TILE, width * TILE, 3], one colour per agent, with its load as a dot in the object's colour."""
+    image = COLOURS[map_cells(options, state, env)].repeat(TILE, 0).repeat(TILE, 1)
+    for agent, (row, column) in enumerate(agent_positions(options, state, env)):
         tile = image[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE]
         tile[:] = COLOURS[0]
         tile[1:-1, 1:-1] = AGENT_COLOURS[agent % len(AGENT_COLOURS)]
@@ -164,13 +161,13 @@ def render_rgb(options: GridOptions, state: GridState, env: int) -> npt.NDArray[
 
 
 def render_text(options: GridOptions, state: GridState, env: int) -> str:
-    """One character a cell: empty `.`, wall `#`, mine `m`, generator `g`, altar `a`, cooling altar `z`; agents as the
-    last digit of their number. Below, the clock and what each agent carries."""
-    drawn = np.array(list(CHARACTERS))[inner(options, state, env)]
-    for agent, (row, column) in enumerate(agent_places(options, state, env)):
+    """Draw one character per cell: empty `.`, wall `#`, mine `m`, generator `g`, altar `a`, cooling altar `z`; agents as
+    the last digit of their number. Below it, the clock and the agents' inventories."""
+    drawn = np.array(list(CHARACTERS))[map_cells(options, state, env)]
+    for agent, (row, column) in enumerate(agent_positions(options, state, env)):
         drawn[row, column] = str(agent % 10)
-    carried = "  ".join(
-        f"{agent}: ore {kept[ORE]} battery {kept[BATTERY]} heart {kept[HEART]}"
-        for agent, kept in enumerate(state.inventory[env])
+    inventories = "  ".join(
+        f"{agent}: ore {carried[ORE]} battery {carried[BATTERY]} heart {carried[HEART]}"
+        for agent, carried in enumerate(state.inventory[env])
     )
-    return "\n".join("".join(row) for row in drawn) + f"\nstep {state.clock[env]}/{options.max_steps}  {carried}"
+    return "\n".join("".join(row) for row in drawn) + f"\nstep {state.clock[env]}/{options.max_steps}  {inventories}"

@@ -1,4 +1,12 @@
-"""What numba has no word for: a hint to the processor's cache."""
+"""The grid environment's rules, compiled: step, observe and reset a slice of envs in one call, without the GIL.
+
+Everything compiled is in this one file, because numba's cache on disk notices only changes of a function's own file.
+
+Maps are random, and everything on them is reachable, in time linear in the number of blocks: blocks (walls and objects)
+are placed one by one on random free cells. A block may be placed on a cell if the free cells around it are connected
+without it: then no block can split the free cells in two, and as they are connected at first they stay connected. And
+every object keeps a free cell next to it. Both tests look at the neighbours of the cell only.
+"""
 
 from __future__ import annotations
 
@@ -34,45 +42,35 @@ from millpond.envs.grid.rules import (
 )
 from millpond.envs.seeds import GAMMA, MIX_1, MIX_2, SHIFT_1, SHIFT_2, SHIFT_3
 
-
-@intrinsic  # type: ignore[untyped-decorator]
-def prefetch(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Callable[..., Any]]:
-    """Ask the processor to bring array[row, column] into its cache, and do not wait for it.
-
-    Who goes through many envs, each a kilobyte in a random order, otherwise waits for memory at every one.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = signature.args[0]
-        made = context.make_array(kind)(context, builder, arguments[0])
-        place = cgutils.get_item_pointer(context, builder, kind, made, arguments[1:], wraparound=False)
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        hint = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        function = cgutils.get_or_insert_function(builder.module, hint, "llvm.prefetch.p0")
-        # The three numbers of LLVM's instruction: to read, to keep in all caches, data.
-        builder.call(function, [builder.bitcast(place, byte), word(0), word(3), word(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, types.intp), generate
-
-
-# -- The grid environment's rules, compiled: a slice of envs is stepped, shown and reset in one call, without Python's lock.
-#
-# Everything compiled is in this one file, because numba's cache on disk notices changes of a function's own file only.
-#
-# Maps are random, and everything on them can be reached, in time linear in what is placed: blocks (walls and objects)
-# go one by one to random free cells. A block may go to a cell when the free cells around it hang together without it:
-# then no placing can cut the free cells in two, and since they begin in one piece they stay so. And every object keeps
-# a free cell beside it. Both tests look at the cell's neighbours only.
-
 Array = npt.NDArray[Any]
 HALF = np.uint64(32)
 CACHE_LINE = 64  # bytes, which are cells
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Callable[..., Any]]:
+    """Prefetch array[row, column] into the processor's cache without waiting; numba has no function for that.
+
+    A loop over many envs, of a kilobyte each, would otherwise wait for memory at every one.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = signature.args[0]
+        struct = context.make_array(kind)(context, builder, arguments[0])
+        pointer = cgutils.get_item_pointer(context, builder, kind, struct, arguments[1:], wraparound=False)
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        hint = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, hint, "llvm.prefetch.p0")
+        # Arguments of LLVM's instruction: for reading, into all cache levels, data.
+        builder.call(function, [builder.bitcast(pointer, byte), word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp), generate
+
+
 @compiled
 def draw_below(random: Array, env: int, bound: int) -> int:
-    """One integer of 0..bound-1 from the env's stream; the same numbers as `millpond.envs.seeds.draw_below`."""
+    """Draw an integer in 0..bound-1 from the env's stream; the same numbers as `millpond.envs.seeds.draw_below`."""
     state = random[env] + GAMMA
     random[env] = state
     mixed = (state ^ (state >> SHIFT_1)) * MIX_1
@@ -83,7 +81,7 @@ def draw_below(random: Array, env: int, bound: int) -> int:
 
 @compiled
 def free_around(cells: Array, cell: int, stride: int) -> int:
-    """How many of the four neighbours are free."""
+    """Count the free cells among the four neighbours."""
     return (
         int(cells[cell - stride] == EMPTY)
         + int(cells[cell + stride] == EMPTY)
@@ -94,11 +92,11 @@ def free_around(cells: Array, cell: int, stride: int) -> int:
 
 @compiled
 def may_block(cells: Array, cell: int, stride: int) -> bool:
-    """Whether a block at a free cell leaves the free cells in one piece and every object reachable.
+    """True if a block on a free cell leaves the free cells connected and every object reachable.
 
-    Going around the cell's eight neighbours, the free ones form arcs; a corner joins two sides only if it is free.
-    The free sides hang together without the cell when they lie on one arc. With no free side there is nothing to cut,
-    but the block itself would be out of reach.
+    In a circle around the cell, its free neighbours form arcs; a corner connects two sides only if it is free. The free
+    sides are connected without the cell if they are on one arc. If no side is free, there is nothing to split, but the
+    block itself would be unreachable.
     """
     ring = (
         cells[cell - stride] == EMPTY,
@@ -117,7 +115,7 @@ def may_block(cells: Array, cell: int, stride: int) -> bool:
             sides += 1
             if ring[side + 1] and ring[(side + 2) % 8]:
                 joins += 1
-    # Sides on a circle: all four joined, or one piece when joins is one less than sides.
+    # Sides on a circle: all four connected, or one arc if joins is one less than sides.
     if sides == 0 or joins < sides - 1:
         return False
     for step in (-stride, stride, -1, 1):
@@ -130,15 +128,15 @@ def may_block(cells: Array, cell: int, stride: int) -> bool:
 
 @compiled
 def inner_cell(rules: GridRules, index: int) -> int:
-    """Cell of the padded map of the index-th cell of the map itself."""
+    """Return the cell of the padded map for cell number `index` of the map."""
     return (index // rules.width + rules.margin) * rules.stride + index % rules.width + rules.margin
 
 
 @compiled
 def find_cell(rules: GridRules, state: GridState, env: int, block: bool) -> int:
-    """A random free cell: any for an agent, one that may be blocked for a block; -1 when there is none.
+    """Return a random free cell: any for an agent, one that may be blocked for a block; -1 if there is none.
 
-    Random tries first; where they fail, the map is gone through from a random start.
+    After 32 random tries, search the map from a random start.
     """
     cells = state.cells[env]
     area = rules.width * rules.height
@@ -156,8 +154,10 @@ def find_cell(rules: GridRules, state: GridState, env: int, block: bool) -> int:
 
 @compiled
 def new_map(rules: GridRules, state: GridState, env: int) -> bool:
-    """Draw maps until one takes all blocks and agents: on a crowded map some thousandth do not. False when none does,
-    which the limits of `GridOptions` keep from happening on any map of sensible size."""
+    """Draw maps until all blocks and agents fit: on crowded maps about one in a thousand fails.
+
+    Return False if none fits, which the limits of `GridOptions` prevent for all but tiny maps.
+    """
     tries = 0
     while not draw_map(rules, state, env):
         tries += 1
@@ -168,13 +168,13 @@ def new_map(rules: GridRules, state: GridState, env: int) -> bool:
 
 @compiled
 def draw_map(rules: GridRules, state: GridState, env: int) -> bool:
-    """Draw a map and place the agents. False when the blocks do not fit as they fell."""
+    """Draw a map and place the agents; return False if the blocks do not fit."""
     cells = state.cells[env]
     cells[:] = WALL
     for row in range(rules.height):
         start = inner_cell(rules, row * rules.width)
         cells[start : start + rules.width] = EMPTY
-    # Objects before walls: they find room most easily on an empty map, and walls then keep clear of them.
+    # Objects before walls: they fit most easily on an empty map, and walls then keep a distance from them.
     for code, count in (
         (MINE, rules.mines),
         (GENERATOR, rules.generators),
@@ -199,7 +199,7 @@ def draw_map(rules: GridRules, state: GridState, env: int) -> bool:
 
 @compiled
 def begin_episode(rules: GridRules, state: GridState, env: int) -> bool:
-    """Clear the episode's books and draw a new map. False when the blocks do not fit."""
+    """Clear the episode's statistics and draw a new map; return False if the blocks do not fit."""
     state.clock[env] = 0
     state.began[env] = 0
     state.inventory[env] = 0
@@ -210,13 +210,13 @@ def begin_episode(rules: GridRules, state: GridState, env: int) -> bool:
 
 
 @compiled
-def show(rules: GridRules, cells: Array, place: Array, inventory: Array, env: int, observation: Array) -> None:
-    """Write what each agent of an env sees: the window's cells, row by row, then its own inventory.
+def observe(rules: GridRules, cells: Array, place: Array, inventory: Array, env: int, observation: Array) -> None:
+    """Write the observation of each agent of an env: the window's cells, row by row, then its own inventory.
 
-    Hearts are not limited, so they are shown up to `capacity`, as the others are.
+    Hearts are not limited, but shown up to `capacity`, as the other resources.
     """
     size, stride, capacity = rules.obs_size, rules.stride, rules.capacity
-    # Unsigned indices: numba would otherwise test each one for being negative, which doubles the time.
+    # Unsigned indices: otherwise numba checks each one for being negative, which doubles the time.
     row_end, window = np.uint64(size), np.uint64(size * size)
     for agent in range(rules.num_agents):
         source = np.uint64(place[env, agent] - rules.margin * stride - rules.margin)
@@ -243,7 +243,7 @@ def act(
     agent: int,
     action: int,
 ) -> float:
-    """One agent's action; its reward. Takes the state's arrays one by one: see `step_envs`."""
+    """Execute one agent's action and return its reward. Takes the state's arrays one by one: see `step_envs`."""
     if action == NORTH:
         step = -rules.stride
     elif action == SOUTH:
@@ -297,15 +297,14 @@ def step_envs(
     reward: Array,
     truncated: Array,
 ) -> int:
-    """Step the envs first..last-1 and return how many episodes ended.
+    """Step the envs first..last-1 and return the number of episodes that ended.
 
-    Below 0, something is wrong with an env: -1 - env, its new map does not fit; -1 - N - env, it has an action that
-    there is not.
+    A negative number is an error: -1 - env, its new map does not fit; -1 - N - env, it has an invalid action.
 
-    Altars cool before the agents act, so one that was used at step t works again at step t + altar_cooldown.
-    Agents act one after another; who goes first changes with the clock, so that none is favoured.
+    Altars cool down before the agents act, so one that was used at step t works again at step t + altar_cooldown.
+    Agents act one after another; which one is first changes with the clock, so that none is favoured.
     """
-    # The arrays are taken out of the tuple once: each access through it costs an atomic reference count.
+    # Read the arrays from the tuple once: each access through it costs an atomic reference count.
     cells, place, inventory, made = state.cells, state.agent, state.inventory, state.made
     altars, cooldown, clock, returns = state.altar, state.cooldown, state.clock, state.returns
     agents = rules.num_agents
@@ -336,24 +335,24 @@ def step_envs(
             truncated[env, agent] = over
         if over:
             ended += 1
-            show(rules, cells, place, inventory, env, final_observation)
+            observe(rules, cells, place, inventory, env, final_observation)
             state.ended_returns[env] = returns[env]
             state.ended_made[env] = made[env]
             state.ended_length[env] = clock[env] - state.began[env]
             if not begin_episode(rules, state, env):
                 return -1 - env
-        show(rules, cells, place, inventory, env, observation)
+        observe(rules, cells, place, inventory, env, observation)
     return ended
 
 
 @compiled
 def reset_envs(rules: GridRules, state: GridState, observation: Array) -> int:
-    """Begin a first episode everywhere, from `state.random`. Returns 0; -1 - env when a map does not fit."""
+    """Start the first episode of every env from `state.random`; return 0, or -1 - env if a map does not fit."""
     for env in range(state.clock.shape[0]):
         if not begin_episode(rules, state, env):
             return -1 - env
         if rules.stagger:
             state.clock[env] = draw_below(state.random, env, rules.max_steps)
             state.began[env] = state.clock[env]
-        show(rules, state.cells, state.agent, state.inventory, env, observation)
+        observe(rules, state.cells, state.agent, state.inventory, env, observation)
     return 0

@@ -1,8 +1,8 @@
 """Scripted players of the grid environment: baselines for learned policies.
 
-`random` draws uniformly. `greedy` sees the whole map and walks shortest paths to the next useful object: it mines
-until it can carry no more ore, turns all of it into batteries, and takes these to altars that are ready. It plays for
-itself and does not plan, so it is a strong mark, not the best there can be.
+`random` draws uniformly. `greedy` sees the whole map and walks shortest paths to the next useful object: it mines until it
+can carry no more ore, turns all of it into batteries, and takes these to altars that are ready. It does not cooperate or
+plan, so it is a strong baseline, not an optimum.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ PlayerName = Literal["random", "greedy"]
 
 
 @compiled
-def wanted(ore: int, battery: int, capacity: int) -> int:
-    """Code of the object that greedy goes to next."""
+def next_goal(ore: int, battery: int, capacity: int) -> int:
+    """Return the code of the object that greedy goes to next."""
     if battery > 0 and (ore == 0 or battery == capacity):
         return ALTAR
     if ore == capacity or (ore > 0 and battery > 0):
@@ -50,9 +50,9 @@ def wanted(ore: int, battery: int, capacity: int) -> int:
 
 @compiled
 def first_move(cells: Array, start: int, goal: int, stride: int, move: Array, queue: Array) -> int:
-    """First move of a shortest path over free cells to the nearest object of code `goal`; NOOP when there is none.
+    """Return the first move of a shortest path over free cells to the nearest `goal` object; NOOP if there is none.
 
-    Breadth first from the agent; `move` [cells] keeps the first move of the path to each cell reached, -1 elsewhere.
+    Breadth-first search from the agent; `move` [cells] is the first move of the path to each cell reached, -1 elsewhere.
     """
     steps = (0, -stride, stride, -1, 1)
     move[:] = -1
@@ -63,22 +63,22 @@ def first_move(cells: Array, start: int, goal: int, stride: int, move: Array, qu
         cell = queue[head]
         head += 1
         for direction in (NORTH, SOUTH, WEST, EAST):
-            beside = cell + steps[direction]
-            if move[beside] >= 0:
+            neighbour = cell + steps[direction]
+            if move[neighbour] >= 0:
                 continue
-            way = direction if cell == start else move[cell]
-            if cells[beside] == goal:
-                return way
-            if cells[beside] == EMPTY:
-                move[beside] = way
-                queue[tail] = beside
+            first_step = direction if cell == start else move[cell]
+            if cells[neighbour] == goal:
+                return first_step
+            if cells[neighbour] == EMPTY:
+                move[neighbour] = first_step
+                queue[tail] = neighbour
                 tail += 1
     return NOOP
 
 
 @compiled
 def greedy_actions(rules: GridRules, state: GridState, first: int, last: int, random: Array, action: Array) -> None:
-    """Greedy's actions in the envs first..last-1. Who finds no way, because others stand in it, moves at random."""
+    """Write greedy's actions in the envs first..last-1. An agent whose path is blocked by others moves at random."""
     size = state.cells.shape[1]
     move = np.empty(size, np.int8)
     queue = np.empty(size, np.int32)
@@ -87,25 +87,25 @@ def greedy_actions(rules: GridRules, state: GridState, first: int, last: int, ra
         for agent in range(rules.num_agents):
             carried = state.inventory[env, agent]
             start = state.agent[env, agent]
-            goal = wanted(carried[ORE], carried[BATTERY], rules.capacity)
-            way = first_move(cells, start, goal, rules.stride, move, queue)
-            if way == NOOP and goal == ALTAR:
-                way = first_move(cells, start, ALTAR_COOLING, rules.stride, move, queue)
-            if way == NOOP:
-                way = draw_below(random, env, EAST + 1)
-            action[env, agent] = way
+            goal = next_goal(carried[ORE], carried[BATTERY], rules.capacity)
+            action_code = first_move(cells, start, goal, rules.stride, move, queue)
+            if action_code == NOOP and goal == ALTAR:
+                action_code = first_move(cells, start, ALTAR_COOLING, rules.stride, move, queue)
+            if action_code == NOOP:
+                action_code = draw_below(random, env, EAST + 1)
+            action[env, agent] = action_code
 
 
 @compiled
 def random_actions(first: int, last: int, random: Array, action: Array) -> None:
-    """A uniform action for each agent, each env from its own stream."""
+    """Write a uniform action for each agent, drawn from the env's own stream."""
     for env in range(first, last):
         for agent in range(action.shape[1]):
             action[env, agent] = draw_below(random, env, EAST + 1)
 
 
 class ScriptedPlayer:
-    """Writes actions for a grid environment. Its streams [N] are its own, seeded per env, so that play repeats."""
+    """Writes actions for a batch of grid envs. It has its own random streams [N], seeded per env, so that play repeats."""
 
     def __init__(self, name: PlayerName, env_batch: GridEnvs, seed: int = 0) -> None:
         if name not in ("random", "greedy"):
@@ -115,7 +115,7 @@ class ScriptedPlayer:
         self.random = spawn_seeds(seed, env_batch.num_envs)
 
     def act(self, first: int, last: int) -> None:
-        """Write actions of the envs first..last-1 into the environment's buffers."""
+        """Write actions of the envs first..last-1 into the buffers."""
         action = self.env_batch.buffers.action
         if self.name == "random":
             random_actions(first, last, self.random, action)
@@ -126,9 +126,9 @@ class ScriptedPlayer:
 def play_baseline(
     name: PlayerName, options: Mapping[str, Any], *, num_envs: int = 64, seed: int = 0
 ) -> dict[str, float]:
-    """Play one whole episode in each of `num_envs` envs; means over episodes.
+    """Play one whole episode in each of `num_envs` envs and return means over episodes.
 
-    Returns `episode_return` (mean over agents), `reward_per_agent_step`, and the environment's numbers per episode.
+    Returns `episode_return` (mean over agents), `reward_per_agent_step`, and the environment's infos per episode.
     """
     env_batch = GridEnvs(num_envs, {**options, "stagger": False})
     env_batch.reset(spawn_seeds(seed, num_envs))

@@ -1,4 +1,4 @@
-"""What the grid environment is, without numba: its rules, its codes, and the spec that follows from them."""
+"""The grid environment without numba: options, codes, spec, and the arrays of its state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 EMPTY, WALL, MINE, GENERATOR, ALTAR, ALTAR_COOLING, AGENT = range(7)
 CELL_NAMES = ("empty", "wall", "mine", "generator", "altar", "cooling altar", "agent")
 
-# What an agent carries.
+# Resources that an agent carries.
 ORE, BATTERY, HEART = range(3)
 RESOURCES = ("ore", "battery", "heart")
 
@@ -31,15 +31,15 @@ INFO_NAMES = ("ores", "batteries", "hearts")
 class GridOptions:
     """The rules of the grid environment.
 
-    An agent that moves into a mine takes one ore; into a generator, turns one ore into one battery; into an altar,
-    one battery into one heart, after which the altar cools down. It carries at most `capacity` ores and as many
-    batteries; hearts are not limited. So what shaping pays is bounded by the hearts made: who will not go on to the
-    altar soon carries all it can.
+    An agent that moves into a mine takes one ore; into a generator, it turns one ore into one battery; into an altar, one
+    battery into one heart, after which the altar cools down. It carries at most `capacity` ores and as many batteries;
+    hearts are not limited. So shaping rewards are bounded by the hearts made: an agent that never goes to the altar can
+    soon carry no more.
     """
 
     num_agents: int = 3
     obs_size: int = 11  # the agent sees obs_size x obs_size cells around itself; odd
-    max_steps: int = 1_000  # an episode is truncated after as many steps; it never terminates
+    max_steps: int = 1_000  # steps until an episode is truncated; it never terminates
     width: int = 24
     height: int = 24
     walls: int = 40  # single cells inside; the border is a wall too
@@ -51,7 +51,7 @@ class GridOptions:
     reward_ore: float = 0.1
     reward_battery: float = 0.2
     reward_heart: float = 1.0
-    stagger: bool = True  # the first episode of an env begins at a random point of its length
+    stagger: bool = True  # the first episode of an env starts at a random step
 
     def __post_init__(self) -> None:
         for name in ("num_agents", "max_steps", "mines", "generators", "altars", "capacity"):
@@ -62,7 +62,7 @@ class GridOptions:
             require(value >= 0, "grid", f"{name}={value} must not be negative")
         for name in ("width", "height"):
             value = getattr(self, name)
-            require(3 <= value <= 1_000, "grid", f"{name}={value} must lie in 3..1,000")
+            require(3 <= value <= 1_000, "grid", f"{name}={value} must be in 3..1,000")
         odd = self.obs_size >= 3 and self.obs_size % 2 == 1
         fix = f"try {max(3, self.obs_size - 1)} or {max(3, self.obs_size + 1)}"
         require(odd, "grid", f"obs_size={self.obs_size} must be odd and at least 3, to have a centre; {fix}")
@@ -72,8 +72,8 @@ class GridOptions:
             blocks <= cells // 3,
             "grid",
             f"walls + mines + generators + altars = {blocks} must be at most a third of the map's "
-            f"{self.width}x{self.height} = {cells} cells, so that all can be reached; enlarge the map or take "
-            f"{blocks - cells // 3} away",
+            f"{self.width}x{self.height} = {cells} cells, so that all are reachable; enlarge the map or remove "
+            f"{blocks - cells // 3}",
         )
         require(
             self.num_agents <= cells // 6,
@@ -83,29 +83,29 @@ class GridOptions:
 
     @property
     def margin(self) -> int:
-        """Rows and columns of wall around the map, so that every window is a plain copy."""
+        """Rows and columns of wall around the map, so that every window can be copied without bounds checks."""
         return self.obs_size // 2
 
 
-def options(mapping: Mapping[str, Any]) -> GridOptions:
+def parse_grid_options(mapping: Mapping[str, Any]) -> GridOptions:
     return parse_options(GridOptions, mapping, env_id="grid")
 
 
 def describe(mapping: Mapping[str, Any]) -> EnvSpec:
-    """Spec of the grid environment: the window's cells and the agent's own inventory, all bytes."""
-    rules = options(mapping)
+    """Return the spec: the window's cells and the agent's own inventory, all bytes."""
+    options = parse_grid_options(mapping)
     return EnvSpec(
         id="grid",
         observation=ObservationSpec.packed(
             [
-                ("cells", "grid", (rules.obs_size, rules.obs_size), "uint8"),
+                ("cells", "grid", (options.obs_size, options.obs_size), "uint8"),
                 ("inventory", "vector", (len(RESOURCES),), "uint8"),
             ],
-            high={"cells": float(AGENT), "inventory": float(rules.capacity)},
+            high={"cells": float(AGENT), "inventory": float(options.capacity)},
         ),
         action=ActionSpec.discrete(len(ACTION_NAMES)),
-        num_agents=rules.num_agents,
-        max_steps=rules.max_steps,
+        num_agents=options.num_agents,
+        max_steps=options.max_steps,
         savable=True,
         releases_gil=True,
         native_vector=True,
@@ -113,16 +113,13 @@ def describe(mapping: Mapping[str, Any]) -> EnvSpec:
     )
 
 
-# -- The grid environment's whole state, as arrays over envs, and its rules as numbers that compiled code can read.
-
-
 def padded_stride(options: GridOptions) -> int:
-    """Cells in a row of the padded map. All margins are wall, so a row's right one is the next row's left one."""
+    """Cells in a row of the padded map. All margins are wall, so the right margin of a row is the left one of the next."""
     return options.width + options.margin
 
 
 class GridRules(NamedTuple):
-    """`GridOptions` for compiled code, and the sizes that follow from them."""
+    """`GridOptions` as numbers for compiled code, and the sizes derived from them."""
 
     num_agents: int
     obs_size: int
@@ -149,7 +146,7 @@ class GridRules(NamedTuple):
 
 
 class GridState(NamedTuple):
-    """N envs, A agents, K altars. A cell is an index into the padded map, row-major."""
+    """The whole state of N envs with A agents and K altars. A cell is an index into the padded map, row-major."""
 
     random: npt.NDArray[np.uint64]  # [N]     the env's own stream
     cells: npt.NDArray[np.uint8]  # [N, padded map]   agents drawn in

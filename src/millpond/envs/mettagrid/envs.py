@@ -1,6 +1,6 @@
 """MettaGrid's C++ core, driven directly: each env is one simulation, which reads and writes the caller's buffers.
 
-An episode's end makes a new simulation, with a map seed and a core seed from the env's own stream.
+Each episode is a new simulation, with a map seed and a core seed from the env's own random stream.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ import numpy.typing as npt
 
 from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats
 from millpond.envs.episodes import EpisodeTracker
-from millpond.envs.mettagrid.scenario import Scenario, options
+from millpond.envs.mettagrid.scenario import Scenario, parse_mettagrid_options
 from millpond.envs.seeds import check_seeds, draw
 
 SEED_SHIFT = np.uint64(33)  # the core takes 31 bits
 
 
 class MettaGridEnvs:
+    """N simulations of one scenario."""
+
     def __init__(self, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> None:
-        self.options = options(mapping)
+        self.options = parse_mettagrid_options(mapping)
         self._scenario = Scenario(self.options)
         self.spec = self._scenario.spec
         self.num_envs = num_envs
         self.buffers = Buffers.allocate(self.spec, num_envs) if buffers is None else buffers
         agents = self.spec.num_agents
-        # The core takes ids of the config's whole list of actions. Where the agents' own come first and there is no
-        # second choice, the caller's actions are these ids, and the core reads them in place.
+        # The core takes indices into the config's whole list of actions. If the policy's actions come first in it, and there
+        # is no second choice, they are these indices, and the core reads them in place.
         self._ids = self._scenario.action_ids
         self._in_place = self._scenario.vibe_ids is None and bool((self._ids == np.arange(len(self._ids))).all())
         self._action = self.buffers.action if self._in_place else np.zeros((num_envs, agents), np.int32)
@@ -41,7 +43,7 @@ class MettaGridEnvs:
         self._progress = np.zeros(1, np.int64)
 
     def watch(self, progress: npt.NDArray[np.int64]) -> None:
-        """Say in `progress[0]` which env is being stepped or reset, so that a crash can name it."""
+        """Write the env that is being stepped or reset to `progress[0]`, so that the error of a crash can name it."""
         self._progress = progress
 
     def reset(self, seeds: npt.NDArray[np.uint64]) -> None:
@@ -53,7 +55,7 @@ class MettaGridEnvs:
 
     def step(self, first: int, last: int) -> None:
         terminated, truncated = self.buffers.terminated[first:last], self.buffers.truncated[first:last]
-        self._take_actions(first, last)
+        self._convert_actions(first, last)
         terminated[:] = False
         truncated[:] = False
         for env, step in enumerate(self._steps[first:last], first):
@@ -65,26 +67,26 @@ class MettaGridEnvs:
             for env in (first + np.flatnonzero(terminated.all(1) | truncated.all(1))).tolist():
                 self._end(env)
 
-    def _take_actions(self, first: int, last: int) -> None:
-        """Turn the caller's actions into the core's. The core lets a wrong id pass as nothing; here it is refused."""
-        given = self.buffers.action[first:last]
-        # As unsigned numbers, so that one comparison finds those below 0 too.
-        wrong = given.view(np.uint32) >= self._choices
+    def _convert_actions(self, first: int, last: int) -> None:
+        """Convert actions to the core's. The core ignores an invalid action; here it is an error."""
+        actions = self.buffers.action[first:last]
+        # As unsigned numbers, so that one comparison finds negative ones too.
+        wrong = actions.view(np.uint32) >= self._choices
         if np.count_nonzero(wrong):
             env = first + int(np.argwhere(wrong)[0, 0])
             raise EnvError(
                 f"env 'mettagrid': env {env} was given the actions {self.buffers.action[env].tolist()}, but they must "
-                f"lie in 0 and up, below {self._choices.tolist()}"
+                f"be at least 0 and below {self._choices.tolist()}"
             )
         if self._in_place:
             return
-        chosen = given if given.ndim == 3 else given[..., None]
-        self._action[first:last] = self._ids[chosen[..., 0]]
+        choices = actions if actions.ndim == 3 else actions[..., None]
+        self._action[first:last] = self._ids[choices[..., 0]]
         if self._scenario.vibe_ids is not None:
-            self._vibe[first:last] = self._scenario.vibe_ids[chosen[..., 1]]
+            self._vibe[first:last] = self._scenario.vibe_ids[choices[..., 1]]
 
     def _end_by_stats(self, first: int, last: int) -> None:
-        """A config may end an episode when a number of the game is reached; MettaGrid calls that truncation."""
+        """Truncate episodes in which a game statistic has reached the threshold of the config, as MettaGrid does."""
         for env in range(first, last):
             for name, threshold in self._scenario.end_stats.items():
                 value = self.cores[env].get_game_stat(name)
@@ -92,7 +94,7 @@ class MettaGridEnvs:
                     self.buffers.truncated[env] = True
 
     def _begin(self, env: int) -> None:
-        """A new simulation in the env's place; the core clears rewards and flags and writes the first observation."""
+        """Start a new simulation; the core clears rewards and flags and writes the first observation."""
         self._progress[0] = env
         stream = self._random[env : env + 1]
         map_seed, core_seed = (int(draw(stream)[0] >> SEED_SHIFT) for _ in range(2))
@@ -111,32 +113,32 @@ class MettaGridEnvs:
     def _end(self, env: int) -> None:
         buffers = self.buffers
         buffers.final_observation[env] = buffers.observation[env]
-        core = self.cores[env]  # which keeps returns and lengths itself
+        core = self.cores[env]  # it counts returns and lengths itself
         info = agent_means(core.get_episode_stats())
         self._tracker.add_ended(env, core.get_episode_rewards(), int(core.current_step), info)
-        kept = [(array, array[env].copy()) for array in (buffers.reward, buffers.terminated, buffers.truncated)]
+        saved = [(array, array[env].copy()) for array in (buffers.reward, buffers.terminated, buffers.truncated)]
         self._begin(env)
-        for array, values in kept:
+        for array, values in saved:
             array[env] = values
 
     def episodes(self) -> list[EpisodeStats]:
         return self._tracker.pop_ended()
 
     def save_state(self) -> dict[str, npt.NDArray[Any]]:
-        raise EnvError("the state of env 'mettagrid' cannot be saved: its core does not give it; see spec.savable")
+        raise EnvError("the state of env 'mettagrid' cannot be saved: its core does not export it; see spec.savable")
 
     def load_state(self, state: dict[str, npt.NDArray[Any]]) -> None:
-        raise EnvError("the state of env 'mettagrid' cannot be restored: its core does not take it; see spec.savable")
+        raise EnvError("the state of env 'mettagrid' cannot be restored: its core does not import it; see spec.savable")
 
     def render_rgb(self, env: int) -> npt.NDArray[np.uint8]:
-        """The map, 8 pixels a cell, each kind of object in a colour of its own."""
+        """Draw the map, 8 pixels per cell, one colour per kind of object."""
         core = self.cores[env]
         image = np.full((core.map_height, core.map_width, 3), 24, np.uint8)
-        kinds = {name: place for place, name in enumerate(core.object_type_names)}
+        kinds = {name: index for index, name in enumerate(core.object_type_names)}
         for thing in core.grid_objects().values():
             column, row = thing["location"][:2]
-            turn = 2 * np.pi * kinds[thing["type_name"]] / max(1, len(kinds))
-            image[row, column] = 150 + 100 * np.cos(turn - np.array([0.0, 2.1, 4.2]))
+            hue = 2 * np.pi * kinds[thing["type_name"]] / max(1, len(kinds))
+            image[row, column] = 150 + 100 * np.cos(hue - np.array([0.0, 2.1, 4.2]))
         return image.repeat(8, 0).repeat(8, 1)
 
     def close(self) -> None:
@@ -144,7 +146,7 @@ class MettaGridEnvs:
 
 
 def agent_means(stats: Mapping[str, Any]) -> dict[str, float]:
-    """The agents' numbers at the end of an episode, averaged over agents; one that lacks a number has 0 of it."""
+    """Average the agents' statistics of an episode over agents; a missing one counts as 0."""
     agents = stats["agent"]
     names = sorted({name for agent in agents for name in agent})
     return {name: float(sum(agent.get(name, 0.0) for agent in agents) / len(agents)) for name in names}

@@ -1,4 +1,7 @@
-"""MettaGrid's options, and the spec of the forage scenario without importing MettaGrid."""
+"""MettaGrid's options and spec, and `Scenario`: a MettaGridConfig converted for the C++ core.
+
+MettaGrid itself is imported only when a `Scenario` is made.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ from millpond.envs.families import import_extra
 from millpond.envs.options import load_dotted, parse_options, require
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 
-TOKEN_BYTES = 3  # packed place, feature, value
-FORAGE_FEATURES = 20  # that tokens have in the forage scenario
+TOKEN_BYTES = 3  # packed location, feature, value
+FORAGE_FEATURES = 20  # number of features in the forage scenario
+VIBE_PREFIX = "change_vibe_"
 FORAGE_ACTIONS = ("noop", "move_north", "move_south", "move_west", "move_east")
 
 
@@ -25,7 +29,7 @@ class MettaGridOptions:
     """Without `config`, the forage scenario: `num_agents` agents on a `size` x `size` map with mines and altars.
 
     `config` names a MettaGridConfig: a YAML or JSON file, or a function by its dotted path `package.module:function`,
-    called with `kwargs`. Then the other sizes are the config's own; where they are given they must agree with it.
+    called with `kwargs`. The sizes then come from the config; sizes that are set as well must agree with it.
     """
 
     num_agents: int | None = None  # forage: 3
@@ -35,8 +39,8 @@ class MettaGridOptions:
     size: int = 15  # of the forage map
     config: str | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    vibes: bool = False  # agents choose a vibe beside their action, where the config has vibes
-    time_limit_truncates: bool = True  # the step limit truncates, even where the config calls it the end
+    vibes: bool = False  # agents choose a vibe besides their action, if the config has vibes
+    time_limit_truncates: bool = True  # the step limit truncates, even if the config lets it terminate
 
     def __post_init__(self) -> None:
         for name in ("num_agents", "num_tokens", "max_steps"):
@@ -50,7 +54,7 @@ class MettaGridOptions:
 
 @dataclass(frozen=True)
 class Forage:
-    """The sizes of the forage scenario."""
+    """Sizes of the forage scenario."""
 
     num_agents: int = 3
     obs_size: int = 11
@@ -61,22 +65,20 @@ class Forage:
     @staticmethod
     def of(options: MettaGridOptions) -> Forage:
         names = ("num_agents", "obs_size", "num_tokens", "max_steps")
-        given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-        return Forage(**given, size=options.size)
+        set_sizes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+        return Forage(**set_sizes, size=options.size)
 
 
-def options(mapping: Mapping[str, Any]) -> MettaGridOptions:
+def parse_mettagrid_options(mapping: Mapping[str, Any]) -> MettaGridOptions:
     return parse_options(MettaGridOptions, mapping, env_id="mettagrid")
 
 
 def describe(mapping: Mapping[str, Any]) -> EnvSpec:
-    """Spec of a MettaGrid environment; MettaGrid is imported only where a config of the user's own is given."""
-    chosen = options(mapping)
-    if chosen.config is not None or chosen.vibes:
-        from millpond.envs.mettagrid.scenario import Scenario
-
-        return Scenario(chosen).spec
-    forage = Forage.of(chosen)
+    """Return the spec of a MettaGrid environment; only a custom config imports MettaGrid."""
+    options = parse_mettagrid_options(mapping)
+    if options.config is not None or options.vibes:
+        return Scenario(options).spec
+    forage = Forage.of(options)
     action = ActionSpec.discrete(len(FORAGE_ACTIONS))
     return token_spec(forage.num_tokens, FORAGE_FEATURES, action, forage.num_agents, forage.max_steps)
 
@@ -91,13 +93,8 @@ def token_spec(num_tokens: int, features: int, action: ActionSpec, num_agents: i
     )
 
 
-# -- A MettaGridConfig made ready: converted for the C++ core once, with a new map for each episode.
-
-VIBE_PREFIX = "change_vibe_"
-
-
 class Scenario:
-    """What all envs of an environment share."""
+    """A MettaGridConfig, converted for the C++ core once and shared by all envs, with a new map for each episode."""
 
     def __init__(self, options: MettaGridOptions) -> None:
         import_extra("mettagrid", extra="metta", env_id="mettagrid")
@@ -116,9 +113,9 @@ class Scenario:
         self._rename = mettagrid_c_config.rename_map_agents
 
         names = [action.name for action in game.actions.actions()]
-        primary = [place for place, name in enumerate(names) if not name.startswith(VIBE_PREFIX)]
-        vibes = [place for place, name in enumerate(names) if name.startswith(VIBE_PREFIX)]
-        self.action_names = [names[place] for place in primary]
+        primary = [index for index, name in enumerate(names) if not name.startswith(VIBE_PREFIX)]
+        vibes = [index for index, name in enumerate(names) if name.startswith(VIBE_PREFIX)]
+        self.action_names = [names[index] for index in primary]
         self.action_ids = np.array(primary, np.int32)
         self.vibe_ids = np.array([0, *vibes], np.int32) if options.vibes else None  # 0: keep the vibe
         if options.vibes and not vibes:
@@ -131,7 +128,7 @@ class Scenario:
         self.spec: EnvSpec = token_spec(game.obs.num_tokens, features, action, game.num_agents, game.max_steps or None)
 
     def new_core(self, map_seed: int, core_seed: int) -> Any:
-        """A simulation at its start. A map whose seed the config fixes stays the same in every episode."""
+        """Return a new simulation. A map whose seed is fixed in the config is the same in every episode."""
         builder = self._game.map_builder
         if getattr(builder, "seed", 0) is None:
             builder = builder.model_copy(update={"seed": map_seed})
@@ -142,20 +139,20 @@ class Scenario:
 
 
 def check_agreement(options: MettaGridOptions, game: Any) -> None:
-    """A size that the user gives must be the config's own: a run must not be other than it says."""
+    """Refuse sizes in the options that differ from the config: a run must be what it says."""
     actual = {"num_agents": game.num_agents, "num_tokens": game.obs.num_tokens, "max_steps": game.max_steps}
     actual["obs_size"] = game.obs.width
     for name, value in actual.items():
-        given = getattr(options, name)
-        if given is not None and given != value:
+        option = getattr(options, name)
+        if option is not None and option != value:
             raise EnvError(
-                f"env 'mettagrid': {name}={given}, but the config {options.config!r} has {value}; "
+                f"env 'mettagrid': {name}={option}, but the config {options.config!r} has {value}; "
                 f"set env.{name}={value} or leave it out"
             )
 
 
 def load_config(options: MettaGridOptions) -> Any:
-    """The user's MettaGridConfig, from a file or from a function."""
+    """Load a custom MettaGridConfig from a file or a function."""
     from mettagrid.config.mettagrid_config import MettaGridConfig
 
     source = options.config
@@ -181,7 +178,7 @@ def load_config(options: MettaGridOptions) -> Any:
 
 
 def forage_config(forage: Forage) -> Any:
-    """Agents forage: a mine gives ore, an altar takes one ore for one heart; 1 a heart, 0.1 an ore held."""
+    """Return the forage scenario: a mine gives ore, an altar turns ore into a heart; reward 1 per heart, 0.1 per ore held."""
     from mettagrid.builder import building
     from mettagrid.config import handler_config as handlers
     from mettagrid.config import mettagrid_config as mc

@@ -10,7 +10,7 @@ from millpond.envs.grid.rules import GridOptions
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 
 
-def test_the_page_gives_the_grid_envs_defaults():
+def test_page_gives_the_defaults_of_grid():
     for option in fields(GridOptions):
         assert f"`{option.name}`" in PAGE, option.name
         if isinstance(option.default, bool) or option.name in ("width", "height", "mines", "generators", "altars"):
@@ -23,6 +23,6 @@ def test_the_page_gives_the_grid_envs_defaults():
     assert f"| {defaults.mines}, {defaults.generators}, {defaults.altars} |" in PAGE
 
 
-def test_the_page_names_every_choice_of_the_emulators_preprocessing():
+def test_page_names_every_atari_option():
     for option in fields(AtariOptions):
         assert option.name == "num_threads" or f"`{option.name}`" in PAGE, option.name
