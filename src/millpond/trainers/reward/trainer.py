@@ -95,7 +95,7 @@ class RewardTrainer:
         )
         self.held_out: HeldOutEvaluation | None = None
         self.tested: Evaluation | None = None
-        self.figures: list[str] = []
+        self.summary_lines: list[str] = []
         self.picture: Picture | None = None
         self.score: float | None = None
         if weights_from is not None:
@@ -129,7 +129,9 @@ class RewardTrainer:
         """Run to the end, or until the run is stopped."""
         with training(self.run, self.loop, self.recorder):
             self.play()
-        self.figures = summarise_reward(self.counters, self.held_out, self.tested)  # before the report takes its time
+        self.summary_lines = summarise_reward(
+            self.counters, self.held_out, self.tested
+        )  # before the report takes its time
         self.picture = report_at_end(self.run)
 
     def play(self, until: int | None = None) -> None:
@@ -221,7 +223,7 @@ class RewardTrainer:
             return []
         score = f"  millpond reward score {self.run.reference} EPISODES   # the learned reward of every step"
         return [
-            *self.figures,
+            *self.summary_lines,
             *next_steps(self.run, self.picture, longer="reward.epochs"),
             score,
         ]
