@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from millpond.envs.adapters.atari import AtariOptions
-from millpond.envs.grid.rules import GridOptions
+from millpond.envs.grid.game import GridOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from millpond.envs.grid.envs import GridEnvs, agent_positions, map_cells
-from millpond.envs.grid.rules import (
+from millpond.envs.grid.game import (
     AGENT,
     ALTAR,
     ALTAR_COOLING,

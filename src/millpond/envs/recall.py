@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.env_batch import Buffers, EpisodeStats, buffer_arrays, load_arrays, save_arrays
-from millpond.envs.episodes import EpisodeTracker
+from millpond.envs.episode_tracker import EpisodeTracker
 from millpond.envs.options import parse_options, require
 from millpond.envs.seeds import check_seeds, draw_below
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec

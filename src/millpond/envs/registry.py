@@ -57,7 +57,7 @@ def describe(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
     own_options = {name: value for name, value in options.items() if name not in REWARD_NAMES}
     family, _, name = env_id.partition(":")
     if env_id == "grid":
-        from millpond.envs.grid.rules import describe as describe_grid
+        from millpond.envs.grid.game import describe as describe_grid
 
         return describe_grid(own_options)
     if env_id == "recall":

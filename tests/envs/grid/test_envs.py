@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from millpond.envs.env_batch import EnvError
 from millpond.envs.grid.envs import GridEnvs
+from millpond.envs.grid.game import ALTAR, ALTAR_COOLING, GENERATOR, MINE, WALL, GridOptions
 from millpond.envs.grid.players import ScriptedPlayer
-from millpond.envs.grid.rules import ALTAR, ALTAR_COOLING, GENERATOR, MINE, WALL, GridOptions
 from millpond.envs.random_play import play, play_on
 from millpond.envs.seeds import spawn_seeds
 from tests.support.grid_reference import ReferenceEnv

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, unsavable
-from millpond.envs.episodes import EpisodeTracker
+from millpond.envs.episode_tracker import EpisodeTracker
 from millpond.envs.families import import_extra
 from millpond.envs.options import parse_options, require
 from millpond.envs.seeds import check_seeds, draw

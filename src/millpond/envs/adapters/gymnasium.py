@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, unsavable
-from millpond.envs.episodes import Aggregate, EpisodeTracker
+from millpond.envs.episode_tracker import Aggregate, EpisodeTracker
 from millpond.envs.options import parse_options
 from millpond.envs.render import render_env
 from millpond.envs.seeds import check_seeds

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from millpond.envs.adapters.gymnasium import LoopOptions, MakeEnv, reset_one
 from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, unsavable
-from millpond.envs.episodes import EpisodeTracker
+from millpond.envs.episode_tracker import EpisodeTracker
 from millpond.envs.families import import_extra
 from millpond.envs.options import parse_options
 from millpond.envs.render import render_env

@@ -1,1 +1,1 @@
-"""The built-in environment: agents forage on a grid. Nothing heavy is imported here; see `rules` and `envs`."""
+"""The built-in environment: agents forage on a grid. Nothing heavy is imported here; see `game` and `envs`."""

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, buffer_arrays, load_arrays, save_arrays
-from millpond.envs.episodes import EpisodeTracker
-from millpond.envs.grid.kernels import reset_envs, step_envs
-from millpond.envs.grid.rules import (
+from millpond.envs.episode_tracker import EpisodeTracker
+from millpond.envs.grid.game import (
     ACTION_NAMES,
     BATTERY,
     HEART,
@@ -24,6 +23,7 @@ from millpond.envs.grid.rules import (
     padded_stride,
     parse_grid_options,
 )
+from millpond.envs.grid.kernels import reset_envs, step_envs
 from millpond.envs.seeds import check_seeds
 
 TILE = 8  # pixels per cell

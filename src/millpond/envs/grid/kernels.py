@@ -21,7 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from millpond.compiled import compiled
-from millpond.envs.grid.rules import (
+from millpond.envs.grid.game import (
     AGENT,
     ALTAR,
     ALTAR_COOLING,

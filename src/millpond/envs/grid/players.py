@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from millpond.compiled import compiled
 from millpond.envs.grid.envs import GridEnvs
-from millpond.envs.grid.kernels import draw_below
-from millpond.envs.grid.rules import (
+from millpond.envs.grid.game import (
     ALTAR,
     ALTAR_COOLING,
     BATTERY,
@@ -32,6 +31,7 @@ from millpond.envs.grid.rules import (
     GridRules,
     GridState,
 )
+from millpond.envs.grid.kernels import draw_below
 from millpond.envs.seeds import spawn_seeds
 
 Array = npt.NDArray[Any]

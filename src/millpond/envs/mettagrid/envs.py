@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats
-from millpond.envs.episodes import EpisodeTracker
+from millpond.envs.episode_tracker import EpisodeTracker
 from millpond.envs.mettagrid.scenario import Scenario, parse_mettagrid_options
 from millpond.envs.seeds import check_seeds, draw
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from millpond.envs.episodes import EpisodeTracker
+from millpond.envs.episode_tracker import EpisodeTracker
 from millpond.envs.registry import describe
 from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import make_vector
