@@ -1,6 +1,6 @@
-"""Writing so that after a power cut there is the old thing or the new thing; reading and writing at a position.
+"""Durable and atomic writes: after a power cut a file has its old or its new content. Reads and writes at a position.
 
-Python calls that only some systems have (pread, pwrite, O_DIRECTORY) are used where they are, and replaced where not.
+Calls that only some systems have (pread, pwrite, O_DIRECTORY) are used if available, and emulated if not.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> int:
         return os.write(descriptor, data)
 
 
-def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of `data` at `offset`. A write may be cut short before it fails: go on until it is whole."""
+def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data` at `offset`, in several writes if one is short."""
     view = memoryview(data).cast("B")
     while view:
-        written = write_at(fd, view, offset)
+        written = write_at(descriptor, view, offset)
         view, offset = view[written:], offset + written
 
 
-def sync(fd: int) -> None:
-    """Bytes and size on the disk; times of access may stay behind."""
-    os.fdatasync(fd) if hasattr(os, "fdatasync") else os.fsync(fd)
+def sync(descriptor: int) -> None:
+    """Make a file's bytes and size durable; its access times need not be."""
+    os.fdatasync(descriptor) if hasattr(os, "fdatasync") else os.fsync(descriptor)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -60,7 +60,7 @@ def write_file(path: Path, data: bytes) -> None:
     descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         left = memoryview(data)
-        while left:  # a write may be short, on a disk that is nearly full for one
+        while left:  # a write may be short, for example on a disk that is nearly full
             left = left[os.write(descriptor, left) :]
         os.fsync(descriptor)
     finally:
@@ -68,9 +68,9 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable: needed after files were made or renamed.
+    """Make the names in a folder durable: needed after files were created or renamed.
 
-    Windows cannot open a folder, and writes names through its own journal.
+    Windows cannot open a folder, and journals names itself.
     """
     if not hasattr(os, "O_DIRECTORY"):
         return
@@ -82,7 +82,7 @@ def sync_folder(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put a file in the place of another in one step."""
+    """Replace the content of a file atomically."""
     temporary = _temporary(path, data)
     try:
         os.replace(temporary, path)
@@ -93,7 +93,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def create_file(path: Path, data: bytes) -> bool:
-    """Make a file that is there whole or not at all; False where there was one already, which stays."""
+    """Create a complete file atomically; return False if there is one already, which is not changed."""
     temporary = _temporary(path, data)
     try:
         os.link(temporary, path)
@@ -110,7 +110,7 @@ def replace_json(path: Path, value: Any) -> None:
 
 
 def _temporary(path: Path, data: bytes) -> Path:
-    """The bytes under another name in the same folder, on the disk."""
+    """Write the bytes durably under another name in the same folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:

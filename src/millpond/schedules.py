@@ -9,26 +9,26 @@ Schedule = Callable[[float], float]
 
 
 def constant(value: float) -> Schedule:
-    """Always the same."""
+    """Return `value` at all times."""
     return lambda counter: value
 
 
 def linear(start: float, end: float, *, over: float) -> Schedule:
-    """From start to end while the counter goes from 0 to `over`, and end from then on."""
+    """Interpolate linearly from start to end while the counter goes from 0 to `over`; then end."""
     if over <= 0:
         return constant(end)
     return lambda counter: start + (end - start) * min(max(counter / over, 0.0), 1.0)
 
 
 def cosine(start: float, end: float, *, over: float) -> Schedule:
-    """Half a cosine wave from start to end, and end from then on."""
+    """Follow half a cosine wave from start to end while the counter goes from 0 to `over`; then end."""
     if over <= 0:
         return constant(end)
     return lambda counter: end + (start - end) * 0.5 * (1 + math.cos(math.pi * min(max(counter / over, 0.0), 1.0)))
 
 
 def named(name: str, start: float, *, over: float) -> Schedule:
-    """The schedule that a config names: constant, or linear or cosine down to 0."""
+    """Return the schedule of this name: constant, or linear or cosine down to 0."""
     return {
         "constant": lambda: constant(start),
         "linear": lambda: linear(start, 0.0, over=over),

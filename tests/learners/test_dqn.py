@@ -14,7 +14,7 @@ import torch
 from millpond.config.env import EnvConfig
 from millpond.config.mixture import DQNConfig
 from millpond.learners import DQN, build_q_network
-from millpond.learners.dqn import loss_of
+from millpond.learners.dqn import td_loss
 from millpond.replay import Schema
 from millpond.replay.pond import Pond
 from millpond.trainers.common.evaluate import evaluate
@@ -42,7 +42,9 @@ def cartpole_dqn(**settings: Any) -> DQN:
 @pytest.mark.parametrize("double", [False, True])
 def test_the_target(double: bool) -> None:
     dqn, batch = cartpole_dqn(double=double), transitions(64)
-    dqn.behind.data.add_(torch.randn(dqn.behind.data.shape, generator=torch.Generator().manual_seed(3)))
+    dqn.target_parameters.data.add_(
+        torch.randn(dqn.target_parameters.data.shape, generator=torch.Generator().manual_seed(3))
+    )
     with torch.no_grad():
         online, target = dqn.network(batch.next_observation), dqn.target(batch.next_observation)
     expected = []
@@ -55,19 +57,19 @@ def test_the_target(double: bool) -> None:
 
 def test_losses() -> None:
     difference = torch.tensor([0.5, -3.0])
-    assert float(loss_of(difference, "huber")) == pytest.approx((0.125 + 2.5) / 2)
-    assert float(loss_of(difference, "squared")) == pytest.approx((0.125 + 4.5) / 2)
+    assert float(td_loss(difference, "huber")) == pytest.approx((0.125 + 2.5) / 2)
+    assert float(td_loss(difference, "squared")) == pytest.approx((0.125 + 4.5) / 2)
 
 
 def test_a_soft_target_follows_slowly_and_a_hard_one_at_once() -> None:
     soft, hard = cartpole_dqn(target_tau=0.1), cartpole_dqn(target_tau=0, target_interval=3)
-    before = soft.behind.data.clone()
+    before = soft.target_parameters.data.clone()
     soft.update(transitions(8))
-    torch.testing.assert_close(soft.behind.data, before + 0.1 * (soft.online.data - before))
+    torch.testing.assert_close(soft.target_parameters.data, before + 0.1 * (soft.online.data - before))
     equal = []
     for k in range(6):
         hard.update(transitions(8, k))
-        equal.append(torch.equal(hard.behind.data, hard.online.data))
+        equal.append(torch.equal(hard.target_parameters.data, hard.online.data))
     assert equal == [False, False, True, False, False, True]
 
 
@@ -123,7 +125,7 @@ def test_it_goes_on_from_its_state_bit_for_bit() -> None:
         for k in range(3, 6):
             dqn.update(transitions(8, k))
     assert torch.equal(uncut.online.data, again.online.data)
-    assert torch.equal(uncut.behind.data, again.behind.data)
+    assert torch.equal(uncut.target_parameters.data, again.target_parameters.data)
     assert uncut.updates == again.updates == 6
 
 
@@ -155,9 +157,9 @@ def test_parts_that_are_added_up_are_the_whole_batch(loss: str) -> None:
             for mine, theirs in zip(found, expected, strict=True):
                 assert mine == pytest.approx(theirs, abs=1e-5)
     assert torch.equal(halves[0].online.data, halves[1].online.data)
-    assert torch.equal(halves[0].behind.data, halves[1].behind.data)
+    assert torch.equal(halves[0].target_parameters.data, halves[1].target_parameters.data)
     torch.testing.assert_close(halves[0].online.data, whole.online.data, atol=1e-5, rtol=0)
-    torch.testing.assert_close(halves[0].behind.data, whole.behind.data, atol=1e-5, rtol=0)
+    torch.testing.assert_close(halves[0].target_parameters.data, whole.target_parameters.data, atol=1e-5, rtol=0)
 
 
 def test_it_starts_from_another_network() -> None:

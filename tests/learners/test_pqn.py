@@ -215,16 +215,16 @@ def test_what_it_refuses() -> None:
     vector = make(CORRIDOR, 8)
     with pytest.raises(LearnerError, match="1 networks, 1 vectors and 2 seeds"):
         AgentGroup([network_for(vector, 1)], [vector], SMALL, seeds=[1, 2], total_collections=1)
-    with pytest.raises(LearnerError, match=r"pqn.num_envs=8, but an agent was given 4 envs"):
+    with pytest.raises(LearnerError, match=r"pqn.num_envs=8, but the vector of an agent has 4 envs"):
         AgentGroup([network_for(vector, 1)], [make(CORRIDOR, 4)], SMALL, seeds=[1], total_collections=1)
     both = [make(CORRIDOR, 8), make(CORRIDOR, 8, groups=2)]
     with pytest.raises(LearnerError, match="the same number of groups"):
         AgentGroup([network_for(v, 1) for v in both], both, SMALL, seeds=[1, 2], total_collections=1)
-    with pytest.raises(LearnerError, match="2 agents an env"):
+    with pytest.raises(LearnerError, match="2 agents per env"):
         make_group(EnvConfig(id="grid", num_agents=2))
     with pytest.raises(LearnerError, match="continuous"):
         make_group(EnvConfig(id="gymnasium:Pendulum-v1"))
-    with pytest.raises(LearnerError, match=r"call collect\(\) first"):
+    with pytest.raises(LearnerError, match=r"call collect\(\) once before"):
         make_group(CORRIDOR).learn()
     with pytest.raises(LearnerError, match="the saved group has 2 agents"):
         make_group(CORRIDOR).load_state_dict(make_group(CORRIDOR, seeds=[1, 2]).state_dict())

@@ -95,9 +95,9 @@ def test_epsilon_starts_again_where_it_is_told_to() -> None:
 def test_envs_with_masks_are_refused() -> None:
     from dataclasses import replace
 
-    from millpond.learners.q_network import check_env_batch
+    from millpond.learners.q_network import check_spec
 
     spec = make(EnvConfig(id="recall"), 1).spec
-    check_env_batch(spec)
+    check_spec(spec)
     with pytest.raises(LearnerError, match="masks"):
-        check_env_batch(replace(spec, action_masks=True))
+        check_spec(replace(spec, action_masks=True))

@@ -71,14 +71,14 @@ def test_the_critics_gradient_is_autograds() -> None:
 
 def test_the_target_by_hand() -> None:
     agent, batch = small(), transitions(9)
-    agent.behind.data.mul_(1.5)
+    agent.target_parameters.data.mul_(1.5)
     alpha = torch.tensor(0.3)
     generator = torch.Generator().manual_seed(1)
     generator.set_state(agent.generator.get_state())
     with torch.no_grad():
         action, log_prob = agent.actor.sample(batch.next_observation, generator)
         inputs = torch.cat([batch.next_observation, action], 1)
-        lower = torch.minimum(*(twin(inputs).squeeze(1) for twin in agent.behind.networks))
+        lower = torch.minimum(*(twin(inputs).squeeze(1) for twin in agent.target_parameters.networks))
     expected = batch.reward + batch.discount * (lower - alpha * log_prob)
     torch.testing.assert_close(agent._targets(batch, batch.reward, alpha), expected)
 
@@ -102,9 +102,9 @@ def test_the_temperature_seeks_the_target_entropy() -> None:
 
 def test_the_targets_follow_slowly() -> None:
     agent = small(target_tau=0.1)
-    before = agent.behind.data.clone()
+    before = agent.target_parameters.data.clone()
     agent.update(transitions(16))
-    torch.testing.assert_close(agent.behind.data, before + 0.1 * (agent.critics.data - before))
+    torch.testing.assert_close(agent.target_parameters.data, before + 0.1 * (agent.critics.data - before))
 
 
 def test_predicted_rewards_take_the_place_of_the_envs() -> None:
@@ -153,7 +153,7 @@ def test_it_learns_to_answer_what_it_sees() -> None:
 def test_what_it_refuses() -> None:
     with pytest.raises(LearnerError, match="these are discrete"):
         SAC(SEEN, ActionSpec.discrete(3), seed=1)
-    with pytest.raises(LearnerError, match="between finite limits"):
+    with pytest.raises(LearnerError, match="with finite bounds"):
         SAC(SEEN, ActionSpec.continuous((-math.inf,), (1.0,)), seed=1)
-    with pytest.raises(LearnerError, match="reads vectors of float32"):
+    with pytest.raises(LearnerError, match="needs vectors of float32"):
         SAC(ObservationSpec.single((3, 8, 8), "uint8", "pixels"), TWO, seed=1)

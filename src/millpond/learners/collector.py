@@ -1,6 +1,6 @@
-"""What the envs of PQN agents did in one collection: preallocated on the device, written in place.
+"""Collect steps of PQN agents, epsilon-greedy, into memory that is preallocated on the device.
 
-A agents   T steps   E envs of one agent
+A agents   T steps   E envs per agent   a agents evaluated together
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import EnvSpec
 from millpond.learners.exploration import Epsilon
-from millpond.learners.q_network import SideBySide
+from millpond.learners.q_network import StackedQNetworks
 from millpond.replay.schema import Schema
 from millpond.replay.steps import Steps, validate
 from millpond.vector import Batch, Vector
@@ -26,10 +26,10 @@ Final = tuple[int, int, np.ndarray[Any, Any]]  # t, env, observation
 
 @dataclass
 class Collection:
-    """One agent's share; views that are valid until the next collection begins.
+    """The steps of one agent; views that are valid until the next collection begins.
 
     `value` and `final_value` are the largest Q of each observation and, where truncated, of the final one.
-    `lost`: the env crashed and was started anew, so that this step was never taken.
+    `lost`: the env crashed and was restarted, so that this step was never taken.
     """
 
     observation: Tensor  # [T, E, *observation]
@@ -42,7 +42,7 @@ class Collection:
     final_value: Tensor  # [T, E]
     next_value: Tensor  # [E]
     epsilon: float
-    final_observation: np.ndarray[Any, Any]  # [K, *observation], of the places in `has_final`, in their order
+    final_observation: np.ndarray[Any, Any]  # [K, *observation], of the steps in `has_final`, ordered by step, then env
     has_final: np.ndarray[Any, np.dtype[np.bool_]]  # [T, E]
     episodes: list[EpisodeStats] = field(default_factory=list)
 
@@ -76,7 +76,7 @@ class Collection:
         return validate(steps, schema, observation.shape[1])
 
 
-class Storage:
+class CollectionStorage:
     """The arrays of all agents' collections."""
 
     NAMES = ("observation", "action", "reward", "terminated", "truncated", "lost", "value", "final_value")
@@ -85,24 +85,24 @@ class Storage:
         self.agents, self.steps, self.envs, self.device = agents, steps, envs, device
         lead = (agents, steps, envs)
 
-        def numbers(dtype: torch.dtype = torch.float32) -> Tensor:
+        def zeros(dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(lead, dtype=dtype, device=device)
 
         self.observation_dtype = np.dtype(spec.observation.dtype)
-        stored = torch.from_numpy(np.empty(0, self.observation_dtype)).dtype
-        self.observation = torch.zeros((*lead, *spec.observation.shape), dtype=stored, device=device)
-        self.action, self.reward = numbers(torch.int32), numbers()
-        self.terminated, self.truncated, self.lost = numbers(torch.bool), numbers(torch.bool), numbers(torch.bool)
-        self.value, self.final_value = numbers(), numbers()
+        dtype = torch.from_numpy(np.empty(0, self.observation_dtype)).dtype
+        self.observation = torch.zeros((*lead, *spec.observation.shape), dtype=dtype, device=device)
+        self.action, self.reward = zeros(torch.int32), zeros()
+        self.terminated, self.truncated, self.lost = zeros(torch.bool), zeros(torch.bool), zeros(torch.bool)
+        self.value, self.final_value = zeros(), zeros()
         self.next_value = torch.zeros((agents, envs), device=device)
 
     def view(self, agent: int, epsilon: float, finals: list[Final], episodes: list[EpisodeStats]) -> Collection:
-        """One agent's collection. `finals` are ordered by t, then env."""
+        """Return one agent's collection. `finals` are ordered by t, then env."""
         has_final = np.zeros((self.steps, self.envs), np.bool_)
         for t, env, _ in finals:
             has_final[t, env] = True
-        nothing = np.empty((0, *self.observation.shape[3:]), self.observation_dtype)
-        stacked = np.stack([final for _, _, final in finals]) if finals else nothing
+        none = np.empty((0, *self.observation.shape[3:]), self.observation_dtype)
+        stacked = np.stack([final for _, _, final in finals]) if finals else none
         return Collection(
             **{name: getattr(self, name)[agent] for name in self.NAMES},
             next_value=self.next_value[agent],
@@ -120,34 +120,29 @@ class Storage:
             getattr(self, name).copy_(state[name])
 
 
-# -- Playing: every env of every agent takes some steps, epsilon-greedy, and what happened is stored.
-#
-# A agents   T steps   E envs of one agent
-
-
 class QCollector:
-    """Fills a storage from the agents' vectors. Where agents are asked one after the other, the envs of the others step
-    meanwhile, if they have workers."""
+    """Fills a storage from the agents' vectors. If agents act one after the other, the envs of the others, if they have
+    workers, step meanwhile."""
 
-    def __init__(self, q: SideBySide, vectors: Sequence[Vector], storage: Storage) -> None:
+    def __init__(self, q: StackedQNetworks, vectors: Sequence[Vector], storage: CollectionStorage) -> None:
         self.q, self.vectors, self.storage = q, list(vectors), storage
         self.agents = range(len(self.vectors))
 
     def collect(self, epsilons: Sequence[Epsilon], generators: Sequence[torch.Generator]) -> list[Collection]:
-        """One collection for each agent."""
-        explore, drawn = self._explorations(epsilons, generators)
+        """Return one collection of each agent."""
+        explore, random_action = self._draw_exploration(epsilons, generators)
         finals: list[list[Final]] = [[] for _ in self.agents]
         episodes: list[list[EpisodeStats]] = [[] for _ in self.agents]
         with torch.inference_mode():
             for t in range(self.storage.steps + 1):
-                for unit in self.q.units:
+                for together in self.q.slices:
                     for _ in range(len(self.vectors[0])):
-                        batches = [vector.recv() for vector in self.vectors[unit]]
-                        for agent, batch in zip(self.agents[unit], batches, strict=True):
+                        batches = [vector.recv() for vector in self.vectors[together]]
+                        for agent, batch in zip(self.agents[together], batches, strict=True):
                             if t > 0:
-                                finals[agent] += self._outcome(agent, t - 1, batch)
+                                finals[agent] += self._store_outcome(agent, t - 1, batch)
                                 episodes[agent] += batch.episodes
-                        self._act(unit, t, batches, explore, drawn)
+                        self._act(together, t, batches, explore, random_action)
             for agent, vector in enumerate(self.vectors):
                 vector.end_round()
                 self._value_finals(agent, finals[agent])
@@ -156,37 +151,37 @@ class QCollector:
             for agent, epsilon in enumerate(epsilons)
         ]
 
-    def _explorations(
+    def _draw_exploration(
         self, epsilons: Sequence[Epsilon], generators: Sequence[torch.Generator]
     ) -> tuple[Tensor, Tensor]:
-        """Where each agent will explore, and with which action: [A, T, E] each, drawn at once."""
+        """Draw where each agent explores, and with which action: [A, T, E] each."""
         storage, actions = self.storage, self.q.networks[0].actions
-        shape, explore, drawn = (storage.steps, storage.envs), [], []
+        shape, explore, action = (storage.steps, storage.envs), [], []
         for generator, epsilon in zip(generators, epsilons, strict=True):
             explore.append(torch.rand(shape, generator=generator, device=storage.device) < epsilon.value)
-            drawn.append(torch.randint(actions, shape, generator=generator, device=storage.device))
-        return torch.stack(explore), torch.stack(drawn)
+            action.append(torch.randint(actions, shape, generator=generator, device=storage.device))
+        return torch.stack(explore), torch.stack(action)
 
-    def _act(self, unit: slice, t: int, batches: list[Batch], explore: Tensor, drawn: Tensor) -> None:
-        """Let the agents of a unit act at what their envs show; behind the last step, only value it."""
+    def _act(self, together: slice, t: int, batches: list[Batch], explore: Tensor, random_action: Tensor) -> None:
+        """Choose the actions of some agents and send them; after the last step, only compute values."""
         storage, envs = self.storage, slice(batches[0].first, batches[0].last)
-        seen = torch.from_numpy(np.stack([batch.observation[:, 0] for batch in batches])).to(storage.device)
-        value, best = self.q(unit, seen).max(-1)
+        observation = torch.from_numpy(np.stack([batch.observation[:, 0] for batch in batches])).to(storage.device)
+        value, best = self.q(together, observation).max(-1)
         if t == storage.steps:
-            storage.next_value[unit, envs] = value
+            storage.next_value[together, envs] = value
             return
-        action = torch.where(explore[unit, t, envs], drawn[unit, t, envs], best).int()
-        storage.observation[unit, t, envs] = seen
-        storage.value[unit, t, envs] = value
-        storage.action[unit, t, envs] = action
-        for batch, vector, chosen in zip(batches, self.vectors[unit], action.cpu().numpy(), strict=True):
-            batch.action[:, 0] = chosen
+        action = torch.where(explore[together, t, envs], random_action[together, t, envs], best).int()
+        storage.observation[together, t, envs] = observation
+        storage.value[together, t, envs] = value
+        storage.action[together, t, envs] = action
+        for batch, vector, actions in zip(batches, self.vectors[together], action.cpu().numpy(), strict=True):
+            batch.action[:, 0] = actions
             vector.send()
 
-    def _outcome(self, agent: int, t: int, batch: Batch) -> list[Final]:
-        """Store what came of the actions of step t; returns the final observations of what was cut off there.
+    def _store_outcome(self, agent: int, t: int, batch: Batch) -> list[Final]:
+        """Store rewards and flags of step t; return the final observations of truncated and lost steps.
 
-        A lost step was cut off where it stood: its own observation is the last that is known.
+        The final observation of a lost step is its own observation, the last one that is known.
         """
         envs, storage = slice(batch.first, batch.last), self.storage
         truncated = batch.truncated[:, 0] & ~batch.terminated[:, 0]
@@ -205,7 +200,7 @@ class QCollector:
         return finals
 
     def _value_finals(self, agent: int, finals: list[Final]) -> None:
-        """A truncated step bootstraps from the true final observation."""
+        """Compute the values that truncated steps bootstrap from."""
         finals.sort(key=lambda final: final[:2])
         if finals:
             seen = torch.from_numpy(np.stack([observation for _, _, observation in finals])).to(self.storage.device)
@@ -214,5 +209,5 @@ class QCollector:
 
 
 def _where(flags: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> list[int]:
-    found: list[int] = np.flatnonzero(flags).tolist()
-    return found
+    indices: list[int] = np.flatnonzero(flags).tolist()
+    return indices

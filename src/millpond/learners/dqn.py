@@ -1,6 +1,6 @@
 """DQN (Mnih et al., 2015) from replay: Double (van Hasselt et al., 2016), n-step, with a hard or a soft target.
 
-    y = R + discount * Q_target(s', argmax_a Q(s', a))       R and discount = gamma^steps as the pond's sample gives them
+    y = R + discount * Q_target(s', argmax_a Q(s', a))       R and discount = gamma^steps come with the batch
 
 B transitions
 """
@@ -20,7 +20,7 @@ from millpond.learners.q_network import QNetwork
 
 
 class TransitionBatch(Protocol):
-    """What a pond's sample has: [B, ...] on the learner's device; `discount` is 0 where terminated."""
+    """Transitions [B, ...] on the learner's device, for example a `PondBatch`; `discount` is 0 where terminated."""
 
     observation: Tensor
     next_observation: Tensor
@@ -37,7 +37,7 @@ class DQN:
         self.network = network.to(self.device)
         self.target = copy.deepcopy(self.network)
         self.online = FlatParameters([self.network])
-        self.behind = FlatParameters([self.target], trained=False)
+        self.target_parameters = FlatParameters([self.target], trained=False)
         self.optimizer = RowOptimizer(self.online.data, self.online.grad, rectified=False)
         self.updates = 0
 
@@ -49,18 +49,19 @@ class DQN:
         parts: int = 1,
         all_reduce: Callable[[Tensor], object] | None = None,
     ) -> dict[str, Tensor]:
-        """Learn from transitions; `reward` takes the place of theirs. Returns metrics, scalars on the device.
+        """Learn from transitions; `reward` replaces theirs. Returns metrics, scalars on the device.
 
-        `parts`, `all_reduce`: the batch is one of so many equal parts, and others have the rest; what `all_reduce` adds up over
-        all of them, in place, are the gradient and the metrics of the whole batch.
+        `parts`, `all_reduce`: this batch is one of `parts` equal parts, one per rank; `all_reduce` sums gradient and metrics
+        over all of them, in place.
         """
         target = self.targets(batch, batch.reward if reward is None else reward)
-        q = self.network(self._shown(batch.observation)).gather(1, batch.action.long().view(-1, 1)).squeeze(1)
-        loss = loss_of(q - target, self.config.loss) / parts
+        q_of_actions = self.network(self._as_network_input(batch.observation))
+        q = q_of_actions.gather(1, batch.action.long().view(-1, 1)).squeeze(1)
+        loss = td_loss(q - target, self.config.loss) / parts
         self.online.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         means = torch.stack([loss.detach(), q.detach().mean() / parts])
-        if all_reduce is not None:  # once for everything: a small sum costs as much as a large one
+        if all_reduce is not None:  # one call for everything: a small one costs as much as a large one
             together = torch.cat([self.online.grad[0], means])
             all_reduce(together)
             self.online.grad[0].copy_(together[: -len(means)])
@@ -68,35 +69,35 @@ class DQN:
         norm = clip_rows(self.online.grad, self.config.max_grad_norm)
         self.optimizer.step([self.config.learning_rate])
         self.updates += 1
-        self._follow()
+        self._update_target()
         return {"q_loss": means[0], "q_value": means[1], "grad_norm": norm[0]}
 
     @torch.no_grad()
     def targets(self, batch: TransitionBatch, reward: Tensor) -> Tensor:
-        """y [B]."""
-        then = self._shown(batch.next_observation)
-        later = self.target(then)
+        """Return y [B]."""
+        next_observation = self._as_network_input(batch.next_observation)
+        target_q = self.target(next_observation)
         if self.config.double:
-            best = self.network(then).argmax(-1, keepdim=True)
-            future = later.gather(1, best).squeeze(1)
+            best = self.network(next_observation).argmax(-1, keepdim=True)
+            future = target_q.gather(1, best).squeeze(1)
         else:
-            future = later.amax(-1)
+            future = target_q.amax(-1)
         return torch.addcmul(reward, batch.discount, future)
 
-    def _shown(self, observation: Tensor) -> Tensor:
-        """Frames [B, stack, ...] that a sample put together, as the one observation that the network was built for."""
+    def _as_network_input(self, observation: Tensor) -> Tensor:
+        """Reshape stacks of frames [B, stack, ...] to the observation that the network was built for."""
         return observation.reshape(len(observation), *self.network.observation_shape)
 
     @torch.no_grad()
-    def _follow(self) -> None:
-        """Soft: a little of the online network at each update. Hard: all of it, every `target_interval` updates."""
+    def _update_target(self) -> None:
+        """Soft: move towards the online network at each update. Hard: copy it every `target_interval` updates."""
         if self.config.target_tau > 0:
-            self.behind.data.lerp_(self.online.data, self.config.target_tau)
+            self.target_parameters.data.lerp_(self.online.data, self.config.target_tau)
         elif self.updates % self.config.target_interval == 0:
-            self.behind.data.copy_(self.online.data)
+            self.target_parameters.data.copy_(self.online.data)
 
     def start_from(self, network: QNetwork) -> None:
-        """Take another network's parameters, with a fresh target and a fresh optimiser."""
+        """Copy another network's parameters, and reset the target and the optimiser."""
         self.network.load_state_dict(network.state_dict())
         self.target.load_state_dict(network.state_dict())
         self.optimizer.reset(0)
@@ -116,8 +117,8 @@ class DQN:
         self.updates = int(state["updates"])
 
 
-def loss_of(difference: Tensor, kind: str) -> Tensor:
-    """Mean over a batch: 0.5 d^2, or Huber's, which is |d| - 0.5 beyond 1."""
+def td_loss(difference: Tensor, kind: str) -> Tensor:
+    """Return the mean over a batch of 0.5 d^2, or of Huber's loss, which is |d| - 0.5 beyond 1."""
     if kind == "huber":
         return torch.nn.functional.huber_loss(difference, torch.zeros_like(difference))
     return 0.5 * difference.square().mean()

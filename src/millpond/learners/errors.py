@@ -1,4 +1,4 @@
-"""Errors of learners that a user can mend."""
+"""Errors of learners."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from millpond.errors import MillpondError
 
 
 class LearnerError(MillpondError):
-    """A learner cannot be built from, or does not fit, what it was given."""
+    """A learner does not fit its environment, config or saved state."""

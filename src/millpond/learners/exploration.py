@@ -1,4 +1,4 @@
-"""Epsilon: how often an agent tries a random action, as a schedule over a counter that a reset sets back."""
+"""Epsilon-greedy exploration: a schedule over a counter that a reset sets to 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millpond.schedules import linear
 
 
 class Epsilon:
-    """linear(reset_to, end, over)(since_reset). The unit of `over` and `advance` is whatever the owner counts."""
+    """linear(reset_to, end, over)(since_reset). The owner chooses the unit of `over` and `advance`."""
 
     def __init__(self, start: float, end: float, *, over: float) -> None:
         self.reset_to, self.end, self.over = start, end, over
@@ -25,7 +25,7 @@ class Epsilon:
         self.since_reset += count
 
     def reset(self, to: float | None = None) -> None:
-        """Begin the decay again, from `to`, or from where it began the last time."""
+        """Restart the decay, from `to`, or from the value of the last start."""
         self.reset_to = self.reset_to if to is None else to
         self.since_reset = 0
 
@@ -38,7 +38,7 @@ class Epsilon:
 
 
 def epsilon_greedy(q: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
-    """The best of Q [N, actions], or, with probability epsilon, any action; [N] of int64."""
+    """Return actions [N] int64: the best of Q [N, actions], or, with probability epsilon, a random one."""
     count, actions = q.shape
     explore = torch.rand(count, generator=generator, device=q.device) < epsilon
     drawn = torch.randint(actions, (count,), generator=generator, device=q.device)

@@ -1,9 +1,9 @@
-"""The parameters of several equal networks as one matrix, a row each.
-
-    A networks   P numbers of one network, padded so that every parameter begins at a multiple of 64 bytes
+"""The parameters of several equal networks as one matrix, one row per network, and an optimiser for its rows.
 
 Each network keeps working: its parameters become views of its row, and their gradients views of a second matrix. So
-clipping, the optimiser, a soft target and a clone are a few operations on rows, however many layers there are.
+clipping, the optimiser step, a soft target update and a clone are a few operations on rows, however many layers there are.
+
+A networks   P numbers per network, padded so that every parameter begins at a multiple of 64 bytes
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 ALIGNMENT = 16  # floats: 64 bytes
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+MIN_TRACTABLE_RHO = 5.0
 
 
 class FlatParameters:
-    """`data` and `grad` [A, P] of the networks given, which must be alike and on one device."""
+    """`data` and `grad` [A, P] of networks that have the same parameters and are on one device."""
 
     def __init__(self, networks: Sequence[nn.Module], *, trained: bool = True) -> None:
         self.networks = list(networks)
@@ -35,7 +37,7 @@ class FlatParameters:
         for row, network in enumerate(self.networks):
             parameters = dict(network.named_parameters())
             if {name: parameter.shape for name, parameter in parameters.items()} != self.shapes:
-                raise ValueError("networks whose parameters lie in one matrix must have the same parameters")
+                raise ValueError("networks that share one parameter matrix must have the same parameters")
             for name, parameter in parameters.items():
                 place = self._view(self.data, name)[row]
                 place.copy_(parameter.data)
@@ -44,16 +46,16 @@ class FlatParameters:
                 parameter.requires_grad_(trained)
 
     def _view(self, matrix: Tensor, name: str) -> Tensor:
-        """[A, *shape] of one parameter in all networks."""
+        """Return one parameter of all networks, [A, *shape]."""
         shape, begin = self.shapes[name], self.offsets[name]
         return matrix[:, begin : begin + shape.numel()].view(len(self.networks), *shape)
 
     def stacked(self) -> dict[str, Tensor]:
-        """Each parameter of all networks at once, [A, *shape], in the same memory; `put_gradients` takes their gradients."""
+        """Return each parameter of all networks, [A, *shape], in the same memory; `put_gradients` takes their gradients."""
         return {name: self._view(self.data, name).detach().requires_grad_() for name in self.shapes}
 
     def put_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Into `grad`, in the order of `stacked`."""
+        """Copy gradients in the order of `stacked` into `grad`."""
         for name, gradient in zip(self.shapes, gradients, strict=True):
             self._view(self.grad, name).copy_(gradient)
 
@@ -62,27 +64,22 @@ class FlatParameters:
 
 
 def clip_rows(grad: Tensor, max_norm: float) -> Tensor:
-    """Scale each row of [A, P] down to a norm of at most `max_norm`, in place; returns the norms [A] from before."""
+    """Scale each row of [A, P] down to a norm of at most `max_norm`, in place; return the norms [A] before."""
     norm: Tensor = torch.linalg.vector_norm(grad, dim=1)
     grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0).unsqueeze(1))
     return norm
 
 
-# -- Adam (Kingma and Ba, 2015) and RAdam (Liu et al., 2020) on the rows of a parameter matrix.
-#
-#     m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
-#     Adam    p <- p - lr  m^ / (sqrt(v^) + eps)                  m^ = m / (1 - b1^t), v^ = v / (1 - b2^t)
-#     RAdam   p <- p - lr r_t m^ / (sqrt(v^) + eps)               where the variance of v^ is tractable (rho_t > 5)
-#             p <- p - lr m^                                      where it is not: the first steps
-#
-# Every row has its own number of updates t and its own learning rate, as if it had an optimiser of its own.
-
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
-TRACTABLE = 5.0
-
-
 class RowOptimizer:
-    """`rectified`: RAdam, else Adam. `data` and `grad` are [A, P]; `updates` counts each row's steps."""
+    """Adam (Kingma and Ba, 2015) or RAdam (Liu et al., 2020) on the rows of a parameter matrix [A, P].
+
+        m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
+        Adam    p <- p - lr  m^ / (sqrt(v^) + eps)          m^ = m / (1 - b1^t), v^ = v / (1 - b2^t)
+        RAdam   p <- p - lr r_t m^ / (sqrt(v^) + eps)       if the variance of v^ is tractable (rho_t > 5)
+                p <- p - lr m^                              if it is not: in the first steps
+
+    Every row has its own number of updates t and learning rate, as if it had a separate optimiser.
+    """
 
     def __init__(self, data: Tensor, grad: Tensor, *, rectified: bool) -> None:
         self.data, self.grad, self.rectified = data, grad, rectified
@@ -91,7 +88,7 @@ class RowOptimizer:
 
     @torch.no_grad()
     def step(self, learning_rates: Sequence[float]) -> None:
-        """One update of every row with its own learning rate."""
+        """Update every row with its own learning rate."""
         self.first.lerp_(self.grad, 1 - BETA1)
         self.second.mul_(BETA2).addcmul_(self.grad, self.grad, value=1 - BETA2)
         self.updates = [count + 1 for count in self.updates]
@@ -108,7 +105,7 @@ class RowOptimizer:
         if self.rectified:
             longest = 2 / (1 - BETA2) - 1
             length = longest - 2 * updates * BETA2**updates / correction
-            if length <= TRACTABLE:
+            if length <= MIN_TRACTABLE_RHO:
                 self.data[rows].add_(self.first[rows], alpha=-rate)
                 return
             above, below = (length - 4) * (length - 2) * longest, (longest - 4) * (longest - 2) * length
@@ -119,7 +116,7 @@ class RowOptimizer:
         self.data[rows].addcdiv_(self.first[rows], deviation, value=-rate * root)
 
     def reset(self, row: int) -> None:
-        """Begin anew with one row."""
+        """Reset the state of one row."""
         self.first[row].zero_()
         self.second[row].zero_()
         self.updates[row] = 0

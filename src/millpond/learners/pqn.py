@@ -1,7 +1,7 @@
-"""PQN (Gallici et al., 2024): Q-learning on what was just collected, without replay and without a target network.
+"""PQN (Gallici et al., 2024): Q-learning on the newest collection, without replay and without a target network.
 
-    collect   every env takes `num_steps` steps, epsilon-greedy, with the parameters as they are
-    learn     lambda returns once, then shuffled minibatches for some epochs on 0.5 (Q(s, a) - G)^2
+    collect   every env takes `num_steps` steps, epsilon-greedy, with the current parameters
+    learn     lambda returns once, then shuffled minibatches for `update_epochs` epochs on 0.5 (Q(s, a) - G)^2
 
 One agent or several side by side: each has its own envs, parameters, optimiser, exploration and generator, and learns
 what it would learn alone.
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from millpond.config.mixture import PQNConfig
 from millpond.kernels.lambda_return import lambda_return_numba, lambda_return_torch
-from millpond.learners.collector import Collection, QCollector, Storage
+from millpond.learners.collector import Collection, CollectionStorage, QCollector
 from millpond.learners.errors import LearnerError
 from millpond.learners.exploration import Epsilon
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
-from millpond.learners.q_network import QNetwork, SideBySide, check_env_batch
+from millpond.learners.q_network import QNetwork, StackedQNetworks, check_spec
 from millpond.schedules import named
 from millpond.vector import Vector
 
@@ -31,9 +31,9 @@ from millpond.vector import Vector
 class AgentGroup:
     """PQN agents. `vectors[i]`, `networks[i]` and `seeds[i]` belong to agent i.
 
-    `total_collections`  of one agent in the whole run: what the learning rate's schedule and, through
-                         `epsilon_share`, exploration are stretched over
-    `batched`            all agents in one operation a layer; None: where that is faster
+    `total_collections`  of one agent in the whole run: the length of the learning rate's schedule and, times
+                         `epsilon_share`, of the exploration's
+    `batched`            all agents in one operation per layer; None: if that is faster
     """
 
     def __init__(
@@ -52,18 +52,20 @@ class AgentGroup:
                 f"{len(networks)} networks, {len(vectors)} vectors and {len(seeds)} seeds; every agent has one of each"
             )
         for vector in vectors:
-            check_env_batch(vector.spec)
+            check_spec(vector.spec)
             if vector.num_envs != config.num_envs:
-                raise LearnerError(f"pqn.num_envs={config.num_envs}, but an agent was given {vector.num_envs} envs")
+                raise LearnerError(
+                    f"pqn.num_envs={config.num_envs}, but the vector of an agent has {vector.num_envs} envs"
+                )
             if vector.spec != vectors[0].spec or len(vector) != len(vectors[0]):
                 raise LearnerError(
-                    "agents side by side need vectors of the same environment in the same number of groups"
+                    "agents trained side by side need vectors of the same environment with the same number of groups"
                 )
         self.config, self.vectors, self.networks = config, list(vectors), list(networks)
         self.device = torch.device(device)
         self.spec = vectors[0].spec
         self.parameters = FlatParameters([network.to(self.device) for network in networks])
-        self.q = SideBySide(self.networks, self.parameters, batched)
+        self.q = StackedQNetworks(self.networks, self.parameters, batched)
         self.optimizer = RowOptimizer(self.parameters.data, self.parameters.grad, rectified=True)
         self.env_steps_per_collection = config.num_envs * config.num_steps
         self.updates_per_collection = config.update_epochs * config.num_minibatches
@@ -71,39 +73,37 @@ class AgentGroup:
         over = config.epsilon_share * total_collections * self.env_steps_per_collection
         self.epsilons = [Epsilon(config.epsilon_start, config.epsilon_end, over=over) for _ in networks]
         self.generators = [torch.Generator(self.device).manual_seed(int(seed)) for seed in seeds]
-        self.updates = [0 for _ in networks]  # of each agent since the run began
-        self.storage = Storage(self.spec, len(networks), config.num_steps, config.num_envs, self.device)
+        self.updates = [0 for _ in networks]  # of each agent in the whole run
+        self.storage = CollectionStorage(self.spec, len(networks), config.num_steps, config.num_envs, self.device)
         self.collector = QCollector(self.q, self.vectors, self.storage)
-        self._pending: list[Collection] | None = None  # collected, and not yet learned from
+        self._pending: list[Collection] | None = None  # collected, and not learned from yet
 
     @property
     def agents(self) -> int:
         return len(self.networks)
 
-    # -- the two step functions
+    # -- collect and learn
 
     def collect(self) -> list[Collection]:
-        """`num_steps` steps of every env of every agent, with the parameters as they are."""
+        """Take `num_steps` steps in every env of every agent, with the current parameters."""
         self._pending = self.collector.collect(self.epsilons, self.generators)
         for epsilon in self.epsilons:
             epsilon.advance(self.env_steps_per_collection)
         return self._pending
 
     def learn(self) -> list[dict[str, Tensor]]:
-        """Train every agent on what it collected last; metrics of each, scalars on the device."""
+        """Train every agent on its newest collection; return metrics of each, scalars on the device."""
         if self._pending is None:
-            raise LearnerError("there is nothing to learn from: call collect() first, once before each learn()")
+            raise LearnerError("nothing was collected: call collect() once before each learn()")
         targets = torch.stack([self._targets(collection) for collection in self._pending])
         self._pending = None
         sums: dict[str, Tensor] = {}
         for _ in range(self.config.update_epochs):
-            for picked in self._shuffled():
-                for name, values in self._train(picked, targets).items():
+            for minibatch in self._shuffled():
+                for name, values in self._train(minibatch, targets).items():
                     sums[name] = sums[name] + values if name in sums else values
         count = self.updates_per_collection
         return [{name: total[agent] / count for name, total in sums.items()} for agent in range(self.agents)]
-
-    # -- learning
 
     def _targets(self, collection: Collection) -> Tensor:
         names = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "lost")
@@ -115,24 +115,24 @@ class AgentGroup:
         return lambda_return_torch(**arrays, gamma=gamma, lam=lam)
 
     def _shuffled(self) -> list[Tensor]:
-        """The minibatches of one epoch: [A, B] places in each agent's collection, every one exactly once."""
+        """Return the minibatches of one epoch: [A, B] places in each agent's collection, every one exactly once."""
         total = self.env_steps_per_collection
         orders = [torch.randperm(total, generator=generator, device=self.device) for generator in self.generators]
         return list(torch.stack(orders).chunk(self.config.num_minibatches, dim=1))
 
-    def _train(self, picked: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """One update of every agent; each metric is [A]."""
+    def _train(self, minibatch: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Update every agent once; each metric is [A]."""
         self.parameters.zero_grad()
-        rows = torch.arange(self.agents, device=self.device).unsqueeze(1)
+        agents = torch.arange(self.agents, device=self.device).unsqueeze(1)
         storage, losses, means = self.storage, [], []
-        for unit in self.q.units:
-            where = (rows[unit], picked[unit])
-            q = self.q(unit, storage.observation.flatten(1, 2)[where])  # [a, B, actions]
-            taken = storage.action.flatten(1)[where].long().unsqueeze(-1)
-            q = q.gather(2, taken).squeeze(2)
-            counts = ~storage.lost.flatten(1)[where]
-            error = (q - targets.flatten(1)[where]).square() * counts
-            loss = 0.5 * error.sum(1) / counts.sum(1).clamp(min=1)
+        for together in self.q.slices:
+            where = (agents[together], minibatch[together])
+            q = self.q(together, storage.observation.flatten(1, 2)[where])  # [a, B, actions]
+            action = storage.action.flatten(1)[where].long().unsqueeze(-1)
+            q = q.gather(2, action).squeeze(2)
+            valid = ~storage.lost.flatten(1)[where]
+            error = (q - targets.flatten(1)[where]).square() * valid
+            loss = 0.5 * error.sum(1) / valid.sum(1).clamp(min=1)
             self.q.backward(loss)
             losses.append(loss.detach())
             means.append(q.detach().mean(1))
@@ -148,15 +148,15 @@ class AgentGroup:
     # -- resets
 
     def clone_from(self, network: QNetwork, *, epsilon_reset_to: Sequence[float] | float | None = None) -> None:
-        """Every agent gets the network's parameters, bit for bit, a fresh optimiser, and its exploration begins again.
+        """Copy the network's parameters into every agent, bit for bit, and reset its optimiser and exploration.
 
-        `epsilon_reset_to`: one value for all, or a ladder with one for each. Learning rates go on with the run.
+        `epsilon_reset_to`: one value for all, or one for each. The schedules of learning rates continue.
         """
         ladder = epsilon_reset_to
         if ladder is None or isinstance(ladder, int | float):
             ladder = [ladder] * self.agents  # type: ignore[list-item]
         if len(ladder) != self.agents:
-            raise LearnerError(f"{len(ladder)} epsilons for {self.agents} agents; give one for each")
+            raise LearnerError(f"{len(ladder)} epsilons for {self.agents} agents; pass one for each")
         state = network.state_dict()
         for agent, own in enumerate(self.networks):
             own.load_state_dict(state)
@@ -166,7 +166,7 @@ class AgentGroup:
     # -- state
 
     def agent_state_dict(self, agent: int) -> dict[str, Any]:
-        """Everything of one agent but its envs, whose state the vector has."""
+        """Return the state of one agent, without its envs, whose state the vector has."""
         return {
             "network": {name: tensor.clone() for name, tensor in self.networks[agent].state_dict().items()},
             "optimizer": self.optimizer.row_state(agent),
@@ -183,7 +183,7 @@ class AgentGroup:
         self.updates[agent] = int(state["updates"])
 
     def state_dict(self) -> dict[str, Any]:
-        """All agents. Between collect() and learn() also what was collected."""
+        """Return the state of all agents; between collect() and learn() also of the collection."""
         return {
             "agents": [self.agent_state_dict(agent) for agent in range(self.agents)],
             "pending": None if self._pending is None else self.storage.state_dict(),

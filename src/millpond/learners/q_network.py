@@ -1,6 +1,6 @@
-"""The network of Q-learning: the encoder that policies have, LayerNorm behind each layer, and one number an action.
+"""Q-networks: the encoder of policies, LayerNorm after each layer, one value per action; and several of them at once.
 
-N observations  H hidden
+N observations   a networks evaluated together
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from millpond.policies.vector import VectorEncoder
 
 
 class QNetwork(nn.Module):
-    """Q(s, a) of every action at once. It acts like a policy, so that whatever plays a policy can play it.
+    """Q(s, a) of every action. It has the interface of a policy, so that evaluation and playing work with it.
 
-    Behind an encoder without convolutions comes one more hidden layer, as for PQN on plain vectors.
+    An encoder without convolutions is followed by one more hidden layer, as in PQN on plain vectors.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class QNetwork(nn.Module):
         self.output = nn.Linear(hidden_size, actions)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Orthogonal, as policies are; the values begin small."""
+        """Draw orthogonal weights, as for policies; the initial values are small."""
         self.encoder.reset_parameters(generator)
         if isinstance(self.hidden, nn.Sequential):
             linear = self.hidden[0]
@@ -59,7 +59,7 @@ class QNetwork(nn.Module):
     # -- as a policy
 
     def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
-        """It remembers nothing: [B, 0, 0]."""
+        """Return an empty state [B, 0, 0]: the network is not recurrent."""
         return torch.zeros(batch, 0, 0, device=device)
 
     @torch.no_grad()
@@ -72,7 +72,7 @@ class QNetwork(nn.Module):
         generator: torch.Generator | None = None,
         deterministic: bool = True,
     ) -> Act:
-        """The greedy action, always; whoever explores draws the other actions himself (`epsilon_greedy`)."""
+        """Return the greedy action; exploration is separate (`epsilon_greedy`)."""
         q = self(observation)
         if action_mask is not None:
             q = q.masked_fill(~action_mask, torch.finfo(q.dtype).min)
@@ -81,7 +81,7 @@ class QNetwork(nn.Module):
 
     @torch.no_grad()
     def value(self, observation: Tensor, state: Tensor) -> Tensor:
-        """The largest Q [B]."""
+        """Return the largest Q [B]."""
         largest: Tensor = self(observation).amax(-1)
         return largest
 
@@ -96,15 +96,15 @@ def build_q_network(
     cell_kinds: int = 16,
     generator: torch.Generator | None = None,
 ) -> QNetwork:
-    """The Q-network for an environment. Its weights are drawn from `generator` (torch's default one without)."""
+    """Build the Q-network for an environment; `generator` draws its weights (None: torch's default generator)."""
     if action.kind != "discrete":
         raise LearnerError(
-            f"Q-learning chooses one of some actions, but this environment's are {action.kind}; "
-            "take an environment with discrete actions, or train it with ppo (or sac, where they are continuous)"
+            f"Q-learning needs discrete actions, but this environment's are {action.kind}; "
+            "use an environment with discrete actions, or train it with ppo (or with sac, if they are continuous)"
         )
     if normalize_observations:
         raise LearnerError(
-            "policy.normalize_observations=true, but Q-networks normalise behind each layer (LayerNorm) and keep no "
+            "policy.normalize_observations=true, but Q-networks normalise after each layer (LayerNorm) and keep no "
             "running statistics; set it to false"
         )
     if hidden_size < 1:
@@ -115,72 +115,68 @@ def build_q_network(
     return network
 
 
-def check_env_batch(spec: EnvSpec) -> None:
-    """That PQN and DQN can play it."""
+def check_spec(spec: EnvSpec) -> None:
+    """Refuse environments that PQN and DQN cannot play."""
     if spec.num_agents != 1:
-        raise LearnerError(f"{spec.id} has {spec.num_agents} agents an env; PQN and DQN act for one: env.num_agents=1")
+        raise LearnerError(f"{spec.id} has {spec.num_agents} agents per env; PQN and DQN act for one: env.num_agents=1")
     if spec.action_masks:
-        raise LearnerError(f"{spec.id} forbids actions by masks, which PQN and DQN do not know; train it with ppo")
+        raise LearnerError(f"{spec.id} has action masks, which PQN and DQN do not support; train it with ppo")
 
 
-# -- Q of several equal networks: in one operation a layer for all of them, or one network after the other.
-#
-# One operation for all saves the fixed cost of an operation, which is what small networks on plain vectors spend their
-# time with. Convolutions and tables of grids and tokens are busy with numbers instead, and gain nothing
-# (benchmarks/learning/side_by_side.py).
-#
-# a networks of a unit   N observations of each   H hidden
+class StackedQNetworks:
+    """Q of several equal networks: in one operation per layer for all of them, or one network after the other.
 
-
-class SideBySide:
-    """`units` are the slices of networks that are asked together: all of them, or each for itself."""
+    One operation for all saves the fixed cost per operation, which dominates for small networks on plain vectors.
+    Convolutions and embeddings of grids and tokens are bound by arithmetic, and gain nothing
+    (benchmarks/learning/side_by_side.py). `slices`: networks that are evaluated together, all of them or each alone.
+    """
 
     def __init__(self, networks: Sequence[QNetwork], parameters: FlatParameters, batched: bool | None) -> None:
         self.networks, self.parameters = list(networks), parameters
-        can = set(networks[0].encoder.kinds) == {"vector"}
-        if batched and not can:
+        only_vectors = set(networks[0].encoder.kinds) == {"vector"}
+        if batched and not only_vectors:
             kinds = ", ".join(sorted(networks[0].encoder.kinds))
             raise LearnerError(f"batched=True is for plain vectors; these observations are read as {kinds}")
-        self.batched = can and len(networks) > 1 if batched is None else batched
+        self.batched = only_vectors and len(networks) > 1 if batched is None else batched
         if self.batched:
-            self.units = [slice(0, len(networks))]
+            self.slices = [slice(0, len(networks))]
             self.stacked = parameters.stacked()
         else:
-            self.units = [slice(agent, agent + 1) for agent in range(len(networks))]
+            self.slices = [slice(agent, agent + 1) for agent in range(len(networks))]
 
-    def __call__(self, unit: slice, observation: Tensor) -> Tensor:
-        """observation [a, N, *obs] -> Q [a, N, actions]."""
+    def __call__(self, which: slice, observation: Tensor) -> Tensor:
+        """Return Q [a, N, actions] of one of `slices` for observation [a, N, *obs]."""
         if not self.batched:
-            q: Tensor = self.networks[unit.start](observation[0])
+            q: Tensor = self.networks[which.start](observation[0])
             return q.unsqueeze(0)
-        return self._all(observation)
+        return self._forward_all(observation)
 
     def backward(self, loss: Tensor) -> None:
-        """From the losses [a] of one unit to the gradients of its networks."""
+        """Compute the gradients of the networks of one slice from their losses [a]."""
         if self.batched:
             self.parameters.put_gradients(torch.autograd.grad(loss.sum(), list(self.stacked.values())))
         else:
             loss.sum().backward()  # type: ignore[no-untyped-call]
 
-    def _all(self, observation: Tensor) -> Tensor:
-        """The layers of `QNetwork` on plain vectors, for all networks at once."""
+    def _forward_all(self, observation: Tensor) -> Tensor:
+        """Apply the layers of `QNetwork` on plain vectors, for all networks at once."""
         one, (agents, count) = self.networks[0], observation.shape[:2]
         hidden = self.stacked["encoder.bias"].unsqueeze(1)
         for part, (reader, encoder) in enumerate(zip(one.encoder.readers, one.encoder.encoders, strict=True)):
             assert isinstance(encoder, VectorEncoder)
-            numbers = encoder.scaled(reader(observation.flatten(0, 1))).view(agents, count, -1)
+            inputs = encoder.scaled(reader(observation.flatten(0, 1))).view(agents, count, -1)
             weight = self.stacked[f"encoder.encoders.{part}.linear.weight"]
-            hidden = torch.baddbmm(hidden, numbers, weight.transpose(1, 2))
+            hidden = torch.baddbmm(hidden, inputs, weight.transpose(1, 2))
         hidden = self._norm("encoder.norm", hidden).relu_()
         if isinstance(one.hidden, nn.Sequential):
             hidden = self._norm("hidden.1", self._linear("hidden.0", hidden)).relu_()
         return self._linear("output", hidden)
 
-    def _linear(self, name: str, numbers: Tensor) -> Tensor:
+    def _linear(self, name: str, inputs: Tensor) -> Tensor:
         weight, bias = self.stacked[f"{name}.weight"], self.stacked[f"{name}.bias"]
-        return torch.baddbmm(bias.unsqueeze(1), numbers, weight.transpose(1, 2))
+        return torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))
 
-    def _norm(self, name: str, numbers: Tensor) -> Tensor:
+    def _norm(self, name: str, inputs: Tensor) -> Tensor:
         weight, bias = self.stacked[f"{name}.weight"], self.stacked[f"{name}.bias"]
-        normal = F.layer_norm(numbers, numbers.shape[-1:])
-        return torch.addcmul(bias.unsqueeze(1), normal, weight.unsqueeze(1))
+        normalized = F.layer_norm(inputs, inputs.shape[-1:])
+        return torch.addcmul(bias.unsqueeze(1), normalized, weight.unsqueeze(1))

@@ -1,4 +1,15 @@
-"""Two hidden layers, and several such networks computed at once. K networks  B inputs."""
+"""SAC (Haarnoja et al., 2018) for continuous actions: a squashed Gaussian actor, twin critics, automatic temperature.
+
+    y        = r + discount * (min_k Q'_k(s', a') - alpha log pi(a'|s'))          a' ~ pi(s')
+    critics  sum over k of mean (Q_k(s, a) - y)^2
+    actor    mean (alpha log pi(a|s) - min_k Q_k(s, a))                           a ~ pi(s)
+    alpha    mean -log(alpha) (log pi(a|s) + target entropy)
+
+The twins are two rows of one matrix and are computed in one operation per layer: for small networks the number of
+operations determines the cost.
+
+B transitions   D numbers per action   K networks
+"""
 
 from __future__ import annotations
 
@@ -16,10 +27,11 @@ from millpond.learners.flat_parameters import FlatParameters, RowOptimizer
 from millpond.policies.policy import Act
 
 LAYERS = ("0", "2", "4")
+LOG_DEVIATION = (-20.0, 2.0)  # its limits, as in the reference implementation
 
 
 def mlp(inputs: int, hidden_size: int, outputs: int) -> nn.Sequential:
-    """inputs -> hidden -> hidden -> outputs, with ReLU."""
+    """Return a network inputs -> hidden -> hidden -> outputs, with ReLU."""
     return nn.Sequential(
         nn.Linear(inputs, hidden_size),
         nn.ReLU(),
@@ -38,7 +50,7 @@ class StackedMLP:
         self.frozen = {name: tensor.detach() for name, tensor in self.stacked.items()}
 
     def __call__(self, inputs: Tensor, *, frozen: bool = False) -> Tensor:
-        """`frozen`: gradients go to the inputs alone."""
+        """Evaluate all networks. `frozen`: gradients flow to the inputs only."""
         weights = self.frozen if frozen or not torch.is_grad_enabled() else self.stacked
         hidden = inputs.expand(len(self.parameters.networks), *inputs.shape)
         for layer in LAYERS:
@@ -49,27 +61,12 @@ class StackedMLP:
         return hidden.squeeze(-1)
 
     def backward(self, loss: Tensor) -> None:
-        """From a loss of a call that was not frozen to the networks' gradients."""
+        """Compute the networks' gradients from a loss of a call that was not frozen."""
         self.parameters.put_gradients(torch.autograd.grad(loss, list(self.stacked.values())))
 
 
-# -- SAC (Haarnoja et al., 2018) for continuous actions: a squashed Gaussian actor, twin critics, automatic temperature.
-#
-#     y        = r + discount * (min_k Q'_k(s', a') - alpha log pi(a'|s'))          a' ~ pi(s')
-#     critics  sum over k of mean (Q_k(s, a) - y)^2
-#     actor    mean (alpha log pi(a|s) - min_k Q_k(s, a))                           a ~ pi(s)
-#     alpha    mean -log(alpha) (log pi(a|s) + target entropy)
-#
-# The twins are two rows of one matrix and are computed in one operation a layer: on small networks the number of
-# operations is what costs.
-#
-# B transitions  D numbers of an action
-
-LOG_DEVIATION = (-20.0, 2.0)  # limits, as usual
-
-
 class SACActor(nn.Module):
-    """Observations [B, ...] -> actions within [low, high], as tanh of normal numbers. It plays as a policy does."""
+    """Observations [B, ...] -> actions within [low, high], tanh of a Gaussian. It has the interface of a policy."""
 
     centre: Tensor
     reach: Tensor
@@ -79,24 +76,24 @@ class SACActor(nn.Module):
         low, high = torch.tensor(action.low), torch.tensor(action.high)
         if action.kind != "continuous" or not bool((low.isfinite() & high.isfinite() & (low < high)).all()):
             raise LearnerError(
-                f"SAC needs continuous actions between finite limits; these are {action.kind}, low {action.low}, "
+                f"SAC needs continuous actions with finite bounds; these are {action.kind}, low {action.low}, "
                 f"high {action.high}"
             )
         if any(part.kind != "vector" for part in observation.parts) or observation.dtype != "float32":
             raise LearnerError(
-                f"SAC reads vectors of float32; this environment shows {observation.dtype} of shape {observation.shape}"
+                f"SAC needs vectors of float32; this environment's are {observation.dtype} of shape {observation.shape}"
             )
         self.register_buffer("centre", (low + high) / 2)
         self.register_buffer("reach", (high - low) / 2)
         self.layers = mlp(math.prod(observation.shape), hidden_size, 2 * len(action.low))
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log deviation [B, D] before tanh."""
+        """Return mean and log standard deviation [B, D] before tanh."""
         mean, log_deviation = self.layers(observation.flatten(1)).chunk(2, -1)
         return mean, log_deviation.clamp(*LOG_DEVIATION)
 
     def sample(self, observation: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Actions [B, D] and their log-probabilities [B], with gradients through both."""
+        """Draw actions [B, D] and return them with their log-probabilities [B], both differentiable."""
         mean, log_deviation = self(observation)
         noise = torch.empty_like(mean).normal_(generator=generator)
         before = torch.addcmul(mean, noise, log_deviation.exp())
@@ -106,7 +103,7 @@ class SACActor(nn.Module):
         return torch.addcmul(self.centre, before.tanh(), self.reach), each.sum(-1)
 
     def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
-        """It remembers nothing: [B, 0, 0]."""
+        """Return an empty state [B, 0, 0]: the actor is not recurrent."""
         return torch.zeros(batch, 0, 0, device=device)
 
     @torch.no_grad()
@@ -119,7 +116,7 @@ class SACActor(nn.Module):
         generator: torch.Generator | None = None,
         deterministic: bool = False,
     ) -> Act:
-        """A drawn action, or the one in the middle; it has no values to tell."""
+        """Draw an action, or return tanh of the mean if deterministic; the value is 0."""
         if deterministic:
             action = torch.addcmul(self.centre, self(observation)[0].tanh(), self.reach)
             log_prob = torch.zeros(len(action), device=action.device)
@@ -158,8 +155,8 @@ class SAC:
         self.actor.to(self.device)
         self.policy = FlatParameters([self.actor])
         self.critics = FlatParameters([twin.to(self.device) for twin in twins])
-        self.behind = FlatParameters([target.to(self.device) for target in targets], trained=False)
-        self._q, self._target_q = StackedMLP(self.critics), StackedMLP(self.behind)
+        self.target_parameters = FlatParameters([target.to(self.device) for target in targets], trained=False)
+        self._q, self._target_q = StackedMLP(self.critics), StackedMLP(self.target_parameters)
         self.target_entropy = -float(len(action.low)) if target_entropy is None else target_entropy
         self.log_alpha = torch.zeros(1, 1, device=self.device)
         self._log_alpha_grad = torch.zeros_like(self.log_alpha)
@@ -171,12 +168,12 @@ class SAC:
         self.updates = 0
 
     def act(self, observation: Tensor, *, deterministic: bool = False) -> Tensor:
-        """Actions [B, D]; drawn from the learner's own generator."""
+        """Return actions [B, D], drawn with the learner's generator."""
         state = self.actor.initial_state(len(observation), self.device)
         return self.actor.act(observation, state, generator=self.generator, deterministic=deterministic).action
 
     def update(self, batch: TransitionBatch, reward: Tensor | None = None) -> dict[str, Tensor]:
-        """Learn from transitions; `reward` takes the place of theirs. Returns metrics, scalars on the device."""
+        """Learn from transitions; `reward` replaces theirs. Returns metrics, scalars on the device."""
         alpha = self.log_alpha.exp()[0, 0]
         target = self._targets(batch, batch.reward if reward is None else reward, alpha)
         critic_loss, q = self._train_critics(batch, target)
@@ -184,7 +181,7 @@ class SAC:
         self._log_alpha_grad.fill_(-(log_prob + self.target_entropy).mean())
         self.optimizers["alpha"].step([self.learning_rate])
         with torch.no_grad():
-            self.behind.data.lerp_(self.critics.data, self.target_tau)
+            self.target_parameters.data.lerp_(self.critics.data, self.target_tau)
         self.updates += 1
         return {
             "q_loss": critic_loss,
@@ -221,7 +218,7 @@ class SAC:
             name: [optimizer.row_state(row) for row in range(len(optimizer.updates))]
             for name, optimizer in self.optimizers.items()
         }
-        matrices = {"policy": self.policy.data, "critics": self.critics.data, "behind": self.behind.data}
+        matrices = {"policy": self.policy.data, "critics": self.critics.data, "behind": self.target_parameters.data}
         return {
             "matrices": {name: matrix.clone() for name, matrix in matrices.items()},
             "log_alpha": self.log_alpha.clone(),
@@ -231,7 +228,7 @@ class SAC:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, flat in (("policy", self.policy), ("critics", self.critics), ("behind", self.behind)):
+        for name, flat in (("policy", self.policy), ("critics", self.critics), ("behind", self.target_parameters)):
             saved = state["matrices"][name]
             if saved.shape != flat.data.shape:
                 raise LearnerError(f"the saved {name} are {tuple(saved.shape)}, these {tuple(flat.data.shape)}")
@@ -249,7 +246,7 @@ def _inputs(observation: Tensor, action: Tensor) -> Tensor:
 
 
 def _draw_weights(layers: nn.Sequential, generator: torch.Generator) -> None:
-    """torch's own first weights, uniform within 1 / sqrt(inputs), from a generator."""
+    """Draw weights as torch does by default, uniform within 1 / sqrt(inputs), from a generator."""
     for layer in layers:
         if isinstance(layer, nn.Linear):
             bound = 1 / math.sqrt(layer.in_features)

@@ -72,7 +72,7 @@ def begin_with(ranks: Ranks, networks: Sequence[QNetwork], big: DQN | None, othe
         if big is not None:
             big.start_from(first)
     if big is not None:
-        ranks.broadcast_tensors([big.online.data, big.behind.data])
+        ranks.broadcast_tensors([big.online.data, big.target_parameters.data])
 
 
 # -- what ranks tell each other
