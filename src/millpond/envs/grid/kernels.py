@@ -6,6 +6,9 @@ Maps are random, and everything on them is reachable, in time linear in the numb
 are placed one by one on random free cells. A block may be placed on a cell if the free cells around it are connected
 without it: then no block can split the free cells in two, and as they are connected at first they stay connected. And
 every object keeps a free cell next to it. Both tests look at the neighbours of the cell only.
+
+    N envs    A agents    K altars
+    a cell is an index into the padded map of `GridState`
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 `random` draws uniformly. `greedy` sees the whole map and walks shortest paths to the next useful object: it mines until it
 can carry no more ore, turns all of it into batteries, and takes these to altars that are ready. It does not cooperate or
 plan, so it is a strong baseline, not an optimum.
+
+    N envs    A agents
 """
 
 from __future__ import annotations
