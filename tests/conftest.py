@@ -14,7 +14,7 @@ settings.load_profile("millpond")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make bfloat16 safe before any test uses torch: on some virtual machines its instructions end the process."""
+    """Make bfloat16 safe before any test uses torch: on some virtual machines its instructions kill the process."""
     config.stash[BFLOAT16] = can_use_bfloat16()
 
 
@@ -25,12 +25,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str) -> None:
-    """End the run at once when a test ends its process: pytest-xdist would go on, or wait for ever."""
+    """Stop the run as soon as a test kills its process: pytest-xdist would continue, or wait forever."""
     pytest.exit(f"{crashitem} ended its test process", returncode=1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `slow` run only when they are asked for: `make test-slow`, or `pytest -m slow`."""
+    """Deselect tests marked `slow` unless they are selected: `make test-slow`, or `pytest -m slow`."""
     if config.getoption("-m"):
         return
     kept = [item for item in items if "slow" not in item.keywords]

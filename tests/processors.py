@@ -21,7 +21,7 @@ from millpond.processor import cpu_flags
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("policies", "trainers", "kernels", "rollout", "planner")
 AVX2 = "+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+bmi,+bmi2,+f16c,+lzcnt,+movbe"
-PROCESSORS: dict[str, tuple[set[str], dict[str, str]]] = {  # flags it needs, variables that leave it no more
+PROCESSORS: dict[str, tuple[set[str], dict[str, str]]] = {  # required flags, variables that restrict libraries to them
     "this": (set(), {}),
     "generic": (
         set(),
@@ -43,7 +43,7 @@ PROCESSORS: dict[str, tuple[set[str], dict[str, str]]] = {  # flags it needs, va
 
 
 def run_tests(name: str, options: list[str]) -> str:
-    """Run the tests as one processor; returns the line of the summary."""
+    """Run the tests as one processor would; return a line for the summary."""
     needed, variables = PROCESSORS[name]
     if missing := needed - cpu_flags():
         return f"{name}: not run, since this processor has no {', '.join(sorted(missing))}"
@@ -51,7 +51,7 @@ def run_tests(name: str, options: list[str]) -> str:
     command += [f"tests/{package}" for package in PACKAGES]
     print(f"== {name}: {' '.join(f'{key}={value}' for key, value in variables.items()) or 'as it is'}", flush=True)
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as cache:  # nothing that was tried or compiled for another processor
+    with tempfile.TemporaryDirectory() as cache:  # so that nothing cached for another processor is used
         caches = {"XDG_CACHE_HOME": cache, "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"}
         environment = {**os.environ, **variables, **caches}
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode

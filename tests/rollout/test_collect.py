@@ -1,4 +1,4 @@
-"""Collection: nothing wasted, nothing mixed, nothing stale; and every row replays."""
+"""Collection: no step is wasted, mixed between agents or stale, and every row replays."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def counting(agents: int) -> EnvSpec:
 
 CASES = [
     # agents, unit, forward target, groups, rows
-    (3, "env_steps", 21, 2, 32),  # 7 envs a group, 14 in all: 2 rounds and 4 rows
-    (3, "agent_steps", 21, 2, 100),  # 42 agents: 2 rounds and 16 rows, 6 envs, 2 to spare
+    (3, "env_steps", 21, 2, 32),  # 7 envs per group, 14 in total: 2 rounds and 4 rows
+    (3, "agent_steps", 21, 2, 100),  # 42 agents: 2 rounds and 16 rows, 6 envs, 2 surplus
     (24, "env_steps", 72, 1, 8),  # 3 envs: 2 rounds and 2 rows
-    (24, "agent_steps", 72, 1, 100),  # 72 agents: 1 round and 28 rows, 2 envs, 20 to spare
+    (24, "agent_steps", 72, 1, 100),  # 72 agents: 1 round and 28 rows, 2 envs, 20 surplus
     (1, "agent_steps", 5, 1, 3),  # less than one round
     (2, "env_steps", 8, 2, 16),  # whole rounds
 ]
@@ -74,7 +74,7 @@ def test_every_step_is_in_exactly_one_row(agents: int, unit: str, target: int, g
             seen |= found
             collector.finish()
         assert env_steps == plan.total_env_steps
-        # Nothing was skipped: each agent's trained steps are its first ones, surplus rows of the last iteration apart.
+        # Nothing was skipped: each agent's trained steps are its first ones, except surplus rows of the last iteration.
         kept = collector.kept_rows * horizon
         assert len(seen) == env_steps * agents - kept
         if not kept:
@@ -105,7 +105,7 @@ def test_top_up_rounds_rotate() -> None:
             collector.collect(policy)
             topped.append(sorted(int(env) for env in collector.rows["observation"][5:7, 0, 0, IDENTITY]))
         assert topped == [[0, 1], [2, 3], [0, 4], [1, 2], [3, 4]]
-        assert len(set(vector.env_steps.tolist())) == 1  # after a whole rotation all envs are equally far
+        assert len(set(vector.env_steps.tolist())) == 1  # after a full rotation all envs have taken equally many steps
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
@@ -139,8 +139,8 @@ def test_row_replays(core: str, unit: str, env_id: str) -> None:
     with make_vector(env_batch.spec, factory, num_envs=plan.num_envs, groups=2, backend="inline") as vector:
         collector, policy = open_collector(plan, vector, core)
         vector.reset(5)
-        for _ in range(2):  # the second begins in the middle of episodes
-            waited = collector.kept_rows  # of the time before
+        for _ in range(2):  # the second starts in the middle of episodes
+            waited = collector.kept_rows  # of the previous collection
             collector.collect(policy)
             rows, everything = collector.rows, torch.arange(waited, plan.segments)
             names = ["observation", "action", "terminated", "truncated", "log_prob", "value"]
@@ -158,7 +158,7 @@ def test_row_replays(core: str, unit: str, env_id: str) -> None:
             torch.testing.assert_close(again.value, batch["value"], rtol=0, atol=1e-5)
             collector.finish()
             with torch.no_grad():
-                for parameter in policy.parameters():  # the next is acted with what was learned
+                for parameter in policy.parameters():  # the next collection uses the updated policy
                     parameter.mul_(1.1)
 
 
@@ -171,7 +171,7 @@ def test_rows_take_the_bytes_of_the_plan() -> None:
 
 
 def test_truncated_steps_are_valued_at_the_true_final_observation() -> None:
-    """In `truncation` every step is alike but for the clock, so the bootstrap must be the value before the reset."""
+    """In `truncation` all steps are equal except for the clock, so the bootstrap must be the value before the reset."""
     factory = EnvBatchFactory("truncation", {"max_steps": 3})
     env_batch = factory(1, None, 0)  # type: ignore[arg-type]
     plan = planned(
@@ -200,7 +200,7 @@ def test_truncated_steps_are_valued_at_the_true_final_observation() -> None:
                     state = policy.act(rows["observation"][row, k], state, deterministic=True).state
                 value = policy.value(
                     rows["observation"][row, int(t)], state
-                )  # the environment shows the same number always
+                )  # the environment always returns the same observation
             torch.testing.assert_close(rows["final_value"][row, t, 0], value[0], rtol=0, atol=1e-5)
 
 

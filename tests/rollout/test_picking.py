@@ -1,4 +1,4 @@
-"""Rows picked as sequences: what torch's own indexing gives, whatever a step's type and size."""
+"""Rows gathered as sequences equal torch indexing, for any type and size of a step."""
 
 from __future__ import annotations
 

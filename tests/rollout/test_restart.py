@@ -1,4 +1,4 @@
-"""Envs that were lost with their worker and start anew: what led there is dropped and counted; all else replays."""
+"""Envs that restart after their worker died: their unfinished steps are dropped and counted, all others replay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 
 def replay(collector: Collector, policy: Any, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """alive [R, T], and how far log-probabilities and values of unrolled rows are from those of acting."""
+    """Return alive [R, T] and the differences of log-probabilities and values between unrolling and acting."""
     names = ["observation", "action", "terminated", "truncated", "log_prob", "value", "alive", "initial_state"]
     batch = collector.rows.sequences(names, torch.arange(num_rows), torch.device("cpu"))
     with torch.no_grad():
@@ -49,7 +49,9 @@ def replay(collector: Collector, policy: Any, num_rows: int) -> tuple[torch.Tens
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 def test_rows_replay_from_after_the_restart(core: str) -> None:
     plan = planned(**settings(), **{"policy.core": core})
-    factory = EnvBatchFactory("recall", {"min_delay": 30, "max_delay": 40})  # no end of an episode hides the restart
+    factory = EnvBatchFactory(
+        "recall", {"min_delay": 30, "max_delay": 40}
+    )  # episodes so long that none ends at the restart
     spec = factory(1, None, 0).spec  # type: ignore[arg-type]
     with make_vector(
         spec, factory, num_envs=ENVS, groups=2, num_workers=2, backend="processes", on_crash="restart"
@@ -58,7 +60,7 @@ def test_rows_replay_from_after_the_restart(core: str) -> None:
         acts = iter(range(10_000))
 
         class Killer:
-            """The policy, which at its eleventh batch finds that a worker was killed."""
+            """The policy, with a worker killed before its eleventh batch."""
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(policy, name)
@@ -85,7 +87,7 @@ def test_rows_replay_from_after_the_restart(core: str) -> None:
 
 
 def test_recurrent_state_is_reset_for_an_env_that_restarted_between_rows() -> None:
-    """A worker is killed at rest, and a top-up round that has some of its envs finds out: the others are told later."""
+    """A worker dies between rounds. A top-up round with some of its envs notices; the others are reported later."""
     plan = planned(**settings(**{"trainer.batch_size": HORIZON * 12, "trainer.minibatch_size": HORIZON * 12}))
     factory = EnvBatchFactory("recall", {"min_delay": 200, "max_delay": 400})
     spec = factory(1, None, 0).spec  # type: ignore[arg-type]
@@ -98,8 +100,8 @@ def test_recurrent_state_is_reset_for_an_env_that_restarted_between_rows() -> No
         collector.finish()
         os.kill(vector.pids[1], signal.SIGKILL)
         collected = collector.collect(policy)
-        assert collected.dropped_agent_steps == 4  # one step of each env that was lost
-        part = vector.slice(4, 4)  # envs 6 and 7 are lost again, and 2 and 3 with them, but are not in the part
+        assert collected.dropped_agent_steps == 4  # one step of each lost env
+        part = vector.slice(4, 4)  # envs 6 and 7 are lost again; 2 and 3 too, but they are not in the slice
         os.kill(vector.pids[1], signal.SIGKILL)
         part.recv()
         part.send([[0]] * 4)

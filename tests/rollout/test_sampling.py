@@ -1,4 +1,4 @@
-"""Which rows make a minibatch."""
+"""Sampling of rows into minibatches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_uniform_sampling_is_a_new_permutation() -> None:
     assert first.tolist() != second.tolist()
     rng = np.random.default_rng(1)
     epochs = [np.concatenate([d.rows for d in draw_minibatches("uniform", 12, 4, rng)]).tolist() for _ in range(2)]
-    assert epochs[0] != epochs[1]  # each epoch anew, from the same generator
+    assert epochs[0] != epochs[1]  # a new permutation per update epoch, from the same generator
 
 
 def test_sequential_sampling_is_in_order() -> None:
@@ -32,7 +32,7 @@ def test_prioritized_draws_without_replacement_within_a_minibatch() -> None:
     assert len(minibatches) == 3
     for rows in minibatches:
         assert len(set(rows)) == 4
-        assert 0 in rows  # by far the most probable, in every minibatch afresh
+        assert 0 in rows  # by far the most probable, in every minibatch
 
 
 def test_probabilities_follow_the_priorities() -> None:

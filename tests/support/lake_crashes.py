@@ -17,7 +17,7 @@ LANES = 3
 
 
 def append_number(number: int, naive: NaiveLake | None = None) -> Any:
-    """The steps of append `number`: always the same, so that a reader knows what should be there."""
+    """Return the steps of append `number`: always the same, so that the expected contents are known."""
     naive = naive or NaiveLake()
     naive.numbers = number * 50
     rng = np.random.default_rng(number)
@@ -25,7 +25,7 @@ def append_number(number: int, naive: NaiveLake | None = None) -> Any:
 
 
 def in_child(work: Callable[[int], None]) -> tuple[int, int]:
-    """Run `work(pipe)` in a process of its own; returns its id and the reading end of the pipe."""
+    """Run `work(pipe)` in a separate process; return its id and the reading end of the pipe."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -39,7 +39,7 @@ def in_child(work: Callable[[int], None]) -> tuple[int, int]:
 
 
 def acknowledged_until_death(child: int, pipe: int) -> list[int]:
-    """What the child reported before it died."""
+    """Return the numbers that the child reported before it died."""
     data = b""
     while chunk := os.read(pipe, 1 << 16):
         data += chunk
@@ -49,7 +49,7 @@ def acknowledged_until_death(child: int, pipe: int) -> list[int]:
 
 
 def assert_holds(folder: Path, commits: int) -> None:
-    """The stream holds exactly the first `commits` appends, byte for byte."""
+    """Assert that the stream holds exactly the first `commits` appends, byte for byte."""
     if commits == 0:
         return
     naive = NaiveLake()
@@ -70,7 +70,7 @@ def assert_holds(folder: Path, commits: int) -> None:
 
 
 def die_at_call(count: int, *, half: bool) -> None:
-    """In this process, the `count`-th call that changes a file is the last; a write may be half done."""
+    """Kill this process at its `count`-th call that changes a file; `half` cuts a write short."""
     left = [count]
 
     def guard(original: Callable[..., Any], name: str) -> Callable[..., Any]:

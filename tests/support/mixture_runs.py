@@ -18,7 +18,7 @@ from millpond.store import Checkpoints
 from millpond.trainers.common.session import start_run
 from millpond.trainers.mixture.trainer import MixtureTrainer
 
-# 2 agents x 4 envs x 8 steps: 64 frames a collection of all; 8 collections in rounds of 3, 3 and 2.
+# 2 agents x 4 envs x 8 steps: 64 frames per collection of all; 8 collections in rounds of 3, 3 and 2.
 SMALL: dict[str, Any] = {
     "mixture.agents": 2,
     "mixture.total_frames": 8 * 64,
@@ -61,7 +61,7 @@ def finish(trainer: MixtureTrainer) -> MixtureTrainer:
 
 
 def records(folder: Path) -> list[dict[str, float]]:
-    """The metrics, without times and bytes on disk."""
+    """Return the metrics, without times and bytes on disk."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     apart = ("seconds", "lake/bytes")
     return [
@@ -76,7 +76,7 @@ def weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def lake_contents(folder: Path) -> dict[str, list[bytes]]:
-    """Everything in the lake but the time at which it was written, in the order in which it is drawn."""
+    """Return everything in the lake except the time of writing, in the order of sampling."""
     found = {}
     with Lake(folder / "lake") as lake:
         for number, name in enumerate(lake.streams):
@@ -104,7 +104,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 def watch(trainer: MixtureTrainer, see: Callable[[Address], None]) -> None:
-    """Call `see` in every portion, when everything of it is done but the reset."""
+    """Call `see` in every portion, when all of it but the reset is done."""
     evaluate = trainer._evaluate
 
     def seen(at: Address) -> None:

@@ -1,4 +1,4 @@
-"""Small PPO runs: their settings, training to the end, and what they recorded."""
+"""Small PPO runs: their settings, training to the end, and their records."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def train_small(root: Path, name: str, **changes: Any) -> PPOTrainer:
 
 
 def records(folder: Path) -> list[dict[str, float]]:
-    """The metrics, times excepted."""
+    """Return the metrics, without times."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     timed = ("seconds", "agent_steps_per_second")
     return [

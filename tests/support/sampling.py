@@ -1,4 +1,4 @@
-"""Statistics of draws."""
+"""Statistics of samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def chi_square(counts: np.ndarray) -> float:
-    """How many standard deviations the chi-square statistic of equal chances lies from its mean."""
+    """Return the z-score of the chi-square statistic for equal probabilities."""
     expected = counts.sum() / len(counts)
     degrees = len(counts) - 1
     return float((((counts - expected) ** 2 / expected).sum() - degrees) / np.sqrt(2 * degrees))

@@ -1,4 +1,4 @@
-"""What all tests of trainers need."""
+"""A fixture for all tests of trainers: one torch thread."""
 
 from __future__ import annotations
 

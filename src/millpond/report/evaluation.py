@@ -1,4 +1,4 @@
-"""How well the policy plays: an animated episode, evaluations with their intervals, and scripted players to compare with."""
+"""Results of the policy: an animated episode, evaluations with their intervals, and scripted players as baselines."""
 
 from __future__ import annotations
 

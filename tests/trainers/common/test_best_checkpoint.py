@@ -1,4 +1,4 @@
-"""The best checkpoint by evaluation, in a real run: kept, named, and used."""
+"""The best checkpoint by evaluation of a real run: preserved, named and used."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ RETURN = "eval/episode_return"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Evaluated after every second iteration, saved after each; all but the newest checkpoint may go."""
+    """A run evaluated after every second iteration and saved after each, that keeps only the newest checkpoint."""
     changes = {"trainer.total_iterations": 12, "eval.interval": 2, "checkpoint.keep_last": 1, "eval.episodes": 4}
-    # So large a step that what was learned is lost again.
+    # A learning rate so large that the policy gets worse again.
     return train_small(
         tmp_path_factory.mktemp("runs"), "creek", **changes, **{"ppo.learning_rate": 0.05, "seed": 2}
     ).run
@@ -38,7 +38,7 @@ def test_best_checkpoint_outlives_keep_last(run: Run) -> None:
 
 
 def test_best_checkpoint_is_the_one_that_was_evaluated(run: Run) -> None:
-    """Played again on the same seeds, it reaches exactly what was recorded."""
+    """Evaluated again on the same seeds, it has exactly the recorded return."""
     best = best_record(run.folder)
     evaluation, policy = evaluate_run(str(run.folder), episodes=4, best=True)
     assert policy.updates == best["updates"]
@@ -58,7 +58,7 @@ def test_runs_command_and_report_name_the_best_checkpoint(run: Run) -> None:
 
 
 def test_checkpoint_between_evaluations_has_no_score(tmp_path: Path) -> None:
-    """Saved after every iteration, evaluated after every second: a score belongs to the policy that was played."""
+    """Saved after every iteration, evaluated after every second: a score belongs to the evaluated policy."""
     trainer = train_small(tmp_path, "brook", **{"trainer.total_iterations": 4, "checkpoint.keep_last": 10})
     evaluated = {int(record["updates"]): record.get(RETURN) for record in records(trainer.run.folder)}
     checkpoints = Checkpoints(trainer.run.checkpoints_path)

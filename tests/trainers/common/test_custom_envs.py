@@ -1,4 +1,4 @@
-"""Environments and policies of a stranger: trained, evaluated, loaded and acted with, from nothing but their dotted path."""
+"""Custom environments and policies are trained, evaluated, loaded and used by their dotted path."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TINY = {
 
 
 def train(folder: Path, env_id: str, changes: dict[str, Any] | None = None) -> Path:
-    """Train the recipe `grid` on another environment, as the pages say."""
+    """Train the recipe `grid` on another environment, as in the docs."""
     settings = {**TINY, "env.id": env_id, "run_dir": str(folder), **(changes or {})}
     return millpond.train("grid", settings, run="own").folder
 
@@ -61,7 +61,7 @@ def test_env_of_the_docs_trains_with_the_command_of_the_docs(tmp_path: Path, mon
     run = train(tmp_path, "corridor:make_env")
     policy = millpond.load(run)
     assert policy.recipe.env.num_agents == policy.spec.num_agents == 1
-    assert policy.recipe.env.max_steps is None  # 256 steps are the limit of the recipe's own environment
+    assert policy.recipe.env.max_steps is None  # the 256 steps of the recipe apply to its own environment only
     action, state = policy.act(np.zeros((1, 1), np.float32))
     assert (action.shape, state.shape) == ((1,), (1, 2, 16))
     evaluation, played = evaluate_run(str(run), episodes=3)
@@ -131,7 +131,7 @@ def test_custom_policy_gets_observation_parts_in_training_evaluation_and_when_lo
     made = sys.modules["tests.support.parts_policy"].BUILT[count:]
     used = [
         parts for parts in made if parts.observed
-    ]  # the report makes one, too, before it finds that nothing can be drawn
+    ]  # the report builds one too, before it finds that the env has no render()
     trained = used[0]
     assert len(used) >= 3  # for training, loading and evaluating
     lead = {len(shapes["kind"][1]) for shapes in trained.observed}

@@ -1,4 +1,4 @@
-"""Muon against plain references: its iteration on singular values, its step by hand, and torch's own Muon."""
+"""Muon against plain references: its iteration on singular values, a step by hand, and torch's Muon."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.ppo_runs import train_small
 
 
 def orthogonal_reference(matrix: np.ndarray[Any, Any], rounds: int = 5) -> np.ndarray[Any, Any]:
-    """The same polynomial on each singular value, by way of the decomposition itself."""
+    """Apply the same polynomial to each singular value, by a real decomposition."""
     u, s, v = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
     s = s / np.sqrt((s**2).sum())
     for _ in range(rounds):
@@ -58,7 +58,7 @@ def test_two_steps_by_hand() -> None:
         lengths.append(float((matrix.detach() - before).norm()))
     # Vectors: m = 1, u = 1 + .5 = 1.5; then m = 1.5, u = 1 + .75 = 1.75; together 3.25 times the rate.
     torch.testing.assert_close(vector.detach(), torch.tensor([-0.325, 0.65]))
-    # A column has one singular value, which starts at 1 however long it is; tall by 4, so the step is doubled.
+    # A column has one singular value, which starts at 1 for any length; tall by 4, so the step is doubled.
     s = 1.0
     for _ in range(5):
         s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
@@ -68,7 +68,7 @@ def test_two_steps_by_hand() -> None:
 @pytest.mark.bfloat16
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has its own Muon from version 2.9 on")
 def test_matrix_equals_torch_muon() -> None:
-    """Torch computes the iteration in bfloat16, and weighs momentum by 1 - beta, which the scale of it does not show."""
+    """Torch iterates in bfloat16, and scales momentum by 1 - beta, which the normalisation cancels."""
     generator = torch.Generator().manual_seed(2)
     ours, theirs = (torch.nn.Parameter(torch.zeros(24, 16)) for _ in range(2))
     optimizers = [

@@ -1,4 +1,4 @@
-"""What is learned is right: environments whose answers are known, at the size of a test.
+"""Learning on environments with known answers, at the size of a test.
 
 The same recipes at full size, with three seeds each, are in benchmarks/learning.
 """
@@ -17,19 +17,19 @@ from tests.support.ppo_runs import RECIPES, SHORT_RECALL, train_recipe
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 def test_recurrent_cores_recall_the_cue_and_no_core_guesses(tmp_path: Path, core: str) -> None:
-    """A cue among four, asked for 3 to 7 steps later."""
+    """One of four cues is asked for 3 to 7 steps later."""
     evaluation = train_recipe("recall", tmp_path, **SHORT_RECALL, **{"policy.core": core}).final_evaluation
     assert evaluation is not None
     right = evaluation.metrics()["eval/env/correct"]
     assert right == evaluation.mean
     if core == "none":
-        assert 0.17 < right < 0.33  # four deviations of 500 guesses
+        assert 0.17 < right < 0.33  # four standard deviations of 500 guesses
     else:
         assert right >= 0.95
 
 
 def value_error(root: Path, **changes: Any) -> float:
-    """How far the learned value of the one state is from the true one, 1 / (1 - gamma)."""
+    """Return the error of the learned value of the one state; the true value is 1 / (1 - gamma)."""
     size = {"ppo.gamma": 0.9, "trainer.total_timesteps": 25_600, "checkpoint.interval": None}
     trainer = train_recipe("truncation", root, **size, **changes)
     value = float(trainer.policy.value(torch.ones(1, 1), trainer.policy.initial_state(1)))
@@ -46,7 +46,7 @@ def test_value_is_wrong_if_truncation_is_treated_as_termination(tmp_path: Path) 
 
 @pytest.mark.parametrize("value_trains_core", [True, False])
 def test_large_returns_prevent_learning_if_the_value_trains_the_core(tmp_path: Path, value_trains_core: bool) -> None:
-    """Returns of tens, rewards as they are: gradients are clipped, and nearly all of them is the value's."""
+    """With returns of tens and unscaled rewards, the clipped gradient is nearly all that of the value loss."""
     recipe = "../peers/cartpole_lstm"
     changes = {
         "ppo.value_trains_core": value_trains_core,

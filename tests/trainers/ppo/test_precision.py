@@ -22,7 +22,7 @@ from tests.support.ppo_runs import SHORT_RECALL, SMALL, train_recipe
 
 @dataclass
 class Step:
-    """One update: what it recorded, the gradient that it followed, and where it led."""
+    """One update: its metrics, its gradient, and the parameters after it."""
 
     metrics: dict[str, float]
     gradient: torch.Tensor
@@ -32,7 +32,7 @@ class Step:
 def take_step(
     trainer: PPOTrainer, estimate: Estimate, draw: Draw, *, bfloat16: bool = False, compiled: bool = False
 ) -> Step:
-    """One update of a copy of the policy on these rows."""
+    """Run one update of a copy of the policy on these rows."""
     policy = copy.deepcopy(trainer.policy)
     parameters = list(policy.parameters())
     if compiled:
@@ -56,7 +56,7 @@ def take_step(
 
 @pytest.fixture
 def prepared(core: str, tmp_path: Path) -> Any:
-    """A trainer with rows that were collected two updates ago, so that ratios are not 1."""
+    """Return a trainer with rows collected two updates ago, so that ratios are not 1."""
     settings = {**SMALL, "run_dir": str(tmp_path), "policy.core": core, "policy.hidden_size": 64}
     loaded = load("grid", settings)
     trainer = PPOTrainer(loaded, start_run(loaded, "pond"))
@@ -104,7 +104,7 @@ def test_compiled_policy_takes_the_same_step(prepared: tuple[PPOTrainer, Estimat
 
 @pytest.mark.bfloat16
 def test_rows_of_a_bfloat16_run_are_on_policy(tmp_path: Path) -> None:
-    """Acting and learning are in the same precision, so that the first update hardly clips anything."""
+    """Acting and learning have the same precision, so the first update clips almost nothing."""
     loaded = load("grid", {**SMALL, "run_dir": str(tmp_path), "trainer.precision": "bfloat16"})
     trainer = PPOTrainer(loaded, start_run(loaded, "pond"))
     try:

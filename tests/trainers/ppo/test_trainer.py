@@ -1,4 +1,4 @@
-"""PPO end to end: a run does what its plan says, learns, and resumes bit for bit."""
+"""PPO end to end: a run matches its plan, learns, and resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     [
         {},
         {"trainer.batch_unit": "agent_steps"},  # 16 rows: less than one round of 18
-        {"trainer.batch_unit": "agent_steps", "trainer.batch_size": 8 * 40},  # 2 rounds and 4 rows, 2 envs, 2 to spare
+        {"trainer.batch_unit": "agent_steps", "trainer.batch_size": 8 * 40},  # 2 rounds and 4 rows, 2 envs, 2 surplus
         {"ppo.sampling": "prioritized", "ppo.prio_alpha": 0.8, "ppo.advantage": "vtrace"},
         {"trainer.max_minibatch_size": 8 * 4, "policy.core": "gru"},
         {"policy.core": "none", "ppo.lr_schedule": "linear", "vector.backend": "processes", "trainer.num_workers": 2},
@@ -79,7 +79,7 @@ def test_first_update_is_on_policy(tmp_path: Path) -> None:
 
 
 def test_rows_are_trained_with_the_normalizer_statistics_of_their_collection(tmp_path: Path) -> None:
-    """Observations are normalised; with one update an iteration, every update is on policy, not only the first."""
+    """With normalised observations and one update per iteration, every update is on policy, not only the first."""
     one_update = {"trainer.update_epochs": 1, "trainer.minibatch_size": 8 * 16, "ppo.learning_rate": 0.05}
     trainer = train_small(
         tmp_path, "pond", **one_update, **CARTPOLE, **{"policy.normalize_observations": True, "eval.interval": None}
@@ -127,7 +127,7 @@ def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, cut: int, changes: dict
         trainer.close()
     cut_records, uncut_records = records(tmp_path / "cut"), records(tmp_path / "uncut")
     for ours, theirs in zip(cut_records, uncut_records, strict=True):
-        shared = {key for key in ours if not key.startswith("eval/")}  # the end of the first portion was evaluated too
+        shared = {key for key in ours if not key.startswith("eval/")}  # the end of the first run was evaluated too
         assert {key: ours[key] for key in shared} == {key: theirs[key] for key in shared}
     for name, tensor in weights(tmp_path / "uncut").items():
         assert torch.equal(weights(tmp_path / "cut")[name], tensor), name
@@ -137,7 +137,7 @@ def command(root: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "millpond", "train", *arguments, f"run_dir={root}"]
 
 
-# Enough agents and rows for two threads to act and to learn.
+# Enough agents and rows for two threads in acting and in learning.
 WIDE = {"trainer.num_envs": 48, "trainer.batch_size": 8 * 96, "trainer.minibatch_size": 8 * 48}
 
 
