@@ -133,7 +133,7 @@ def test_agents_and_step_limit_of_a_recipe_are_those_of_its_own_env() -> None:
     assert loaded.agents_open
     assert "num_agents" not in loaded.recipe.env.model_fields_set
     assert loaded.recipe.env.max_steps is None
-    assert loaded.notes == ("left out, since it was set for env.id=grid: env.num_agents=3 env.max_steps=256",)
+    assert loaded.notes == ("dropped, since it was set for env.id=grid: env.num_agents=3 env.max_steps=256",)
     assert load("grid", ["env.id=gymnasium:CartPole-v1"]).recipe.env.num_agents == 1
 
 
@@ -151,7 +151,7 @@ def test_a_file_that_extends_a_recipe_with_another_env_leaves_out_its_agents(tmp
     loaded = load(tmp_path / "mine.yaml")
     assert loaded.agents_open
     assert loaded.recipe.env.max_steps == 5
-    assert loaded.notes == ("left out, since it was set for env.id=grid: env.num_agents=3",)
+    assert loaded.notes == ("dropped, since it was set for env.id=grid: env.num_agents=3",)
 
 
 def test_a_limit_is_shared_by_the_envs_of_a_family_and_agents_are_not(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_an_env_of_several_agents_is_refused_where_one_is_trained() -> None:
 
 def test_sizes_that_fit_the_envs_agents_are_not_refused_before_it_is_asked() -> None:
     sizes = ["trainer.batch_unit=agent_steps", "trainer.batch_size=auto", "trainer.minibatch_size=49152"]
-    with pytest.raises(MillpondError, match=f"Perhaps only because only {OWN} itself knows"):
+    with pytest.raises(MillpondError, match=f"This may be only because only {OWN} itself knows"):
         load("grid", [f"env.id={OWN}", *sizes])
     assert load("grid", [f"env.id={OWN}", *sizes], ask_env=lambda env: 3).recipe.env.num_agents == 3
 

@@ -50,7 +50,7 @@ def test_defaults_are_pufferlibs_and_are_told() -> None:
     assert recipe.trainer.max_minibatch_size == 32_768
     assert "train.gamma" not in loaded.defaulted
     text = show(plan(METTA, ["env.num_agents=64"]))
-    assert "Defaulted, as PufferLib 3.0 does" in text
+    assert "Defaults of PufferLib 3.0" in text
     assert "train.prio_alpha=0.8" in text
 
 
@@ -62,7 +62,7 @@ def test_what_has_no_meaning_is_listed() -> None:
 
 
 def test_agents_that_the_file_leaves_open() -> None:
-    with pytest.raises(MillpondError, match="does not say how many agents an env has"):
+    with pytest.raises(MillpondError, match="does not set the number of agents per env"):
         plan(METTA)  # one agent an env is too few for the minibatch
     left_open = plan(METTA, ["trainer.minibatch_size=1024"])
     assert any("1 is assumed" in note for note in left_open.loaded.notes)
@@ -72,7 +72,7 @@ def test_agents_that_the_file_leaves_open() -> None:
     assert not asked.alerts
     assert not any("is assumed" in note for note in asked.loaded.notes)
     said = plan(METTA, ["env.num_agents=32"], agents_source=str(DATA / "metta.yaml"))
-    assert "the config says 32 agents an env, metta.yaml has 64" in said.alerts[0]
+    assert "the config has 32 agents per env, metta.yaml has 64" in said.alerts[0]
 
 
 def test_auto_horizon() -> None:

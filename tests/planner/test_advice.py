@@ -150,6 +150,6 @@ def test_ponds_that_do_not_fit() -> None:
 
 def test_reward_advice() -> None:
     assert "passes" in topics("reward-libero")
-    assert "steps drawn" in topics("reward", {"reward.steps_per_episode": 500})
+    assert "sampled steps" in topics("reward", {"reward.steps_per_episode": 500})
     assert "log" in topics("reward", {"reward.iterations": 1})
     assert topics("reward") == set()

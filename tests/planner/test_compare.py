@@ -15,19 +15,19 @@ from millpond.planner.text import show_compare
 # Parameter -> PufferLib, Metta, as ruled.
 SEED_TWO = {
     "Total environments": (64, 2_720),
-    "Environments a group": (32, 1_360),
+    "Environments per group": (32, 1_360),
     "Workers": (16, 16),
-    "Agents an env": (64, 3),
+    "Agents per env": (64, 3),
     "batch_size, in its unit": (262_144, 524_288),
     "minibatch_size, in its unit": (32_768, 16_384),
     "bptt_horizon": (64, 64),
     "Total agents": (4_096, 8_160),
     "Rows": (4_096, 8_192),
-    "Rows a minibatch": (512, 256),
+    "Rows per minibatch": (512, 256),
     "Minibatches": (8, 32),
     "Update epochs": (1, 1),
     "Gradient updates": (8, 32),
-    "Agent steps a gradient": (32_768, 49_152),
+    "Agent steps per gradient": (32_768, 49_152),
     "Iterations in the run": (1_144, 19_073),
 }
 
@@ -36,12 +36,12 @@ def test_the_table_of_seed_two() -> None:
     comparison = compare(plan("puffer-metta"), plan("metta"))
     rows = {row.label: (row.a, row.b) for row in comparison.rows if not row.heading}
     assert {label: rows[label] for label in SEED_TWO} == SEED_TWO
-    assert rows["Steps an env, an iteration"] == (64, 192.7529)
+    assert rows["Steps per env and iteration"] == (64, 192.7529)
 
 
 def test_the_alert() -> None:
     text = show_compare(compare(plan("puffer-metta"), plan("metta")))
-    assert "!! ALERT: puffer-metta has 64 agents an env, metta has 3." in text
+    assert "!! ALERT: puffer-metta has 64 agents per env, metta has 3." in text
 
 
 def test_words_carry_reasons() -> None:

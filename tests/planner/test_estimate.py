@@ -14,7 +14,7 @@ from millpond.planner import plan
 from millpond.planner.estimate import (
     Measured,
     duration,
-    kept_path,
+    measured_path,
     read_measured,
     settings_of,
     this_machine,
@@ -116,16 +116,16 @@ def test_figures_are_kept_by_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert read_measured() == ()
     mine, other = measured(), replace(measured(), machine="another one")
-    kept_path().parent.mkdir()
-    kept_path().write_text(json.dumps(with_measured(mine, (other, replace(mine, seconds={})))))
+    measured_path().parent.mkdir()
+    measured_path().write_text(json.dumps(with_measured(mine, (other, replace(mine, seconds={})))))
     assert read_measured() == (mine,)
-    assert "another one" in kept_path().read_text()
+    assert "another one" in measured_path().read_text()
 
 
 def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept_path().parent.mkdir()
-    kept_path().write_text('{"format": 2, "measured": [{}]}')
+    measured_path().parent.mkdir()
+    measured_path().write_text('{"format": 2, "measured": [{}]}')
     with pytest.raises(MillpondError, match=r"bench\.json is damaged"):
         read_measured()
 

@@ -1,4 +1,4 @@
-"""Counts agree with their nouns and verbs, also where there is one of everything."""
+"""Counts agree with their nouns and verbs, also in plans with one of everything."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from millpond.plurals import many, plural, verb
 
 NOUNS = (
     "agent", "batch", "byte", "clone", "collection", "cycle", "env", "episode", "epoch", "frame", "group",
-    "iteration", "minibatch", "number", "part", "pond", "round", "row", "sequence", "step", "time", "transition", "update",
+    "iteration", "micro-batch",
+    "minibatch", "number", "part", "pond", "round", "row", "sequence", "step", "time", "transition", "update",
     "worker", "world",
 )  # fmt: skip
-VERBS = "give|fill|take|hold|need|go|fit|replay|are|have"
+VERBS = "give|fill|take|hold|need|go|fit|replay|sample|avoid|are|have"
 PPO: dict[str, Any] = {
     "kind": "ppo",
     "env": {"id": "grid", "num_agents": 1},
@@ -80,22 +81,24 @@ OF_ONE = [
 
 
 def disagreements(text: str) -> list[str]:
-    """Where a count and its noun or verb do not agree, cell by cell: columns stand two spaces apart."""
+    """Return counts that do not agree with their noun or verb, cell by cell: columns are two spaces apart."""
     cells = [cell for line in text.splitlines() for cell in re.split(r" {2,}", line)]
     plurals, singulars = "|".join(map(many, NOUNS)), "|".join(NOUNS)
     one = rf"(?<![\d,.:=/-])\b1 (?:\w+ )?(?:{plurals})\b(?!_)"
-    several = rf"(?<![\d,.:=/-])\b(?:[2-9]|\d[\d,]*\d)(?: agent| env)? (?:{singulars})\b(?! (?:step|update))(?!$)"
+    several = (
+        rf"(?<![\d,.:=/-])\b(?:[2-9]|\d[\d,]*\d)(?: agent| env)? (?:{singulars})\b(?! (?:step|update|epochs))(?!$)"
+    )
     agree = rf"(?<![\d,.:=/-])(?<!of )\b1 (?:{singulars}) (?:{VERBS})\b"
     return [
-        found
+        wrong
         for cell in cells
         for pattern in (one, several, agree)
-        for found in re.findall(pattern, cell)
+        for wrong in re.findall(pattern, cell)
         if not re.search(r"group [A-Z]\b|while 1 env steps", cell)
     ]
 
 
-def test_the_check_sees_what_was_wrong() -> None:
+def test_disagreements_are_detected() -> None:
     for wrong in ("1 minibatch give 2", "with 1 rules  1 rows", "2 row of", "over 1 steps of 3", "33 minibatch here"):
         assert disagreements(wrong), wrong
     for right in ("1 minibatch gives 2 updates", "1 agent step", "256 rows", "2 agent steps", "steps  1  groups"):
@@ -103,12 +106,12 @@ def test_the_check_sees_what_was_wrong() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(OF_ONE)))
-def test_a_plan_of_ones_speaks_of_one(number: int) -> None:
+def test_plans_with_one_of_everything_are_grammatical(number: int) -> None:
     text = show(plan(deepcopy(OF_ONE[number]), host=Host(1, 8 << 30)))
     assert disagreements(text) == []
 
 
-def test_comparisons_and_scales_of_ones_speak_of_one() -> None:
+def test_comparisons_and_scales_are_grammatical() -> None:
     for first in OF_ONE:
         for second in OF_ONE:
             text = show_compare(compare(plan(deepcopy(first)), plan(deepcopy(second))))

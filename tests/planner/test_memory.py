@@ -16,9 +16,9 @@ from millpond.envs.spec import EnvSpec
 from millpond.planner import Host, PPOPlan, plan
 from millpond.planner.memory import (
     GATE_STEPS,
+    MIN_SEQUENCES_PER_THREAD,
+    MIN_STEPS_PER_THREAD,
     ROW_STEPS,
-    THREAD_SEQUENCES,
-    THREAD_STEPS,
     parameters,
     training_memory,
 )
@@ -129,7 +129,7 @@ def test_a_training_step_takes_what_the_plan_says(
 
 def test_threads_and_blocks_are_those_of_the_training() -> None:
     assert (GATE_STEPS, ROW_STEPS) == (BLOCK, lstm_rows.BLOCK)
-    assert (THREAD_STEPS, THREAD_SEQUENCES) == (LEAST, LEAST_SEQUENCES)
+    assert (MIN_STEPS_PER_THREAD, MIN_SEQUENCES_PER_THREAD) == (LEAST, LEAST_SEQUENCES)
     one, two = (plan("grid", host=Host(cores, 10**12)).plan for cores in (1, 2))
     assert isinstance(one, PPOPlan)
     assert isinstance(two, PPOPlan)

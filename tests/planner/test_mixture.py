@@ -40,7 +40,7 @@ def test_the_memory_sums() -> None:
     found = mixture("mixture-seed")
     assert found.transition_bytes_twice == 2 * 3 * 84 * 84 == 42_336
     assert found.transition_bytes_once == 7_056
-    assert "A million of them: 42.3 GB in full" in show(plan("mixture-seed"))
+    assert "A million transitions: 42.3 GB in full" in show(plan("mixture-seed"))
     large = mixture("mixture-seed", {"env.atari.screen_size": 256})
     assert large.transition_bytes_twice == 2 * 3 * 256 * 256
     assert 9 < large.transition_bytes_twice / 42_336 < 10  # the documents round it to ten times

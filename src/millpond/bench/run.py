@@ -18,7 +18,14 @@ from millpond.config import load
 from millpond.config.load import parse_override
 from millpond.durable import replace_json
 from millpond.kinds import KINDS
-from millpond.planner.estimate import Measured, kept_path, read_kept, settings_of, this_machine, with_measured
+from millpond.planner.estimate import (
+    Measured,
+    measured_path,
+    read_all_measured,
+    settings_of,
+    this_machine,
+    with_measured,
+)
 from millpond.processor import can_use_bfloat16
 from millpond.store.host_facts import host_facts
 from millpond.trainers.common.envs import env_agents
@@ -88,7 +95,7 @@ def store_for_plans(bench: Bench, overrides: Iterable[str]) -> Path:
         sizes=sizes,
         seconds=seconds,
     )
-    path = kept_path()
+    path = measured_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_json(path, with_measured(measured, read_kept()))
+    replace_json(path, with_measured(measured, read_all_measured()))
     return path

@@ -1,4 +1,4 @@
-"""Where a config comes from: packaged recipes, files, `extends`, presets, overrides."""
+"""Load a config from packaged recipes, files, `extends`, presets and overrides."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from millpond.kinds import KINDS
 
 SUFFIXES = (".yaml", ".yml", ".ini")
 SIZES_OF_DATA = ("expected_episodes", "expected_steps")
-SIZED = ("grid", "mettagrid")  # environments that are made with as many agents, and as long, as the config says
+SIZED = ("grid", "mettagrid")  # environments whose number of agents and episode length the config sets
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A typed recipe, and what a reader should know of how it came about."""
+    """A typed recipe, and where its values come from."""
 
     name: str
     recipe: Recipe
-    values: dict[str, Any]  # as merged from files, preset and overrides; keys that nobody set are not in it
-    defaulted: dict[str, Any] = field(default_factory=dict)  # a PufferLib file's keys that took PufferLib's defaults
-    ignored: tuple[str, ...] = ()  # a PufferLib file's keys without a meaning here
+    values: dict[str, Any]  # merged from files, preset and overrides, without defaults
+    defaulted: dict[str, Any] = field(default_factory=dict)  # keys of a PufferLib file with PufferLib's defaults
+    ignored: tuple[str, ...] = ()  # keys of a PufferLib file without a meaning here
     notes: tuple[str, ...] = ()
-    agents_open: bool = False  # nobody said how many agents an env has
-    changes: dict[str, Any] = field(default_factory=dict)  # what preset and overrides set
+    agents_open: bool = False  # the number of agents per env is not set
+    changes: dict[str, Any] = field(default_factory=dict)  # keys set by preset and overrides
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _Source:
 
 
 def recipe_names() -> list[str]:
-    """The recipes in the package."""
+    """Return the names of the packaged recipes."""
     folder = resources.files("millpond.recipes")
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
@@ -64,19 +64,19 @@ def load(
     agents_if_open: int | None = None,
     ask_env: Callable[[EnvConfig], int] | None = None,
 ) -> Loaded:
-    """A recipe's name, a file or a mapping, overlaid first with a preset, then with overrides (`section.key=value`).
+    """Load a recipe (its name, a file or a mapping) with a preset and then overrides (`section.key=value`) applied.
 
-    The preset `debug` is worked out from the recipe and the overrides.
-    Where nobody says how many agents an env has (a PufferLib file, an environment that decides it), `agents_if_open` is taken.
-    `ask_env` returns the number that the environment has, and may run its code to find out: with it, an open number is
+    The preset `debug` is derived from the recipe and the overrides.
+    If the number of agents per env is not set (a PufferLib file, an environment that decides it), `agents_if_open` is used.
+    `ask_env` returns the number of agents of the environment, and may run its code to find out: with it, an open number is
     filled in and a wrong one is refused. Without it, nothing that the config names is imported.
     """
     layers = _layered(recipe, overrides, preset)
     source, values, dotted, agents_open = layers.source, layers.values, layers.dotted, layers.agents_open
-    found = ask_env(layers.env) if ask_env is not None and layers.env and decides_its_agents(layers.env) else None
-    if found is not None and layers.env is not None:
-        refuse_many_agents(layers.env, str(values.get("kind")), found)
-    agents = agents_if_open if found is None else found
+    actual = ask_env(layers.env) if ask_env is not None and layers.env and decides_its_agents(layers.env) else None
+    if actual is not None and layers.env is not None:
+        refuse_many_agents(layers.env, str(values.get("kind")), actual)
+    agents = agents_if_open if actual is None else actual
     if agents_open and agents is not None:
         dotted, agents_open = {**dotted, "env.num_agents": agents}, False
         values = overlay(values, {"env.num_agents": agents})
@@ -89,15 +89,15 @@ def load(
         broken = [key for violation in error.violations for key in violation.keys]
         if not agents_open or not any(key.startswith(("trainer.", "env.num_agents")) for key in broken):
             raise
-        raise MillpondError(f"{error}\nPerhaps only because {_unknown_agents(source, values)}") from None
-    if found is not None:
-        refuse_wrong_agents(typed, found, layers.name)
+        raise MillpondError(f"{error}\nThis may be only because {_unknown_agents(source, values)}") from None
+    if actual is not None:
+        refuse_wrong_agents(typed, actual, layers.name)
     notes = (*source.notes, *layers.notes, *([puffer.AGENTS_OPEN] if agents_open and source.agents_open else []))
     return Loaded(layers.name, typed, values, source.defaulted, source.ignored, notes, agents_open, dotted)
 
 
 def leaves_agents_open(recipe: str | Path, overrides: Iterable[str], preset: str | None = None) -> bool:
-    """True if nobody says how many agents an env has: neither the file, nor a preset, nor an override."""
+    """True if neither the file, nor a preset, nor an override sets the number of agents per env."""
     return _layered(recipe, overrides, preset).agents_open
 
 
@@ -106,19 +106,19 @@ def env_of(
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
 ) -> EnvConfig | None:
-    """The `env` section that `load` would find; None where it is not valid."""
+    """Return the `env` section that `load` would return; None if it is not valid."""
     return _layered(recipe, overrides, preset).env
 
 
 @dataclass(frozen=True)
 class _Layers:
-    """A recipe with preset and overrides laid over it, before anything is checked."""
+    """A recipe with preset and overrides applied, before anything is checked."""
 
     name: str
     source: _Source
     values: dict[str, Any]
-    dotted: dict[str, Any]  # what preset and overrides set
-    env: EnvConfig | None  # None where it is not valid, which `check` then reports with everything else
+    dotted: dict[str, Any]  # keys set by preset and overrides
+    env: EnvConfig | None  # None if it is not valid, which `check` reports with everything else
     agents_open: bool
     notes: tuple[str, ...]
 
@@ -129,11 +129,11 @@ def _layered(
     name = "config" if isinstance(recipe, Mapping) else str(recipe)
     source = _extended(dict(recipe), name, ()) if isinstance(recipe, Mapping) else _read(name, ())
     dotted = _preset(source.values, preset, name) if preset is not None else {}
-    given = dict(overrides if isinstance(overrides, Mapping) else (parse_override(text) for text in overrides))
-    nested = overlay({}, given)
+    overriding = dict(overrides if isinstance(overrides, Mapping) else (parse_override(text) for text in overrides))
+    nested = overlay({}, overriding)
     below, notes = _for_env(source.values, nested)
     values = _over(_over(below, overlay({}, dotted)), nested)
-    dotted |= given
+    dotted |= overriding
     try:
         env = EnvConfig.model_validate(values.get("env", {}))
     except ValidationError:
@@ -149,13 +149,13 @@ def _unknown_agents(source: _Source, values: Mapping[str, Any]) -> str:
         return puffer.AGENTS_OPEN
     env_id = values["env"]["id"]
     return (
-        f"only {env_id} itself knows how many agents an env has, and 1 is assumed: say env.num_agents=N or "
+        f"the number of agents per env is known only to {env_id} itself, and 1 is assumed: set env.num_agents=N or "
         f"--agents-from {env_id}"
     )
 
 
 def _for_env(below: Mapping[str, Any], above: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The values below without those that belong to their own environment, where `above` names another; and a note of them.
+    """Drop values of `below` that belong to its environment if `above` names another one, and return a note about them.
 
     A number of agents belongs to one environment, a step limit to a family of them; `grid` and `mettagrid` share both.
     """
@@ -172,12 +172,12 @@ def _for_env(below: Mapping[str, Any], above: Mapping[str, Any]) -> tuple[dict[s
     dropped = {f"env.{key}": old[key] for key in bound if key not in new and old.get(key) is not None}
     if not dropped:
         return dict(below), ()
-    note = f"left out, since it was set for env.id={before}: {as_overrides(dropped)}"
+    note = f"dropped, since it was set for env.id={before}: {as_overrides(dropped)}"
     return {**below, "env": {key: value for key, value in old.items() if f"env.{key}" not in dropped}}, (note,)
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`trainer.batch_size=262_144` as key and value."""
+    """Parse `trainer.batch_size=262_144` to key and value."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key or any(not part for part in key.split(".")):
@@ -186,7 +186,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def _read(name: str, chain: tuple[str, ...]) -> _Source:
-    """The plain values of a recipe or file, with what it extends below it."""
+    """Read the plain values of a recipe or file, merged with what it extends."""
     path = _locate(name, Path(chain[-1]).parent if chain else Path())
     if str(path) in chain:
         raise RecipeFileError(f"{' extends '.join([*chain, str(path)])}: a recipe cannot extend itself")
@@ -197,7 +197,7 @@ def _read(name: str, chain: tuple[str, ...]) -> _Source:
 
 
 def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...]) -> _Source:
-    """Values over those of what they extend, if they do."""
+    """Merge values with those of the recipe that they extend, if any."""
     parent = values.pop("extends", None)
     if parent is None:
         return _Source(values)
@@ -212,7 +212,7 @@ def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...]) -> _Sou
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two layers of a config. Sizes of the data belong to its path: another path leaves them behind."""
+    """Merge two layers of a config. Sizes of the data belong to its path: another path drops them."""
     data, old = above.get("data"), below.get("data")
     if isinstance(data, Mapping) and isinstance(old, Mapping) and "path" in data:
         below = {**below, "data": {key: value for key, value in old.items() if key not in SIZES_OF_DATA}}
@@ -220,28 +220,26 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _locate(name: str, relative_to: Path) -> Path:
-    """The file behind a recipe's name or a path; a path wins where it looks like one."""
+    """Return the file of a recipe's name or path."""
     path = Path(name)
     if path.suffix in SUFFIXES or len(path.parts) > 1 or name in (".", "..", ""):
         try:
             beside = relative_to / path
             return beside.resolve() if beside.exists() else path
         except (OSError, ValueError) as error:  # too long, or with a NUL in it
-            raise RecipeFileError(f"{name[:80]!r} is no path: {error}") from None
+            raise RecipeFileError(f"{name[:80]!r} is not a path: {error}") from None
     names = recipe_names()
     if name in names:
         return Path(str(resources.files("millpond.recipes") / f"{name}.yaml"))
     if path.exists():
         return path
     nearest = difflib.get_close_matches(name, names, n=1)
-    hint = (
-        f"did you mean {nearest[0]}?" if nearest else f"recipes are {', '.join(names)}; or give a path to a YAML file"
-    )
+    hint = f"did you mean {nearest[0]}?" if nearest else f"recipes are {', '.join(names)}; or use a path to a YAML file"
     raise MillpondError(f"there is no recipe {name!r}; {hint}")
 
 
 def _preset(values: Mapping[str, Any], preset: str, source: str) -> dict[str, Any]:
-    """Return the overrides of a preset. `debug` is there without being written down; what is written is added to it."""
+    """Return the overrides of a preset. `debug` always exists; a recipe may add overrides to it."""
     written = values.get("presets")
     presets = {str(name): overlay for name, overlay in written.items()} if isinstance(written, Mapping) else {}
     presets.setdefault(DEBUG, {})
@@ -251,7 +249,7 @@ def _preset(values: Mapping[str, Any], preset: str, source: str) -> dict[str, An
 
 
 def _debug(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of `debug` for these values; none where they are not valid, which `check` then reports."""
+    """Return the sizes of `debug` for these values; none if they are not valid, which `check` reports."""
     kind = values.get("kind")
     try:
         recipe = (

@@ -1,7 +1,7 @@
-"""PufferLib's `.ini` files, read as they are.
+"""Read PufferLib's `.ini` files.
 
-What PufferLib 3.0 would do with a file is said in our keys: its defaults fill what the file leaves out, `auto` becomes
-what PufferLib makes of it, and whatever has no meaning here is listed.
+The settings of PufferLib 3.0 are translated to keys of this package: its defaults fill what the file leaves out, `auto` is
+resolved as PufferLib does, and keys without a meaning here are listed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millpond.config.base import whole_number
 from millpond.config.yaml import RecipeFileError
 from millpond.envs.families import family_of
 
-# PufferLib 3.0, config/default.ini: facts about a peer, under its own names.
+# PufferLib 3.0, config/default.ini, under its own names.
 DEFAULTS: dict[str, Any] = {
     "base.rnn_name": None,
     "vec.backend": "Multiprocessing",
@@ -54,7 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "train.prio_beta0": 0.2,
 }
 
-# Keys that carry over as they are, and where to.
+# Keys that are copied unchanged -> their name here.
 SAME = {
     "train.seed": "seed",
     "train.device": "device",
@@ -88,7 +88,7 @@ SAME = {
 
 BACKENDS = {"Multiprocessing": "processes", "Serial": "inline", "PufferEnv": "native"}
 
-# Keys that are worked out below, together.
+# Keys that are translated together, below.
 WORKED_OUT = {
     *("base.package", "base.env_name", "base.rnn_name"),
     *("vec.backend", "vec.num_envs", "vec.num_workers", "vec.batch_size"),
@@ -97,24 +97,24 @@ WORKED_OUT = {
 
 
 AGENTS_OPEN = (
-    "the file does not say how many agents an env has (PufferLib asks the env); 1 is assumed: "
-    "say env.num_agents=N or --agents-from ENV"
+    "the file does not set the number of agents per env (PufferLib asks the env); 1 is assumed: "
+    "set env.num_agents=N or --agents-from ENV"
 )
 
 
 @dataclass(frozen=True)
-class Read:
-    """A PufferLib file in our keys."""
+class PufferConfig:
+    """A PufferLib file, translated to keys of this package."""
 
     values: dict[str, Any]
     defaulted: dict[str, Any]
     ignored: tuple[str, ...]
     notes: tuple[str, ...]
-    agents_open: bool  # the file leaves the number of agents to the env
+    agents_open: bool  # the file does not set the number of agents
 
 
-def read(text: str, source: str) -> Read:
-    """What PufferLib 3.0 would do with this file."""
+def read(text: str, source: str) -> PufferConfig:
+    """Translate a file to what PufferLib 3.0 would do with it."""
     file = _parse(text, source)
     settings = {**DEFAULTS, **file}
     defaulted = {key: value for key, value in DEFAULTS.items() if key not in file}
@@ -127,11 +127,11 @@ def read(text: str, source: str) -> Read:
     flat["env.id"] = _env(settings)
     flat["policy.core"] = "none" if settings["base.rnn_name"] is None else "lstm"
     flat["ppo.lr_schedule"] = "cosine" if settings["train.anneal_lr"] else "constant"
-    flat["ppo.advantage"] = "vtrace"  # PufferLib's own advantage: GAE with V-trace's clipped importance weights
+    flat["ppo.advantage"] = "vtrace"  # PufferLib's advantage: GAE with V-trace's clipped importance weights
     flat["ppo.sampling"] = "prioritized" if settings["train.prio_alpha"] else "uniform"
     family = family_of(flat["env.id"])
     agents_open = "env.num_agents" not in file and not (family is not None and family.single_agent)
-    return Read(_nest(flat), defaulted, tuple(ignored), tuple(notes), agents_open)
+    return PufferConfig(_nest(flat), defaulted, tuple(ignored), tuple(notes), agents_open)
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _parse(text: str, source: str) -> dict[str, Any]:
 
 
 def _literal(text: str) -> Any:
-    """As PufferLib reads a value: a Python literal where it is one, else text."""
+    """Parse a value as PufferLib does: a Python literal if it is one, else a string."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -168,7 +168,7 @@ def _whole(settings: Mapping[str, Any], key: str, source: str) -> int:
 
 
 def _vector(settings: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[str]]:
-    """Envs, workers and groups. A vec env may hold several envs of its own ([env] num_envs)."""
+    """Translate envs, workers and groups. A vec env may itself have several envs ([env] num_envs)."""
     notes = []
     outer = _whole(settings, "vec.num_envs", source)
     inner = _whole(settings, "env.num_envs", source) if "env.num_envs" in settings else 1
@@ -192,7 +192,7 @@ def _vector(settings: Mapping[str, Any], source: str) -> tuple[dict[str, Any], l
         outer, batch, workers = 1, 1, 1
     if (batch * workers) % outer and backend == "Multiprocessing":
         notes.append(
-            f"PufferLib refuses vec.batch_size={batch}: it is not a multiple of {outer / workers:g} envs a worker"
+            f"PufferLib refuses vec.batch_size={batch}: it is not a multiple of {outer / workers:g} envs per worker"
         )
     if outer % batch:
         raise RecipeFileError(f"{source}: vec.num_envs={outer} is not a multiple of vec.batch_size={batch}")
@@ -208,7 +208,7 @@ def _vector(settings: Mapping[str, Any], source: str) -> tuple[dict[str, Any], l
 
 
 def _sizes(settings: Mapping[str, Any], flat: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Batch and horizon; either may be `auto`, and then follows from the other and the number of agents."""
+    """Translate batch and horizon; either may be `auto`, and then follows from the other and the number of agents."""
     batch, horizon = settings["train.batch_size"], settings["train.bptt_horizon"]
     if batch == "auto" and horizon == "auto":
         raise RecipeFileError(f"{source}: one of train.batch_size and train.bptt_horizon must be a number")
@@ -223,7 +223,7 @@ def _sizes(settings: Mapping[str, Any], flat: Mapping[str, Any], source: str) ->
 
 
 def _env(settings: Mapping[str, Any]) -> str:
-    """The environment's id here, where there is one; else its PufferLib name in the form of an environment of one's own."""
+    """Return the environment's id here; if it has none, its PufferLib name in the form of a custom environment."""
     package = str(settings.get("base.package") or "").strip()
     name = str(settings.get("base.env_name") or "").split()
     first = name[0] if name else "env"

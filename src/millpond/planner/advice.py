@@ -1,6 +1,6 @@
 """Advice: what to change, why, and the overrides that do it.
 
-An override that is shown has been tried: the config stays valid, the trouble is gone, and no new trouble has come.
+Overrides are checked before they are shown: the config stays valid, the problem is solved, and no new problem appears.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RecipeT = TypeVar("RecipeT", bound=Recipe)
 
 @dataclass(frozen=True)
 class Advice:
-    """`overrides` may be empty where there is something to know but nothing to set."""
+    """A reason and the overrides that follow from it; these may be empty."""
 
     topic: str
     reason: str
@@ -29,17 +29,17 @@ class Advice:
 
 
 class Adviser(Generic[RecipeT]):
-    """Makes advice about one recipe. `troubles` says which troubles a recipe has, by topic."""
+    """Makes advice about one recipe. `find_problems` returns the topics in which a recipe has a problem."""
 
-    def __init__(self, recipe: RecipeT, troubles: Callable[[RecipeT], set[str]]) -> None:
+    def __init__(self, recipe: RecipeT, find_problems: Callable[[RecipeT], set[str]]) -> None:
         self._recipe = recipe
         self._flat, self._written = flatten(recipe), written(recipe)
         self._values = recipe.model_dump(exclude_unset=True)
-        self._troubles = troubles
-        self._known = troubles(recipe)
+        self._find_problems = find_problems
+        self._problems = find_problems(recipe)
 
     def __call__(self, topic: str, reason: str, overrides: Mapping[str, Any]) -> Iterator[Advice]:
-        """The advice with its overrides completed until they are valid; nothing where they do more harm than good."""
+        """Yield the advice with its overrides completed until they are valid; nothing if they cause other problems."""
         whole = find_fix(self._flat, self._written, overrides)
         if whole is None:
             return
@@ -47,6 +47,6 @@ class Adviser(Generic[RecipeT]):
             changed = check(overlay(self._values, whole))
         except ConfigError:
             return
-        after = self._troubles(changed)  # type: ignore[arg-type]
-        if not after - self._known and topic not in after:
+        after = self._find_problems(changed)  # type: ignore[arg-type]
+        if not after - self._problems and topic not in after:
             yield Advice(topic, reason, tuple(whole.items()))

@@ -1,4 +1,4 @@
-"""Two configurations side by side: the table, the differences that matter, and what each is better for."""
+"""Comparison of two plans: a table, the differences that matter, and what each is better for."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Words:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that `millpond compare A B` says."""
+    """Everything that `millpond compare A B` prints."""
 
     a: Planned
     b: Planned
     rows: tuple[ComparisonRow, ...]
-    settings: tuple[tuple[str, Any, Any], ...]  # keys that differ and stand in no row
+    settings: tuple[tuple[str, Any, Any], ...]  # keys that differ and are in no row
     words: Words
     alerts: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Both plans, the rows, and the words."""
+        """Return both plans, the rows, and the words."""
         return {
             "a": self.a.to_json(),
             "b": self.b.to_json(),
@@ -71,7 +71,7 @@ def _rows(a: Planned, b: Planned) -> list[ComparisonRow]:
 
 
 def alerts_between(a: Planned, b: Planned) -> tuple[str, ...]:
-    """Mismatches that make the rest misleading unless they are meant."""
+    """Return mismatches that make the rest misleading unless they are intended."""
     alerts = [*a.alerts, *b.alerts]
     ours, theirs = a.loaded.recipe, b.loaded.recipe
     if ours.kind != theirs.kind or not (ours.acts and theirs.acts):
@@ -79,8 +79,8 @@ def alerts_between(a: Planned, b: Planned) -> tuple[str, ...]:
     first, second = ours.env, theirs.env
     if first.num_agents != second.num_agents:
         alerts.append(
-            f"{a.loaded.name} has {plural(first.num_agents, 'agent')} an env, {b.loaded.name} has {second.num_agents:,}. "
-            f"Either they are different tasks, or one config is out of date; settle that before you compare returns"
+            f"{a.loaded.name} has {plural(first.num_agents, 'agent')} per env, {b.loaded.name} has {second.num_agents:,}. "
+            f"Either they are different tasks, or one config is out of date; find out before you compare returns"
         )
     if first.id != second.id:
         alerts.append(f"the environments differ: {first.id} against {second.id}; their returns cannot be compared")
@@ -88,7 +88,7 @@ def alerts_between(a: Planned, b: Planned) -> tuple[str, ...]:
 
 
 def words_between(a: Planned, b: Planned) -> Words:
-    """In words, for two plans of the same kind or not."""
+    """Describe the differences between two plans, of the same kind or not."""
     kinds = [KINDS[side.loaded.recipe.kind] for side in (a, b)]
     if kinds[0] is not kinds[1]:
         sides = zip((a, b), kinds, strict=True)
@@ -97,7 +97,7 @@ def words_between(a: Planned, b: Planned) -> Words:
     return Words(tuple(text.differences(a, b)), tuple(text.better_for(a, b)), tuple(text.better_for(b, a)))
 
 
-# Settings that the table shows already, or that do not touch learning.
+# Settings that the table already shows, or that do not affect learning.
 _IN_TABLE = ("trainer.", "env.num_agents", "env.id", "description", "presets", "run_dir", "kind")
 _SHOWN_ANYWAY = ("trainer.precision", "trainer.compile", "trainer.cpu_offload")
 
@@ -113,7 +113,7 @@ def _settings(a: Planned, b: Planned) -> list[tuple[str, Any, Any]]:
 
 
 def cell(value: Any, label: str) -> str:
-    """A value as the table shows it."""
+    """Format a value for the table."""
     if value is None:
         return "?"
     if isinstance(value, (bool, str)):

@@ -20,95 +20,97 @@ from millpond.plurals import plural
 from millpond.processor import cache_folder
 
 FORMAT = 2
-COUNTS = {  # of a recipe: they say how much is done, not how long each piece of it takes
+COUNTS = {  # settings that say how much is done, not how long each piece takes
     "mixture": {"total_frames", "collections_per_round", "big_updates", "recovery_checks", "epsilon_reset_to",
                 "big_epsilon_reset_to", "epsilon_ladder"},
     "reward": {"epochs", "cycles", "iterations", "train_batches", "save_freq", "log_batches", "learning_rate"},
     "agent": {"steps_per_iteration", "warmup_steps", "test_episodes", "learning_rate", "gamma", "target_tau"},
     "vector": {"timeout", "on_crash"},
 }  # fmt: skip
-NAMES = {"train_big": "BigAgent"}  # parts that are called otherwise in words
+NAMES = {"train_big": "BigAgent"}  # of parts, in text
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One recipe's speed: seconds of what was measured, by part, and the sizes that they grow with.
+    """Measured speed of a recipe: seconds by part, and the sizes that they scale with.
 
-    ppo      an iteration   collect (advantages in it), train, other
-    mixture  a round        collect, pour, learn, fill, train_big, other (the reset in it)
-    reward   a cycle        act, train, other
+    ppo      iteration   collect (including advantages), train, other
+    mixture  round       collect, pour, learn, fill, train_big, other (including the reset)
+    reward   cycle       act, train, other
     """
 
     machine: str
     date: str
     recipe: str
-    settings: str  # what must be the same for the figures to hold
+    settings: str  # what must be the same for the figures to be valid
     sizes: dict[str, float]
     seconds: dict[str, float]
 
 
-def kept_path() -> Path:
-    """The user's cache folder: figures belong to a machine, not to a folder of runs."""
+def measured_path() -> Path:
+    """Path of the measured speeds, in the user's cache folder: they belong to a machine, not to a folder of runs."""
     return cache_folder() / "bench.json"
 
 
 def this_machine() -> str:
-    """A home folder may be shared by several machines, so figures say whose they are."""
+    """Return a name of this machine, since several machines may share a home folder."""
     return f"{socket.gethostname()}, {platform.machine()}, {Host.here().cores} cores"
 
 
 def settings_of(recipe: Recipe) -> str:
-    """The settings that decide how long a step takes; counts of steps, envs and updates are not among them."""
+    """Return the settings that determine the time of a step; numbers of steps, envs and updates are not among them."""
     decisive = KINDS[recipe.kind].planner.load().speed_settings(recipe)
     return json.dumps({"kind": recipe.kind, "device": recipe.device, **decisive}, sort_keys=True)
 
 
 def speed_sections(recipe: Recipe, *names: str) -> dict[str, Any]:
-    """Sections of a recipe without the counts in them."""
+    """Return sections of a recipe without counts."""
     return {name: getattr(recipe, name).model_dump(mode="json", exclude=COUNTS.get(name)) for name in names}
 
 
 def read_measured() -> tuple[Measured, ...]:
-    """The figures of this machine, newest first; none where nothing was measured on it."""
+    """Return the speeds of this machine, newest first."""
     here = this_machine()
-    return tuple(sorted((one for one in read_kept() if one.machine == here), key=lambda one: one.date, reverse=True))
+    return tuple(
+        sorted((one for one in read_all_measured() if one.machine == here), key=lambda one: one.date, reverse=True)
+    )
 
 
-def read_kept() -> tuple[Measured, ...]:
-    """All figures that are kept, of whichever machine."""
-    path = kept_path()
+def read_all_measured() -> tuple[Measured, ...]:
+    """Return the speeds of all machines."""
+    path = measured_path()
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:
         return ()
     try:
         tree = json.loads(text)
-        if tree["format"] != FORMAT:  # of another version of millpond
+        if tree["format"] != FORMAT:  # written by another version of millpond
             return ()
         names = [field.name for field in fields(Measured)]
         return tuple(Measured(**{name: entry[name] for name in names}) for entry in tree["measured"])
     except (ValueError, KeyError, TypeError) as error:
         raise MillpondError(
-            f"{path} is damaged ({error}); remove it, and measure again with `millpond bench`"
+            f"{path} is damaged ({error}); delete it and measure again with `millpond bench`"
         ) from error
 
 
-def with_measured(new: Measured, kept: tuple[Measured, ...]) -> dict[str, Any]:
-    """What is to be kept when a new figure takes the place of those of the same machine and settings."""
-    others = [one for one in kept if (one.machine, one.settings) != (new.machine, new.settings)]
+def with_measured(new: Measured, stored: tuple[Measured, ...]) -> dict[str, Any]:
+    """Return the contents of the file with a new measurement in place of those of the same machine and settings."""
+    others = [one for one in stored if (one.machine, one.settings) != (new.machine, new.settings)]
     return {"format": FORMAT, "measured": [asdict(one) for one in (new, *others)]}
 
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Seconds, and the figures that they are from. Evaluations and checkpoints come on top."""
+    """Estimated seconds, and the measurement they come from. Evaluations and checkpoints are not included."""
 
-    whole: str  # what the run is made of: iteration, round or cycle
-    count: int  # of them in the run
-    parts: dict[str, float]  # seconds of one whole
+    whole: str  # unit of the run: iteration, round or cycle
+    count: int  # units in the run
+    parts: dict[str, float]  # seconds per unit
     seconds: float  # of the run
     measured: Measured
-    other_sizes: str = ""  # in words, where what was measured had others
+    other_sizes: str = ""  # in words, if other sizes were measured
 
     @property
     def whole_seconds(self) -> float:
@@ -116,25 +118,24 @@ class TimeEstimate:
 
 
 def estimate_time(recipe: Recipe, plan: Plan, measured: Iterable[Measured]) -> TimeEstimate | None:
-    """From the newest figures of the same environment, network, precision and workers; None where there are none."""
-    wanted = settings_of(recipe)
-    found = next((one for one in measured if one.settings == wanted), None)
-    if found is None:
+    """Estimate from the newest measurement with the same settings; None if there is none."""
+    settings = settings_of(recipe)
+    newest = next((one for one in measured if one.settings == settings), None)
+    if newest is None:
         return None
-    return KINDS[recipe.kind].planner.load().estimate(plan, found)
+    return KINDS[recipe.kind].planner.load().estimate(plan, newest)
 
 
 def show_estimate(estimate: TimeEstimate) -> list[str]:
-    """The section of the plan."""
+    """Return the section of the plan."""
     parts = ", ".join(
         f"{NAMES.get(name, name)} {duration(seconds)}"
         for name, seconds in estimate.parts.items()
         if name != "other" and seconds >= estimate.whole_seconds / 1000
     )
-    article = "an" if estimate.whole[0] in "aeiou" else "a"
     of_run = f"{plural(estimate.count, estimate.whole)}, without evaluations and checkpoints"
     rows = [
-        (f"{article} {estimate.whole}", duration(estimate.whole_seconds), parts),
+        (f"one {estimate.whole}", duration(estimate.whole_seconds), parts),
         ("the run", duration(estimate.seconds), of_run),
     ]
     source = f"From the bench of {estimate.measured.date[:10]} on this machine"
@@ -144,7 +145,7 @@ def show_estimate(estimate: TimeEstimate) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """A time with three digits or so: 85 ms, 12.3 s, 4.2 min, 7.5 h, 2.7 days."""
+    """Format a time with about three digits: 85 ms, 12.3 s, 4.2 min, 7.5 h, 2.7 days."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     for size, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):

@@ -1,4 +1,4 @@
-"""The machine that a plan is judged against."""
+"""The machine for which a plan is made: cores, memory, devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millpond.errors import MillpondError
 
 
 class DeviceError(MillpondError):
-    """A device that this machine does not have."""
+    """The device is not available on this machine."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Host:
 
 
 def require_device(device: str) -> None:
-    """Refuse a device that torch cannot use on this machine. torch is imported only where the device is not the CPU."""
+    """Raise DeviceError if torch cannot use the device on this machine. torch is imported only for devices other than cpu."""
     if device == "cpu":
         return
     import torch
 
     if device == "mps":
         if not torch.backends.mps.is_available():
-            raise DeviceError("device=mps: torch finds no GPU of Apple's (MPS) on this machine; try device=cpu")
+            raise DeviceError("device=mps: torch finds no Apple GPU (MPS) on this machine; try device=cpu")
         return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:

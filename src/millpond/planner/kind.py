@@ -1,4 +1,4 @@
-"""What the planner needs of each kind of recipe. The table of kinds (`millpond.kinds`) names one of each per kind."""
+"""Interfaces that each kind of recipe implements for the planner. The table in `millpond.kinds` names the implementations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Plan(ABC):
-    """Every number of a run, derived once. Each kind has a frozen dataclass of its own."""
+    """All numbers of a run, derived once. Each kind has its own frozen dataclass."""
 
     @property
     @abstractmethod
@@ -37,15 +37,15 @@ class Plan(ABC):
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
     def with_agents(self, agents: int) -> str:
-        """Say how the plan changes if an env has another number of agents; empty if it does not."""
+        """Describe how the plan changes if an env has another number of agents; empty if it does not."""
         return ""
 
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What a plan is derived from, besides the recipe."""
+    """Inputs of a plan besides the recipe."""
 
-    spec: EnvSpec | None  # None if only running the environment's code would tell
+    spec: EnvSpec | None  # None if describing the environment would run its code
     host: Host | None  # None: for any machine
     measured: tuple[Measured, ...] = ()
     dataset: Dataset | None = None
@@ -53,7 +53,7 @@ class PlanInputs:
 
 @dataclass(frozen=True)
 class Draft:
-    """A plan and what there is to say about it."""
+    """A plan with advice, notes and alerts."""
 
     plan: Plan
     advice: list[Advice]
@@ -109,8 +109,8 @@ class KindText:
     show: Callable[[Any, Any], list[str]]  # recipe and plan
     compare_rows: Callable[[Planned, Planned], list[ComparisonRow]]
     differences: Callable[[Planned, Planned], Iterator[str]]
-    better_for: Callable[[Planned, Planned], Iterator[str]]  # what the first is better for
-    in_table: tuple[str, ...]  # settings that the rows of a comparison show already
+    better_for: Callable[[Planned, Planned], Iterator[str]]  # reasons to choose the first
+    in_table: tuple[str, ...]  # settings that the comparison's rows already show
     scale_header: tuple[str, ...]
     scale_columns: Callable[[Any], list[str]]
-    scale_remarks: Callable[[Any, Any], list[str]] = _no_remarks  # a plan against the recipe's own
+    scale_remarks: Callable[[Any, Any], list[str]] = _no_remarks  # a plan against that of the recipe's own value

@@ -1,4 +1,4 @@
-"""Plain text that fits a terminal: headings, aligned figures, boxes, bars, wrapped sentences."""
+"""Plain text for a terminal: aligned figures, wrapped sentences, boxes, bars, tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDTH = 80
 
 
 def size(count: float) -> str:
-    """Bytes as people say them: 253.8 MB."""
+    """Format a number of bytes: 253.8 MB."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if abs(count) < 1000 or unit == "TB":
             return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:,.1f} {unit}"
@@ -18,19 +18,19 @@ def size(count: float) -> str:
 
 
 def exact_size(count: int) -> str:
-    """Bytes to the last one, and as people say them."""
+    """Format a number of bytes exactly, and rounded: 253,755,392 bytes (253.8 MB)."""
     return f"{count:,} bytes ({size(count)})" if count >= 1000 else f"{count:,} bytes"
 
 
 def number(value: float) -> str:
-    """A count with thousands marked; a fraction with as many digits as it needs."""
+    """Format a count with thousands separators; a fraction with two decimals or two digits."""
     if isinstance(value, int) or float(value).is_integer():
         return f"{int(value):,}"
     return f"{value:,.2f}".rstrip("0").rstrip(".") if abs(value) >= 0.1 else f"{value:.2g}"
 
 
 def figures(rows: Iterable[tuple[str, str] | tuple[str, str, str]], indent: int = 2) -> list[str]:
-    """Label, figure and perhaps a remark a line, the figures right-aligned; remarks wrap below themselves."""
+    """Format lines of label, figure and optional remark; figures are right-aligned, remarks wrapped."""
     table = [(row[0], row[1], row[2] if len(row) > 2 else "") for row in rows]
     if not table:
         return []
@@ -53,7 +53,7 @@ def figures(rows: Iterable[tuple[str, str] | tuple[str, str, str]], indent: int 
 
 
 def sentence(text: str, indent: int = 2, first: str = "") -> list[str]:
-    """A wrapped sentence; `first` begins its first line, such as a bullet. An override is never broken up."""
+    """Wrap a sentence; `first` starts its first line, such as a bullet. An override is never broken."""
     return textwrap.wrap(
         text,
         WIDTH,
@@ -65,7 +65,7 @@ def sentence(text: str, indent: int = 2, first: str = "") -> list[str]:
 
 
 def box(lines: Sequence[str], title: str = "", indent: int = 2) -> list[str]:
-    """Lines in a frame as wide as the page."""
+    """Draw a frame around lines, as wide as the page."""
     inner = WIDTH - indent - 4
     pad = " " * indent
     head = f"─ {title} " if title else ""
@@ -75,14 +75,14 @@ def box(lines: Sequence[str], title: str = "", indent: int = 2) -> list[str]:
 
 
 def bar(first: float, last: float, whole: float, width: int) -> str:
-    """Where the stretch first..last lies in 0..whole; never invisible."""
-    begin = min(int(first / whole * width), width - 1)
-    end = max(begin + 1, min(round(last / whole * width), width))
-    return "░" * begin + "█" * (end - begin) + "░" * (width - end)
+    """Draw the interval first..last within 0..whole; always visible."""
+    start = min(int(first / whole * width), width - 1)
+    end = max(start + 1, min(round(last / whole * width), width))
+    return "░" * start + "█" * (end - start) + "░" * (width - end)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: int = 2) -> list[str]:
-    """Columns, the first left-aligned and the others right-aligned; where they do not fit, one figure a line."""
+    """Format columns, the first left-aligned and the others right-aligned; one figure per line if they are too wide."""
     body = [list(row) for row in rows]
     widths = [max(len(row[i]) for row in [list(header), *body]) for i in range(len(header))]
 
@@ -102,5 +102,5 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: int = 2)
 
 
 def ascii_only(text: str) -> str:
-    """For terminals that cannot show box drawing."""
+    """Replace box-drawing characters, for terminals that cannot show them."""
     return text.translate(str.maketrans("─│┌┐└┘├┤█░→↓", "-|++++++#.>v"))

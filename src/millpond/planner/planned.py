@@ -1,4 +1,4 @@
-"""From a recipe to its plan: derive, describe the environment, compare what the config and the environment say, advise."""
+"""From a recipe to its plan: numbers, advice, notes, and alerts about what does not fit together."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Overrides = Iterable[str] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Planned:
-    """A recipe, its plan, and what there is to say about the two."""
+    """A recipe, its plan, and advice, notes and alerts about both."""
 
     loaded: Loaded
     plan: Plan
     advice: tuple[Advice, ...]
     alerts: tuple[str, ...]
-    estimate: TimeEstimate | None = None  # of the time, where this machine was measured
+    estimate: TimeEstimate | None = None  # of the time, if this machine was measured
 
     def to_json(self) -> dict[str, Any]:
-        """One flat object."""
+        """Return everything as one flat object."""
         flat = self.plan.to_json()
         if self.estimate is not None:
             flat[f"estimated_{self.estimate.whole}_seconds"] = self.estimate.whole_seconds
@@ -61,11 +61,11 @@ def plan(
     host: Host | None = None,
     measured: Iterable[Measured] = (),
 ) -> Planned:
-    """What a recipe (its name, a file or a mapping) will do with these overrides, before anything runs.
+    """Plan a recipe (its name, a file or a mapping) with these overrides, without running anything.
 
-    `agents_source` is an environment or a file that is asked how many agents an env has; where the config says otherwise,
-    the alert says so. Where the config leaves it open (a PufferLib file), the answer is taken. `measured` are speeds of
-    this machine, from which times are estimated. Without `host` the plan is for any machine: no device is missing.
+    `agents_source` is an environment or a file that is asked for the number of agents per env. If the config sets another
+    number, an alert says so; if it sets none (a PufferLib file), that number is used. `measured` are speeds of this machine,
+    from which times are estimated. Without `host` the plan is for any machine: no device is missing.
     """
     overrides = overrides if isinstance(overrides, Mapping) else tuple(overrides)
     asked = None
@@ -85,12 +85,12 @@ def plan_loaded(
     measured: Iterable[Measured] = (),
     dataset: Dataset | None = None,
 ) -> Planned:
-    """The plan of a config that has been loaded. `dataset` describes its recorded episodes; without it they are opened."""
+    """Plan a config that has been loaded. `dataset` describes its recorded episodes; if it is None they are opened."""
     recipe, measured = loaded.recipe, tuple(measured)
     if host is not None:
         loaded = _with_device(loaded)
     planner = KINDS[recipe.kind].planner.load()
-    # Replay stores single frames and stacks them when they are sampled; rows hold what the policy sees.
+    # Replay stores single frames and stacks them when sampled; rows hold whole observations.
     spec = env_spec(recipe.env, stacked=planner.stacked_observations) if recipe.acts else None
     draft = planner.draft(recipe, PlanInputs(spec, host, measured, dataset))
     if spec is None and recipe.acts and not recipe.env.id.startswith("pufferlib."):
@@ -111,7 +111,7 @@ def plan_loaded(
 
 
 def share_of_rank(loaded: Loaded, ranks: int) -> Loaded:
-    """The config of one rank: its share of every size. What has no equal share is refused, with sizes that have."""
+    """Return the config of one rank: its share of every size. Sizes that ranks cannot share equally are refused."""
     if ranks == 1:
         return loaded
     shared = KINDS[loaded.recipe.kind].planner.load().ranks
@@ -123,7 +123,7 @@ def share_of_rank(loaded: Loaded, ranks: int) -> Loaded:
 
 
 def plan_over_ranks(loaded: Loaded, ranks: int, dataset: Dataset | None = None) -> Planned:
-    """The plan of all ranks together: the sum of their shares."""
+    """Return the plan of all ranks together: the sum of their shares."""
     planned = plan_loaded(loaded, dataset=dataset)
     shared = KINDS[loaded.recipe.kind].planner.load().ranks
     share = share_of_rank(loaded, ranks)
@@ -131,7 +131,7 @@ def plan_over_ranks(loaded: Loaded, ranks: int, dataset: Dataset | None = None) 
 
 
 def _with_device(loaded: Loaded) -> Loaded:
-    """Refuse a device that is not here. One that a PufferLib file left to PufferLib's default is only noted."""
+    """Refuse a device that this machine does not have. PufferLib's default device leads to a note instead."""
     try:
         require_device(loaded.recipe.device)
     except DeviceError as error:
@@ -142,14 +142,14 @@ def _with_device(loaded: Loaded) -> Loaded:
 
 
 def _unknown(loaded: Loaded, asked: AgentCount | None) -> str:
-    """Say which numbers of the plan an environment that was not made leaves unknown."""
+    """Return a note on the numbers that are not known because the environment was not built."""
     env_id = loaded.recipe.env.id
     unknown = "bytes of observations and of a training step are not known"
     if asked is not None and asked.source == env_id:
-        return f"{env_id} was asked for its agents alone: {unknown}"
-    text = f"{env_id} was not made, since that would run its code: {unknown}"
+        return f"{env_id} was only asked for its number of agents: {unknown}"
+    text = f"{env_id} was not built, since that would run its code: {unknown}"
     if not loaded.agents_open:
-        return f"{text}; --agents-from {env_id} asks it for its agents"
+        return f"{text}; --agents-from {env_id} asks it for its number of agents"
     return (
         f"{text}, and 1 agent per env is assumed; a run asks {env_id} when it is built, and --agents-from {env_id} asks "
         "it now"
@@ -157,7 +157,7 @@ def _unknown(loaded: Loaded, asked: AgentCount | None) -> str:
 
 
 def _mismatch(plan: Plan, configured: int, asked: AgentCount) -> str:
-    text = f"the config says {plural(configured, 'agent')} an env, {asked.source} has {asked.agents:,}"
+    text = f"the config has {plural(configured, 'agent')} per env, {asked.source} has {asked.agents:,}"
     effect = plan.with_agents(asked.agents)
     text += f". {effect}" if effect else ""
-    return f"{text}; env.num_agents={asked.agents} follows {asked.source}"
+    return f"{text}; to follow {asked.source}: env.num_agents={asked.agents}"

@@ -1,4 +1,4 @@
-"""What other values of one key would do: the same plan again, side by side."""
+"""Plans for several values of one key, side by side: `millpond plan --scale KEY=a,b,c`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from millpond.planner.host import Host
 from millpond.planner.lines import sentence, table
 from millpond.planner.planned import Planned, plan
 
-MOST_VALUES = 32
-LONGEST_NAME = 16  # that leaves room for the columns
+MAX_VALUES = 32
+MAX_NAME_LENGTH = 16  # leaves room for the columns
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A key, and for each of its values the plan or why there is none."""
+    """A key, and for each of its values the plan or the error."""
 
     key: str
     own: Planned  # with the recipe's own value
@@ -30,7 +30,7 @@ class Scaled:
     plans: tuple[tuple[Any, Planned | str], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """One object a value; a value that is refused has `error`."""
+        """Return one object per value; a value that is refused has `error`."""
         return {
             "key": self.key,
             "plans": [
@@ -43,14 +43,14 @@ class Scaled:
 def scale(
     recipe: str, overrides: Iterable[str], text: str, preset: str | None = None, host: Host | None = None
 ) -> Scaled:
-    """`text` is KEY=a,b,c."""
+    """Plan the recipe for each value in `text`, which is KEY=a,b,c."""
     overrides = list(overrides)
     key, equals, values = (part.strip() for part in text.partition("="))
     choices = [value.strip() for value in values.split(",") if value.strip()]
     if not equals or not choices:
         raise MillpondError(f"--scale {text!r} is not KEY=a,b,c, such as env.num_agents=3,4,8,24")
-    if len(choices) > MOST_VALUES:
-        raise MillpondError(f"--scale {key} has {len(choices)} values; at most {MOST_VALUES} make a table")
+    if len(choices) > MAX_VALUES:
+        raise MillpondError(f"--scale {key} has {len(choices)} values; at most {MAX_VALUES} are shown")
     own = plan(recipe, overrides, preset=preset, host=host)
     flat = flatten(own.loaded.recipe)
     if key not in flat:
@@ -70,11 +70,11 @@ def scale(
 
 
 def show_scale(scaled: Scaled) -> str:
-    """The table, then in words what each value changes against the recipe's own."""
+    """Return the table, and what each value changes against the recipe's own."""
     name = scaled.key.rpartition(".")[2]
     lines = [*sentence(f"{scaled.own.loaded.name}, by {scaled.key}", 0), ""]
     rows = [(show_value(value), planned.plan) for value, planned in scaled.plans if not isinstance(planned, str)]
-    first = name if len(name) <= LONGEST_NAME else "value"
+    first = name if len(name) <= MAX_NAME_LENGTH else "value"
     text = KINDS[scaled.own.loaded.recipe.kind].text.load()
     lines += table([first, *text.scale_header], [[value, *text.scale_columns(plan)] for value, plan in rows])
     for value, planned in scaled.plans:

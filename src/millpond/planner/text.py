@@ -1,4 +1,4 @@
-"""A plan as text, for people."""
+"""Plans and comparisons as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millpond.planner.planned import Planned
 
 
 def show(planned: Planned) -> str:
-    """Alerts first, then the plan, then advice."""
+    """Return a plan as text: alerts first, then the plan, then advice."""
     recipe, plan = planned.loaded.recipe, planned.plan
     lines = sentence(f"{planned.loaded.name}: {recipe.description}" if recipe.description else planned.loaded.name, 0)
     if planned.loaded.changes:
@@ -33,26 +33,26 @@ def show(planned: Planned) -> str:
 
 
 def show_alerts(alerts: tuple[str, ...]) -> list[str]:
-    """Loud enough not to be read over."""
+    """Return alerts as lines that stand out."""
     return [line for alert in alerts for line in ["", *sentence(f"{alert}.", 0, "!! ALERT: ")]]
 
 
 def show_source(planned: Planned) -> list[str]:
-    """What a PufferLib file left to defaults, and what of it has no meaning here."""
+    """Return notes, and what a PufferLib file leaves to defaults or sets without a meaning here."""
     loaded = planned.loaded
     lines: list[str] = []
     if loaded.notes:
         lines += ["", "Notes", *(line for note in loaded.notes for line in sentence(f"{note}.", 2, "- "))]
     if loaded.defaulted:
         shown = ", ".join(as_override(key, value) for key, value in loaded.defaulted.items())
-        lines += ["", "Defaulted, as PufferLib 3.0 does", *sentence(shown)]
+        lines += ["", "Defaults of PufferLib 3.0", *sentence(shown)]
     if loaded.ignored:
-        lines += ["", "In the file, without a meaning here", *sentence(", ".join(loaded.ignored))]
+        lines += ["", "Ignored, since it has no meaning here", *sentence(", ".join(loaded.ignored))]
     return lines
 
 
 def _rewards(planned: Planned) -> list[str]:
-    """Changes to rewards are never made in silence."""
+    """Return a sentence on changes to rewards, if there are any."""
     env = planned.loaded.recipe.env
     changes = []
     if env.reward_scale != 1:
@@ -60,7 +60,7 @@ def _rewards(planned: Planned) -> list[str]:
     if env.reward_clip is not None:
         changes.append(f"clipped to +-{env.reward_clip:g}")
     if env.episodic:
-        changes.append("held back and given in one sum at the end of each episode")
+        changes.append("paid in one sum at the end of each episode")
     return ["", *sentence(f"Rewards are {', and '.join(changes)}.")] if changes else []
 
 
@@ -70,7 +70,7 @@ LABEL_WIDTH = 27
 
 
 def show_compare(comparison: Comparison) -> str:
-    """Alert, table, other settings, differences, what each is better for."""
+    """Return a comparison as text: alerts, table, other settings, differences, what each is better for."""
     a, b = comparison.a.loaded.name, comparison.b.loaded.name
     lines = [*sentence(f"{a} against {b}", 0), *show_alerts(comparison.alerts), ""]
     lines += _table(comparison, a, b)
@@ -89,14 +89,14 @@ def show_compare(comparison: Comparison) -> str:
         if points:
             lines += ["", title, *(line for point in points for line in sentence(point, 2, "- "))]
     if not comparison.words.differences:
-        lines += ["", "They do the same."]
+        lines += ["", "Both do the same."]
     return "\n".join(lines)
 
 
 def _table(comparison: Comparison, a: str, b: str) -> list[str]:
     values = [(cell(row.a, row.label), cell(row.b, row.label)) for row in comparison.rows if not row.heading]
     first, second = max(len(v) for v, _ in values), max(len(v) for _, v in values)
-    room = WIDTH - 2 - LABEL_WIDTH - 4 - first - second  # beyond the values: for longer names, and for remarks
+    room = WIDTH - 2 - LABEL_WIDTH - 4 - first - second  # left for longer names and for notes
     first += max(0, min(len(a) - first, room // 2))
     second += max(0, min(len(b) - second, room // 2))
     lines = [f"  {'':<{LABEL_WIDTH}}  {_end(a, first):>{first}}  {_end(b, second):>{second}}"]
@@ -114,5 +114,5 @@ def _table(comparison: Comparison, a: str, b: str) -> list[str]:
 
 
 def _end(name: str, width: int) -> str:
-    """A long path by its end."""
+    """Shorten a long path to its end."""
     return name if len(name) <= width else f"...{name[-(width - 3) :]}"

@@ -20,13 +20,13 @@ def draft_mixture(recipe: MixtureRecipe, inputs: PlanInputs) -> Draft:
 
 
 def mixture_share(loaded: Loaded, ranks: int) -> Loaded:
-    """The same for all ranks: an agent has what it has in one process, and a rank some of the agents."""
+    """Return the config unchanged: sizes of an agent are the same for all ranks, and each rank has some of the agents."""
     refuse_violations(loaded.recipe, mixture_rank_rules(ranks), loaded.name)
     return loaded
 
 
 def mixture_total(planned: Planned, share: Loaded, ranks: int) -> Planned:
-    """The plan of all ranks: each has a BigPond."""
+    """Return the plan of all ranks: each has a BigPond."""
     plan = planned.plan
     assert isinstance(plan, MixturePlan)
     memory = plan.big_pond_bytes

@@ -1,4 +1,4 @@
-"""Advice on a mixture's plan."""
+"""Advice about the plan of a mixture."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from millpond.planner.lines import number, size
 from millpond.planner.mixture.numbers import MixturePlan, plan_mixture
 from millpond.plurals import plural, verb
 
-SINGLE_AGENT_COLLECTION = 128 * 32  # what PQN's authors give one agent on Atari and MinAtar
-LEAST_REPLAY, MOST_REPLAY = 0.05, 64.0
-SANE_REPLAY = 1.0
-MOST_EPSILON = 0.5
-FEWEST_ROUNDS = 3
+SINGLE_AGENT_COLLECTION = 128 * 32  # transitions of one agent on Atari and MinAtar in the PQN paper
+MIN_REPLAY, MAX_REPLAY = 0.05, 64.0
+USUAL_REPLAY = 1.0
+MAX_EPSILON = 0.5
+MIN_ROUNDS = 3
 MEMORY_SHARE = 0.8
 
 
 def advise_mixture(recipe: MixtureRecipe, plan: MixturePlan, spec: EnvSpec | None, host: Host | None) -> list[Advice]:
-    """Everything worth saying, what matters most first."""
-    adviser = Adviser(recipe, lambda changed: _troubles(changed, plan_mixture(changed, spec), host))
+    """Return all advice, the most important first."""
+    adviser = Adviser(recipe, lambda changed: _find_problems(changed, plan_mixture(changed, spec), host))
     subject = MixtureAdviceContext(recipe, plan, host, adviser)
     checks = (_replay, _agent_batch, _epsilon, _rounds, _big_pond, _memory)
     return [advice for check in checks for advice in check(subject)]
@@ -37,37 +37,41 @@ class MixtureAdviceContext:
     advise: Adviser[MixtureRecipe]
 
 
-def _troubles(recipe: MixtureRecipe, plan: MixturePlan, host: Host | None) -> set[str]:
-    found = {
-        "replay ratio": bool(plan.big_updates) and not LEAST_REPLAY <= plan.big_replay_ratio <= MOST_REPLAY,
+def _find_problems(recipe: MixtureRecipe, plan: MixturePlan, host: Host | None) -> set[str]:
+    problems = {
+        "replay ratio": bool(plan.big_updates) and not MIN_REPLAY <= plan.big_replay_ratio <= MAX_REPLAY,
         "agents' batch": plan.agents > 1 and plan.transitions_per_collection < SINGLE_AGENT_COLLECTION,
-        "rounds": bool(plan.resets) and plan.rounds < FEWEST_ROUNDS,
+        "rounds": bool(plan.resets) and plan.rounds < MIN_ROUNDS,
         "BigPond": 0 < plan.lake_transitions < plan.big_pond_transitions,
         "memory": recipe.device == "cpu"
         and host is not None
         and host.memory > 0
-        and _needed(plan) > host.memory * MEMORY_SHARE,
+        and _pond_bytes(plan) > host.memory * MEMORY_SHARE,
     }
-    return {topic for topic, there in found.items() if there}
+    return {topic for topic, present in problems.items() if present}
 
 
-def _needed(plan: MixturePlan) -> int:
+def _pond_bytes(plan: MixturePlan) -> int:
     return (plan.pond_bytes or 0) * plan.agents + (plan.own_pond_bytes or 0) + (plan.big_pond_bytes or 0)
 
 
 def _replay(s: MixtureAdviceContext) -> Iterator[Advice]:
     plan = s.plan
-    if "replay ratio" not in _troubles(s.recipe, plan, s.host):
+    if "replay ratio" not in _find_problems(s.recipe, plan, s.host):
         return
-    few = plan.big_replay_ratio < LEAST_REPLAY
-    updates = max(1, round(SANE_REPLAY * plan.env_steps_per_round / plan.big_batch_size))
+    too_low = plan.big_replay_ratio < MIN_REPLAY
+    updates = max(1, round(USUAL_REPLAY * plan.env_steps_per_round / plan.big_batch_size))
     yield from s.advise(
         "replay ratio",
         f"{plural(plan.big_updates, 'gradient step')} of {plan.big_batch_size:,} "
-        f"{verb(plan.big_updates, 'replay')} a round's transition "
+        f"{verb(plan.big_updates, 'replay')} each transition of a round "
         f"{plan.big_replay_ratio:.1g} times: the BigAgent "
-        + ("sees next to nothing of what the agents collected, and the clones start from it" if few else "will overfit")
-        + f"; as many samples as a round has transitions are {plural(updates, 'step')}",
+        + (
+            "sees almost nothing of what the agents collected, and the clones start from it"
+            if too_low
+            else "will overfit"
+        )
+        + f"; {plural(updates, 'step')} {verb(updates, 'sample')} as many transitions as a round has",
         {"mixture.big_updates": updates},
     )
 
@@ -79,7 +83,7 @@ def _agent_batch(s: MixtureAdviceContext) -> Iterator[Advice]:
     yield from s.advise(
         "agents' batch",
         f"each agent learns from {plural(plan.transitions_per_collection, 'transition')} at a time, a single agent from "
-        f"{SINGLE_AGENT_COLLECTION:,}; smaller batches hurt, so each agent should keep the single one's",
+        f"{SINGLE_AGENT_COLLECTION:,}; smaller batches hurt, so each agent should have as many",
         {"pqn.num_envs": -(-SINGLE_AGENT_COLLECTION // s.recipe.pqn.num_steps)},
     )
 
@@ -90,11 +94,11 @@ def _epsilon(s: MixtureAdviceContext) -> Iterator[Advice]:
         ("mixture.epsilon_reset_to", mixture.epsilon_reset_to, "the clones"),
         ("mixture.big_epsilon_reset_to", mixture.big_epsilon_reset_to, "the BigAgent"),
     ):
-        laddered = key == "mixture.epsilon_reset_to" and mixture.epsilon_ladder is not None
-        if s.plan.resets and value > MOST_EPSILON and not laddered:
+        has_ladder = key == "mixture.epsilon_reset_to" and mixture.epsilon_ladder is not None
+        if s.plan.resets and value > MAX_EPSILON and not has_ladder:
             yield from s.advise(
                 "exploration",
-                f"a reset to {value:g} makes {who} act at random for a while and throws away what was just learned; "
+                f"a reset to {value:g} makes {who} act mostly at random for a while, which wastes what was just learned; "
                 f"0.1 to 0.25 is usual after a reset",
                 {key: 0.1},
             )
@@ -102,20 +106,20 @@ def _epsilon(s: MixtureAdviceContext) -> Iterator[Advice]:
 
 def _rounds(s: MixtureAdviceContext) -> Iterator[Advice]:
     plan = s.plan
-    wanted = max(1, plan.total_frames // plan.frames_per_collection // 10)
-    if plan.resets and plan.rounds < FEWEST_ROUNDS and wanted < plan.collections_per_round:
+    collections = max(1, plan.total_frames // plan.frames_per_collection // 10)
+    if plan.resets and plan.rounds < MIN_ROUNDS and collections < plan.collections_per_round:
         yield from s.advise(
             "rounds",
             f"only {plural(plan.rounds, 'round')} {verb(plan.rounds, 'fit')} into "
             f"{plural(plan.total_frames, 'frame')}, too few to see agents recover from "
-            f"a reset; ten would",
-            {"mixture.collections_per_round": wanted},
+            f"a reset; this gives about ten",
+            {"mixture.collections_per_round": collections},
         )
 
 
 def _big_pond(s: MixtureAdviceContext) -> Iterator[Advice]:
     plan = s.plan
-    if "BigPond" in _troubles(s.recipe, plan, s.host):
+    if "BigPond" in _find_problems(s.recipe, plan, s.host):
         yield from s.advise(
             "BigPond",
             f"the BigPond of {number(plan.big_pond_transitions)} transitions is larger than the whole lake at the end, "
@@ -126,14 +130,15 @@ def _big_pond(s: MixtureAdviceContext) -> Iterator[Advice]:
 
 def _memory(s: MixtureAdviceContext) -> Iterator[Advice]:
     plan, host = s.plan, s.host
-    if host is None or "memory" not in _troubles(s.recipe, plan, host):
+    if host is None or "memory" not in _find_problems(s.recipe, plan, host):
         return
-    reason = f"ponds and BigPond take {size(_needed(plan))}, more than {MEMORY_SHARE:.0%} of this machine's {size(host.memory)}"
+    available = f"{MEMORY_SHARE:.0%} of this machine's {size(host.memory)}"
+    reason = f"ponds and BigPond take {size(_pond_bytes(plan))}, more than {available}"
     transitions = min(plan.big_pond_transitions, plan.lake_transitions or plan.big_pond_transitions)
     while transitions > plan.big_batch_size:
         transitions //= 2
-        found = list(s.advise("memory", f"{reason}; this fits", {"mixture.big_pond_transitions": transitions}))
-        if found:
-            yield from found
+        advice = list(s.advise("memory", f"{reason}; this fits", {"mixture.big_pond_transitions": transitions}))
+        if advice:
+            yield from advice
             return
-    yield Advice("memory", f"{reason}; take fewer agents or smaller ponds")
+    yield Advice("memory", f"{reason}; use fewer agents or smaller ponds")

@@ -1,4 +1,4 @@
-"""The plan of a mixture: rounds of collections and gradient steps, ponds, the lake, and how often data is replayed."""
+"""Numbers of a mixture: rounds of collections and gradient steps, ponds, the lake, replay ratios."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MEASURED_SIDE = 84
 
 @dataclass(frozen=True)
 class MixturePlan(Plan):
-    """What a mixture will do. `collection`: every env of an agent takes `pqn.num_steps` steps, once.
+    """Numbers of a mixture. In a `collection` every env of an agent takes `pqn.num_steps` steps.
 
-    A pond holds neighbouring steps, so a frame is stored once; it is poured out when one more collection might not fit,
-    were every step of it to end an episode and bring a final observation along. The BigPond holds transitions from
-    anywhere in the lake, which have no neighbours there: each brings its stack and its n following frames, at most. In
-    mode live it is a ring that all envs write to as they go.
+    A pond holds consecutive steps, so that each frame is stored once. It is written to the lake when another collection
+    might not fit, assuming that every step ends an episode and adds a final observation. The BigPond holds transitions from
+    anywhere in the lake, which share no frames: each has its own stack and at most n following frames. In mode live the
+    BigPond is a ring buffer that all envs write to.
     """
 
     mode: str
@@ -88,7 +88,7 @@ class MixturePlan(Plan):
 
 
 def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
-    """Derive everything; `spec` shows single frames. The budget is floored to collections; a last round may be short."""
+    """Derive all numbers. `spec` has single frames. The budget is rounded down to collections; the last round may be short."""
     mixture, pqn, dqn, flat = recipe.mixture, recipe.pqn, recipe.dqn, flatten(recipe)
     own = int(own_envs(flat)) if mixture.mode == "live" else 0
     skip = frame_skip(flat)
@@ -177,7 +177,7 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
 
 
 def big_updates_of_round(recipe: MixtureRecipe, env_steps: int) -> int:
-    """Gradient steps of the BigAgent in a round of so many env steps."""
+    """Gradient steps of the BigAgent in a round of `env_steps` steps."""
     if recipe.mixture.mode == "single":
         return 0
     if recipe.mixture.mode == "live" and recipe.dqn.replay_ratio is not None:
@@ -186,7 +186,7 @@ def big_updates_of_round(recipe: MixtureRecipe, env_steps: int) -> int:
 
 
 def _stored_frame(recipe: MixtureRecipe, spec: EnvSpec, frame: int) -> tuple[float, bool]:
-    """Bytes of a frame on disk: as the config says, as measured for the game, or raw."""
+    """Bytes of a frame on disk, from the config, as measured for the game, or uncompressed; and True if measured."""
     if recipe.lake.expected_frame_bytes is not None:
         return recipe.lake.expected_frame_bytes, False
     game = recipe.env.id.partition(":")[2]
@@ -207,25 +207,25 @@ def mixture_speed_settings(recipe: MixtureRecipe) -> dict[str, Any]:
     }
 
 
-def estimate_mixture(plan: MixturePlan, found: Measured) -> TimeEstimate:
-    """Collections and the BigAgent's updates are counted; filling grows with what is drawn from a lake that grows."""
-    sizes, seconds = found.sizes, found.seconds
-    a_collection = {
+def estimate_mixture(plan: MixturePlan, measured: Measured) -> TimeEstimate:
+    """Scale by the number of collections, of BigAgent updates, and of transitions sampled from the growing lake."""
+    sizes, seconds = measured.sizes, measured.seconds
+    per_collection = {
         name: seconds[name] / sizes["collections_per_round"] for name in ("collect", "pour", "learn", "other")
     }
-    an_update = seconds["train_big"] / sizes["big_updates"] if sizes["big_updates"] else 0.0
-    a_transition = seconds["fill"] / sizes["drawn"] if sizes["drawn"] else 0.0
-    parts = {name: spent * plan.collections_per_round for name, spent in a_collection.items()}
-    parts |= {"fill": a_transition * drawn_in_round(plan, plan.rounds), "train_big": an_update * plan.big_updates}
-    fills = sum(drawn_in_round(plan, number + 1) for number in range(plan.rounds)) if a_transition else 0
+    per_update = seconds["train_big"] / sizes["big_updates"] if sizes["big_updates"] else 0.0
+    per_transition = seconds["fill"] / sizes["drawn"] if sizes["drawn"] else 0.0
+    parts = {name: spent * plan.collections_per_round for name, spent in per_collection.items()}
+    parts |= {"fill": per_transition * drawn_in_round(plan, plan.rounds), "train_big": per_update * plan.big_updates}
+    fills = sum(drawn_in_round(plan, number + 1) for number in range(plan.rounds)) if per_transition else 0
     whole_run = (
-        plan.collections * sum(a_collection.values()) + plan.big_updates_in_all * an_update + fills * a_transition
+        plan.collections * sum(per_collection.values()) + plan.big_updates_in_all * per_update + fills * per_transition
     )
-    return TimeEstimate("round", plan.rounds, parts, whole_run, found)
+    return TimeEstimate("round", plan.rounds, parts, whole_run, measured)
 
 
 def drawn_in_round(plan: MixturePlan, number: int) -> int:
-    """Transitions drawn into the BigPond at the end of round `number`, counted from 1."""
+    """Transitions sampled into the BigPond at the end of round `number`, counted from 1."""
     if plan.mode in ("live", "single"):
         return 0
     return min(plan.big_pond_transitions, number * plan.env_steps_per_round, plan.lake_transitions)

@@ -1,4 +1,4 @@
-"""A mixture's plan in words and a picture."""
+"""The plan of a mixture as text and a diagram, and the comparison of two."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from millpond.plurals import plural
 
 MODES = {
     "rounds": "the agents learn, the BigAgent learns from the lake, the agents are cloned from it",
-    "live": "transitions of the agents reach an acting BigAgent as they come",
+    "live": "transitions of the agents reach an acting BigAgent immediately",
     "single": "control: one agent, the same frames, no lake",
     "single-resets": "control: one agent with the same resets and gradient steps",
-    "no-resets": "control: the agents go on uncloned beside the BigAgent",
+    "no-resets": "control: the agents are never cloned from the BigAgent",
 }
 
 
 def show_mixture(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
-    """Summary, a round as a picture, the run, replay, memory."""
+    """Return the lines of a plan: summary, a round as a diagram, the run, replay, memory."""
     return [
         *sentence(f"Mode {plan.mode}: {MODES[plan.mode]}."),
         *_round(recipe, plan),
@@ -48,10 +48,10 @@ def _round(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     ]
     if plan.mode == "single":
         return lines
-    pond = f"each pond, of {plural(plan.pond_transitions, 'transition')}, is poured out {plural(plan.pours_per_round, 'time')}"
+    pond = f"each pond of {plural(plan.pond_transitions, 'transition')}, written {plural(plan.pours_per_round, 'time')}"
     lines += [f"    ↓ {pond}", *box([f"+ {plural(plan.env_steps_per_round, 'transition')}"], "the lake, on disk")]
     lines += [
-        "    ↓ as they come, beside the lake" if plan.mode == "live" else "    ↓ uniformly",
+        "    ↓ immediately, in addition to the lake" if plan.mode == "live" else "    ↓ sampled uniformly",
         *box(
             [
                 f"BigPond of {plural(plan.big_pond_transitions, 'transition')}",
@@ -72,20 +72,20 @@ def _run(plan: MixturePlan) -> list[str]:
     last = f"{plan.whole_rounds:,} whole, and a last one of {plural(plan.last_round_collections, 'collection')}"
     rows = [
         (
-            "frames wanted",
+            "frames requested",
             number(plan.total_frames),
-            f"{plan.frame_skip} an env step",
+            f"{plan.frame_skip} per env step",
         ),
-        ("frames in whole collections", number(plan.frames), f"{plan.unused_frames:,} left over"),
-        ("frames each agent sees", number(plan.frames_per_agent), ""),
+        ("frames in whole collections", number(plan.frames), f"{plan.unused_frames:,} unused"),
+        ("frames per agent", number(plan.frames_per_agent), ""),
         ("rounds", number(plan.rounds), last if plan.last_round_collections else "all whole"),
         (
-            "collections of each agent",
+            "collections per agent",
             number(plan.collections),
-            f"{plural(plan.frames_per_collection, 'frame')} of all",
+            f"{plural(plan.frames_per_collection, 'frame')} of all agents",
         ),
         ("resets", number(plan.resets), "one at the end of each round" if plan.resets else ""),
-        ("BigAgent's gradient steps", number(plan.big_updates_in_all), ""),
+        ("gradient steps of the BigAgent", number(plan.big_updates_in_all), ""),
     ]
     return ["", "The run", *figures(rows)]
 
@@ -96,12 +96,12 @@ def _replay(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
         trained = plan.big_updates * plan.big_batch_size
         rows += [
             (
-                "BigAgent, of a round's transitions",
+                "BigAgent, transitions of a round",
                 f"{plan.big_replay_ratio:.2g}",
                 f"{trained:,} / {plan.env_steps_per_round:,}",
             ),
             (
-                "BigAgent, of the BigPond",
+                "BigAgent, transitions of the BigPond",
                 f"{plan.big_pond_replay_ratio:.2g}",
                 f"{trained:,} / {plan.big_pond_transitions:,}",
             ),
@@ -111,61 +111,63 @@ def _replay(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
 
 def _memory(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     if plan.frame_bytes is None or plan.transition_bytes_twice is None or plan.pond_bytes is None:
-        return ["", *sentence(f"Memory: only {recipe.env.id} itself knows how large its observations are.")]
+        return ["", *sentence(f"Memory: the size of observations is known only to {recipe.env.id} itself.")]
     stack = recipe.env.frame_stack
     twice = plan.transition_bytes_twice
     rows = [
         ("both observations in full", number(twice), f"two stacks of {stack}" if stack > 1 else "stored twice"),
-        ("each frame once", number(plan.frame_bytes), f"{twice / plan.frame_bytes:g} times less"),
+        ("each frame once", number(plan.frame_bytes), f"{twice / plan.frame_bytes:g} times smaller"),
     ]
-    lines = ["", "Bytes a transition", *figures(rows)]
-    lines += sentence(f"A million of them: {size(twice * 1e6)} in full, {size(plan.frame_bytes * 1e6)} stored once.")
+    lines = ["", "Bytes per transition", *figures(rows)]
+    lines += sentence(
+        f"A million transitions: {size(twice * 1e6)} in full, {size(plan.frame_bytes * 1e6)} stored once."
+    )
     stores = []
     if plan.mode != "single":
-        kept = "a ring of the newest" if plan.mode == "live" else "at most: each transition with frames of its own"
+        content = "a ring of the newest" if plan.mode == "live" else "at most: no two transitions share a frame"
         stores = [
             (f"{plural(plan.agents, 'pond')}, each", size(plan.pond_bytes), f"on {recipe.device}"),
-            ("the BigPond", size(plan.big_pond_bytes or 0), f"on {recipe.device}; {kept}"),
+            ("the BigPond", size(plan.big_pond_bytes or 0), f"on {recipe.device}; {content}"),
         ]
         if plan.own_pond_bytes:
             stores.insert(1, ("the BigAgent's own pond", size(plan.own_pond_bytes), f"on {recipe.device}"))
     if plan.lake_transitions and plan.lake_bytes is not None and plan.lake_frame_bytes is not None:
-        frame = f"{plan.lake_frame_bytes:,.0f} bytes a frame"
-        known = "as measured with lz4" if plan.lake_frame_measured else "an upper bound: raw, before compression"
+        frame = f"{plan.lake_frame_bytes:,.0f} bytes per frame"
+        origin = "as measured with lz4" if plan.lake_frame_measured else "an upper bound: uncompressed"
         if not plan.lake_frame_compressed:
-            known = "stored as they are, in the records"
+            origin = "stored uncompressed, in the records"
         elif recipe.lake.expected_frame_bytes is not None:
-            known = "as lake.expected_frame_bytes says"
+            origin = "from lake.expected_frame_bytes"
         stores.append(
             (
                 "the lake at the end",
                 size(plan.lake_bytes),
-                f"{plural(plan.lake_transitions, 'transition')}; {frame}, {known}",
+                f"{plural(plan.lake_transitions, 'transition')}; {frame}, {origin}",
             )
         )
     if stores:
         lines += ["", "Stores", *figures(stores)]
     if plan.lake_bytes is not None and plan.lake_transitions:
         whole = twice * plan.lake_transitions
-        lines += sentence(f"In full, the lake's transitions would take {exact_size(whole)}.")
+        lines += sentence(f"Stored in full, the transitions of the lake would take {exact_size(whole)}.")
     return lines
 
 
 COMPARED = [
     ("Mode", "mode"),
     ("Agents", "agents"),
-    ("Envs an agent", "envs_per_agent"),
-    ("Transitions a collection", "transitions_per_collection"),
-    ("Collections a round", "collections_per_round"),
-    ("Frames a round", "frames_per_round"),
+    ("Envs per agent", "envs_per_agent"),
+    ("Transitions per collection", "transitions_per_collection"),
+    ("Collections per round", "collections_per_round"),
+    ("Frames per round", "frames_per_round"),
     ("Rounds", "rounds"),
     ("Resets", "resets"),
-    ("Frames each agent sees", "frames_per_agent"),
-    ("PQN updates a round", "pqn_updates_per_round"),
-    ("BigAgent updates a round", "big_updates"),
-    ("BigAgent replay of a round", "big_replay_ratio"),
-    ("Bytes a transition, twice", "transition_bytes_twice"),
-    ("Bytes a transition, once", "transition_bytes_once"),
+    ("Frames per agent", "frames_per_agent"),
+    ("PQN updates per round", "pqn_updates_per_round"),
+    ("BigAgent updates per round", "big_updates"),
+    ("BigAgent replay ratio", "big_replay_ratio"),
+    ("Bytes/transition, in full", "transition_bytes_twice"),
+    ("Bytes/transition, once", "transition_bytes_once"),
     ("Lake at the end, bytes", "lake_bytes"),
 ]
 
@@ -176,12 +178,12 @@ def _plan(planned: Planned) -> MixturePlan:
 
 
 def compare_mixture(a: Planned, b: Planned) -> list[ComparisonRow]:
-    """The table of a comparison."""
+    """Return the table of a comparison."""
     return [ComparisonRow(label, getattr(a.plan, name), getattr(b.plan, name)) for label, name in COMPARED]
 
 
 def mixture_differences(a: Planned, b: Planned) -> Iterator[str]:
-    """Differences that matter."""
+    """Yield the differences that matter."""
     p, q = _plan(a), _plan(b)
     if p.mode != q.mode:
         yield f"Mode: {a.loaded.name} is {p.mode}, {b.loaded.name} is {q.mode}."
@@ -192,30 +194,30 @@ def mixture_differences(a: Planned, b: Planned) -> Iterator[str]:
         )
     if p.big_replay_ratio != q.big_replay_ratio:
         yield (
-            f"Replay: the BigAgent trains on a round's transition {p.big_replay_ratio:.2g} against "
+            f"Replay: the BigAgent trains on each transition of a round {p.big_replay_ratio:.2g} against "
             f"{q.big_replay_ratio:.2g} {'time' if q.big_replay_ratio == 1 else 'times'}."
         )
     if p.frames_per_agent != q.frames_per_agent:
-        yield f"Experience: an agent sees {p.frames_per_agent:,} against {plural(q.frames_per_agent, 'frame')} of its own."
+        yield f"Experience: an agent has {p.frames_per_agent:,} against {plural(q.frames_per_agent, 'frame')} of its own."
     if p.lake_bytes and q.lake_bytes and p.lake_bytes != q.lake_bytes:
         yield f"Disk: a lake of {size(p.lake_bytes)} against {size(q.lake_bytes)}."
 
 
 def mixture_better_for(a: Planned, b: Planned) -> Iterator[str]:
-    """What plan `a` is better for, each with its reason."""
+    """Yield what plan `a` is better for, each with its reason."""
     p, q = _plan(a), _plan(b)
     if p.frames < q.frames:
         yield f"a quick answer: {plural(p.frames, 'frame')} against {q.frames:,}"
     if p.frames > q.frames:
-        yield f"a firm answer: {plural(p.frames, 'frame')} against {q.frames:,}"
+        yield f"a reliable answer: {plural(p.frames, 'frame')} against {q.frames:,}"
     if p.big_replay_ratio > q.big_replay_ratio and p.big_updates:
-        yield f"a BigAgent that has learned from the lake: replay of {p.big_replay_ratio:.2g} against {q.big_replay_ratio:.2g}"
+        yield f"learning from the lake: a replay ratio of {p.big_replay_ratio:.2g} against {q.big_replay_ratio:.2g}"
     if p.rounds > q.rounds and p.resets:
-        yield f"seeing recovery after resets: {p.resets:,} of them against {q.resets:,}"
+        yield f"observing the recovery after resets: {p.resets:,} of them against {q.resets:,}"
 
 
 def scale_columns(plan: MixturePlan) -> list[str]:
-    """Cells of one line of `--scale`."""
+    """Return the cells of one line of `--scale`."""
     return [
         number(plan.rounds),
         number(plan.frames_per_round),
@@ -232,6 +234,6 @@ TEXT = KindText(
     differences=mixture_differences,
     better_for=mixture_better_for,
     in_table=("mixture.mode", "mixture.agents"),
-    scale_header=("rounds", "frames a round", "agent's frames", "replay", "BigPond", "lake"),
+    scale_header=("rounds", "frames per round", "per agent", "replay", "BigPond", "lake"),
     scale_columns=scale_columns,
 )

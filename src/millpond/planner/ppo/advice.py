@@ -1,4 +1,4 @@
-"""Advice on a PPO plan."""
+"""Advice about a PPO plan."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from millpond.sizes import nearest_divisors, nearest_multiples
 
 MANY_AGENTS = 24
 FEW_AGENTS = 2
-USUAL_AGENTS = 3  # the documents', for which their sizes were chosen
-FASTER = 1.1  # a bench must show at least this gain before another precision is advised
-MEMORY_SHARE = 0.8  # of the machine's, that a run should stay below
+USUAL_AGENTS = 3  # for which the sizes of the Metta recipe were chosen
+MIN_SPEEDUP = 1.1  # that benches must show before another precision is advised
+MEMORY_SHARE = 0.8  # of the machine's memory that a run should not exceed
 
 
 def advise_ppo(recipe: PPORecipe, plan: PPOPlan, inputs: PlanInputs) -> list[Advice]:
-    """Everything worth saying, what matters most first."""
+    """Return all advice, the most important first."""
     spec, host = inputs.spec, inputs.host
     cores = host.cores if host is not None else 1
-    adviser = Adviser(recipe, lambda changed: _troubles(changed, plan_ppo(changed, spec, cores), host))
+    adviser = Adviser(recipe, lambda changed: _find_problems(changed, plan_ppo(changed, spec, cores), host))
     subject = PPOAdviceContext(recipe, plan, host, adviser)
     advice = [*_experiment(subject), *_top_up(subject), *_idle_envs(subject), *_memory(subject), *_workers(subject)]
     if plan.num_agents >= MANY_AGENTS:
@@ -45,9 +45,9 @@ class PPOAdviceContext:
     advise: Adviser[PPORecipe]
 
 
-def _troubles(recipe: PPORecipe, plan: PPOPlan, host: Host | None) -> set[str]:
-    """What advice must not bring about, and what it should end."""
-    found = {
+def _find_problems(recipe: PPORecipe, plan: PPOPlan, host: Host | None) -> set[str]:
+    """Return the topics in which a plan has a problem."""
+    problems = {
         "top-up round": bool(plan.top_up_rows and plan.whole_rounds),
         "idle envs": not plan.whole_rounds,
         "memory": plan.memory_bytes > _limit(recipe, host),
@@ -55,7 +55,7 @@ def _troubles(recipe: PPORecipe, plan: PPOPlan, host: Host | None) -> set[str]:
         and plan.num_workers > host.cores
         and recipe.vector.backend in ("auto", "processes"),
     }
-    return {topic for topic, there in found.items() if there}
+    return {topic for topic, present in problems.items() if present}
 
 
 def _limit(recipe: PPORecipe, host: Host | None) -> float:
@@ -64,17 +64,17 @@ def _limit(recipe: PPORecipe, host: Host | None) -> float:
 
 
 def _experiment(s: PPOAdviceContext) -> Iterator[Advice]:
-    """A setting that is there to show what it does."""
+    """Advise against a setting that exists for experiments only."""
     if not s.recipe.ppo.bootstrap_truncation:
         yield from s.advise(
             "for experiments",
-            "every truncated episode counts as ended, so values are too low wherever episodes are cut off",
+            "every truncated episode counts as terminated, so values are too low wherever episodes are truncated",
             {"ppo.bootstrap_truncation": True},
         )
 
 
 def _top_up(s: PPOAdviceContext) -> Iterator[Advice]:
-    """The nearest batch size that whole rounds fill."""
+    """Advise the nearest batch size that whole rounds fill."""
     plan = s.plan
     if not plan.top_up_rows or not plan.whole_rounds:
         return
@@ -89,7 +89,7 @@ def _top_up(s: PPOAdviceContext) -> Iterator[Advice]:
         "top-up round",
         f"{plan.segments:,} rows are not a multiple of the {plan.rows_per_round:,} that one round fills, so a short round "
         f"of {plural(plan.top_up_envs, 'env')} fills the last {plan.top_up_rows:,} while the others wait; "
-        f"{plural(rounds, 'whole round')} {'needs' if rounds == 1 else 'need'} none",
+        f"{plural(rounds, 'whole round')} {verb(rounds, 'avoid')} this",
         overrides,
     )
 
@@ -101,13 +101,13 @@ def _idle_envs(s: PPOAdviceContext) -> Iterator[Advice]:
         "idle envs",
         f"an iteration of {plural(s.plan.segments, 'row')} is less than one round of {s.plan.rows_per_round:,}: "
         f"most envs wait while "
-        f"{plural(s.plan.top_up_envs, 'env')} {verb(s.plan.top_up_envs, 'step')}; one round for all",
+        f"{plural(s.plan.top_up_envs, 'env')} {verb(s.plan.top_up_envs, 'step')}; in one whole round all of them step",
         {"trainer.batch_size": s.plan.rows_per_round * s.plan.bptt_horizon},
     )
 
 
 def _memory(s: PPOAdviceContext) -> Iterator[Advice]:
-    """First a smaller part of a minibatch, which changes nothing that is learned; else a smaller batch."""
+    """Advise smaller micro-batches, which do not change what is learned; else a smaller batch."""
     plan, limit = s.plan, _limit(s.recipe, s.host)
     if s.host is None or plan.training is None or plan.memory_bytes <= limit:
         return
@@ -115,63 +115,65 @@ def _memory(s: PPOAdviceContext) -> Iterator[Advice]:
         f"rows ({size(plan.buffer_bytes)}), a training step ({size(plan.training.total)}) and collecting together exceed "
         f"{MEMORY_SHARE:.0%} of this machine's {size(s.host.memory)}"
     )
-    part = plan.minibatch_segments // plan.accumulated_parts
-    while part > 1:
-        part = nearest_divisors(part // 2, plan.minibatch_segments)[0]
-        found = list(
+    rows = plan.minibatch_segments // plan.accumulated_parts
+    while rows > 1:
+        rows = nearest_divisors(rows // 2, plan.minibatch_segments)[0]
+        advice = list(
             s.advise(
-                "memory", f"{reason}; parts of this size fit", {"trainer.max_minibatch_size": part * plan.bptt_horizon}
+                "memory",
+                f"{reason}; micro-batches of this size fit",
+                {"trainer.max_minibatch_size": rows * plan.bptt_horizon},
             )
         )
-        if found:
-            yield from found
+        if advice:
+            yield from advice
             return
     minibatches = plan.num_minibatches
     while minibatches > 1:
         minibatches //= 2
         batch = minibatches * plan.minibatch_size
-        found = list(s.advise("memory", f"{reason}; a smaller batch fits", {"trainer.batch_size": batch}))
-        if found:
-            yield from found
+        advice = list(s.advise("memory", f"{reason}; a smaller batch fits", {"trainer.batch_size": batch}))
+        if advice:
+            yield from advice
             return
-    yield Advice("memory", f"{reason}; take fewer envs, a smaller batch or a smaller minibatch")
+    yield Advice("memory", f"{reason}; use fewer envs, a smaller batch or a smaller minibatch")
 
 
 def _workers(s: PPOAdviceContext) -> Iterator[Advice]:
     plan, host = s.plan, s.host
-    if host is None or "workers" not in _troubles(s.recipe, plan, host):
+    if host is None or "workers" not in _find_problems(s.recipe, plan, host):
         return
-    found = list(
+    advice = list(
         s.advise(
             "workers",
             f"{plan.num_workers} workers share {plural(host.cores, 'core')} here. They sleep while they wait, so this costs "
-            f"memory and switching, nothing else; one a core is enough. Env counts are rounded to workers, so they may "
+            f"only memory and context switches; one per core is enough. Numbers of envs are rounded to workers, so they may "
             f"change a little",
             {"trainer.num_workers": host.cores},
         )
     )
-    yield from found or [Advice("workers", f"{plan.num_workers} workers share {plural(host.cores, 'core')} here")]
+    yield from advice or [Advice("workers", f"{plan.num_workers} workers share {plural(host.cores, 'core')} here")]
 
 
 def _many_agents(s: PPOAdviceContext) -> Iterator[Advice]:
     plan = s.plan
     if plan.batch_unit == "env_steps":
-        wanted = plan.batch_size * USUAL_AGENTS // plan.num_agents
-        batch = nearest_multiples(wanted, plan.minibatch_size)[0]
+        comparable = plan.batch_size * USUAL_AGENTS // plan.num_agents
+        batch = nearest_multiples(comparable, plan.minibatch_size)[0]
         if batch < plan.batch_size:
             yield from s.advise(
                 "many agents",
-                f"batch_size counts env steps, so {plan.num_agents} agents an env make an iteration "
-                f"{plan.agent_steps:,} agent steps long; this is about what three agents would give, and the policy is "
-                f"renewed {plan.batch_size / batch:.0f} times as often",
+                f"batch_size counts env steps, so with {plan.num_agents} agents per env an iteration has "
+                f"{plan.agent_steps:,} agent steps; this is about what three agents would give, and the policy is "
+                f"updated {plan.batch_size / batch:.0f} times as often",
                 {"trainer.batch_size": batch},
             )
     minibatch = plan.minibatch_size * 2
     if plan.batch_size % minibatch == 0:
         yield from s.advise(
             "many agents",
-            "agents of one env see the same events, so a gradient averages over fewer independent ones than it has "
-            "steps; larger minibatches steady it, at fewer updates",
+            "agents of one env see the same events, so the steps of a gradient are not independent; larger minibatches "
+            "make it less noisy, with fewer updates",
             {"trainer.minibatch_size": minibatch},
         )
     if s.host is None or s.host.cores >= plan.num_workers * 2:
@@ -185,11 +187,11 @@ def _many_agents(s: PPOAdviceContext) -> Iterator[Advice]:
 
 def _few_agents(s: PPOAdviceContext) -> Iterator[Advice]:
     plan = s.plan
-    agents = f"{plural(plan.num_agents, 'agent')} an env"
+    agents = f"{plural(plan.num_agents, 'agent')} per env"
     if plan.batch_unit == "env_steps":
         yield from s.advise(
             "few agents",
-            f"with {agents} an iteration is only {plan.agent_steps:,} agent steps long; a larger batch gives each "
+            f"with {agents} an iteration has only {plan.agent_steps:,} agent steps; a larger batch gives each "
             f"iteration more to learn from",
             {"trainer.batch_size": plan.batch_size * 2},
         )
@@ -197,14 +199,14 @@ def _few_agents(s: PPOAdviceContext) -> Iterator[Advice]:
     if target is not None and target // 2 // plan.num_agents >= plan.num_workers:
         yield from s.advise(
             "few agents",
-            f"with {agents}, {plan.num_envs:,} envs are many to hold; a smaller forward target needs half of them and "
+            f"with {agents}, {plan.num_envs:,} envs are many; a smaller forward target needs half of them and "
             f"steps each twice as long",
             {"trainer.forward_pass_minibatch_target_size": target // 2},
         )
     if plan.num_workers > 1 and plan.num_workers % 2 == 0:
         yield from s.advise(
             "few agents",
-            f"small envs step fast, and {plan.num_workers} workers then spend more on waking up than on stepping",
+            f"small envs step fast, and {plan.num_workers} workers then spend more time on waking up than on stepping",
             {"trainer.num_workers": plan.num_workers // 2},
         )
 
@@ -214,7 +216,7 @@ def _speed(s: PPOAdviceContext) -> Iterator[Advice]:
     if plan.groups == 1 and plan.num_workers > 1:
         yield from s.advise(
             "speed",
-            "envs and policy take turns; with two groups one steps while the other is with the policy",
+            "envs and policy take turns; with two groups one steps while the policy acts for the other",
             {"trainer.async_factor": 2},
         )
     on_cpu = recipe.device == "cpu"
@@ -229,25 +231,25 @@ def _speed(s: PPOAdviceContext) -> Iterator[Advice]:
     if plan.num_minibatches >= 4 and plan.batch_size % double == 0 and unsplit and not on_cpu:
         yield from s.advise(
             "speed",
-            f"{number(plan.agent_steps_per_gradient)} agent steps may not fill an accelerator; twice as many a minibatch "
-            f"are fewer, larger products, but {plan.gradient_updates // 2} updates instead of {plan.gradient_updates}",
+            f"{number(plan.agent_steps_per_gradient)} agent steps may not fill an accelerator; twice as many per minibatch "
+            f"give fewer, larger products, but {plan.gradient_updates // 2} updates instead of {plan.gradient_updates}",
             {"trainer.minibatch_size": double},
         )
 
 
 def _precision(s: PPOAdviceContext, measured: Sequence[Measured]) -> Iterator[Advice]:
-    """The other precision, where benches of both on this machine show that it is faster."""
+    """Advise the other precision if benches of both on this machine show that it is faster."""
     current: Literal["float32", "bfloat16"] = s.recipe.trainer.precision
     other: Literal["float32", "bfloat16"] = "bfloat16" if current == "float32" else "float32"
     trainer = s.recipe.trainer.model_copy(update={"precision": other})
     now = estimate_time(s.recipe, s.plan, measured)
     then = estimate_time(s.recipe.model_copy(update={"trainer": trainer}), s.plan, measured)
-    if now is None or then is None or now.whole_seconds < FASTER * then.whole_seconds:
+    if now is None or then is None or now.whole_seconds < MIN_SPEEDUP * then.whole_seconds:
         return
-    caution = "; compare curves before you rely on it" if other == "bfloat16" else ""
+    caution = "; compare learning curves before you rely on it" if other == "bfloat16" else ""
     yield from s.advise(
         "speed",
         f"an iteration in {other} takes {then.whole_seconds / now.whole_seconds:.2f} of the time of one in {current}, "
-        f"by the benches of this machine{caution}",
+        f"as measured on this machine{caution}",
         {"trainer.precision": other},
     )

@@ -1,4 +1,4 @@
-"""Two PPO plans against each other: the table, differences that matter, what each is better for; and `--scale`."""
+"""Comparison of PPO plans: the table, differences that matter, what each is better for; and the table of `--scale`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _plan(planned: Planned) -> PPOPlan:
 
 
 def compare_ppo(a: Planned, b: Planned) -> list[ComparisonRow]:
-    """The table of a comparison."""
+    """Return the table of a comparison."""
     p, q = _plan(a), _plan(b)
 
     def row(label: str, value: Callable[[PPOPlan], Any], note: str = "") -> ComparisonRow:
@@ -32,31 +32,31 @@ def compare_ppo(a: Planned, b: Planned) -> list[ComparisonRow]:
         ComparisonRow("Environment setup", heading=True),
         ComparisonRow("Environment", ours.env.id, theirs.env.id),
         row("Total environments", lambda x: x.num_envs),
-        row("Environments a group", lambda x: x.envs_per_group, _who_overlaps(p, q)),
+        row("Environments per group", lambda x: x.envs_per_group, _who_overlaps(p, q)),
         row("Groups", lambda x: x.groups),
         row("Workers", lambda x: x.num_workers),
-        row("Environments a worker", lambda x: x.envs_per_worker),
-        row("Agents an env", lambda x: x.num_agents, "" if p.num_agents == q.num_agents else "see the alert"),
+        row("Environments per worker", lambda x: x.envs_per_worker),
+        row("Agents per env", lambda x: x.num_agents, "" if p.num_agents == q.num_agents else "see the alert"),
         ComparisonRow("Batch sizes", heading=True),
         row("batch_unit", lambda x: x.batch_unit, unit),
         row("batch_size, in its unit", lambda x: x.batch_size),
-        row("Env steps an iteration", lambda x: x.env_steps),
-        row("Agent steps an iteration", lambda x: x.agent_steps),
+        row("Env steps per iteration", lambda x: x.env_steps),
+        row("Agent steps per iteration", lambda x: x.agent_steps),
         row("minibatch_size, in its unit", lambda x: x.minibatch_size),
         row("bptt_horizon", lambda x: x.bptt_horizon),
-        row("Steps an env, an iteration", lambda x: x.steps_per_env),
+        row("Steps per env and iteration", lambda x: x.steps_per_env),
         ComparisonRow("Calculated values", heading=True),
         row("Total agents", lambda x: x.total_agents),
         row("Rows", lambda x: x.segments),
-        row("Rows a minibatch", lambda x: x.minibatch_segments),
+        row("Rows per minibatch", lambda x: x.minibatch_segments),
         row("Minibatches", lambda x: x.num_minibatches),
         row("Whole rounds", lambda x: x.whole_rounds),
         row("Rows topped up", lambda x: x.top_up_rows),
         ComparisonRow("Training loop", heading=True),
         row("Update epochs", lambda x: x.update_epochs),
-        ComparisonRow("Rows are drawn", _sampling(a), _sampling(b)),
+        ComparisonRow("Rows are sampled", _sampling(a), _sampling(b)),
         row("Gradient updates", lambda x: x.gradient_updates),
-        row("Agent steps a gradient", lambda x: x.agent_steps_per_gradient),
+        row("Agent steps per gradient", lambda x: x.agent_steps_per_gradient),
         row("Iterations in the run", lambda x: x.iterations),
         row("Agent steps in the run", lambda x: x.total_agent_steps),
         ComparisonRow("Memory", heading=True),
@@ -78,7 +78,7 @@ def _sampling(planned: Planned) -> str:
 
 
 def _ratio(a: Any, b: Any) -> str:
-    """How the second relates to the first, where that says something."""
+    """Return the ratio of the second to the first, if both are numbers."""
     if isinstance(a, str) or isinstance(b, str) or not a or not b:
         return ""
     if a == b:
@@ -88,27 +88,27 @@ def _ratio(a: Any, b: Any) -> str:
 
 
 def ppo_differences(a: Planned, b: Planned) -> Iterator[str]:
-    """Differences that matter."""
+    """Yield the differences that matter."""
     p, q = _plan(a), _plan(b)
     x, y = a.loaded.name, b.loaded.name
     if p.batch_unit != q.batch_unit:
         yield (
-            f"Units: {x} counts {p.batch_unit}, {y} {q.batch_unit}. In agent steps an iteration is {p.agent_steps:,} "
+            f"Units: {x} counts {p.batch_unit}, {y} {q.batch_unit}. In agent steps an iteration has {p.agent_steps:,} "
             f"against {q.agent_steps:,}, and a gradient {p.agent_steps_per_gradient:,} against "
             f"{q.agent_steps_per_gradient:,}."
         )
     if p.gradient_updates != q.gradient_updates:
         yield (
-            f"Updates: {p.gradient_updates:,} against {q.gradient_updates:,} an iteration. For a million agent steps that "
+            f"Updates: {p.gradient_updates:,} against {q.gradient_updates:,} per iteration. Per million agent steps this "
             f"is {number(_per_million(p))} against {number(_per_million(q))}, the fairer measure since iterations differ."
         )
     if p.groups > 1 or q.groups > 1:
         yield f"Overlap: {_overlap(x, p)}; {_overlap(y, q)}."
     if p.num_envs != q.num_envs or p.steps_per_env != q.steps_per_env:
         yield (
-            f"Diversity: an iteration sees {plural(p.num_envs, 'env')} for {_steps(p.steps_per_env)} each against "
-            f"{q.num_envs:,} for {number(q.steps_per_env)}. More environments are less alike; longer stretches reach later "
-            f"parts of an episode."
+            f"Diversity: an iteration has {plural(p.num_envs, 'env')} for {_steps(p.steps_per_env)} each against "
+            f"{q.num_envs:,} for {number(q.steps_per_env)}. More envs give more varied experience; more steps per env reach "
+            f"later parts of an episode."
         )
     for side, plan in ((a, p), (b, q)):
         yield (
@@ -116,9 +116,9 @@ def ppo_differences(a: Planned, b: Planned) -> Iterator[str]:
             f"{plural(plan.gradient_updates - 1, 'update')} old"
             + (f", and every row is used {plan.update_epochs} times" if plan.update_epochs > 1 else "")
             + (
-                f"; up to {plural(plan.num_agents - 1, 'row')} {verb(plan.num_agents - 1, 'are')} of the iteration before."
+                f"; up to {plural(plan.num_agents - 1, 'row')} {verb(plan.num_agents - 1, 'are')} from the previous iteration."
                 if plan.surplus_rows
-                else "; none are older."
+                else "; none is older."
             )
         )
     if p.buffer_bytes != q.buffer_bytes:
@@ -135,8 +135,8 @@ def _per_million(plan: PPOPlan) -> float:
 
 def _overlap(name: str, plan: PPOPlan) -> str:
     if plan.groups == 1:
-        everyone = "the one env steps" if plan.num_envs == 1 else f"all {plan.num_envs:,} envs step together"
-        return f"in {name} {everyone}, and the policy waits for {'it' if plan.num_envs == 1 else 'them'}"
+        who = "the one env steps" if plan.num_envs == 1 else f"all {plan.num_envs:,} envs step together"
+        return f"in {name} {who}, and the policy waits for {'it' if plan.num_envs == 1 else 'them'}"
     return (
         f"in {name} {plan.groups} groups of {plural(plan.envs_per_group, 'env')} take turns, so envs step while the policy "
         f"computes"
@@ -150,56 +150,53 @@ def _training_steps(p: PPOPlan, q: PPOPlan) -> str:
 
 
 def ppo_better_for(a: Planned, b: Planned) -> Iterator[str]:
-    """What plan `a` is better for, each with its reason."""
+    """Yield what plan `a` is better for, each with its reason."""
     p, q = _plan(a), _plan(b)
     if _per_million(p) > _per_million(q):
         yield (
-            f"learning from each step: {number(_per_million(p))} updates on a million agent steps against "
+            f"sample efficiency: {number(_per_million(p))} updates per million agent steps against "
             f"{number(_per_million(q))}"
         )
     if p.agent_steps_per_gradient > q.agent_steps_per_gradient:
         yield (
-            f"steady gradients: {plural(p.agent_steps_per_gradient, 'agent step')} in each against "
+            f"low-variance gradients: {plural(p.agent_steps_per_gradient, 'agent step')} each against "
             f"{q.agent_steps_per_gradient:,}"
         )
     if p.num_envs > q.num_envs:
         yield f"varied experience: {plural(p.num_envs, 'env')} against {q.num_envs:,}"
     if p.num_envs < q.num_envs:
-        yield f"small machines and debugging: {plural(p.num_envs, 'env')} to make and hold against {q.num_envs:,}"
+        yield f"small machines and debugging: {plural(p.num_envs, 'env')} in memory against {q.num_envs:,}"
     if p.steps_per_env > q.steps_per_env:
-        yield (
-            f"seeing events far apart in one iteration: {_steps(p.steps_per_env)} an env against "
-            f"{number(q.steps_per_env)}"
-        )
+        yield (f"long episodes: {_steps(p.steps_per_env)} per env and iteration against {number(q.steps_per_env)}")
     if p.groups > 1 and q.groups == 1:
-        yield "using the hardware: environments step while the policy computes"
+        yield "hardware utilisation: environments step while the policy computes"
     if p.groups == 1 and q.groups > 1:
         yield "simplicity: one group, one order of events"
     if p.agent_steps < q.agent_steps:
-        yield f"fresh policies: a new one every {plural(p.agent_steps, 'agent step')} against {q.agent_steps:,}"
+        yield f"on-policy data: a new policy every {plural(p.agent_steps, 'agent step')} against {q.agent_steps:,}"
     if p.num_agents > q.num_agents:
-        yield f"questions about many agents: {p.num_agents} share an environment against {q.num_agents}"
+        yield f"multi-agent questions: {p.num_agents} agents share an env against {q.num_agents}"
     if p.buffer_bytes < q.buffer_bytes * 0.9:
-        yield f"little memory: rows of {size(p.buffer_bytes)} against {size(q.buffer_bytes)}"
+        yield f"low memory: rows of {size(p.buffer_bytes)} against {size(q.buffer_bytes)}"
     if not p.top_up_rows and q.top_up_rows:
-        yield "rounds without a remainder: no short top-up round in which most envs wait"
+        yield "whole rounds: no short top-up round in which most envs wait"
 
 
 SCALE_HEADER = ("envs", "rows", "updates", "agent steps", "per gradient", "memory")
 
 
 def scale_columns(plan: PPOPlan) -> list[str]:
-    """Cells of one line of `--scale`."""
+    """Return the cells of one line of `--scale`."""
     counts = [plan.num_envs, plan.segments, plan.gradient_updates, plan.agent_steps, plan.agent_steps_per_gradient]
     return [*(number(count) for count in counts), size(plan.buffer_bytes)]
 
 
 def scale_remarks(plan: PPOPlan, own: PPOPlan) -> list[str]:
-    """What changes in gradients, updates, diversity and memory."""
+    """List what changes in gradients, updates, diversity and memory."""
     parts = []
     if plan.agent_steps_per_gradient != own.agent_steps_per_gradient:
         ratio = plan.agent_steps_per_gradient / own.agent_steps_per_gradient
-        kind = "steadier" if ratio > 1 else "noisier"
+        kind = "less noisy" if ratio > 1 else "noisier"
         parts.append(f"{kind} gradients ({ratio:.3g} times the agent steps)")
     if plan.gradient_updates != own.gradient_updates:
         parts.append(f"{plural(plan.gradient_updates, 'update')} instead of {own.gradient_updates:,}")
@@ -209,5 +206,5 @@ def scale_remarks(plan: PPOPlan, own: PPOPlan) -> list[str]:
         kind = "fewer" if plan.num_envs < own.num_envs else "more"
         parts.append(f"{kind} environments at once ({plan.num_envs:,} instead of {own.num_envs:,})")
     if plan.agent_steps != own.agent_steps:
-        parts.append(f"{plan.agent_steps / own.agent_steps:.3g} times the data an iteration")
+        parts.append(f"{plan.agent_steps / own.agent_steps:.3g} times the data per iteration")
     return parts

@@ -1,4 +1,4 @@
-"""The plan of a PPO run: all its arithmetic, once.
+"""Numbers of a PPO run, derived once.
 
 config -> envs in groups -> rounds of rows -> minibatches -> gradient updates, times iterations
 """
@@ -22,14 +22,14 @@ from millpond.sizes import rows_per_round, trainer_envs
 
 @dataclass(frozen=True)
 class PPOPlan(Plan):
-    """What a PPO run will do. Counts are of one iteration unless the name says otherwise."""
+    """Numbers of a PPO run, per iteration unless the name says otherwise."""
 
     num_envs: int
     envs_per_group: int
     groups: int
     num_workers: int
-    envs_per_worker: int  # at least: shares of the same group differ by one where it does not come out even
-    trainer_envs: int  # that the trainer steps itself, beside its workers
+    envs_per_worker: int  # rounded down: workers of a group may differ by one
+    trainer_envs: int  # that the trainer steps itself
     num_agents: int
     total_agents: int
     batch_unit: str
@@ -66,7 +66,7 @@ class PPOPlan(Plan):
 
     @property
     def memory_bytes(self) -> int:
-        """Of rows, collecting and a training step, as far as they are known."""
+        """Bytes of rows, collecting and a training step, as far as they are known."""
         training = self.training.total if self.training is not None else 0
         return self.buffer_bytes + (self.collecting_bytes or 0) + training
 
@@ -91,40 +91,40 @@ class PPOPlan(Plan):
         return (
             f"With {agents:,}, {plural(self.num_envs, 'env')} {verb(self.num_envs, 'hold')} "
             f"{plural(self.num_envs * agents, 'agent')}, not "
-            f"{self.total_agents:,}: every count below is off. Settle which is right"
+            f"{self.total_agents:,}: all numbers below are wrong. Find out which is right"
         )
 
 
 def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan:
-    """Derive everything. The recipe has been checked, so every division here comes out even where it must.
+    """Derive all numbers. The recipe is valid, so sizes that must divide do.
 
-    `cores` share the rows of a gradient where that is computed on the CPU.
+    `cores` share the rows of a gradient if it is computed on the CPU.
     """
     trainer, flat = recipe.trainer, flatten(recipe)
     agents, horizon, unit = recipe.env.num_agents, trainer.bptt_horizon, trainer.batch_unit
     envs, batch = num_envs(flat), batch_size(flat)
     assert envs is not None
-    assert batch is not None  # the rules saw to both
+    assert batch is not None  # the rules ensure both
 
     by_trainer = trainer.async_factor * trainer_envs(recipe.vector.trainer_share, envs // trainer.async_factor)
     rows = batch // horizon
     agents_per_row = agents if unit == "env_steps" else 1
     per_round = rows_per_round(envs, agents, unit)
     whole_rounds, top_up_rows = divmod(rows, per_round)
-    top_up_envs = -(-top_up_rows * agents_per_row // agents)  # whole envs step; their surplus rows wait
+    top_up_envs = -(-top_up_rows * agents_per_row // agents)  # whole envs step, which may leave surplus rows
     surplus_rows = top_up_envs * agents // agents_per_row - top_up_rows
     env_steps = (whole_rounds * envs + top_up_envs) * horizon
     minibatches = batch // trainer.minibatch_size
     iterations = trainer.total_timesteps // batch
     if trainer.total_iterations is not None:
         iterations = min(iterations, trainer.total_iterations)
-    # Surplus rows are trained in the next iteration: over the run, envs are rounded up once, not once an iteration.
+    # Surplus rows are trained in the next iteration, so envs are rounded up once over the run, not once per iteration.
     run_envs = -(-rows * iterations * agents_per_row // agents)
 
-    # An iteration that whole envs cannot fill exactly leaves up to agents - 1 rows, which wait in the buffer.
+    # An iteration that whole envs do not fill exactly leaves up to agents - 1 rows in the buffer.
     buffer_rows = rows + (agents - 1 if agents_per_row == 1 and rows % agents else 0)
-    every = row_fields(spec, state_shape(recipe.policy.core, recipe.policy.hidden_size))
-    fields = [field for field in every if field.bytes_each]
+    all_fields = row_fields(spec, state_shape(recipe.policy.core, recipe.policy.hidden_size))
+    fields = [field for field in all_fields if field.bytes_each]
     sizes = [field_bytes(field, buffer_rows, horizon, agents_per_row) for field in fields]
     shapes = [
         " x ".join(
@@ -133,7 +133,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan
         for f in fields
     ]
     largest = trainer.max_minibatch_size or trainer.minibatch_size
-    part_rows = min(largest, trainer.minibatch_size) // horizon
+    micro_batch_rows = min(largest, trainer.minibatch_size) // horizon
     return PPOPlan(
         num_envs=envs,
         envs_per_group=envs // trainer.async_factor,
@@ -152,7 +152,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan
         num_minibatches=minibatches,
         update_epochs=trainer.update_epochs,
         gradient_updates=minibatches * trainer.update_epochs,
-        accumulated_parts=trainer.minibatch_size // horizon // part_rows,
+        accumulated_parts=trainer.minibatch_size // horizon // micro_batch_rows,
         env_steps=env_steps,
         agent_steps=batch * agents_per_row,
         agent_steps_per_gradient=trainer.minibatch_size * agents_per_row,
@@ -178,12 +178,12 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan
             spec, recipe.policy.core, recipe.policy.hidden_size, envs, batch * agents_per_row
         ),
         training=training_memory(
-            spec if recipe.policy.target is None else None,  # of a custom policy it is not known
+            spec if recipe.policy.target is None else None,  # not known for a custom policy
             recipe.policy.core,
             recipe.policy.hidden_size,
             recipe.ppo.optimizer,
             trainer.precision,
-            part_rows,
+            micro_batch_rows,
             horizon,
             agents_per_row,
             cores if recipe.device == "cpu" and not trainer.compile else 1,
@@ -206,9 +206,9 @@ def ppo_speed_settings(recipe: PPORecipe) -> dict[str, Any]:
     }
 
 
-def estimate_ppo(plan: PPOPlan, found: Measured) -> TimeEstimate:
-    """Collecting grows with agent steps, training with agent steps times epochs."""
-    sizes, seconds = found.sizes, found.seconds
+def estimate_ppo(plan: PPOPlan, measured: Measured) -> TimeEstimate:
+    """Scale collecting by agent steps, and training by agent steps times update epochs."""
+    sizes, seconds = measured.sizes, measured.seconds
     size = plan.agent_steps / sizes["agent_steps"]
     parts = {
         "collect": seconds["collect"] * size,
@@ -218,7 +218,7 @@ def estimate_ppo(plan: PPOPlan, found: Measured) -> TimeEstimate:
     words = ""
     if any(sizes[name] != getattr(plan, name) for name in ("num_envs", "agent_steps", "minibatch_size")):
         words = (
-            f"which had {sizes['num_envs']:,} envs, {sizes['agent_steps']:,} agent steps an iteration and minibatches of "
+            f"which had {sizes['num_envs']:,} envs, {sizes['agent_steps']:,} agent steps per iteration and minibatches of "
             f"{sizes['minibatch_size']:,}: scaled by agent steps"
         )
-    return TimeEstimate("iteration", plan.iterations, parts, sum(parts.values()) * plan.iterations, found, words)
+    return TimeEstimate("iteration", plan.iterations, parts, sum(parts.values()) * plan.iterations, measured, words)

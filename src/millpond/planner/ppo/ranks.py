@@ -12,8 +12,8 @@ from millpond.planner.memory import TrainingMemory
 from millpond.planner.planned import Planned, plan_loaded
 from millpond.planner.ppo.numbers import PPOPlan
 
-# Numbers of a plan that add up over ranks. The others, such as horizon or iterations, are the same for all.
-ADDED = (
+# Numbers of a plan that are summed over ranks. The others, such as horizon or iterations, are the same for all.
+SUMMED = (
     "num_envs", "envs_per_group", "num_workers", "trainer_envs", "total_agents", "batch_size", "segments", "minibatch_size",
     "minibatch_segments", "env_steps", "agent_steps", "agent_steps_per_gradient", "rows_per_round", "top_up_rows",
     "top_up_envs", "surplus_rows", "total_env_steps", "total_agent_steps", "buffer_rows", "buffer_bytes",
@@ -21,7 +21,7 @@ ADDED = (
 
 
 def ppo_share(loaded: Loaded, ranks: int) -> Loaded:
-    """A rank's share of workers, envs, rows and minibatches."""
+    """Return the config of one rank: its share of workers, envs, rows and minibatches."""
     recipe = loaded.recipe
     assert isinstance(recipe, PPORecipe)
     refuse_violations(recipe, rank_rules(ranks), loaded.name)
@@ -42,26 +42,26 @@ def ppo_share(loaded: Loaded, ranks: int) -> Loaded:
 
 
 def ppo_total(planned: Planned, loaded: Loaded, ranks: int) -> Planned:
-    """The plan of all ranks, from the config of one.
+    """Return the plan of all ranks, from the config of one.
 
-    Each rank tops up its own rows with whole envs, so that with batch unit agent steps a few more rows may wait for the
-    next iteration than with one rank.
+    Each rank tops up its own rows with whole envs, so with batch_unit=agent_steps a few more rows may be left for
+    the next iteration than with one rank.
     """
     recipe, share = planned.loaded.recipe, _plan(loaded)
     assert isinstance(recipe, PPORecipe)
-    added: dict[str, Any] = {name: getattr(share, name) * ranks for name in ADDED}
+    total: dict[str, Any] = {name: getattr(share, name) * ranks for name in SUMMED}
     if share.observation_bytes is not None:
-        added["observation_bytes"] = share.observation_bytes * ranks
+        total["observation_bytes"] = share.observation_bytes * ranks
     if share.collecting_bytes is not None:
-        added["collecting_bytes"] = share.collecting_bytes * ranks
-    total = replace(
+        total["collecting_bytes"] = share.collecting_bytes * ranks
+    plan = replace(
         share,
-        **added,
+        **total,
         unused_timesteps=max(0, recipe.trainer.total_timesteps - share.iterations * share.batch_size * ranks),
         field_bytes=tuple((name, f"{ranks} ranks of {shape}", size * ranks) for name, shape, size in share.field_bytes),
         training=_times(share.training, ranks),
     )
-    return replace(planned, plan=total)
+    return replace(planned, plan=plan)
 
 
 def _plan(loaded: Loaded) -> PPOPlan:
@@ -71,7 +71,7 @@ def _plan(loaded: Loaded) -> PPOPlan:
 
 
 def _times(memory: TrainingMemory | None, ranks: int) -> TrainingMemory | None:
-    """Every rank has the network and its optimiser, and the activations of its part."""
+    """Multiply the memory of one rank: each has the network, its optimiser state, and activations of its rows."""
     if memory is None:
         return None
     return TrainingMemory(**{field.name: getattr(memory, field.name) * ranks for field in fields(memory)})

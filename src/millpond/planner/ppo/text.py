@@ -1,4 +1,4 @@
-"""A PPO plan in words and pictures, drawn from its numbers."""
+"""A PPO plan as text and diagrams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOAT32 = 4
 
 
 def show_ppo(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
-    """Summary, collection, rows, minibatches, one minibatch, the run, memory."""
+    """Return the lines of a plan: summary, collection, rows, minibatches, one minibatch, the run, memory."""
     return [
         *_summary(plan),
         *_environments(recipe, plan),
@@ -38,7 +38,7 @@ def _summary(plan: PPOPlan) -> list[str]:
         f"{plural(plan.segments, 'row')} of {plural(plan.bptt_horizon, 'step')}; "
         f"{plural(plan.num_minibatches, 'minibatch')} {verb(plan.num_minibatches, 'give')} "
         f"{plural(plan.gradient_updates, 'gradient update')} "
-        f"an iteration, each on "
+        f"per iteration, each on "
         f"{plural(plan.agent_steps_per_gradient, 'agent step')}; {plural(plan.iterations, 'iteration')} in the run."
     )
 
@@ -48,16 +48,16 @@ def _environments(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     target = trainer.forward_pass_minibatch_target_size
     rows: list[tuple[str, str, str]] = []
     if target is not None:
-        wanted = target // plan.num_agents
-        rows.append(("forward target // agents an env", number(wanted), f"{target:,} // {plan.num_agents}"))
-        rows.append(("floored to whole workers", number(plan.envs_per_group), "envs a group"))
+        envs = target // plan.num_agents
+        rows.append(("forward target // agents per env", number(envs), f"{target:,} // {plan.num_agents}"))
+        rows.append(("rounded down to whole workers", number(plan.envs_per_group), "envs per group"))
     else:
-        rows.append(("envs a group", number(plan.envs_per_group), f"{plural(plan.num_envs, 'env')} in {plan.groups}"))
-    overlap = "one steps while another is with the policy" if plan.groups > 1 else "envs and policy take turns"
+        rows.append(("envs per group", number(plan.envs_per_group), f"{plural(plan.num_envs, 'env')} in {plan.groups}"))
+    overlap = "one steps while the policy acts for another" if plan.groups > 1 else "envs and policy take turns"
     rows += [
         ("groups", number(plan.groups), overlap),
         ("envs", number(plan.num_envs), _stepped_by(plan)),
-        ("agents", number(plan.total_agents), f"{plan.num_agents:,} an env"),
+        ("agents", number(plan.total_agents), f"{plan.num_agents:,} per env"),
     ]
     return ["", "Environments", *figures(rows)]
 
@@ -79,7 +79,7 @@ def _collection(plan: PPOPlan) -> list[str]:
                 else ("rows", number(plan.segments), f"{plural(plan.bptt_horizon, 'step')} of one agent"),
                 ("env steps", number(plan.env_steps), _counted(plan, "env_steps")),
                 ("agent steps", number(plan.agent_steps), _counted(plan, "agent_steps")),
-                ("steps an env, on average", number(plan.steps_per_env)),
+                ("steps per env, on average", number(plan.steps_per_env)),
             ]
         ),
     ]
@@ -93,7 +93,7 @@ def _collection(plan: PPOPlan) -> list[str]:
         lines.append(f"  ... {plural(plan.groups - 4, 'more group')}")
     if plan.whole_rounds:
         rounds = plural(plan.whole_rounds, "whole round")
-        lines.append(f"  {rounds}: every env steps {plural(plan.bptt_horizon, 'time')} and fills {_rows_an_env(plan)}")
+        lines.append(f"  {rounds}: every env steps {plural(plan.bptt_horizon, 'time')} and fills {_rows_per_env(plan)}")
     if plan.top_up_rows:
         whose = "so every row is of the current policy"
         if plan.surplus_rows:
@@ -106,12 +106,12 @@ def _collection(plan: PPOPlan) -> list[str]:
     return lines
 
 
-def _rows_an_env(plan: PPOPlan) -> str:
+def _rows_per_env(plan: PPOPlan) -> str:
     return "one row" if plan.batch_unit == "env_steps" else plural(plan.num_agents, "row")
 
 
 def _counted(plan: PPOPlan, unit: str) -> str:
-    return "what batch_size counts" if plan.batch_unit == unit else ""
+    return "the unit of batch_size" if plan.batch_unit == unit else ""
 
 
 def _letter(group: int) -> str:
@@ -132,9 +132,9 @@ def _training(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     if plan.segments > 3:
         buffer.insert(2, "...")
     order = {
-        "uniform": "a fresh permutation each epoch: every row exactly once",
+        "uniform": "a new permutation per epoch: every row exactly once",
         "sequential": "in order: every row exactly once",
-        "prioritized": "drawn by priority for each minibatch, with importance weights",
+        "prioritized": "sampled by priority for each minibatch, with importance weights",
     }[recipe.ppo.sampling]
     unit = plan.batch_unit.removesuffix("s").replace("_", " ")
     title = f"{plural(plan.segments, 'row')} x {plural(plan.bptt_horizon, 'step')} = {plural(plan.batch_size, unit)}"
@@ -144,7 +144,8 @@ def _training(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         *box(buffer, title),
         f"    ↓ {order}",
         *box(
-            _minibatch_bars(plan), f"{plural(plan.num_minibatches, 'minibatch')}, {plural(plan.update_epochs, 'epoch')}"
+            _minibatch_bars(plan),
+            f"{plural(plan.num_minibatches, 'minibatch')}, {plural(plan.update_epochs, 'update epoch')}",
         ),
         "    ↓ each of them",
         *box(_one_minibatch(recipe, plan, agents), "one minibatch"),
@@ -157,15 +158,15 @@ def _one_minibatch(recipe: PPORecipe, plan: PPOPlan, agents: str) -> list[str]:
         f"= {plural(plan.agent_steps_per_gradient, 'agent step')}"
     ]
     if plan.accumulated_parts > 1:
-        part = plan.minibatch_segments // plan.accumulated_parts
-        lines.append(f"in {plan.accumulated_parts} parts of {plural(part, 'row')}, their gradients added up")
+        rows = plural(plan.minibatch_segments // plan.accumulated_parts, "row")
+        lines.append(f"in {plan.accumulated_parts} micro-batches of {rows}, their gradients accumulated")
     return [*lines, _unrolled(recipe, plan), "forward, losses, backward, one gradient update"]
 
 
 def _unrolled(recipe: PPORecipe, plan: PPOPlan) -> str:
     sequences = plan.minibatch_segments * (plan.num_agents if plan.batch_unit == "env_steps" else 1)
     if recipe.policy.core == "none":
-        return f"{plural(sequences, 'sequence')}, no memory"
+        return f"{plural(sequences, 'sequence')}, no recurrent core"
     steps = plural(plan.bptt_horizon, "step")
     return f"{recipe.policy.core.upper()} unrolled over {steps} of {plural(sequences, 'sequence')}, in order"
 
@@ -187,11 +188,11 @@ def _minibatch_bars(plan: PPOPlan) -> list[str]:
 def _run(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     trainer = recipe.trainer
     unit = plan.batch_unit.removesuffix("s").replace("_", " ")
-    capped = trainer.total_iterations is not None and plan.iterations == trainer.total_iterations
+    limited = trainer.total_iterations is not None and plan.iterations == trainer.total_iterations
     why = (
-        "capped by trainer.total_iterations"
-        if capped
-        else f"{trainer.total_timesteps:,} // {plural(plan.batch_size, unit)}, floored"
+        "limited by trainer.total_iterations"
+        if limited
+        else f"{trainer.total_timesteps:,} // {plural(plan.batch_size, unit)}, rounded down"
     )
     at_most = "at most; ppo.target_kl may end an iteration early" if recipe.ppo.target_kl else ""
     passes = "on average" if recipe.ppo.sampling == "prioritized" else "update_epochs"
@@ -211,13 +212,13 @@ def _rows_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     lines = ["", "Memory of the rows, in bytes", *figures(rows)]
     if plan.observation_bytes is None:
         lines += sentence(
-            f"Observations of {recipe.env.id} are not in this sum: only the environment itself knows them."
+            f"Observations of {recipe.env.id} are not included: their size is known only to the environment itself."
         )
     elif recipe.env.id == "grid":
         check = plan.segments * plan.bptt_horizon * recipe.env.obs_size**2 * FLOAT32
         lines += sentence(
-            f"(As float32, one {recipe.env.obs_size}x{recipe.env.obs_size} view a row and step would take "
-            f"{exact_size(check)}; cells are single bytes here, and every agent's view is kept.)"
+            f"(As float32, one {recipe.env.obs_size}x{recipe.env.obs_size} view per row and step would take "
+            f"{exact_size(check)}; here a cell is one byte, and every agent's view is stored.)"
         )
     return lines
 
@@ -226,10 +227,10 @@ def _training_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     training = plan.training
     if training is None:
         return []
-    parts = " (one part)" if plan.accumulated_parts > 1 else ""
+    parts = " (one micro-batch)" if plan.accumulated_parts > 1 else ""
     sets = training.gradients // training.parameters
     rows = [
-        (f"minibatch{parts}", size(training.minibatch), "observations, kept for the backward pass"),
+        (f"minibatch{parts}", size(training.minibatch), "observations, stored for the backward pass"),
         ("activations", size(training.activations), f"and their gradients, {recipe.trainer.precision}"),
         *(
             [("workspace", size(training.workspace), "at most; it depends on the processor")]
@@ -237,15 +238,15 @@ def _training_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
             else []
         ),
         ("parameters", size(training.parameters), f"{training.parameters // FLOAT32:,} numbers"),
-        ("gradients", size(training.gradients), f"{sets} sets, one a thread" if sets > 1 else ""),
+        ("gradients", size(training.gradients), f"{sets} sets, one per thread" if sets > 1 else ""),
         ("optimiser state", size(training.optimizer), recipe.ppo.optimizer),
-        ("in all", size(training.total), f"on {recipe.device}, beside the rows"),
+        ("total", size(training.total), f"on {recipe.device}, in addition to the rows"),
     ]
     lines = ["", "Memory of one training step, estimated", *figures(rows)]
     collecting = size(plan.collecting_bytes or 0)
     return lines + sentence(
-        f"With the rows, and {collecting} for arrays of the envs, recurrent states and advantages: "
-        f"{size(plan.memory_bytes)} beside the interpreter and its libraries."
+        f"With the rows, and {collecting} for env arrays, recurrent states and advantages: "
+        f"{size(plan.memory_bytes)}, without the interpreter and its libraries."
     )
 
 

@@ -39,7 +39,7 @@ def preset_batches(
 def reward_preset_notes(
     recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any], preset: str
 ) -> tuple[str, ...]:
-    """Say what `fast` is short for: the name alone would promise less than the recipe's default."""
+    """Explain the preset `fast`, which is shorter than `full` but may be longer than no preset."""
     batches = preset_batches(recipe, overrides) if preset == "fast" else {}
     if "full" not in batches:
         return ()

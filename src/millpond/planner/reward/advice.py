@@ -1,4 +1,4 @@
-"""Advice on a reward run's plan."""
+"""Advice about the plan of reward learning."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from millpond.planner.lines import number
 from millpond.planner.reward.numbers import RewardPlan, plan_reward
 from millpond.plurals import plural
 
-MOST_PASSES = 1_000
+MAX_PASSES = 1_000
 
 
 def advise_reward(recipe: RewardRecipe, plan: RewardPlan) -> list[Advice]:
-    """Everything worth saying, what matters most first."""
-    adviser = Adviser(recipe, lambda changed: _troubles(plan_reward(changed, plan.dataset)))
-    return [*_passes(plan), *_episode_length(plan, adviser), *_silent(recipe, plan, adviser)]
+    """Return all advice, the most important first."""
+    adviser = Adviser(recipe, lambda changed: _find_problems(plan_reward(changed, plan.dataset)))
+    return [*_passes(plan), *_episode_length(plan, adviser), *_log_interval(recipe, plan, adviser)]
 
 
 def _mean_length(plan: RewardPlan) -> float | None:
     return plan.dataset_steps / plan.dataset_episodes if plan.dataset_steps and plan.dataset_episodes else None
 
 
-def _troubles(plan: RewardPlan) -> set[str]:
+def _find_problems(plan: RewardPlan) -> set[str]:
     mean = _mean_length(plan)
-    found = {
-        "steps drawn": mean is not None and plan.steps_per_episode > mean,
+    problems = {
+        "sampled steps": mean is not None and plan.steps_per_episode > mean,
         "log": plan.lines_per_cycle == 0 and plan.batches > 1,
     }
-    return {topic for topic, there in found.items() if there}
+    return {topic for topic, present in problems.items() if present}
 
 
 def _passes(plan: RewardPlan) -> Iterator[Advice]:
-    if plan.passes_over_data is not None and plan.passes_over_data > MOST_PASSES:
+    if plan.passes_over_data is not None and plan.passes_over_data > MAX_PASSES:
         yield Advice(
             "passes",
-            f"every recorded step is seen {number(round(plan.passes_over_data))} times; watch the held-out figures, and "
-            f"stop when they turn",
+            f"every recorded step is used {number(round(plan.passes_over_data))} times; watch the held-out metrics, and "
+            f"stop when they get worse",
         )
 
 
@@ -45,18 +45,18 @@ def _episode_length(plan: RewardPlan, advise: Adviser[RewardRecipe]) -> Iterator
     mean = _mean_length(plan)
     if mean is not None and plan.steps_per_episode > mean:
         yield from advise(
-            "steps drawn",
-            f"{plan.steps_per_episode} steps are drawn from episodes of {mean:.0f} on average; more than there are adds "
-            f"nothing",
+            "sampled steps",
+            f"{plan.steps_per_episode} steps are sampled from episodes of {mean:.0f} on average; more than an episode has "
+            f"adds nothing",
             {"reward.steps_per_episode": max(2, int(mean))},
         )
 
 
-def _silent(recipe: RewardRecipe, plan: RewardPlan, advise: Adviser[RewardRecipe]) -> Iterator[Advice]:
-    if "log" in _troubles(plan):
+def _log_interval(recipe: RewardRecipe, plan: RewardPlan, advise: Adviser[RewardRecipe]) -> Iterator[Advice]:
+    if "log" in _find_problems(plan):
         yield from advise(
             "log",
             f"a cycle has {plural(plan.batches_per_cycle, 'batch')}, fewer than reward.log_batches="
-            f"{recipe.reward.log_batches:,}: no R_loss line within a cycle",
+            f"{recipe.reward.log_batches:,}, so no R_loss line is printed",
             {"reward.log_batches": max(1, plan.batches_per_cycle // 2)},
         )

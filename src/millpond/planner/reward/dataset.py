@@ -1,4 +1,4 @@
-"""The recorded episodes of a reward run, as far as a plan needs them: their sizes are read, their frames are not."""
+"""The recorded episodes of a reward run, as far as a plan needs them: sizes are read, frames are not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millpond.data.opening import data_exists
 
 @dataclass(frozen=True)
 class Dataset:
-    """Recorded episodes and what they can serve."""
+    """Sizes and fields of recorded episodes, and the objectives that they suit."""
 
     path: str
     layout: str  # such as "imitation npz"
@@ -23,14 +23,14 @@ class Dataset:
     training_episodes: int
     training_steps: int
     held_out_episodes: int
-    observation: tuple[str, ...]  # the fields that are used, such as "obs float32[3]"
-    action: str | None  # such as "float32[1]"; None where actions are missing
-    objectives: tuple[str, ...]  # those that these episodes can serve
-    refusal: str | None  # why training would refuse the objective of the recipe, and what to set instead
+    observation: tuple[str, ...]  # the fields in use, such as "obs float32[3]"
+    action: str | None  # such as "float32[1]"; None if actions are missing
+    objectives: tuple[str, ...]  # for which these episodes are suitable
+    refusal: str | None  # why training refuses the recipe's objective, and what to set instead
 
 
 def open_data(recipe: RewardRecipe, path: str) -> Episodes:
-    """Open the episodes at a path as the recipe's data section says."""
+    """Open the episodes at a path with the settings of the recipe's data section."""
     data = recipe.data
     return open_episodes(
         path, data.observation_keys, data.images, drop_columns=data.drop_columns, memory_bytes=data.memory_bytes
@@ -52,15 +52,15 @@ def open_training_data(recipe: RewardRecipe) -> Episodes:
 def read_dataset(recipe: RewardRecipe) -> tuple[Dataset | None, tuple[str, ...]]:
     """Read the sizes of a recipe's data, and return them with notes for the reader.
 
-    None where nothing is read: full mode learns from its own episodes; and a recipe that says how large its data is
-    (data.expected_episodes) can be planned on a machine that does not have it, as `reward-libero` without LIBERO.
+    None if nothing is read: full mode learns from its own episodes; and a recipe that sets the size of its data
+    (data.expected_episodes) can be planned on a machine that does not have it, such as `reward-libero` without LIBERO.
     """
     if not recipe.reward.reward_only:
         return None, ()
     if recipe.data.expected_episodes is not None and not data_exists(recipe.data.path):
         return None, (
             f"data.path={recipe.data.path} is not on this machine: episodes and steps are those that the recipe expects "
-            f"(data.expected_episodes, data.expected_steps). Your own file or folder: data.path=PATH",
+            f"(data.expected_episodes, data.expected_steps). To use another file or folder: data.path=PATH",
         )
     dataset = dataset_of(recipe, open_training_data(recipe))
     if recipe.reward.negatives is not None:
@@ -71,8 +71,8 @@ def read_dataset(recipe: RewardRecipe) -> tuple[Dataset | None, tuple[str, ...]]
 def dataset_of(recipe: RewardRecipe, data: Episodes) -> Dataset:
     """Describe opened episodes for the plan of a recipe."""
     reasons, objective = unfit(data), recipe.reward.objective
-    fitting = objective if objective not in reasons else ""  # a refused progress would leave out every failure
-    training, held_out = split_episodes(data, fitting, recipe.data.holdout, recipe.data.held_out, recipe.seed)
+    suited = objective if objective not in reasons else ""  # progress leaves out failed episodes
+    training, held_out = split_episodes(data, suited, recipe.data.holdout, recipe.data.held_out, recipe.seed)
     return Dataset(
         path=data.path,
         layout=", ".join(sorted({source.layout for source in data.sources})),

@@ -1,4 +1,4 @@
-"""The plan of reward learning: epoch > cycle > iteration > batch, counted out."""
+"""Numbers of reward learning: epoch > cycle > iteration > batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millpond.planner.reward.dataset import Dataset
 
 @dataclass(frozen=True)
 class RewardPlan(Plan):
-    """Counts of a reward run. One batch is one gradient update."""
+    """Numbers of a reward run. One batch is one gradient update."""
 
     epochs: int
     cycles: int
@@ -42,7 +42,7 @@ class RewardPlan(Plan):
     held_out_episodes: int | None
     passes_over_data: float | None
     batches_per_pass: float | None
-    dataset: Dataset | None  # None where the data was not read
+    dataset: Dataset | None  # None if the data was not read
     env_steps: int
     env_steps_per_cycle: int
     test_episodes: int
@@ -63,7 +63,7 @@ class RewardPlan(Plan):
 
 
 def plan_reward(recipe: RewardRecipe, dataset: Dataset | None = None) -> RewardPlan:
-    """Derive everything. Without a dataset, its sizes are those that the recipe expects, if it says any."""
+    """Derive all numbers. Without a dataset, its sizes are those that the recipe expects, if it has any."""
     reward, data, agent = recipe.reward, recipe.data, recipe.agent
     epochs = min(reward.epochs, recipe.trainer.total_iterations or reward.epochs)
     per_cycle = reward.iterations * reward.train_batches
@@ -83,7 +83,7 @@ def plan_reward(recipe: RewardRecipe, dataset: Dataset | None = None) -> RewardP
         training_steps = None if steps is None else steps * training_episodes / episodes
     per_pass = training_steps / steps_per_batch if training_steps else None
     online = not reward.reward_only
-    acted = epochs * reward.cycles * reward.iterations * agent.steps_per_iteration + agent.warmup_steps
+    steps_per_env = epochs * reward.cycles * reward.iterations * agent.steps_per_iteration + agent.warmup_steps
     return RewardPlan(
         epochs=epochs,
         cycles=reward.cycles,
@@ -113,7 +113,7 @@ def plan_reward(recipe: RewardRecipe, dataset: Dataset | None = None) -> RewardP
         passes_over_data=None if per_pass is None else batches / per_pass,
         batches_per_pass=per_pass,
         dataset=dataset,
-        env_steps=acted * agent.num_envs if online else 0,
+        env_steps=steps_per_env * agent.num_envs if online else 0,
         env_steps_per_cycle=reward.iterations * agent.steps_per_iteration * agent.num_envs if online else 0,
         test_episodes=epochs * reward.cycles * agent.test_episodes if online else 0,
     )
@@ -125,13 +125,13 @@ def reward_speed_settings(recipe: RewardRecipe) -> dict[str, Any]:
     return speed_sections(recipe, "data", "reward", *online)
 
 
-def estimate_reward(plan: RewardPlan, found: Measured) -> TimeEstimate:
-    """Batches and env steps are counted; the rest is a cycle's own."""
-    sizes, seconds = found.sizes, found.seconds
+def estimate_reward(plan: RewardPlan, measured: Measured) -> TimeEstimate:
+    """Scale by batches and env steps."""
+    sizes, seconds = measured.sizes, measured.seconds
     parts = {
         "act": seconds["act"] * plan.env_steps_per_cycle / sizes["env_steps"] if sizes["env_steps"] else 0.0,
         "train": seconds["train"] * plan.batches_per_cycle / sizes["batches"],
         "other": seconds["other"] * plan.batches_per_cycle / sizes["batches"],
     }
     cycles = plan.epochs * plan.cycles
-    return TimeEstimate("cycle", cycles, parts, sum(parts.values()) * cycles, found)
+    return TimeEstimate("cycle", cycles, parts, sum(parts.values()) * cycles, measured)

@@ -1,4 +1,4 @@
-"""A reward run's plan in words and a picture."""
+"""The plan of reward learning as text, and the comparison of two."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from millpond.plurals import plural
 
 
 def show_reward(recipe: RewardRecipe, plan: RewardPlan) -> list[str]:
-    """The hierarchy, what each level writes, the data."""
+    """Return the lines of a plan: the hierarchy, what each level logs, the data, the agent."""
     lines = sentence(
         f"{plural(plan.epochs, 'epoch')} x {plural(plan.cycles, 'cycle')} x {plural(plan.iterations, 'iteration')} x "
         f"{plural(plan.train_batches, 'batch')} = {plural(plan.batches, 'batch')}, one gradient update each."
         if plan.batches > 1
-        else "1 epoch x 1 cycle x 1 iteration x 1 batch: one gradient update in all."
+        else "1 epoch x 1 cycle x 1 iteration x 1 batch: one gradient update."
     )
     lines += ["", "The hierarchy", *_tree(plan)]
-    lines += ["", "What is written", *figures(_written(recipe, plan))]
+    lines += ["", "What is logged and saved", *figures(_written(recipe, plan))]
     lines += ["", "Data", *_source(recipe, plan), *figures(_data(plan))]
     if not plan.reward_only:
         rows = [
-            ("env steps of the agent", number(plan.env_steps), f"{recipe.agent.warmup_steps:,} of them at random"),
-            ("test episodes", number(plan.test_episodes), f"{recipe.agent.test_episodes} a cycle"),
+            ("env steps of the agent", number(plan.env_steps), f"of which {recipe.agent.warmup_steps:,} are random"),
+            ("test episodes", number(plan.test_episodes), f"{recipe.agent.test_episodes} per cycle"),
         ]
         lines += ["", "Agent", *figures(rows)]
     return lines
@@ -35,7 +35,7 @@ def show_reward(recipe: RewardRecipe, plan: RewardPlan) -> list[str]:
 
 def _tree(plan: RewardPlan) -> list[str]:
     levels = [
-        ("epoch", plan.epochs, plan.batches_per_epoch, "summary; perhaps a checkpoint"),
+        ("epoch", plan.epochs, plan.batches_per_epoch, "summary; possibly a checkpoint"),
         ("cycle", plan.cycles, plan.batches_per_cycle, "table; one TensorBoard point"),
         ("iteration", plan.iterations, plan.batches_per_iteration, "normaliser; average R_loss"),
         ("batch", plan.train_batches, 1, "gradient; R_loss recorded"),
@@ -50,10 +50,10 @@ def _tree(plan: RewardPlan) -> list[str]:
 
 def _written(recipe: RewardRecipe, plan: RewardPlan) -> list[tuple[str, str, str]]:
     return [
-        ("R_loss recorded, a cycle", number(plan.records_per_cycle), "once a batch"),
-        ("R_loss lines, a cycle", number(plan.lines_per_cycle), f"every {plural(recipe.reward.log_batches, 'batch')}"),
-        ("averages printed, a cycle", number(plan.iteration_lines_per_cycle), "once an iteration"),
-        ("TensorBoard points", number(plan.tensorboard_points), "one a cycle, x = updates"),
+        ("R_loss values per cycle", number(plan.records_per_cycle), "one per batch"),
+        ("R_loss lines per cycle", number(plan.lines_per_cycle), f"every {plural(recipe.reward.log_batches, 'batch')}"),
+        ("averages printed per cycle", number(plan.iteration_lines_per_cycle), "one per iteration"),
+        ("TensorBoard points", number(plan.tensorboard_points), "one per cycle, x = updates"),
         ("checkpoints", number(plan.checkpoints), f"every {plural(plan.save_freq, 'epoch')}, and at the end"),
         (
             "target network updates",
@@ -64,7 +64,7 @@ def _written(recipe: RewardRecipe, plan: RewardPlan) -> list[tuple[str, str, str
 
 
 def _source(recipe: RewardRecipe, plan: RewardPlan) -> list[str]:
-    """Where the episodes are, and what is used of them."""
+    """Describe where the episodes are, and what is used of them."""
     data = plan.dataset
     if data is None:
         return sentence(f"{recipe.data.path}, not read") if plan.reward_only else []
@@ -72,7 +72,7 @@ def _source(recipe: RewardRecipe, plan: RewardPlan) -> list[str]:
     return [
         *sentence(f"{data.path}: {data.layout}"),
         *sentence(f"observations: {', '.join(data.observation)}; actions: {action}"),
-        *sentence(f"objectives that fit: {', '.join(data.objectives) or 'none'}"),
+        *sentence(f"suitable objectives: {', '.join(data.objectives) or 'none'}"),
     ]
 
 
@@ -84,7 +84,7 @@ def _data(plan: RewardPlan) -> list[tuple[str, str, str]]:
             number(plan.steps_per_batch),
             f"{plural(plan.steps_per_episode, 'step')} of {plural(plan.episodes_per_batch, 'episode')}",
         ),
-        ("steps in all", number(plan.steps_in_all), ""),
+        ("steps in total", number(plan.steps_in_all), ""),
     ]
     if plan.dataset_episodes is not None and plan.training_episodes is not None and plan.held_out_episodes is not None:
         split = f"{plan.training_episodes:,} to train on, {plan.held_out_episodes:,} held out"
@@ -110,10 +110,10 @@ def _lengths(data: Dataset | None) -> str:
 COMPARED = [
     ("Objective", "objective"),
     ("Epochs", "epochs"),
-    ("Batches a cycle", "batches_per_cycle"),
-    ("Batches an epoch", "batches_per_epoch"),
-    ("Batches in all", "batches"),
-    ("Steps a batch", "steps_per_batch"),
+    ("Batches per cycle", "batches_per_cycle"),
+    ("Batches per epoch", "batches_per_epoch"),
+    ("Batches in total", "batches"),
+    ("Steps per batch", "steps_per_batch"),
     ("Passes over the data", "passes_over_data"),
     ("TensorBoard points", "tensorboard_points"),
     ("Checkpoints", "checkpoints"),
@@ -128,17 +128,17 @@ def _plan(planned: Planned) -> RewardPlan:
 
 
 def compare_reward(a: Planned, b: Planned) -> list[ComparisonRow]:
-    """The table of a comparison."""
+    """Return the table of a comparison."""
     return [ComparisonRow(label, getattr(a.plan, name), getattr(b.plan, name)) for label, name in COMPARED]
 
 
 def reward_differences(a: Planned, b: Planned) -> Iterator[str]:
-    """Differences that matter."""
+    """Yield the differences that matter."""
     p, q = _plan(a), _plan(b)
     if p.objective != q.objective:
         yield (
-            f"Objective: {a.loaded.name} uses {p.objective}, {b.loaded.name} {q.objective}. lrd and rrd take returns apart "
-            f"and need returns that differ; progress learns from order in time."
+            f"Objective: {a.loaded.name} uses {p.objective}, {b.loaded.name} {q.objective}. lrd and rrd decompose "
+            f"returns, which must differ between episodes; progress learns from order in time."
         )
     if p.batches != q.batches:
         yield f"Length: {p.batches:,} against {plural(q.batches, 'gradient update')}."
@@ -146,13 +146,13 @@ def reward_differences(a: Planned, b: Planned) -> Iterator[str]:
         yield f"Feedback: a TensorBoard point every {p.batches_per_cycle:,} against {plural(q.batches_per_cycle, 'batch')}."
     if p.reward_only != q.reward_only:
         online = a if q.reward_only else b
-        yield f"Data: {online.loaded.name} also acts and learns from its own episodes; the other only reads recorded ones."
+        yield f"Data: {online.loaded.name} also acts and learns from its own episodes; the other only uses recorded ones."
     if p.passes_over_data and q.passes_over_data and p.passes_over_data != q.passes_over_data:
         yield f"Passes over the training data: {number(p.passes_over_data)} against {number(q.passes_over_data)}."
 
 
 def reward_better_for(a: Planned, b: Planned) -> Iterator[str]:
-    """What plan `a` is better for, each with its reason."""
+    """Yield what plan `a` is better for, each with its reason."""
     p, q = _plan(a), _plan(b)
     if p.batches < q.batches:
         yield f"a quick answer: {plural(p.batches, 'update')} against {q.batches:,}"
@@ -161,13 +161,13 @@ def reward_better_for(a: Planned, b: Planned) -> Iterator[str]:
     if p.objective in ("lrd", "rrd") and q.objective not in ("lrd", "rrd"):
         yield f"data whose returns differ: {p.objective} explains them step by step"
     if p.objective == "progress" and q.objective in ("lrd", "rrd"):
-        yield "demonstrations that all succeed: their returns say nothing, their order in time does"
+        yield "demonstrations that all succeed: their returns carry no information, their order in time does"
     if not p.reward_only and q.reward_only:
-        yield "judging the reward by what an agent makes of it"
+        yield "judging the reward by an agent that learns from it"
 
 
 def scale_columns(plan: RewardPlan) -> list[str]:
-    """Cells of one line of `--scale`."""
+    """Return the cells of one line of `--scale`."""
     passes = "?" if plan.passes_over_data is None else number(round(plan.passes_over_data, 1))
     counts = [plan.batches, plan.batches_per_cycle, plan.tensorboard_points, plan.checkpoints]
     return [*(number(count) for count in counts), passes]
@@ -179,6 +179,6 @@ TEXT = KindText(
     differences=reward_differences,
     better_for=reward_better_for,
     in_table=("reward.epochs", "reward.objective"),
-    scale_header=("batches", "a cycle", "points", "saves", "passes"),
+    scale_header=("batches", "per cycle", "points", "saves", "passes"),
     scale_columns=scale_columns,
 )
