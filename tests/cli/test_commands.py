@@ -66,14 +66,14 @@ def test_compare_is_seed_two_by_default() -> None:
     run = millpond("compare")
     assert run.returncode == 0
     assert run.stdout == millpond("compare", "puffer-metta", "metta").stdout
-    assert "ALERT: puffer-metta has 64 agents an env, metta has 3" in run.stdout
+    assert "ALERT: puffer-metta has 64 agents per env, metta has 3" in run.stdout
     assert json.loads(millpond("compare", "--json").stdout)["b"]["segments"] == 8192
 
 
 def test_agents_from_a_file() -> None:
     run = millpond("plan", "metta", "--agents-from", str(DATA / "metta.yaml"))
     assert run.returncode == 0
-    assert "ALERT: the config says 3 agents an env, metta.yaml has 64" in run.stdout
+    assert "ALERT: the config has 3 agents per env, metta.yaml has 64" in run.stdout
 
 
 def test_explain() -> None:

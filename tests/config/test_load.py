@@ -184,7 +184,7 @@ def test_an_env_of_several_agents_is_refused_where_one_is_trained() -> None:
 
 def test_sizes_that_fit_the_envs_agents_are_not_refused_before_it_is_asked() -> None:
     sizes = ["trainer.batch_unit=agent_steps", "trainer.batch_size=auto", "trainer.minibatch_size=49152"]
-    with pytest.raises(MillpondError, match=f"This may be only because only {OWN} itself knows"):
+    with pytest.raises(MillpondError, match=f"known only to {OWN} itself"):
         load("grid", [f"env.id={OWN}", *sizes])
     assert load("grid", [f"env.id={OWN}", *sizes], ask_env=lambda env: 3).recipe.env.num_agents == 3
 
