@@ -1,14 +1,14 @@
-"""Curves of every metric in the records, for any trainer: one small chart per metric, in groups."""
+"""Everything that is drawn from the records of any trainer: one small chart per metric, and the time by phase."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from millpond.record import COUNTERS
-from millpond.report.chart import chart, legend, series
+from millpond.record import COUNTERS, show_seconds
+from millpond.report.chart import COLOURS, chart, legend, series
 from millpond.report.facts import Facts
-from millpond.report.markup import Block, Markup, join, tag
+from millpond.report.markup import Block, Markup, join, table, tag
 
 # Captions below the charts; charts are drawn in this order.
 CAPTIONS = {
@@ -36,6 +36,7 @@ GROUPS = (
     ("Speed", re.compile(r".*_per_second$")),
 )
 OTHERS = "Others"
+BAR_WIDTH, BAR_HEIGHT = 860, 44  # of the phases
 IN_OTHER_SECTIONS = ("time/", "eval/")
 
 
@@ -99,3 +100,60 @@ def _chart_and_curve(metric: str) -> tuple[str, str]:
     if held_out := HELD_OUT.fullmatch(metric):
         return f"held_out/{held_out[2]}", held_out[1] or "learned"
     return metric, "all"
+
+
+def phase_seconds(facts: Facts) -> dict[str, float]:
+    """Sum the seconds of each phase over all records; nested phases are named like `collect/step`."""
+    totals: dict[str, float] = {}
+    for record in facts.records:
+        for name, seconds in record.items():
+            if name.startswith("time/"):
+                phase = name.removeprefix("time/")
+                totals[phase] = totals.get(phase, 0.0) + seconds
+    return totals
+
+
+def outer_phases(facts: Facts) -> dict[str, float]:
+    """Return seconds by outermost phase, with the time outside of all phases as `other`; empty if nothing was timed."""
+    outer = {name: spent for name, spent in phase_seconds(facts).items() if "/" not in name}
+    timed = sum(outer.values())
+    return {**outer, "other": max(facts.last.get("seconds", 0.0), timed) - timed} if timed else {}
+
+
+def phases(facts: Facts) -> Block | None:
+    """Return a bar of the total time by outermost phase, and a table with the nested ones."""
+    seconds, outer = phase_seconds(facts), outer_phases(facts)
+    total = sum(outer.values())
+    if not total:
+        return None
+    rows = []
+    for name, spent in outer.items():
+        rows.append([name, show_seconds(spent), f"{spent / total:.1%}"])
+        nested = {n: s for n, s in seconds.items() if n.startswith(f"{name}/")}
+        rows += [[f"   {n}", show_seconds(s), f"{s / total:.1%}"] for n, s in nested.items()]
+    note = tag("p", "Other: time outside of all phases (startup, compilation, saving, recording).", class_="quiet")
+    return Block("Time by phase", join(phase_bar(outer), table(["phase", "time", "share"], rows), note))
+
+
+def phase_bar(seconds: dict[str, float]) -> Markup:
+    """Draw phases side by side, each as wide as its share of the total time."""
+    left, total, pieces = 0.0, sum(seconds.values()), []
+    for k, (name, spent) in enumerate(seconds.items()):
+        width = spent / total * BAR_WIDTH
+        colour = "other" if name == "other" else f"f{k % COLOURS}"
+        title = tag("title", f"{name}: {show_seconds(spent)}, {spent / total:.1%}")
+        text = None
+        if width > 9 * (len(name) + 4):  # the label fits
+            text = tag(
+                "text", f"{name} {spent / total:.0%}", x=left + width / 2, y=BAR_HEIGHT / 2 + 5, class_="middle inside"
+            )
+        pieces.append(tag("g", tag("rect", x=left, y=0, width=width, height=BAR_HEIGHT, class_=colour), text, title))
+        left += width
+    return tag(
+        "svg",
+        tag("title", "share of time by phase"),
+        *pieces,
+        class_="phases",
+        viewBox=f"0 0 {BAR_WIDTH} {BAR_HEIGHT}",
+        role="img",
+    )

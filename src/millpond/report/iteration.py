@@ -10,9 +10,9 @@ from millpond.planner.lines import number, size
 from millpond.plurals import plural
 from millpond.record import show_seconds
 from millpond.report.chart import format_number
+from millpond.report.curves import phase_seconds
 from millpond.report.facts import Facts
 from millpond.report.markup import Block, Markup, join, table, tag
-from millpond.report.phases import phase_seconds
 
 REQUIRED = ("num_envs", "segments", "bptt_horizon", "num_minibatches", "gradient_updates", "agent_steps")
 

@@ -1,20 +1,79 @@
-"""The page of a run: its sections in order, one HTML file without scripts, and the charts as SVG files."""
+"""The page of a run: its last sections (checkpoints, plan, config, host), the order of all sections, and writing the files.
+
+The page is one HTML file without scripts that loads nothing; charts can also be written as SVG files.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from millpond.durable import replace_file
-from millpond.report.curves import charted_metrics, curves, metric_chart
-from millpond.report.details import checkpoints, config, host, plan
+from millpond.planner.lines import size
+from millpond.report.chart import format_number
+from millpond.report.curves import charted_metrics, curves, metric_chart, outer_phases, phase_bar, phases
 from millpond.report.evaluation import episode, evaluation_chart, evaluations
 from millpond.report.facts import Facts, Picture, read_facts
-from millpond.report.markup import Block, Markup, join, standalone, style_sheet, tag
-from millpond.report.phases import outer_phases, phase_bar, phases
+from millpond.report.markup import Block, Markup, join, standalone, style_sheet, table, tag
 from millpond.report.summary import summary
+
+
+def checkpoints(facts: Facts) -> Block | None:
+    """Return one row per checkpoint, the best one marked, and the commands that use them."""
+    if not facts.checkpoints:
+        return None
+    rows = [
+        [
+            saved.path.name,
+            format_number(saved.updates),
+            ("" if saved.score is None else format_number(saved.score)) + (" (best)" if saved.best else ""),
+            size(saved.nbytes),
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved.saved_at)),
+        ]
+        for saved in facts.checkpoints
+    ]
+    name = facts.name
+    best = f"millpond eval {name} --best" if facts.has_agent else f"millpond reward score {name} EPISODES --best"
+    commands = f"{best}    # the best by evaluation\nmillpond train --resume {name}    # continue from the newest\n"
+    return Block(
+        "Checkpoints",
+        join(
+            table(["checkpoint", "updates", f"{facts.score_name} when evaluated", "size", "saved"], rows),
+            tag("pre", commands),
+        ),
+    )
+
+
+def plan(facts: Facts) -> Block | None:
+    """Return the numbers of the plan, then its notes and advice."""
+    if not facts.plan:
+        return None
+    numbers = [[key, _show(value)] for key, value in facts.plan.items() if not isinstance(value, list)]
+    notes = [
+        tag("p", tag("b", f"{key}: "), "; ".join(map(str, value)))
+        for key, value in facts.plan.items()
+        if isinstance(value, list) and value
+    ]
+    return Block("Plan", join(table([], numbers), *notes), folded=True)
+
+
+def config(facts: Facts) -> Block | None:
+    """Return config.yaml with all settings."""
+    return Block("Config", tag("pre", facts.config_text), folded=True) if facts.config_text else None
+
+
+def host(facts: Facts) -> Block | None:
+    """Return host.json."""
+    return Block("Host", tag("pre", json.dumps(facts.host, indent=2)), folded=True) if facts.host else None
+
+
+def _show(value: Any) -> str:
+    return format_number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
 
 Section = Callable[[Facts], Block | None]  # None where the run has nothing to show in it
 
