@@ -62,7 +62,7 @@ def test_every_kind_of_bad_input(arguments: list[str]) -> None:
     assert "Traceback" not in run.stderr
 
 
-def test_compare_is_seed_two_by_default() -> None:
+def test_compare_is_pufferlib_against_metta_by_default() -> None:
     run = millpond("compare")
     assert run.returncode == 0
     assert run.stdout == millpond("compare", "puffer-metta", "metta").stdout

@@ -20,7 +20,7 @@ from millpond.config.base import NotWholeError, real_number, whole_number
         (8.0, 8),
     ],
 )
-def test_whole_numbers(written: object, meant: int) -> None:
+def test_integers_are_parsed_as_people_write_them(written: object, meant: int) -> None:
     assert whole_number(written) == meant
     assert type(whole_number(written)) is int
 
@@ -28,23 +28,23 @@ def test_whole_numbers(written: object, meant: int) -> None:
 @pytest.mark.parametrize(
     "written", [True, None, "many", 1.5, "1.5", "nan", "inf", float("nan"), [4], "1e19", "1e999999999", ""]
 )
-def test_what_is_not_a_whole_number(written: object) -> None:
+def test_other_values_are_not_integers(written: object) -> None:
     with pytest.raises(ValueError, match="must be"):
         whole_number(written)
 
 
-def test_a_fraction_is_told_its_neighbours() -> None:
+def test_a_fraction_names_the_integers_around_it() -> None:
     with pytest.raises(NotWholeError) as caught:
         whole_number("1000.5")
     assert caught.value.around == (1000, 1001)
 
 
 @pytest.mark.parametrize(("written", "meant"), [("1e-4", 1e-4), (3, 3.0), ("1_000.5", 1000.5)])
-def test_real_numbers(written: object, meant: float) -> None:
+def test_numbers_are_parsed_as_people_write_them(written: object, meant: float) -> None:
     assert real_number(written) == meant
 
 
 @pytest.mark.parametrize("written", [False, None, "nan", "-inf", "fast", "1e400"])
-def test_what_is_not_a_real_number(written: object) -> None:
+def test_other_values_are_not_numbers(written: object) -> None:
     with pytest.raises(ValueError, match="must be"):
         real_number(written)

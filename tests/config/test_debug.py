@@ -1,4 +1,4 @@
-"""`--debug` fits every recipe, whatever a user's file sets: one of every level, tiny, and valid."""
+"""The preset `debug` is valid and tiny for every recipe and any user's file: one of every level."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ USERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", USERS)
-def test_debug_fits_what_a_users_file_sets(name: str) -> None:
-    found = plan(USERS[name], preset="debug").to_json()
-    if found["kind"] == "ppo":
-        assert (found["iterations"], found["gradient_updates"]) == (1, 1)
-        assert found["agent_steps"] <= 32_768
-    elif found["kind"] == "mixture":
-        assert (found["rounds"], found["collections"]) == (1, 1)
-        assert found["agents"] <= 2
+def test_debug_fits_the_settings_of_a_users_file(name: str) -> None:
+    numbers = plan(USERS[name], preset="debug").to_json()
+    if numbers["kind"] == "ppo":
+        assert (numbers["iterations"], numbers["gradient_updates"]) == (1, 1)
+        assert numbers["agent_steps"] <= 32_768
+    elif numbers["kind"] == "mixture":
+        assert (numbers["rounds"], numbers["collections"]) == (1, 1)
+        assert numbers["agents"] <= 2
     else:
-        assert found["batches"] == 1
+        assert numbers["batches"] == 1
 
 
 @settings(deadline=None, max_examples=150)
@@ -76,7 +76,7 @@ def test_debug_fits_what_a_users_file_sets(name: str) -> None:
     by_target=st.booleans(),
     auto=st.booleans(),
 )
-def test_debug_is_valid_and_one_update_for_any_sizes(
+def test_debug_is_valid_and_has_one_update_for_any_sizes(
     agents: int, horizon: int, workers: int, groups: int, unit: str, rows: int, by_target: bool, auto: bool
 ) -> None:
     envs = {"forward_pass_minibatch_target_size": agents * workers} if by_target else {"num_envs": workers * groups}
@@ -93,10 +93,10 @@ def test_debug_is_valid_and_one_update_for_any_sizes(
             "minibatch_size": horizon,
         },
     }
-    found = plan(user, preset="debug").to_json()
-    assert (found["iterations"], found["gradient_updates"]) == (1, 1)
-    assert found["num_workers"] == 1
-    assert found["num_envs"] < ENVS_AT_MOST * groups
+    numbers = plan(user, preset="debug").to_json()
+    assert (numbers["iterations"], numbers["gradient_updates"]) == (1, 1)
+    assert numbers["num_workers"] == 1
+    assert numbers["num_envs"] < ENVS_AT_MOST * groups
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_debug_is_valid_and_one_update_for_any_sizes(
     ["trainer.num_workers=2", "trainer.bptt_horizon=16", "trainer.minibatch_size=128", "env.num_agents=24",
      "trainer.async_factor=3", "trainer.num_envs=64", "trainer.batch_unit=agent_steps"],
 )  # fmt: skip
-def test_an_override_stays_and_the_other_sizes_follow_it(override: str) -> None:
+def test_an_override_is_kept_and_other_sizes_fit_it(override: str) -> None:
     key, _, value = override.partition("=")
-    found = flatten(load("grid", [override], preset="debug").recipe)
-    assert str(found[key]) == value
-    assert found["trainer.total_iterations"] == 1
+    numbers = flatten(load("grid", [override], preset="debug").recipe)
+    assert str(numbers[key]) == value
+    assert numbers["trainer.total_iterations"] == 1
 
 
-def test_debug_hides_no_mistake_of_the_file(tmp_path: Path) -> None:
+def test_debug_does_not_hide_errors_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("extends: grid\nppo: {prio_alpha: 0.5}\ntrainer: {batchsize: 5}\n")
     with pytest.raises(ConfigError, match=r"did you mean trainer\.batch_size\?"):
         load(tmp_path / "mine.yaml", preset="debug")
@@ -119,7 +119,7 @@ def test_debug_hides_no_mistake_of_the_file(tmp_path: Path) -> None:
         load("grid", ["ppo.prio_alpha=0.5"], preset="debug")
 
 
-def test_a_puffer_file_has_debug_too() -> None:
+def test_a_puffer_file_has_the_preset_debug() -> None:
     ini = Path(__file__).parents[1] / "data" / "puffer_metta.ini"
-    found = plan(ini, preset="debug", agents_source=str(ini.with_name("metta.yaml"))).to_json()
-    assert found["gradient_updates"] == 1
+    numbers = plan(ini, preset="debug", agents_source=str(ini.with_name("metta.yaml"))).to_json()
+    assert numbers["gradient_updates"] == 1

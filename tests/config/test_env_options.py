@@ -42,7 +42,7 @@ def test_settings_reach_the_env(env_id: str, settings: dict[str, Any], reaches: 
 @pytest.mark.parametrize(
     ("source", "agents"), [("gymnasium:CartPole-v1", 1), ("atari:gravitar", 1), (str(DATA / "metta.yaml"), 64)]
 )
-def test_sources(source: str, agents: int) -> None:
+def test_files_and_environments_give_the_number_of_agents(source: str, agents: int) -> None:
     assert agents_from(source).agents == agents
 
 
@@ -55,7 +55,7 @@ def test_sources(source: str, agents: int) -> None:
         ("", "does not set num_agents"),
     ],
 )
-def test_files_that_do_not_say(tmp_path: Path, content: str, says: str) -> None:
+def test_a_file_without_one_number_of_agents_is_refused(tmp_path: Path, content: str, says: str) -> None:
     path = tmp_path / "environment.yaml"
     path.write_text(content)
     with pytest.raises(MillpondError, match=says):
@@ -63,12 +63,12 @@ def test_files_that_do_not_say(tmp_path: Path, content: str, says: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["grid", "nothing known", "missing.yaml", PARALLEL])
-def test_what_cannot_be_asked(source: str) -> None:
+def test_unknown_sources_of_the_number_of_agents_are_refused(source: str) -> None:
     with pytest.raises(MillpondError):
         agents_from(source)
 
 
-def test_the_env_of_a_config_is_asked_with_the_options_that_it_has_there() -> None:
+def test_the_env_of_a_config_is_built_with_its_options() -> None:
     env = EnvConfig.model_validate({"id": "gymnasium:CartPole-v1", "options": {"no_such": 1}})
     assert agents_from(env.id).agents == 1
     with pytest.raises(MillpondError, match="no_such"):

@@ -18,7 +18,7 @@ NAMED_IN_THE_DESIGN = {
 }
 
 
-def test_all_recipes_are_there() -> None:
+def test_all_recipes_are_packaged() -> None:
     assert set(recipe_names()) == NAMED_IN_THE_DESIGN
 
 
@@ -30,11 +30,11 @@ def test_every_recipe_and_its_presets_are_valid(name: str) -> None:
         load(name, preset=preset)
 
 
-def test_the_documents_keys_and_values() -> None:
+def test_metta_has_the_keys_and_values_of_the_original() -> None:
     recipe = load("metta").recipe
     assert isinstance(recipe, PPORecipe)
     flat = flatten(recipe)
-    documents = {
+    original = {
         "trainer.num_workers": 16,
         "trainer.batch_size": 524_288,
         "trainer.forward_pass_minibatch_target_size": 4_096,
@@ -55,18 +55,18 @@ def test_the_documents_keys_and_values() -> None:
         "ppo.learning_rate": 4.57e-4,
         "ppo.max_grad_norm": 0.5,
     }
-    assert {key: flat[key] for key in documents} == documents
+    assert {key: flat[key] for key in original} == original
     assert flat["trainer.compile"] in (True, False)
 
 
-def test_keys_that_every_recipe_has() -> None:
+def test_every_recipe_has_the_common_keys() -> None:
     shared = {"seed", "device", "run_dir", "trainer.total_iterations", "trainer.max_seconds", "checkpoint.interval",
               "eval.interval", "log.tensorboard", "log.wandb"}  # fmt: skip
     for name in recipe_names():
         assert shared <= set(flatten(load(name).recipe))
 
 
-def test_overrides() -> None:
+def test_overrides_set_keys() -> None:
     recipe = load(
         "metta", ["trainer.batch_size=262_144", "trainer.total_timesteps=1e9", "ppo.target_kl=0.02", "log.wandb=false"]
     ).recipe
@@ -78,7 +78,7 @@ def test_overrides() -> None:
 
 
 @pytest.mark.parametrize("text", ["trainer.batch_size", "=5", ".a=1", "a..b=2", "trainer.=1"])
-def test_what_is_not_an_override(text: str) -> None:
+def test_other_text_is_not_an_override(text: str) -> None:
     with pytest.raises(MillpondError, match="is not an override"):
         load("metta", [text])
 
@@ -89,7 +89,7 @@ def test_a_recipe_is_frozen() -> None:
         recipe.seed = 3  # type: ignore[misc]
 
 
-def test_extends_merges_sections_and_looks_beside_the_file(tmp_path: Path) -> None:
+def test_extends_merges_sections_and_is_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "below.yaml").write_text("extends: metta\ntrainer: {update_epochs: 3}\n")
     (tmp_path / "above.yaml").write_text("extends: below.yaml\ntrainer: {bptt_horizon: 32}\n")
     recipe = load(tmp_path / "above.yaml").recipe
@@ -97,14 +97,14 @@ def test_extends_merges_sections_and_looks_beside_the_file(tmp_path: Path) -> No
     assert (recipe.trainer.update_epochs, recipe.trainer.bptt_horizon, recipe.trainer.num_workers) == (3, 32, 16)
 
 
-def test_extends_in_a_ring(tmp_path: Path) -> None:
+def test_a_cycle_of_extends_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
     with pytest.raises(MillpondError, match="cannot extend itself"):
         load(tmp_path / "a.yaml")
 
 
-def test_presets() -> None:
+def test_presets_set_keys_and_overrides_win() -> None:
     flat = flatten(load("reward", ["reward.cycles=7"], preset="full").recipe)
     levels = [flat[f"reward.{name}"] for name in ("epochs", "cycles", "iterations", "train_batches")]
     assert levels == [10, 7, 100, 50]  # an override wins over the preset
@@ -114,7 +114,7 @@ def test_presets() -> None:
         load("reward", preset="quick")
 
 
-def test_names_that_are_nearly_right() -> None:
+def test_a_mistyped_name_gets_a_suggestion() -> None:
     with pytest.raises(MillpondError, match=r"did you mean puffer-metta\?"):
         load("pufer-metta")
     with pytest.raises(ConfigError, match=r"trainer.batchsize is not a known key; did you mean trainer.batch_size\?"):
@@ -128,7 +128,7 @@ def test_names_that_are_nearly_right() -> None:
 OWN = "nowhere:make_env"  # never imported: only `ask_env` may
 
 
-def test_agents_and_step_limit_of_a_recipe_are_those_of_its_own_env() -> None:
+def test_agents_and_step_limit_of_a_recipe_are_dropped_with_another_env() -> None:
     loaded = load("grid", [f"env.id={OWN}"])
     assert loaded.agents_open
     assert "num_agents" not in loaded.recipe.env.model_fields_set
@@ -137,7 +137,7 @@ def test_agents_and_step_limit_of_a_recipe_are_those_of_its_own_env() -> None:
     assert load("grid", ["env.id=gymnasium:CartPole-v1"]).recipe.env.num_agents == 1
 
 
-def test_agents_and_step_limit_that_come_with_the_env_are_taken() -> None:
+def test_agents_and_step_limit_set_together_with_the_env_are_used() -> None:
     loaded = load("grid", [f"env.id={OWN}", "env.num_agents=4", "env.max_steps=9"])
     assert (loaded.recipe.env.num_agents, loaded.recipe.env.max_steps) == (4, 9)
     assert not loaded.agents_open
@@ -146,7 +146,7 @@ def test_agents_and_step_limit_that_come_with_the_env_are_taken() -> None:
     assert (sized.recipe.env.num_agents, sized.recipe.env.max_steps) == (3, 256)
 
 
-def test_a_file_that_extends_a_recipe_with_another_env_leaves_out_its_agents(tmp_path: Path) -> None:
+def test_a_file_that_extends_a_recipe_with_another_env_drops_its_agents(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(f"extends: grid\nenv: {{id: '{OWN}', max_steps: 5}}\n")
     loaded = load(tmp_path / "mine.yaml")
     assert loaded.agents_open
@@ -154,14 +154,14 @@ def test_a_file_that_extends_a_recipe_with_another_env_leaves_out_its_agents(tmp
     assert loaded.notes == ("dropped, since it was set for env.id=grid: env.num_agents=3",)
 
 
-def test_a_limit_is_shared_by_the_envs_of_a_family_and_agents_are_not(tmp_path: Path) -> None:
+def test_a_family_shares_the_step_limit_but_not_the_number_of_agents(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("extends: grid\nenv: {id: 'a:make', num_agents: 2, max_steps: 5}\n")
     env = load(tmp_path / "mine.yaml", ["env.id=b:make"]).recipe.env
     assert env.max_steps == 5
     assert "num_agents" not in env.model_fields_set
 
 
-def test_the_env_fills_in_how_many_agents_it_has() -> None:
+def test_the_env_fills_in_its_number_of_agents() -> None:
     asked = []
     loaded = load("grid", [f"env.id={OWN}"], ask_env=lambda env: asked.append(env.id) or 5)
     assert asked == [OWN]
@@ -170,19 +170,19 @@ def test_the_env_fills_in_how_many_agents_it_has() -> None:
     load("grid", ask_env=lambda env: pytest.fail("the config says how many agents grid has"))
 
 
-def test_another_number_of_agents_than_the_env_has_is_refused_with_the_fix() -> None:
+def test_a_wrong_number_of_agents_is_refused_with_the_fix() -> None:
     rule = rf"env.num_agents=3, but an env of env.id={OWN} has 1 agent; try env.num_agents=1$"
     with pytest.raises(ConfigError, match=rule):
         load("grid", [f"env.id={OWN}", "env.num_agents=3"], ask_env=lambda env: 1)
     load("grid", [f"env.id={OWN}", "env.num_agents=1"], ask_env=lambda env: 1)
 
 
-def test_an_env_of_several_agents_is_refused_where_one_is_trained() -> None:
+def test_an_env_with_several_agents_is_refused_by_kinds_that_train_one() -> None:
     with pytest.raises(MillpondError, match=r"has 2 agents, and recipes of kind mixture train one per env"):
         load("mixture", [f"env.id={OWN}"], ask_env=lambda env: 2)
 
 
-def test_sizes_that_fit_the_envs_agents_are_not_refused_before_it_is_asked() -> None:
+def test_sizes_are_checked_after_the_env_was_asked_for_its_agents() -> None:
     sizes = ["trainer.batch_unit=agent_steps", "trainer.batch_size=auto", "trainer.minibatch_size=49152"]
     with pytest.raises(MillpondError, match=f"known only to {OWN} itself"):
         load("grid", [f"env.id={OWN}", *sizes])
@@ -209,12 +209,12 @@ def test_sizes_that_fit_the_envs_agents_are_not_refused_before_it_is_asked() -> 
         ("reward", "lr", "reward.learning_rate"),
     ],
 )
-def test_names_of_other_libraries_lead_to_the_key(kind: str, typed: str, meant: str) -> None:
+def test_names_of_other_libraries_suggest_the_key(kind: str, typed: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{typed} is not a known key; did you mean {meant}\?$"):
         load(kind, [f"{typed}=3"])
 
 
-def test_what_is_like_no_key_gets_no_guess() -> None:
+def test_a_name_unlike_any_key_gets_no_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"trainer.zebra is not a known key; `millpond plan --explain trainer` lists"):
         load("grid", ["trainer.zebra=3"])
     with pytest.raises(ConfigError, match=r"zebra is not a known key; sections are env, vector, "):

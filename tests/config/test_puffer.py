@@ -1,4 +1,4 @@
-"""PufferLib's .ini files, read as they are."""
+"""PufferLib's .ini files are translated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_the_config_of_seed_two() -> None:
+def test_the_metta_file_of_pufferlib_is_translated() -> None:
     planned = plan(METTA, ["env.num_agents=64"])
     p = planned.plan
     assert isinstance(p, PPOPlan)
@@ -39,7 +39,7 @@ def test_the_config_of_seed_two() -> None:
     assert recipe.policy.core == "lstm"
 
 
-def test_defaults_are_pufferlibs_and_are_told() -> None:
+def test_defaults_of_pufferlib_are_used_and_listed() -> None:
     loaded = load(METTA, ["env.num_agents=64"])
     recipe = loaded.recipe
     assert isinstance(recipe, PPORecipe)
@@ -54,14 +54,14 @@ def test_defaults_are_pufferlibs_and_are_told() -> None:
     assert "train.prio_alpha=0.8" in text
 
 
-def test_what_has_no_meaning_is_listed() -> None:
+def test_keys_without_a_meaning_are_listed() -> None:
     loaded = load(METTA, ["env.num_agents=64"])
     listed = {"base.policy_name", "env.ore_reward", "train.name", "sweep.metric", "sweep.train.total_timesteps.min"}
     assert listed <= set(loaded.ignored)
     assert "sweep.metric" in show(plan(METTA, ["env.num_agents=64"]))
 
 
-def test_agents_that_the_file_leaves_open() -> None:
+def test_a_file_may_leave_the_number_of_agents_open() -> None:
     with pytest.raises(MillpondError, match="does not set the number of agents per env"):
         plan(METTA)  # one agent an env is too few for the minibatch
     left_open = plan(METTA, ["trainer.minibatch_size=1024"])
@@ -75,7 +75,7 @@ def test_agents_that_the_file_leaves_open() -> None:
     assert "the config has 32 agents per env, metta.yaml has 64" in said.alerts[0]
 
 
-def test_auto_horizon() -> None:
+def test_an_auto_horizon_follows_from_the_batch() -> None:
     text = (
         METTA.read_text()
         .replace("batch_size = auto", "batch_size = 8192")
@@ -97,7 +97,9 @@ def test_auto_horizon() -> None:
         ("backend = PufferEnv\nnum_envs = 1", 1, 1, 1),
     ],
 )
-def test_auto_in_vec(tmp_path: Path, vec: str, envs: int, workers: int, groups: int) -> None:
+def test_auto_in_vec_is_resolved_as_pufferlib_does(
+    tmp_path: Path, vec: str, envs: int, workers: int, groups: int
+) -> None:
     path = write(
         tmp_path, f"[base]\npackage = metta\n[vec]\n{vec}\n[env]\nnum_agents = 8\n[train]\nminibatch_size = 64\n"
     )
@@ -107,7 +109,7 @@ def test_auto_in_vec(tmp_path: Path, vec: str, envs: int, workers: int, groups: 
     assert p.batch_size == envs * 8 * 64
 
 
-def test_envs_inside_a_vec_env(tmp_path: Path) -> None:
+def test_envs_inside_a_vec_env_are_counted(tmp_path: Path) -> None:
     path = write(
         tmp_path, "[base]\npackage = ocean\nenv_name = puffer_breakout\n[vec]\nnum_envs = 2\n[env]\nnum_envs = 1024\n"
     )
@@ -130,13 +132,13 @@ def test_envs_inside_a_vec_env(tmp_path: Path) -> None:
         ("[train]\noptimizer = sgd\n", "ppo.optimizer=sgd is not one of"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path: Path, text: str, says: str) -> None:
+def test_files_that_cannot_be_translated_are_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(MillpondError) as caught:
         load(write(tmp_path, text))
     assert says in str(caught.value)
 
 
-def test_a_recipe_may_extend_an_ini(tmp_path: Path) -> None:
+def test_a_recipe_may_extend_an_ini_file(tmp_path: Path) -> None:
     (tmp_path / "puffer.ini").write_text(METTA.read_text())
     (tmp_path / "mine.yaml").write_text("extends: puffer.ini\nenv: {num_agents: 8}\n")
     loaded = load(tmp_path / "mine.yaml")

@@ -1,4 +1,4 @@
-"""Rules between keys: each refuses, says why, and what it suggests is valid."""
+"""Rules between keys: each error names its reason, and the suggested fix is valid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def refusal(recipe: str, *overrides: str) -> ConfigError:
     return caught.value
 
 
-def test_the_minibatch_of_the_documents_gone_wrong() -> None:
+def test_a_wrong_minibatch_of_metta_is_refused_with_fixes() -> None:
     error = refusal("metta", "trainer.minibatch_size=10000")
     assert str(error) == (
         "trainer.minibatch_size=10,000 is not a multiple of trainer.bptt_horizon=64 (the nearest are 9,984 and 10,048), "
@@ -77,35 +77,35 @@ def test_the_minibatch_of_the_documents_gone_wrong() -> None:
         ("reward", ["data.drop_columns=[states]"], "a column is named FIELD:COLUMN"),
     ],
 )  # fmt: skip
-def test_a_rule_refuses_and_its_fix_is_valid(recipe: str, overrides: list[str], says: str) -> None:
+def test_a_violation_is_refused_and_its_fix_is_valid(recipe: str, overrides: list[str], says: str) -> None:
     error = refusal(recipe, *overrides)
     assert says in str(error)
     for fix in [*error.violations[0].fixes, *([error.fix] if error.fix else [])]:
         load(recipe, {**dict(parse_override(o) for o in overrides), **fix})
 
 
-def test_envs_that_step_all_envs_together_need_whole_rounds() -> None:
+def test_environments_that_step_all_envs_together_need_whole_rounds() -> None:
     overrides = {"env.id": "atari:pong", "env.num_agents": 1, "trainer.batch_size": 524_288 + 16_384}
     with pytest.raises(ConfigError, match=r"cannot be stepped in part; try trainer.batch_size=524288") as caught:
         load("metta", overrides)
     load("metta", {**overrides, **caught.value.fix})
 
 
-def test_every_violation_is_told_at_once() -> None:
+def test_all_violations_are_reported_at_once() -> None:
     error = refusal(
         "metta",
         *("trainer.batchsize=3", "trainer.bptt_horizon=0", "ppo.gamma=1.5", "ppo.sampling=prio", "device=gpu"),
         *("trainer.update_epochs=1.5", "env.obs_size=4", "seed=true"),
     )
-    told = [violation.keys[0] for violation in error.violations]
-    assert sorted(told) == sorted(
+    keys = [violation.keys[0] for violation in error.violations]
+    assert sorted(keys) == sorted(
         ["trainer.batchsize", "trainer.bptt_horizon", "ppo.gamma", "ppo.sampling", "device", "trainer.update_epochs",
          "env.obs_size", "seed"]
     )  # fmt: skip
     assert str(error).startswith("8 settings of metta are wrong:\n- ")
 
 
-def test_several_broken_rules_come_with_one_fix_for_all() -> None:
+def test_several_violations_come_with_one_fix_for_all() -> None:
     overrides = (
         "trainer.batch_size=500000",
         "trainer.minibatch_size=10000",
@@ -118,14 +118,14 @@ def test_several_broken_rules_come_with_one_fix_for_all() -> None:
     load("metta", {**dict(parse_override(o) for o in overrides), **error.fix})
 
 
-def test_a_section_that_is_none() -> None:
+def test_a_value_in_place_of_a_section_is_refused() -> None:
     assert "trainer=3 must be a section with keys" in str(refusal("metta", "trainer=3"))
 
 
 @pytest.mark.parametrize(
     "overrides", [["trainer.batch_size=auto"], ["trainer.batch_size=many"], ["trainer.batch_size=1.5"]]
 )
-def test_numbers_or_auto(overrides: list[str]) -> None:
+def test_a_batch_size_is_a_number_or_auto(overrides: list[str]) -> None:
     if overrides == ["trainer.batch_size=auto"]:
         assert "auto, which is 174,080" in str(refusal("metta", *overrides))  # 16,384 does not divide it
     else:
@@ -161,13 +161,13 @@ def test_every_fix_of_every_key_is_valid(recipe: str) -> None:
         ["env.num_agents=1e6"],
     ],
 )
-def test_sizes_out_of_the_common_are_refused_with_a_fix(overrides: list[str]) -> None:
+def test_unusual_sizes_are_refused_with_a_fix(overrides: list[str]) -> None:
     error = refusal("metta", *overrides)
     assert error.fix
     load("metta", {**dict(parse_override(o) for o in overrides), **error.fix})
 
 
-def test_presets_are_judged_when_they_are_read() -> None:
+def test_presets_are_checked_when_they_are_read() -> None:
     error = refusal("metta", "presets.debug={trainer.batchsize: 5}")
     assert "presets.debug sets trainer.batchsize, which is not a known key; did you mean trainer.batch_size?" in str(
         error
@@ -183,7 +183,7 @@ def ppo_settings(draw: st.DrawFn) -> dict[str, Any]:
     horizon = draw(st.integers(1, 128))
     scaled = draw(st.booleans())  # half of the time at least multiples of the horizon
     unit = horizon if scaled else 1
-    found: dict[str, Any] = {
+    drawn: dict[str, Any] = {
         "env.num_agents": draw(st.integers(1, 70)),
         "env.grid.width": 60,
         "env.grid.height": 60,
@@ -200,12 +200,12 @@ def ppo_settings(draw: st.DrawFn) -> dict[str, Any]:
     }
     for key in ("trainer.num_envs", "trainer.forward_pass_minibatch_target_size"):
         if draw(st.booleans()):
-            found[key] = draw(sizes)
-    return found
+            drawn[key] = draw(sizes)
+    return drawn
 
 
 @given(ppo_settings())
-def test_any_sizes_are_valid_or_refused_with_a_fix_that_is(settings: dict[str, Any]) -> None:
+def test_any_sizes_are_valid_or_refused_with_a_valid_fix(settings: dict[str, Any]) -> None:
     error = None
     try:
         load("metta", settings)
@@ -231,7 +231,7 @@ def test_any_sizes_are_valid_or_refused_with_a_fix_that_is(settings: dict[str, A
     own=st.sampled_from([0, 0.1, 0.2, 0.5, 0.37]),
     mode=st.sampled_from(["rounds", "live", "single", "single-resets", "no-resets"]),
 )
-def test_any_mixture_is_valid_or_refused_with_a_fix_that_is(
+def test_any_mixture_is_valid_or_refused_with_a_valid_fix(
     agents: int, envs: int, steps: int, minibatches: int, ponds: int, frames: int, own: float, mode: str
 ) -> None:
     settings = {

@@ -1,4 +1,4 @@
-"""YAML without surprises, and files that are no recipes."""
+"""Strict YAML, and files that are not recipes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from millpond.errors import MillpondError
         ("a: [1, 2_0]", [1, 20]),
     ],
 )
-def test_scalars(text: str, value: object) -> None:
+def test_scalars_are_read_as_in_yaml_1_2(text: str, value: object) -> None:
     parsed = parse(text, "here")["a"]
     assert parsed == value
     assert type(parsed) is type(value)
@@ -46,7 +46,7 @@ def test_scalars(text: str, value: object) -> None:
         ("? [1]\n: 2", "a key must be plain text"),
     ],
 )
-def test_what_is_refused(text: str, says: str) -> None:
+def test_unsafe_or_ambiguous_yaml_is_refused(text: str, says: str) -> None:
     with pytest.raises(RecipeFileError, match=says.replace("[", r"\[")):
         parse(text, "here")
 
@@ -66,7 +66,7 @@ def test_what_is_refused(text: str, says: str) -> None:
         (b"extends: mettta\n", "did you mean metta?"),
     ],
 )
-def test_files_that_are_no_recipes(tmp_path: Path, content: bytes, says: str) -> None:
+def test_files_that_are_not_recipes_are_refused(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_bytes(content)
     with pytest.raises(MillpondError) as caught:
@@ -74,7 +74,7 @@ def test_files_that_are_no_recipes(tmp_path: Path, content: bytes, says: str) ->
     assert says in str(caught.value)
 
 
-def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+def test_a_huge_file_is_refused_without_reading_it(tmp_path: Path) -> None:
     path = tmp_path / "huge.yaml"
     with path.open("wb") as file:
         file.truncate(100_000_000)
@@ -82,7 +82,7 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
+def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeFileError, match="is a folder"):
         load(tmp_path)
     with pytest.raises(RecipeFileError, match="does not exist"):

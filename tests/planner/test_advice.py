@@ -1,4 +1,4 @@
-"""Advice: said where it applies, silent where it does not, and its overrides do what they promise."""
+"""Advice is given if and only if it applies, and its overrides solve the problem."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def overrides_of(recipe: str, topic: str, settings: dict[str, Any] | None = None
     raise AssertionError(f"nothing on {topic}")
 
 
-def test_rows_that_do_not_divide_the_envs() -> None:
+def test_a_top_up_round_is_advised_against() -> None:
     assert overrides_of("metta", "top-up round") == {"trainer.batch_size": 522_240, "trainer.minibatch_size": 16_320}
-    found = plan("metta", overrides_of("metta", "top-up round")).plan
-    assert isinstance(found, PPOPlan)
-    assert (found.top_up_rows, found.whole_rounds, found.num_minibatches) == (0, 3, 32)
+    numbers = plan("metta", overrides_of("metta", "top-up round")).plan
+    assert isinstance(numbers, PPOPlan)
+    assert (numbers.top_up_rows, numbers.whole_rounds, numbers.num_minibatches) == (0, 3, 32)
     assert "top-up round" not in topics("metta", {"env.num_agents": 4})
 
 
-def test_truncation_taken_for_an_end_is_for_experiments() -> None:
+def test_truncation_without_bootstrap_is_advised_against() -> None:
     off = {"ppo.bootstrap_truncation": False}
     assert overrides_of("grid", "for experiments", off) == {"ppo.bootstrap_truncation": True}
     assert "for experiments" not in topics("grid")
 
 
-def test_a_batch_smaller_than_one_round() -> None:
+def test_a_batch_smaller_than_one_round_is_advised_against() -> None:
     settings = {"trainer.batch_size": 65_536}
     assert "idle envs" in topics("metta", settings)
     better = plan("metta", {**settings, **overrides_of("metta", "idle envs", settings)}).plan
@@ -46,12 +46,12 @@ def test_a_batch_smaller_than_one_round() -> None:
     assert better.whole_rounds == 1
 
 
-def test_workers_over_cores() -> None:
+def test_more_workers_than_cores_are_advised_against() -> None:
     assert "workers" in topics("metta", host=Host(cores=2, memory=10**12))
     assert "workers" not in topics("metta")
 
 
-def test_memory_that_is_not_there() -> None:
+def test_plans_beyond_the_memory_get_advice_that_fits() -> None:
     small = Host(cores=64, memory=450_000_000)
     assert "memory" in topics("metta", host=small)
     parts = overrides_of("metta", "memory", host=small)
@@ -63,7 +63,7 @@ def test_memory_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("memory", [10**8, 3 * 10**8, 10**9, 10**10])
 @pytest.mark.parametrize("agents", [1, 3, 24, 64])
-def test_advice_ends_its_trouble_and_brings_no_other(memory: int, agents: int) -> None:
+def test_advice_solves_its_problem_and_causes_no_other(memory: int, agents: int) -> None:
     host, troubles = Host(cores=2, memory=memory), {"top-up round", "idle envs", "memory", "workers"}
     settings = {"env.num_agents": agents, "env.grid.width": 40, "env.grid.height": 40}
     before = plan("metta", settings, host=host).advice
@@ -75,7 +75,7 @@ def test_advice_ends_its_trouble_and_brings_no_other(memory: int, agents: int) -
             assert after <= had
 
 
-def test_many_agents_and_few() -> None:
+def test_many_and_few_agents_get_their_own_advice() -> None:
     assert "many agents" in topics("metta", {"env.num_agents": 24})
     keys = {
         key for a in plan("metta", {"env.num_agents": 24}).advice if a.topic == "many agents" for key, _ in a.overrides
@@ -89,11 +89,11 @@ def test_many_agents_and_few() -> None:
     assert not topics("metta") & {"many agents", "few agents"}
 
 
-def test_speed() -> None:
+def test_groups_and_compilation_are_advised_for_speed() -> None:
     speed = [dict(a.overrides) for a in plan("metta", {"trainer.async_factor": 1}).advice if a.topic == "speed"]
     assert {"trainer.async_factor": 2} in speed
     assert {"trainer.compile": True} in speed
-    assert not any("trainer.precision" in found for found in speed)
+    assert not any("trainer.precision" in numbers for numbers in speed)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_speed() -> None:
     [({"float32": 20.0, "bfloat16": 10.0}, "bfloat16"), ({"float32": 20.0, "bfloat16": 19.0}, None),
      ({"float32": 10.0, "bfloat16": 20.0}, None), ({"float32": 20.0}, None)],
 )  # fmt: skip
-def test_another_precision_is_advised_only_where_benches_of_both_show_that_it_is_faster(
+def test_another_precision_is_advised_only_if_benches_show_that_it_is_faster(
     seconds: dict[str, float], advised: str | None
 ) -> None:
     benches = []
@@ -123,32 +123,32 @@ def test_another_precision_is_advised_only_where_benches_of_both_show_that_it_is
     assert ({"trainer.precision": "float32"} in [dict(a.overrides) for a in slow]) is faster_in_float32
 
 
-def test_an_absurd_replay_ratio() -> None:
+def test_extreme_replay_ratios_are_advised_against() -> None:
     fix = overrides_of("mixture-seed", "replay ratio")
-    found = plan("mixture-seed", fix).plan
-    assert isinstance(found, MixturePlan)
-    assert found.big_replay_ratio == 1.0
+    numbers = plan("mixture-seed", fix).plan
+    assert isinstance(numbers, MixturePlan)
+    assert numbers.big_replay_ratio == 1.0
     assert "replay ratio" not in topics("mixture-gravitar")
     assert "replay ratio" in topics("mixture", {"mixture.big_updates": 10_000_000})
 
 
-def test_agents_with_less_than_a_single_agents_batch() -> None:
+def test_small_batches_of_agents_are_advised_against() -> None:
     settings = {"pqn.num_envs": 32}
     assert overrides_of("mixture", "agents' batch", settings) == {"pqn.num_envs": 128}
     assert "agents' batch" not in topics("mixture")
 
 
-def test_exploration_thrown_away() -> None:
+def test_a_large_epsilon_after_a_reset_is_advised_against() -> None:
     assert "exploration" in topics("mixture-seed")
     assert "exploration" not in topics("mixture-gravitar")
 
 
-def test_ponds_that_do_not_fit() -> None:
+def test_ponds_beyond_the_memory_get_advice() -> None:
     assert "memory" in topics("mixture-gravitar", host=Host(2, 4 * 10**9))
     assert "memory" not in topics("mixture-gravitar")
 
 
-def test_reward_advice() -> None:
+def test_reward_plans_get_advice() -> None:
     assert "passes" in topics("reward-libero")
     assert "sampled steps" in topics("reward", {"reward.steps_per_episode": 500})
     assert "log" in topics("reward", {"reward.iterations": 1})

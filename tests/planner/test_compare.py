@@ -1,4 +1,4 @@
-"""Two configs side by side: the table of seed 002 with its wrong entries right."""
+"""Comparisons of two plans: table, differences, alerts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from millpond.planner import plan
 from millpond.planner.compare import compare
 from millpond.planner.text import show_compare
 
-# Parameter -> PufferLib, Metta, as ruled.
-SEED_TWO = {
+# Parameter -> PufferLib, Metta.
+EXPECTED = {
     "Total environments": (64, 2_720),
     "Environments per group": (32, 1_360),
     "Workers": (16, 16),
@@ -32,28 +32,28 @@ SEED_TWO = {
 }
 
 
-def test_the_table_of_seed_two() -> None:
+def test_the_table_of_pufferlib_against_metta() -> None:
     comparison = compare(plan("puffer-metta"), plan("metta"))
     rows = {row.label: (row.a, row.b) for row in comparison.rows if not row.heading}
-    assert {label: rows[label] for label in SEED_TWO} == SEED_TWO
+    assert {label: rows[label] for label in EXPECTED} == EXPECTED
     assert rows["Steps per env and iteration"] == (64, 192.7529)
 
 
-def test_the_alert() -> None:
+def test_different_numbers_of_agents_are_an_alert() -> None:
     text = show_compare(compare(plan("puffer-metta"), plan("metta")))
     assert "!! ALERT: puffer-metta has 64 agents per env, metta has 3." in text
 
 
-def test_words_carry_reasons() -> None:
+def test_differences_have_reasons() -> None:
     comparison = compare(plan("puffer-metta"), plan("metta"))
     text = " ".join(comparison.words.differences)
     for topic in ("Units:", "Updates: 8 against 32", "Overlap:", "Diversity:", "Staleness", "Memory:"):
         assert topic in text
     for point in (*comparison.words.a_is_better_for, *comparison.words.b_is_better_for):
-        assert ":" in point  # what for, then why
+        assert ":" in point  # the purpose, then the reason
 
 
-def test_a_config_against_itself() -> None:
+def test_a_config_against_itself_has_no_differences() -> None:
     comparison = compare(plan("metta"), plan("metta"))
     assert not comparison.settings
     assert not comparison.alerts
@@ -61,27 +61,27 @@ def test_a_config_against_itself() -> None:
     assert not comparison.words.b_is_better_for
 
 
-def test_swapping_the_sides_swaps_the_words() -> None:
+def test_swapping_the_sides_swaps_what_each_is_better_for() -> None:
     there, back = compare(plan("grid"), plan("metta")), compare(plan("metta"), plan("grid"))
     assert there.words.a_is_better_for == back.words.b_is_better_for
 
 
-def test_an_ini_against_a_recipe() -> None:
+def test_an_ini_file_is_compared_with_a_recipe() -> None:
     ini = Path(__file__).parent.parent / "data" / "puffer_metta.ini"
     comparison = compare(plan(ini, ["env.num_agents=64"]), plan("metta"))
     assert any("the environments differ: mettagrid against grid" in alert for alert in comparison.alerts)
 
 
 @pytest.mark.parametrize(("first", "second"), [pair for pair in product(recipe_names(), repeat=2) if pair[0] < pair[1]])
-def test_any_two_recipes_fit_the_page(first: str, second: str) -> None:
+def test_comparisons_of_any_two_recipes_fit_the_page(first: str, second: str) -> None:
     text = show_compare(compare(plan(first), plan(second)))
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "Differences that matter" in text
 
 
-def test_json_holds_what_the_text_says() -> None:
-    found = compare(plan("puffer-metta"), plan("metta")).to_json()
-    assert found["a"]["gradient_updates"] == 8
-    assert found["b"]["gradient_updates"] == 32
-    assert {"parameter": "Rows", "a": 4_096, "b": 8_192, "note": "x2"} in found["table"]
-    assert found["alerts"]
+def test_json_has_the_contents_of_the_text() -> None:
+    tree = compare(plan("puffer-metta"), plan("metta")).to_json()
+    assert tree["a"]["gradient_updates"] == 8
+    assert tree["b"]["gradient_updates"] == 32
+    assert {"parameter": "Rows", "a": 4_096, "b": 8_192, "note": "x2"} in tree["table"]
+    assert tree["alerts"]

@@ -1,4 +1,4 @@
-"""Times in a plan: from figures of this machine and the same settings, and from nothing else."""
+"""Times of a plan come only from measurements of this machine with the same settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def measured(recipe: str = "metta") -> Measured:
     )
 
 
-def test_the_run_is_iterations_times_the_iteration() -> None:
+def test_the_time_of_a_run_is_that_of_its_iterations() -> None:
     planned = plan("metta", measured=[measured()])
     assert planned.to_json()["estimated_iteration_seconds"] == 14.5
     assert planned.to_json()["estimated_seconds"] == 14.5 * 19_073
@@ -57,14 +57,14 @@ def test_the_run_is_iterations_times_the_iteration() -> None:
     assert "3.2 days" in text
 
 
-def test_collecting_grows_with_steps_and_training_with_epochs_too() -> None:
+def test_collecting_scales_with_steps_and_training_also_with_epochs() -> None:
     changed = ["trainer.batch_size=262_144", "trainer.update_epochs=3", "trainer.total_iterations=2"]
     planned = plan("metta", changed, measured=[measured()])
     assert planned.to_json()["estimated_seconds"] == pytest.approx(2 * (3.0 + 12.0 + 0.5))
     assert "scaled by agent steps" in show(planned)
 
 
-def test_rounds_of_a_mixture() -> None:
+def test_the_time_of_a_mixture_is_that_of_its_rounds() -> None:
     """Four rounds of 16 collections; the lake has 262,144 transitions after one and fills the BigPond from then on."""
     planned = plan("mixture", measured=[measured("mixture")])
     a_round = 16 * (2.0 + 0.4 + 4.0 + 0.8) / 4 + 131_072 * 1e-5 + 4_096 * 0.02
@@ -74,7 +74,7 @@ def test_rounds_of_a_mixture() -> None:
     assert "BigAgent 81.9 s" in " ".join(show(planned).split())
 
 
-def test_a_short_last_round_and_a_lake_smaller_than_the_bigpond() -> None:
+def test_a_short_last_round_and_a_small_lake_take_less_time() -> None:
     """One round of 4 collections and one of 2: 65,536 transitions in the lake, then 98,304."""
     changes = ["mixture.collections_per_round=4", "mixture.total_frames=98_304", "mixture.big_updates=10"]
     planned = plan("mixture", changes, measured=[measured("mixture")])
@@ -82,7 +82,7 @@ def test_a_short_last_round_and_a_lake_smaller_than_the_bigpond() -> None:
     assert planned.to_json()["estimated_seconds"] == pytest.approx(expected)
 
 
-def test_cycles_of_reward_learning() -> None:
+def test_the_time_of_reward_learning_is_that_of_its_cycles() -> None:
     planned = plan("reward", ["reward.iterations=20"], measured=[measured("reward")])
     assert planned.to_json()["estimated_cycle_seconds"] == pytest.approx(1.2)
     assert planned.to_json()["estimated_seconds"] == pytest.approx(3 * 4 * 1.2)
@@ -112,7 +112,7 @@ def test_other_settings_are_not_estimated(recipe: str, override: str) -> None:
     assert "Time, estimated" not in show(planned)
 
 
-def test_figures_are_kept_by_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_are_stored_per_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert read_measured() == ()
     mine, other = measured(), replace(measured(), machine="another one")
@@ -122,7 +122,7 @@ def test_figures_are_kept_by_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "another one" in measured_path().read_text()
 
 
-def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     measured_path().parent.mkdir()
     measured_path().write_text('{"format": 2, "measured": [{}]}')
@@ -134,5 +134,5 @@ def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("seconds", "shown"),
     [(0.0123, "12.3 ms"), (12.34, "12.3 s"), (119.0, "119.0 s"), (600, "10.0 min"), (2e5, "2.3 days")],
 )
-def test_durations(seconds: float, shown: str) -> None:
+def test_durations_have_about_three_digits(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown

@@ -119,7 +119,7 @@ def test_comparisons_and_scales_are_grammatical() -> None:
     assert disagreements(show_scale(scale("grid", [], "trainer.update_epochs=1,2", None, None))) == []
 
 
-def test_plurals() -> None:
+def test_plurals_and_verbs() -> None:
     assert [plural(count, "epoch") for count in (0, 1, 2)] == ["0 epochs", "1 epoch", "2 epochs"]
     assert [many(word) for word in ("batch", "process", "entry", "day", "box", "update epoch")] == [
         *("batches", "processes", "entries", "days", "boxes", "update epochs")

@@ -1,4 +1,4 @@
-"""What the plan says of parameters is what the policy has, and of a training step what torch takes for one."""
+"""The planned number of parameters is that of the policy, and the planned memory is what torch allocates."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from millpond.trainers.ppo.update import LEAST, least_rows, train_minibatch
         ("gymnasium:Pendulum-v1", {}),
     ],
 )
-def test_parameters_are_counted_right(env_id: str, options: dict[str, Any], core: Any) -> None:
+def test_the_number_of_parameters_is_that_of_the_policy(env_id: str, options: dict[str, Any], core: Any) -> None:
     spec = describe(env_id, options)
     policy = build_policy(spec.observation, spec.action, core=core, hidden_size=24)
     assert parameters(spec, core, 24) == count_parameters(policy)
@@ -113,7 +113,7 @@ def most_at_once(work: Any) -> int:
         ("atari:pong", {}, "none", "float32", 16, 16),
     ],
 )
-def test_a_training_step_takes_what_the_plan_says(
+def test_a_training_step_takes_the_planned_memory(
     env_id: str, options: dict[str, Any], core: str, precision: str, rows: int, horizon: int
 ) -> None:
     spec = describe(env_id, options)
@@ -127,7 +127,7 @@ def test_a_training_step_takes_what_the_plan_says(
     assert -0.05 * peak <= beyond <= planned.workspace + planned.gradients + 0.05 * peak
 
 
-def test_threads_and_blocks_are_those_of_the_training() -> None:
+def test_threads_and_blocks_are_those_of_training() -> None:
     assert (GATE_STEPS, ROW_STEPS) == (BLOCK, lstm_rows.BLOCK)
     assert (MIN_STEPS_PER_THREAD, MIN_SEQUENCES_PER_THREAD) == (LEAST, LEAST_SEQUENCES)
     one, two = (plan("grid", host=Host(cores, 10**12)).plan for cores in (1, 2))
@@ -141,7 +141,7 @@ def test_threads_and_blocks_are_those_of_the_training() -> None:
     assert two.training.gradients == 2 * one.training.gradients == 2 * one.training.parameters
 
 
-def test_shares_are_smaller_where_encoders_are_compiled() -> None:
+def test_compiled_encoders_allow_more_threads() -> None:
     """8 sequences of CartPole are shared by two threads; of a grid only the core's work is.
 
     Blocks are 48 steps of 8 sequences, or all 64 of 4.
@@ -160,11 +160,11 @@ def test_shares_are_smaller_where_encoders_are_compiled() -> None:
         assert two.activations - one.activations == a_piece_each + (2 * 64 * 4 - 48 * 8) * 6 * 64 * 4 + packed
 
 
-def test_collecting_takes_what_the_plan_says() -> None:
-    found, recipe = plan("grid").plan, load("grid").recipe
-    assert isinstance(found, PPOPlan)
+def test_collecting_takes_the_planned_memory() -> None:
+    numbers, recipe = plan("grid").plan, load("grid").recipe
+    assert isinstance(numbers, PPOPlan)
     with build_vector(recipe.env, recipe.vector, num_envs=256, groups=2, num_workers=2, stacked=True) as vector:
         arrays = sum(array.nbytes for array in vars(vector._fleet.arena.buffers).values())
     states, advantages = 256 * 3 * 2 * 128 * 4, 16_384 * 3 * 4
-    assert found.collecting_bytes == arrays + states + advantages
-    assert found.memory_bytes == found.buffer_bytes + found.collecting_bytes + found.training.total  # type: ignore[union-attr]
+    assert numbers.collecting_bytes == arrays + states + advantages
+    assert numbers.memory_bytes == numbers.buffer_bytes + numbers.collecting_bytes + numbers.training.total  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The mixture's plan: the documents' sums, and frames to the last one."""
+"""Plans of mixtures: reference numbers, and frames that add up exactly."""
 
 from __future__ import annotations
 
@@ -13,73 +13,80 @@ from millpond.planner.text import show
 
 
 def mixture(recipe: str, overrides: dict[str, Any] | None = None) -> MixturePlan:
-    found = plan(recipe, overrides or {}).plan
-    assert isinstance(found, MixturePlan)
-    return found
+    numbers = plan(recipe, overrides or {}).plan
+    assert isinstance(numbers, MixturePlan)
+    return numbers
 
 
-def test_the_documents_numbers() -> None:
-    found = mixture("mixture-seed")
-    assert (found.agents, found.collections_per_round, found.big_updates, found.total_frames) == (
+def test_the_numbers_of_the_original_mixture() -> None:
+    numbers = mixture("mixture-seed")
+    assert (numbers.agents, numbers.collections_per_round, numbers.big_updates, numbers.total_frames) == (
         4,
         500,
         100,
         100_000_000,
     )
-    assert found.transitions_per_collection == 4_096
-    assert found.env_steps_per_round == 8_192_000
-    assert round(found.big_replay_ratio, 4) == 0.0004
+    assert numbers.transitions_per_collection == 4_096
+    assert numbers.env_steps_per_round == 8_192_000
+    assert round(numbers.big_replay_ratio, 4) == 0.0004
     # 100M // (4 agents x 4,096 transitions x 4 frames) = 1,525 collections = 3 whole rounds and 25
-    assert (found.collections, found.whole_rounds, found.last_round_collections, found.rounds) == (1_525, 3, 25, 4)
-    assert found.frames == 1_525 * 65_536
-    assert found.frames + found.unused_frames == 100_000_000
-    assert found.frames_per_agent * 4 == found.frames
+    assert (numbers.collections, numbers.whole_rounds, numbers.last_round_collections, numbers.rounds) == (
+        1_525,
+        3,
+        25,
+        4,
+    )
+    assert numbers.frames == 1_525 * 65_536
+    assert numbers.frames + numbers.unused_frames == 100_000_000
+    assert numbers.frames_per_agent * 4 == numbers.frames
 
 
-def test_the_memory_sums() -> None:
-    found = mixture("mixture-seed")
-    assert found.transition_bytes_twice == 2 * 3 * 84 * 84 == 42_336
-    assert found.transition_bytes_once == 7_056
+def test_bytes_per_transition() -> None:
+    numbers = mixture("mixture-seed")
+    assert numbers.transition_bytes_twice == 2 * 3 * 84 * 84 == 42_336
+    assert numbers.transition_bytes_once == 7_056
     assert "A million transitions: 42.3 GB in full" in show(plan("mixture-seed"))
     large = mixture("mixture-seed", {"env.atari.screen_size": 256})
     assert large.transition_bytes_twice == 2 * 3 * 256 * 256
-    assert 9 < large.transition_bytes_twice / 42_336 < 10  # the documents round it to ten times
+    assert 9 < large.transition_bytes_twice / 42_336 < 10  # about ten times
 
 
-def test_a_round_counted_out() -> None:
+def test_the_numbers_of_a_round() -> None:
     """Gravitar: 4 agents x 128 envs x 32 steps, 250 collections, ponds of 65,536, 64,000 updates of 32."""
-    found = mixture("mixture-gravitar")
-    assert found.pqn_updates_per_collection == 32 * 2
-    assert found.pqn_updates_per_round == 64 * 250
-    assert found.pqn_replay_ratio == 2
-    assert found.minibatch_transitions == 128
-    assert found.collections_per_pour == 8  # 65,536 rows, and each of 4,096 steps may bring a final observation
-    assert found.pours_per_round == 32  # 250 / 8, the last one of 2
-    assert found.big_pond_replay_ratio == 64_000 * 32 / 500_000
-    assert found.big_replay_ratio == 64_000 * 32 / (4 * 4_096 * 250)
-    assert found.big_updates_in_all == found.rounds * 64_000
+    numbers = mixture("mixture-gravitar")
+    assert numbers.pqn_updates_per_collection == 32 * 2
+    assert numbers.pqn_updates_per_round == 64 * 250
+    assert numbers.pqn_replay_ratio == 2
+    assert numbers.minibatch_transitions == 128
+    assert numbers.collections_per_pour == 8  # 65,536 rows, and each of 4,096 steps may bring a final observation
+    assert numbers.pours_per_round == 32  # 250 / 8, the last one of 2
+    assert numbers.big_pond_replay_ratio == 64_000 * 32 / 500_000
+    assert numbers.big_replay_ratio == 64_000 * 32 / (4 * 4_096 * 250)
+    assert numbers.big_updates_in_all == numbers.rounds * 64_000
 
 
-def test_bytes_of_the_stores() -> None:
+def test_bytes_of_ponds_and_bigpond() -> None:
     """A pond holds neighbours, so a frame once; the BigPond has transitions from anywhere: stack and n-step frames each."""
-    found = mixture("mixture-gravitar")
+    numbers = mixture("mixture-gravitar")
     row = 7_056 + 4 + 33  # frame, action, provenance with reward and flags
-    assert found.pond_bytes == 65_536 * row
-    assert found.big_pond_bytes == 500_000 * (4 + 3) * row
-    assert found.lake_bytes == found.lake_transitions * (640 + 8 + 48 + 4)  # lz4, its header; record with the action
+    assert numbers.pond_bytes == 65_536 * row
+    assert numbers.big_pond_bytes == 500_000 * (4 + 3) * row
+    assert numbers.lake_bytes == numbers.lake_transitions * (
+        640 + 8 + 48 + 4
+    )  # lz4, its header; record with the action
 
 
-def test_the_lake_on_disk() -> None:
-    found = mixture("mixture-seed")
-    assert (found.lake_frame_bytes, found.lake_frame_measured) == (640, True)
-    assert found.lake_transitions == found.frames // 4
+def test_bytes_of_the_lake() -> None:
+    numbers = mixture("mixture-seed")
+    assert (numbers.lake_frame_bytes, numbers.lake_frame_measured) == (640, True)
+    assert numbers.lake_transitions == numbers.frames // 4
     other = mixture("mixture-seed", {"env.id": "atari:breakout"})
     assert (other.lake_frame_bytes, other.lake_frame_measured) == (7_056, False)
     told = mixture("mixture-seed", {"lake.expected_frame_bytes": 100})
     assert told.lake_frame_bytes == 100
 
 
-def test_modes() -> None:
+def test_the_numbers_of_each_mode() -> None:
     single = mixture("mixture", {"mixture.mode": "single", "mixture.agents": 1})
     assert (single.resets, single.big_updates, single.lake_transitions) == (0, 0, 0)
     assert single.frames == single.frames_per_agent == 1_048_576
@@ -91,9 +98,9 @@ def test_modes() -> None:
     assert live.own_envs * 32 / live.env_steps_per_collection == 0.2
 
 
-def test_rounds_can_be_capped() -> None:
-    found = mixture("mixture-seed", {"trainer.total_iterations": 2})
-    assert (found.rounds, found.collections) == (2, 1_000)
+def test_total_iterations_limits_the_rounds() -> None:
+    numbers = mixture("mixture-seed", {"trainer.total_iterations": 2})
+    assert (numbers.rounds, numbers.collections) == (2, 1_000)
 
 
 @given(
@@ -103,8 +110,8 @@ def test_rounds_can_be_capped() -> None:
     collections=st.integers(1, 50),
     frames=st.integers(10**5, 10**8),
 )
-def test_the_parts_add_up(agents: int, envs: int, steps: int, collections: int, frames: int) -> None:
-    found = mixture(
+def test_any_mixture_is_consistent(agents: int, envs: int, steps: int, collections: int, frames: int) -> None:
+    numbers = mixture(
         "mixture-gravitar",
         {
             "mixture.agents": agents,
@@ -115,15 +122,15 @@ def test_the_parts_add_up(agents: int, envs: int, steps: int, collections: int, 
             "mixture.total_frames": max(frames, agents * envs * steps * 4),
         },
     )
-    assert found.frames + found.unused_frames == found.total_frames
-    assert found.unused_frames < found.frames_per_collection
-    assert found.whole_rounds * collections + found.last_round_collections == found.collections
-    assert found.frames_per_agent * agents == found.frames
-    assert found.rounds == -(-found.collections // collections)
+    assert numbers.frames + numbers.unused_frames == numbers.total_frames
+    assert numbers.unused_frames < numbers.frames_per_collection
+    assert numbers.whole_rounds * collections + numbers.last_round_collections == numbers.collections
+    assert numbers.frames_per_agent * agents == numbers.frames
+    assert numbers.rounds == -(-numbers.collections // collections)
 
 
 @pytest.mark.parametrize("mode", ["rounds", "live", "single", "single-resets", "no-resets"])
-def test_every_mode_fits_the_page(mode: str) -> None:
+def test_the_text_of_every_mode_fits_the_page(mode: str) -> None:
     settings = {"mixture.mode": mode, "mixture.agents": 1 if mode.startswith("single") else 4}
     text = show(plan("mixture-gravitar", {**settings, "mixture.own_fraction": 0.2 if mode == "live" else 0}))
     assert all(len(line) <= 80 for line in text.splitlines())

@@ -1,4 +1,4 @@
-"""The PPO plan: every number of the documents, and sums that always add up."""
+"""Plans of PPO: reference numbers, and any plan is consistent."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ CONTRACT = {
 
 
 def ppo(recipe: str, overrides: dict[str, Any] | None = None) -> PPOPlan:
-    found = plan(recipe, overrides or {}).plan
-    assert isinstance(found, PPOPlan)
-    return found
+    numbers = plan(recipe, overrides or {}).plan
+    assert isinstance(numbers, PPOPlan)
+    return numbers
 
 
-def test_the_contract_of_metta() -> None:
-    found = plan("metta").to_json()
-    assert {key: found[key] for key in CONTRACT} == CONTRACT
-    assert isclose(found["steps_per_env"], 192.75, abs_tol=0.01)
+def test_the_numbers_of_metta() -> None:
+    numbers = plan("metta").to_json()
+    assert {key: numbers[key] for key in CONTRACT} == CONTRACT
+    assert isclose(numbers["steps_per_env"], 192.75, abs_tol=0.01)
     # 8,192 rows x 64 steps x 3 agents: 11 x 11 cells and 3 of inventory, a byte each
-    assert found["observation_bytes"] == 8192 * 64 * 3 * (11 * 11 + 3)
-    assert found["buffer_bytes"] == found["observation_bytes"] + 8192 * 3 * (64 * (4 * 6 + 3) + 4 + 2 * 128 * 4)
+    assert numbers["observation_bytes"] == 8192 * 64 * 3 * (11 * 11 + 3)
+    assert numbers["buffer_bytes"] == numbers["observation_bytes"] + 8192 * 3 * (64 * (4 * 6 + 3) + 4 + 2 * 128 * 4)
 
 
-def test_the_json_is_flat() -> None:
+def test_json_is_flat() -> None:
     for value in plan("metta", host=Host(2, 10**9)).to_json().values():
         assert not isinstance(value, dict)
         assert all(isinstance(item, str) for item in value) if isinstance(value, list) else True
@@ -52,76 +52,80 @@ def test_the_json_is_flat() -> None:
         (24, 320, 12_582_912, 393_216),
     ],
 )
-def test_slide_ten(agents: int, envs: int, agent_steps: int, per_gradient: int) -> None:
-    found = ppo("metta", {"env.num_agents": agents})
-    assert (found.num_envs, found.agent_steps, found.agent_steps_per_gradient) == (envs, agent_steps, per_gradient)
+def test_envs_and_steps_by_number_of_agents(agents: int, envs: int, agent_steps: int, per_gradient: int) -> None:
+    numbers = ppo("metta", {"env.num_agents": agents})
+    assert (numbers.num_envs, numbers.agent_steps, numbers.agent_steps_per_gradient) == (
+        envs,
+        agent_steps,
+        per_gradient,
+    )
 
 
 @pytest.mark.parametrize(("minibatches", "rows", "steps"), [(16, 512, 32_768), (32, 256, 16_384), (64, 128, 8_192)])
-def test_sixteen_thirty_two_and_sixty_four_minibatches(minibatches: int, rows: int, steps: int) -> None:
-    found = ppo("metta", {"trainer.minibatch_size": steps})
-    assert (found.num_minibatches, found.minibatch_segments, found.minibatch_size) == (minibatches, rows, steps)
+def test_minibatch_size_decides_rows_and_steps_per_gradient(minibatches: int, rows: int, steps: int) -> None:
+    numbers = ppo("metta", {"trainer.minibatch_size": steps})
+    assert (numbers.num_minibatches, numbers.minibatch_segments, numbers.minibatch_size) == (minibatches, rows, steps)
 
 
-def test_the_documents_memory_check_is_told() -> None:
+def test_the_size_of_observations_as_float32_is_shown() -> None:
     assert "253,755,392 bytes" in show(plan("metta"))
 
 
-def test_pufferlib_for_metta() -> None:
-    found = ppo("puffer-metta")
-    assert found.total_agents == 4_096
-    assert found.batch_size == 262_144
-    assert found.segments == 4_096
-    assert found.minibatch_segments == 512
-    assert found.gradient_updates == 8
-    assert found.agent_steps_per_gradient == 32_768  # not 262,144
-    assert found.steps_per_env == 64  # not 4,096
-    assert found.iterations == 1_144  # floored
-    assert (found.whole_rounds, found.top_up_rows) == (1, 0)
+def test_the_numbers_of_pufferlib_for_metta() -> None:
+    numbers = ppo("puffer-metta")
+    assert numbers.total_agents == 4_096
+    assert numbers.batch_size == 262_144
+    assert numbers.segments == 4_096
+    assert numbers.minibatch_segments == 512
+    assert numbers.gradient_updates == 8
+    assert numbers.agent_steps_per_gradient == 32_768  # not 262,144
+    assert numbers.steps_per_env == 64  # not 4,096
+    assert numbers.iterations == 1_144  # floored
+    assert (numbers.whole_rounds, numbers.top_up_rows) == (1, 0)
 
 
-def test_iterations_are_floored_and_capped() -> None:
+def test_iterations_are_rounded_down_and_limited() -> None:
     assert ppo("metta", {"trainer.total_timesteps": 524_288 * 3 - 1}).iterations == 2
     assert ppo("metta", {"trainer.total_iterations": 1}).iterations == 1
     assert ppo("metta", {"trainer.total_iterations": 10**9}).iterations == 19_073
 
 
-def test_surplus_rows_of_agents() -> None:
+def test_whole_envs_leave_surplus_rows() -> None:
     """Whole envs step in the top-up round; at most num_agents - 1 rows wait for the next iteration."""
-    found = ppo(
+    numbers = ppo(
         "metta", {"trainer.batch_unit": "agent_steps", "trainer.batch_size": 64 * 8_192, "trainer.total_iterations": 3}
     )
     # 8,192 rows = 1 round of 8,160 agents + 32 rows, which 11 envs of 3 agents fill, with one row to spare
-    assert (found.whole_rounds, found.top_up_rows, found.top_up_envs, found.surplus_rows) == (1, 32, 11, 1)
-    assert found.env_steps == (2_720 + 11) * 64
+    assert (numbers.whole_rounds, numbers.top_up_rows, numbers.top_up_envs, numbers.surplus_rows) == (1, 32, 11, 1)
+    assert numbers.env_steps == (2_720 + 11) * 64
     # 3 x 8,192 = 24,576 rows = 8,192 envs' rows: over the run nothing is left
-    assert found.total_env_steps == 8_192 * 64
+    assert numbers.total_env_steps == 8_192 * 64
 
 
-def test_accumulation() -> None:
-    found = ppo("metta", {"trainer.max_minibatch_size": 4_096})
-    assert (found.accumulated_parts, found.gradient_updates) == (4, 32)
+def test_large_minibatches_are_split_into_micro_batches() -> None:
+    numbers = ppo("metta", {"trainer.max_minibatch_size": 4_096})
+    assert (numbers.accumulated_parts, numbers.gradient_updates) == (4, 32)
     whole = ppo("metta")
-    assert found.training is not None
+    assert numbers.training is not None
     assert whole.training is not None
-    assert found.training.minibatch * 4 == whole.training.minibatch
+    assert numbers.training.minibatch * 4 == whole.training.minibatch
 
 
-def test_a_core_costs_what_its_state_takes() -> None:
+def test_a_core_adds_its_state_to_the_rows() -> None:
     none, gru, lstm = (ppo("metta", {"policy.core": core}).buffer_bytes for core in ("none", "gru", "lstm"))
     assert gru - none == lstm - gru == 8_192 * 3 * 128 * 4
 
 
-def test_a_gymnasium_env_is_asked() -> None:
-    found = ppo("metta", {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1})
-    assert found.observation_bytes == 8_192 * 64 * 4 * 4  # four float32
+def test_a_gymnasium_env_is_described() -> None:
+    numbers = ppo("metta", {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1})
+    assert numbers.observation_bytes == 8_192 * 64 * 4 * 4  # four float32
 
 
-def test_an_env_that_only_itself_knows() -> None:
-    found = plan("metta", {"env.id": "pufferlib.ocean:puffer_breakout"})
-    assert isinstance(found.plan, PPOPlan)
-    assert found.plan.observation_bytes is None
-    assert "known only to the environment itself" in " ".join(show(found).split())
+def test_an_env_that_cannot_be_described_has_no_observation_bytes() -> None:
+    numbers = plan("metta", {"env.id": "pufferlib.ocean:puffer_breakout"})
+    assert isinstance(numbers.plan, PPOPlan)
+    assert numbers.plan.observation_bytes is None
+    assert "known only to the environment itself" in " ".join(show(numbers).split())
 
 
 @st.composite
@@ -146,7 +150,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(configs())
-def test_the_parts_add_up(settings: dict[str, Any]) -> None:
+def test_any_plan_is_consistent(settings: dict[str, Any]) -> None:
     loaded = load("metta", settings)
     planned = plan_loaded(loaded, host=Host(2, 10**9))
     p = planned.plan
@@ -173,7 +177,7 @@ def test_the_parts_add_up(settings: dict[str, Any]) -> None:
 
 
 @given(configs())
-def test_advice_against_a_top_up_round_leaves_none(settings: dict[str, Any]) -> None:
+def test_advice_against_a_top_up_round_removes_it(settings: dict[str, Any]) -> None:
     planned = plan("metta", settings)
     for advice in planned.advice:
         if advice.topic == "top-up round":
@@ -187,7 +191,7 @@ def test_a_config_that_cannot_be_planned_is_refused() -> None:
         plan("metta", ["trainer.minibatch_size=10000"])
 
 
-def test_the_trainers_share_is_told() -> None:
+def test_the_envs_of_the_trainer_are_shown() -> None:
     sizes = {"trainer.num_workers": 2, "trainer.num_envs": 64, "vector.trainer_share": 0.1}
     planned = plan("grid", sizes)
     assert isinstance(planned.plan, PPOPlan)
@@ -195,16 +199,16 @@ def test_the_trainers_share_is_told() -> None:
     assert "29 in each of 2 workers, 6 in the trainer itself" in show(planned)
 
 
-def test_a_plan_says_what_an_env_that_was_not_made_leaves_unknown() -> None:
-    found = plan("grid", {"env.id": "nowhere:make_env"})
-    assert (found.plan.num_agents, found.plan.observation_bytes) == (1, None)  # type: ignore[union-attr]
-    assert "1 agent per env is assumed; a run asks nowhere:make_env when it is built" in found.to_json()["notes"][-1]
+def test_a_plan_notes_what_is_unknown_about_an_env_that_was_not_built() -> None:
+    numbers = plan("grid", {"env.id": "nowhere:make_env"})
+    assert (numbers.plan.num_agents, numbers.plan.observation_bytes) == (1, None)  # type: ignore[union-attr]
+    assert "1 agent per env is assumed; a run asks nowhere:make_env when it is built" in numbers.to_json()["notes"][-1]
     said = plan("grid", {"env.id": "nowhere:make_env", "env.num_agents": 4})
     assert said.plan.num_agents == 4  # type: ignore[union-attr]
     assert "assumed" not in said.to_json()["notes"][-1]
 
 
-def test_a_plan_says_what_it_does_not_know_of_a_custom_policy() -> None:
-    found = plan("grid", {"policy.target": "nowhere:build_policy"})
-    assert found.plan.training is None  # type: ignore[union-attr]
-    assert "its recurrent state is estimated as that of policy.core=lstm" in found.to_json()["notes"][-1]
+def test_a_plan_notes_what_is_unknown_about_a_custom_policy() -> None:
+    numbers = plan("grid", {"policy.target": "nowhere:build_policy"})
+    assert numbers.plan.training is None  # type: ignore[union-attr]
+    assert "its recurrent state is estimated as that of policy.core=lstm" in numbers.to_json()["notes"][-1]

@@ -1,4 +1,4 @@
-"""Shares of ranks: they add up to the whole, keep its rules, and what has no share is refused with what has."""
+"""Shares of ranks add up to the total and satisfy the rules; sizes that do not divide are refused with a fix."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NO_SHARE = "is a total that 2 ranks cannot share equally"
 def plans(recipe: str, changes: dict[str, Any], ranks: int) -> tuple[PPOPlan, PPOPlan, PPOPlan]:
     """Of one rank alone, of all ranks together, and of one of them."""
     loaded = load(recipe, changes)
-    found = (
+    numbers = (
         plan_loaded(loaded).plan,
         plan_over_ranks(loaded, ranks).plan,
         plan_loaded(share_of_rank(loaded, ranks)).plan,
     )
-    assert all(isinstance(plan, PPOPlan) for plan in found)
-    return found  # type: ignore[return-value]
+    assert all(isinstance(plan, PPOPlan) for plan in numbers)
+    return numbers  # type: ignore[return-value]
 
 
 def test_metta_on_two_ranks() -> None:
@@ -64,7 +64,7 @@ def sizes(draw: st.DrawFn) -> tuple[int, dict[str, Any]]:
 
 @settings(max_examples=40)
 @given(sizes())
-def test_shares_add_up(drawn: tuple[int, dict[str, Any]]) -> None:
+def test_shares_of_ranks_add_up_to_the_total(drawn: tuple[int, dict[str, Any]]) -> None:
     ranks, changes = drawn
     alone, both, share = plans("grid", changes, ranks)
     recipe = share_of_rank(load("grid", changes), ranks).recipe
@@ -81,7 +81,7 @@ def test_shares_add_up(drawn: tuple[int, dict[str, Any]]) -> None:
 
 
 @given(st.integers(2, 5), st.integers(1, 6), st.integers(1, 6), st.integers(1, 40), st.integers(1, 12), st.booleans())
-def test_what_has_no_share_is_refused_with_what_has(
+def test_sizes_that_ranks_cannot_share_are_refused_with_a_fix(
     ranks: int, workers: int, groups: int, minibatches: int, rows: int, parts: bool
 ) -> None:
     changes: dict[str, Any] = {
@@ -123,14 +123,14 @@ def refusal(changes: dict[str, Any], ranks: int) -> ConfigError | None:
         ("device=cuda:1", "cuda:1 is one device for 2 ranks.* try device=cuda"),
     ],
 )
-def test_refusals(change: str, words: str) -> None:
+def test_a_size_that_does_not_divide_is_refused(change: str, words: str) -> None:
     rows = ["trainer.minibatch_size=64"] if "batch_size=16" in change else []
     with pytest.raises(ConfigError, match=f"{change.partition('=')[0]}={words}"):
         share_of_rank(load("grid", [change, *rows]), 2)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_mixture_keeps_its_plan(ranks: int) -> None:
+def test_a_mixture_has_the_same_plan_on_any_ranks(ranks: int) -> None:
     loaded = load("mixture")
     assert share_of_rank(loaded, ranks) == loaded  # an agent has what it has in one process
     alone, together = plan_loaded(loaded).plan, plan_over_ranks(loaded, ranks).plan
@@ -159,7 +159,7 @@ def test_a_mixture_keeps_its_plan(ranks: int) -> None:
         (["mixture.mode=single-resets", "mixture.agents=1"], "mixture.mode=single-resets .* start it without torchrun"),
     ],
 )
-def test_refusals_of_mixtures(changes: list[str], words: str) -> None:
+def test_mixtures_that_ranks_cannot_share_are_refused(changes: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         share_of_rank(load("mixture", changes), 3)
 

@@ -1,4 +1,4 @@
-"""What other values of one key would do."""
+"""Plans for several values of one key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from millpond.errors import MillpondError
 from millpond.planner.scale import scale, show_scale
 
 
-def test_slide_ten_as_a_table() -> None:
+def test_the_table_by_number_of_agents() -> None:
     text = show_scale(scale("metta", [], "env.num_agents=3,4,8,24"))
     for row in (
         ("3", "2,720", "8,192", "32", "1,572,864", "49,152"),
@@ -19,11 +19,11 @@ def test_slide_ten_as_a_table() -> None:
         assert any(line.split()[:6] == list(row) for line in text.splitlines()), row
 
 
-def test_a_value_that_is_refused_stands_beside_the_others() -> None:
+def test_a_refused_value_is_shown_with_its_error() -> None:
     scaled = scale("metta", [], "trainer.minibatch_size=32768,10000,8_192")
-    found = scaled.to_json()["plans"]
-    assert [entry.get("num_minibatches") for entry in found] == [16, None, 64]
-    assert "is not a multiple of" in found[1]["error"]
+    numbers = scaled.to_json()["plans"]
+    assert [entry.get("num_minibatches") for entry in numbers] == [16, None, 64]
+    assert "is not a multiple of" in numbers[1]["error"]
     text = show_scale(scaled)
     assert "10,000 is refused" in text
     assert "16 updates instead of 32" in " ".join(text.split())
@@ -40,7 +40,7 @@ def test_a_value_that_is_refused_stands_beside_the_others() -> None:
         ("metta", "policy.core=lstm,gru,none"),
     ],
 )
-def test_any_key_of_any_kind(recipe: str, text: str) -> None:
+def test_any_key_of_any_kind_can_be_scaled(recipe: str, text: str) -> None:
     shown = show_scale(scale(recipe, [], text))
     assert all(len(line) <= 80 for line in shown.splitlines())
 
@@ -55,7 +55,7 @@ def test_any_key_of_any_kind(recipe: str, text: str) -> None:
         (f"env.num_agents={','.join(['3'] * 40)}", "at most 32"),
     ],
 )
-def test_what_cannot_be_scaled(text: str, says: str) -> None:
+def test_other_text_cannot_be_scaled(text: str, says: str) -> None:
     with pytest.raises(MillpondError) as caught:
         scale("metta", [], text)
     assert says in str(caught.value)

@@ -1,4 +1,4 @@
-"""What a plan says of ponds and the lake is what they then take, byte for byte."""
+"""Ponds and the lake take exactly the planned bytes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ SIZES = {"mixture.agents": 4, "pqn.num_envs": 2, "pqn.num_steps": 8, "pqn.num_mi
 
 
 def planned(overrides: dict[str, Any]) -> tuple[MixturePlan, Schema]:
-    found = plan("mixture", overrides).plan
-    assert isinstance(found, MixturePlan)
-    return found, Schema.from_spec(make_spec(load("mixture", overrides).recipe.env, stacked=False))
+    numbers = plan("mixture", overrides).plan
+    assert isinstance(numbers, MixturePlan)
+    return numbers, Schema.from_spec(make_spec(load("mixture", overrides).recipe.env, stacked=False))
 
 
-def write(folder: Path, schema: Schema, found: MixturePlan) -> None:
+def write(folder: Path, schema: Schema, numbers: MixturePlan) -> None:
     """As many steps as the plan says, one stream an agent, in noise that lz4 can only partly compress."""
-    rng, lanes = np.random.default_rng(0), found.envs_per_agent
-    steps = found.frames_per_agent // lanes
+    rng, lanes = np.random.default_rng(0), numbers.envs_per_agent
+    steps = numbers.frames_per_agent // lanes
     field = schema.observation[0]
     with Lake.create(folder, schema) as lake:
-        for agent in range(found.agents):
+        for agent in range(numbers.agents):
             with lake.writer(f"agent{agent}", lanes) as writer:
                 ends = np.zeros((steps, lanes), bool)
                 observation = rng.integers(0, 9, (steps, lanes, *field.shape)).astype(field.dtype)
@@ -41,33 +41,33 @@ def stored(folder: Path, *kinds: str) -> int:
     return sum(path.stat().st_size for kind in kinds for path in folder.rglob(f"*.{kind}"))
 
 
-def test_a_lake_of_numbers(tmp_path: Path) -> None:
+def test_a_lake_of_vectors_has_the_planned_size(tmp_path: Path) -> None:
     """Small observations lie in the records as they are, so the plan knows every byte."""
-    found, schema = planned({**SIZES, "env.id": "gymnasium:CartPole-v1"})
+    numbers, schema = planned({**SIZES, "env.id": "gymnasium:CartPole-v1"})
     assert not schema.compressed
-    write(tmp_path, schema, found)
-    assert found.lake_transitions == 64
-    assert found.lake_bytes == stored(tmp_path, "steps", "lz4")
-    assert found.lake_bytes == 64 * (48 + 4 + 16)  # header, action, four float32
+    write(tmp_path, schema, numbers)
+    assert numbers.lake_transitions == 64
+    assert numbers.lake_bytes == stored(tmp_path, "steps", "lz4")
+    assert numbers.lake_bytes == 64 * (48 + 4 + 16)  # header, action, four float32
 
 
-def test_a_lake_of_frames(tmp_path: Path) -> None:
+def test_a_lake_of_frames_has_the_planned_size(tmp_path: Path) -> None:
     """How well frames compress is not known beforehand; all else is."""
-    found, schema = planned({**SIZES, "env.id": "minatar:breakout"})
+    numbers, schema = planned({**SIZES, "env.id": "minatar:breakout"})
     assert schema.compressed
-    write(tmp_path, schema, found)
+    write(tmp_path, schema, numbers)
     records, frames = stored(tmp_path, "steps"), stored(tmp_path, "lz4")
-    lz4 = frames / found.lake_transitions - 8
+    lz4 = frames / numbers.lake_transitions - 8
     told, _ = planned({**SIZES, "env.id": "minatar:breakout", "lake.expected_frame_bytes": lz4})
     assert told.lake_bytes == records + frames
-    assert found.lake_bytes == records + found.lake_transitions * (schema.observation[0].nbytes + 8)
+    assert numbers.lake_bytes == records + numbers.lake_transitions * (schema.observation[0].nbytes + 8)
 
 
 @pytest.mark.parametrize("env_id", ["minatar:breakout", "gymnasium:CartPole-v1"])
-def test_ponds(env_id: str) -> None:
+def test_ponds_have_the_planned_size(env_id: str) -> None:
     settings = {**SIZES, "env.id": env_id, "mixture.pond_transitions": 64, "mixture.big_pond_transitions": 200}
-    found, schema = planned(settings)
-    assert Pond.init(schema, 64, lanes=2).nbytes == found.pond_bytes
+    numbers, schema = planned(settings)
+    assert Pond.init(schema, 64, lanes=2).nbytes == numbers.pond_bytes
     recipe = load("mixture", settings).recipe
     rows = 200 * (recipe.env.frame_stack + recipe.dqn.n_step)  # what a fill needs at most
-    assert Pond.init(schema, rows).nbytes == found.big_pond_bytes
+    assert Pond.init(schema, rows).nbytes == numbers.big_pond_bytes

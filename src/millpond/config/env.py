@@ -128,7 +128,7 @@ class EnvConfig(ConfigSection):
 
 
 class VectorConfig(ConfigSection):
-    """How envs are stepped side by side."""
+    """The vector of envs: how envs are stepped in parallel."""
 
     backend: Literal["auto", "inline", "threads", "processes", "native"] = Field(
         "auto", description="auto chooses by environment and machine, and logs why; any other value is used unchanged."

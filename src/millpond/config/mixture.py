@@ -106,7 +106,7 @@ class LakeConfig(ConfigSection):
 class MixtureRecipe(Recipe):
     """Recipe of a mixture."""
 
-    kind: Literal["mixture"] = Field("mixture", description="ppo, mixture or reward.")
+    kind: Literal["mixture"] = Field("mixture", description="Kind of recipe.")
     trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="Length of the run.")
     mixture: MixtureConfig = Field(default_factory=MixtureConfig, description="Rounds, ponds, resets.")
     pqn: PQNConfig = Field(default_factory=PQNConfig, description="The learners of the agents.")

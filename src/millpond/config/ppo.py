@@ -114,7 +114,7 @@ class PPOConfig(ConfigSection):
 class PPORecipe(Recipe):
     """Recipe of recurrent PPO."""
 
-    kind: Literal["ppo"] = Field("ppo", description="ppo, mixture or reward.")
+    kind: Literal["ppo"] = Field("ppo", description="Kind of recipe.")
     trainer: PPOTrainerConfig = Field(default_factory=PPOTrainerConfig, description="Sizes and length of the run.")
     ppo: PPOConfig = Field(default_factory=PPOConfig, description="The algorithm.")
 
@@ -245,8 +245,8 @@ def batch_fixes(batch: int, unit: int, minibatch: int, horizon: int) -> Iterator
         yield {BATCH: size} if other == minibatch else {BATCH: size, MINIBATCH: other}
 
 
-def _near(value: int, wanted: int) -> bool:
-    return wanted / 2 <= value <= wanted * 2
+def _near(value: int, target: int) -> bool:
+    return target / 2 <= value <= target * 2
 
 
 def _minibatches_divide_the_batch(values: Values) -> Iterator[Violation]:

@@ -1,4 +1,4 @@
-"""What every kind of recipe has: the network, how long to train, what to save, what to log, when to evaluate."""
+"""Sections of every kind of recipe: network, length of training, checkpoints, evaluation, logging."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Recipe(ConfigSection):
     )
     run_dir: str = Field("runs", min_length=1, description="Folder in which run folders are created.")
     env: EnvConfig = Field(default_factory=EnvConfig, description="The environment.")
-    vector: VectorConfig = Field(default_factory=VectorConfig, description="How envs are stepped side by side.")
+    vector: VectorConfig = Field(default_factory=VectorConfig, description="How envs are stepped in parallel.")
     policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The network.")
     checkpoint: CheckpointConfig = Field(
         default_factory=CheckpointConfig, description="Which checkpoints are saved and kept."
@@ -99,7 +99,7 @@ class Recipe(ConfigSection):
         default_factory=dict,
         description="Named sets of overrides for `--preset NAME`. `debug` always exists: one of every level, in seconds.",
     )
-    kind: str = Field(description="ppo, mixture or reward.")
+    kind: str = Field(description="Kind of recipe.")
     trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="Length of the run.")
 
     @property

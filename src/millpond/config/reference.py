@@ -11,7 +11,7 @@ HEAD = """# Settings
 Every key of every recipe. This page is generated from the code by `make docs`; a test keeps it current.
 `millpond plan RECIPE --explain KEY` shows one of them with its value in that recipe.
 
-Whole numbers may be written `4096`, `4_096` or `1e6`. Kinds: `ppo`, `mixture`, `reward`.
+Whole numbers may be written `4096`, `4_096` or `1e6`. Kinds: {kinds}.
 """
 
 
@@ -30,7 +30,7 @@ def _all_sections() -> dict[str, str]:
 
 def page() -> str:
     """Return the page as Markdown."""
-    lines = [HEAD]
+    lines = [HEAD.format(kinds=", ".join(f"`{kind}`" for kind in KINDS))]
     by_section: dict[str, list[Key]] = {}
     for key in _all_keys().values():
         by_section.setdefault(key.name.rpartition(".")[0], []).append(key)

@@ -102,7 +102,7 @@ class AgentConfig(ConfigSection):
 class RewardRecipe(Recipe):
     """Recipe of reward learning."""
 
-    kind: Literal["reward"] = Field("reward", description="ppo, mixture or reward.")
+    kind: Literal["reward"] = Field("reward", description="Kind of recipe.")
     trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="Length of the run.")
     data: DataConfig = Field(default_factory=DataConfig, description="Recorded episodes.")
     reward: RewardConfig = Field(default_factory=RewardConfig, description="The loop and the objective.")

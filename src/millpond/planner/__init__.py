@@ -1,4 +1,8 @@
-"""All arithmetic of a run, once, before it runs: `plan("metta").plan.gradient_updates == 32`."""
+"""Plans: all arithmetic of a run, before it runs. `plan("metta").plan.gradient_updates == 32`.
+
+Each kind of recipe has a folder with its numbers, advice and text (`ppo`, `mixture`, `reward`); `kind` is their interface.
+`planned` puts a plan together; `text`, `compare` and `scale` show it; `estimate` has times, `memory` bytes.
+"""
 
 from millpond.planner.host import Host
 from millpond.planner.kind import Plan

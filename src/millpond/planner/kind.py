@@ -78,7 +78,7 @@ def _no_preset_notes(recipe: str | Path | Mapping[str, Any], overrides: Any, pre
 
 @dataclass(frozen=True)
 class KindRanks:
-    """How several ranks share a run of one kind."""
+    """Division of a run of one kind among ranks."""
 
     share: Callable[[Loaded, int], Loaded]  # the config of one of so many ranks
     total: Callable[
