@@ -78,7 +78,7 @@ def train_all(ranks: Ranks, root: str) -> dict[str, Any]:
     train(ranks, root, "uncut", LONG)  # with as many threads as under torchrun
     torch.set_num_threads(1)
     module.UPDATES_PER_PORTION = 2  # type: ignore[misc]
-    mixture_measures.FIXED_BATCH = 16  # type: ignore[misc]
+    mixture_measures.DIVERSITY_OBSERVATIONS = 16  # type: ignore[misc]
     found = {name: train(ranks, root, name, changes) for name, changes in MIXTURES.items()}
     train(ranks, root, "stopped", MIXTURES["rounds"], (1, 4, 8))
     train(ranks, root, "live-stopped", LIVE, (2, 5))
@@ -133,7 +133,7 @@ def test_two_ranks_train_the_same_mixture_as_one_process(
     two: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(module, "UPDATES_PER_PORTION", 2)
-    monkeypatch.setattr(mixture_measures, "FIXED_BATCH", 16)
+    monkeypatch.setattr(mixture_measures, "DIVERSITY_OBSERVATIONS", 16)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     alone = finish(start(tmp_path, name, MIXTURES[name]))

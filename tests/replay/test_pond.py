@@ -134,7 +134,7 @@ def test_pour_hands_over_everything_once(tmp_path: Path) -> None:
             try:
                 pond.add(steps)
             except PondFull:
-                poured += sum(ack.steps for ack in pour(pond, writer, steps_at_once=15))
+                poured += sum(ack.steps for ack in pour(pond, writer, steps_per_append=15))
                 pond.add(steps)
         poured += sum(ack.steps for ack in pour(pond, writer))
         assert pour(pond, writer) == []

@@ -29,8 +29,8 @@ Array = np.ndarray[Any, Any]
 RECORDS_PER_BLOCK = 2_048
 
 
-def pour(pond: Pond, writer: Writer, *, steps_at_once: int = 4_096, heads: Array | None = None) -> list[Ack]:
-    """Append the records that are not in the lake yet, in appends of about `steps_at_once` steps over all lanes.
+def pour(pond: Pond, writer: Writer, *, steps_per_append: int = 4_096, heads: Array | None = None) -> list[Ack]:
+    """Append the records that are not in the lake yet, in appends of about `steps_per_append` steps over all lanes.
 
     Each acknowledged append counts as poured, so that a full disk in between neither loses nor duplicates steps.
     `heads` (an earlier `pond.heads`) is where to stop, so that another thread may keep adding after it.
@@ -40,7 +40,7 @@ def pour(pond: Pond, writer: Writer, *, steps_at_once: int = 4_096, heads: Array
     if writer.stream.lanes != pond.lanes:
         raise LakeError(f"the pond has {pond.lanes} lanes, stream {writer.stream.name!r} has {writer.stream.lanes}")
     acks: list[Ack] = []
-    steps_per_lane = max(1, steps_at_once // pond.lanes)
+    steps_per_lane = max(1, steps_per_append // pond.lanes)
     ends = pond.heads if heads is None else heads
     while True:
         steps, poured = _unpoured(pond, steps_per_lane, ends)

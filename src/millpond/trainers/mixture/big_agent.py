@@ -1,7 +1,6 @@
-"""The BigPond: what the BigAgent learns from.
+"""The BigAgent, which learns with DQN from the BigPond and in mode live acts, too.
 
-Between rounds it is filled uniformly from the lake. In mode live it is a ring that everybody's steps reach as they
-are taken. Neither is in a checkpoint: both can be made again from the lake.
+With several ranks each has a copy of both. All draw the same batches, and each learns from its part of them.
 """
 
 from __future__ import annotations
@@ -27,11 +26,15 @@ from millpond.replay.transfer import fill, restore_rings
 from millpond.trainers.mixture.networks import EXPLORATION, SAMPLER, make_network, seed_for
 from millpond.vector import Vector
 
-FILL = 4  # names the generators of fillings among all of a run's
+FILL = 4  # purpose of a seed, after those in `networks`
 
 
 class BigPond:
-    """`fill(round)` or `add(steps)`, then `sample(rng)`."""
+    """The BigAgent's replay buffer: `fill(round)` or `add(steps)`, then `sample(rng)`.
+
+    In mode rounds it is filled uniformly from the lake in each round. In mode live it is a ring that the steps of all
+    agents are added to as they are collected. It is not in checkpoints: it can be restored from the lake.
+    """
 
     def __init__(self, recipe: MixtureRecipe, plan: MixturePlan, lake: Lake, device: torch.device) -> None:
         self.recipe, self.plan, self.lake, self.device = recipe, plan, lake, device
@@ -43,26 +46,25 @@ class BigPond:
         return self.pond is None
 
     def fill(self, round_number: int) -> int:
-        """So many transitions of the lake as it is now, uniformly; a function of the lake, the seed and the round."""
+        """Fill with transitions of the lake, drawn uniformly; return their number. A function of lake, seed and round."""
         n_step = self.recipe.dqn.n_step
-        there = self.lake.transitions(self.stack, n_step)
-        count = min(self.plan.big_pond_transitions, there)
+        count = min(self.plan.big_pond_transitions, self.lake.transitions(self.stack, n_step))
         if count == 0:
             raise LakeError(f"{self.lake.folder} has no transitions with stack {self.stack or 1} and n_step {n_step}")
-        self.pond = None  # its memory is given back before the next is taken
-        rows = min(self.plan.big_pond_rows, sum(self.lake.view(name).num_records for name in self.lake.streams))
-        self.pond = Pond.init(self.lake.schema, rows, device=self.device)
+        self.pond = None  # free its memory before allocating the next
+        records = min(self.plan.big_pond_rows, sum(self.lake.view(name).num_records for name in self.lake.streams))
+        self.pond = Pond.init(self.lake.schema, records, device=self.device)
         rng = np.random.default_rng([self.recipe.seed, FILL, round_number])
         fill(self.pond, self.lake, count, rng, stack=self.stack, n_step=n_step)
         self.lake.release()
         return count
 
     def add(self, steps: list[Steps]) -> None:
-        """Mode live: one collection of every stream, lane beside lane."""
+        """Add one collection of every stream (mode live)."""
         self._ring().add(join_lanes(steps))
 
     def restore(self, streams: list[str], *, continue_episodes: bool) -> None:
-        """Mode live: the ring as it was, from the lake."""
+        """Restore the ring from the lake (mode live)."""
         if all(name in self.lake.streams for name in streams):
             restore_rings(self._ring(), self.lake, streams, continue_episodes=continue_episodes)
 
@@ -73,27 +75,22 @@ class BigPond:
         return self.pond
 
     def sample(self, rng: np.random.Generator, part: slice = slice(None)) -> PondBatch:
-        """One batch, or a part of it; stacks of frames are put together here."""
+        """Draw one batch and return the given part of it, with stacks of frames."""
         if self.pond is None:
-            raise LakeError("the BigPond is empty: fill it, or add to it, before it is sampled")
+            raise LakeError("the BigPond is empty: fill it or add to it before sampling")
         dqn = self.recipe.dqn
         return self.pond.sample(dqn.batch_size, rng, stack=self.stack, n_step=dqn.n_step, gamma=dqn.gamma, part=part)
 
 
 def spread(updates: int, collections: int, index: int) -> int:
-    """Of so many updates, those that follow collection `index`: as evenly as whole numbers go."""
+    """Return how many of all updates follow collection `index`, spread as evenly as possible."""
     return math.floor((index + 1) * updates / collections) - math.floor(index * updates / collections)
 
 
-# -- The BigAgent: learns with DQN from the BigPond, and in mode live acts too.
-#
-# Of several ranks each has it, and the same BigPond. All draw the same batches, and each learns from its part of them.
-
-
 class BigAgent:
-    """`pond` is what it learns from, `replayed` how many transitions of each agent (itself last) it learned from.
+    """`replayed` counts the transitions of each agent (itself last) that it learned from.
 
-    `epsilon` begins again with each of its trainings and is counted in its updates.
+    `epsilon` restarts with each mixture round, and its schedule counts updates.
     """
 
     def __init__(
@@ -128,17 +125,17 @@ class BigAgent:
             self._actor.epsilons = [self.epsilon]
 
     def collect(self) -> dict[str, Collection]:
-        """Act in its own envs, where it has any here, with the parameters as they are; by its name."""
+        """Collect in its own envs, if this rank has them, with the current parameters; return the collection by name."""
         if self._actor is None:
             return {}
         since = self.epsilon.since_reset
         self._actor.networks[0].load_state_dict(self.dqn.network.state_dict())
         (collection,) = self._actor.collect()
-        self.epsilon.since_reset = since  # updates are counted, and acting is none
+        self.epsilon.since_reset = since  # it counts updates, not steps
         return {"big": collection}
 
     def update(self, count: int, record: Callable[[str, Tensor], None]) -> None:
-        """So many gradient steps, each on a batch of its own."""
+        """Take `count` gradient steps, each on a new batch."""
         replayed = torch.zeros_like(self.replayed)
         for _ in range(count):
             batch = self.pond.sample(self.sampler, self._part)

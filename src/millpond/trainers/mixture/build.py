@@ -1,5 +1,4 @@
-"""The players of a mixture: agents with their envs, the BigAgent, and, in mode live, the BigAgent's own envs; and their
-ponds."""
+"""Build the players of a mixture and their ponds: agents with their envs, and the BigAgent, in mode live with envs, too."""
 
 from __future__ import annotations
 
@@ -17,29 +16,29 @@ from millpond.replay import Lake, Schema
 from millpond.trainers.common.envs import build_vector, make_spec
 from millpond.trainers.mixture.big_agent import BigAgent
 from millpond.trainers.mixture.networks import ENVS, EXPLORATION, make_network, seed_for
-from millpond.trainers.mixture.ponds import Ponds, Stream
+from millpond.trainers.mixture.ponds import Ponds, StreamConfig
 from millpond.trainers.mixture.ranks import agents_of_rank
 from millpond.vector import Vector
 
 
 @dataclass
 class Players:
-    """Who plays at this rank; their names are those of the lake's streams and of the metrics.
+    """Agents and BigAgent of this rank, with their envs. Their names are those of the lake's streams and of the metrics.
 
-    `everyone`: networks of all agents, of which other ranks' are copies as of the last `share_networks`.
+    `networks`: of all agents; those of other ranks are copies as of the last `share_networks`.
     """
 
     spec: EnvSpec
     group: AgentGroup
     big: BigAgent | None
-    names: list[str]  # of the agents
-    everyone: list[QNetwork]
+    names: list[str]  # of this rank's agents
+    networks: list[QNetwork]
     vectors: dict[str, Vector] = field(default_factory=dict)
     seeds: dict[str, int] = field(default_factory=dict)
 
     @property
     def policy(self) -> QNetwork:
-        """Whom the run is for: the BigAgent, or the one agent where there is none."""
+        """The result of the run: the BigAgent's network, or that of the one agent if there is no BigAgent."""
         return self.group.networks[0] if self.big is None else self.big.dqn.network
 
     def reset_vectors(self) -> None:
@@ -52,13 +51,13 @@ class Players:
 
 
 def make_players(recipe: MixtureRecipe, plan: MixturePlan, lake: Lake | None, ranks: Ranks = ALONE) -> Players:
-    """Everyone of this rank, with fresh parameters and envs that are not reset yet.
+    """Build agents and BigAgent of this rank, with initial parameters and envs that are not reset yet.
 
-    Every rank has the BigAgent; its own envs are rank 0's.
+    Every rank has the BigAgent; only rank 0 has its envs.
     """
     spec = make_spec(recipe.env, stacked=True)
     numbers = agents_of_rank(ranks, plan.agents)
-    everyone = [make_network(recipe, spec, number).to(recipe.device) for number in range(plan.agents)]
+    networks = [make_network(recipe, spec, number).to(recipe.device) for number in range(plan.agents)]
     vectors: dict[str, Vector] = {}
     seeds: dict[str, int] = {}
 
@@ -69,7 +68,7 @@ def make_players(recipe: MixtureRecipe, plan: MixturePlan, lake: Lake | None, ra
 
     try:
         group = AgentGroup(
-            [everyone[number] for number in numbers],
+            [networks[number] for number in numbers],
             [envs(agent_name(number), number, plan.envs_per_agent) for number in numbers],
             recipe.pqn,
             seeds=[seed_for(recipe.seed, EXPLORATION, number) for number in numbers],
@@ -84,19 +83,19 @@ def make_players(recipe: MixtureRecipe, plan: MixturePlan, lake: Lake | None, ra
         for vector in vectors.values():
             vector.close()
         raise
-    return Players(spec, group, big, [agent_name(number) for number in numbers], everyone, vectors, seeds)
+    return Players(spec, group, big, [agent_name(number) for number in numbers], networks, vectors, seeds)
 
 
 def make_ponds(recipe: MixtureRecipe, plan: MixturePlan, folder: Path, ranks: Ranks = ALONE) -> Ponds | None:
-    """The ponds of this rank's players and the lake of all; None where nothing is replayed."""
+    """Build the ponds of this rank's players and open the lake; None in mode single, which replays nothing."""
     if plan.mode == "single":
         return None
     spec = make_spec(recipe.env, stacked=False)
     lake = Lake.create(folder, Schema.from_spec(spec), max_bytes=recipe.lake.max_bytes)
     agents = agents_of_rank(ranks, plan.agents)
-    streams = [Stream(agent_name(number), plan.envs_per_agent, plan.pond_rows) for number in agents]
+    streams = [StreamConfig(agent_name(number), plan.envs_per_agent, plan.pond_rows) for number in agents]
     if plan.own_envs and ranks.first:
-        streams.append(Stream("big", plan.own_envs, plan.own_pond_rows))
+        streams.append(StreamConfig("big", plan.own_envs, plan.own_pond_rows))
     return Ponds(
         lake,
         streams,

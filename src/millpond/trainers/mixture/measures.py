@@ -1,4 +1,4 @@
-"""What a mixture is measured by besides its losses: evaluations around a reset, recovery, and diversity."""
+"""Measures of a mixture besides its losses: evaluation, recovery after a reset, diversity; and the final summary."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from millpond.trainers.common.envs import evaluation_vector
 from millpond.trainers.common.evaluate import Evaluation, evaluate
 from millpond.vector import Vector
 
-FIXED_BATCH = 256
+DIVERSITY_OBSERVATIONS = 256
 
 
-class Judge:
-    """Plays whole greedy episodes, always on the same seeds, in envs that are kept from one evaluation to the next."""
+class Evaluator:
+    """Plays complete greedy episodes, always on the same seeds; its envs are reused from one evaluation to the next."""
 
     def __init__(self, recipe: MixtureRecipe) -> None:
         self.recipe = recipe
@@ -41,7 +41,7 @@ class Judge:
         )
 
     def due(self, round_number: int, rounds: int) -> bool:
-        """Whether this round is evaluated: as `eval.interval` says, and the last one always."""
+        """Return True if this mixture round is evaluated: according to `eval.interval`, and always in the last one."""
         interval = self.recipe.eval.interval
         return round_number + 1 == rounds or (interval is not None and (round_number + 1) % interval == 0)
 
@@ -51,24 +51,24 @@ class Judge:
 
 
 class Recovery:
-    """How long after a reset the agents are back at their level of before it, in updates of one agent.
+    """The time after a reset until the agents are as good as before it, in updates of one agent.
 
-    `recovered` is 0 where the next reset came first; `recovery` then is how long was waited in vain.
+    `recovered` is 0 if they were not before the next reset; `recovery` is then the time between the resets.
     """
 
     def __init__(self) -> None:
-        self.before: float | None = None  # how good the agents were when they were last evaluated
-        self.level: float | None = None  # to be reached again; None: nothing to wait for
+        self.before: float | None = None  # mean return of the agents in their last evaluation
+        self.level: float | None = None  # return to be reached again; None: reached
         self.reset_at = 0
 
     def reset(self, after: float, updates: int) -> dict[str, float]:
-        """A reset to agents that are `after` good."""
+        """Note a reset to agents with mean return `after`; return metrics."""
         assert self.before is not None
         self.level, self.reset_at = self.before, updates
         return {"reset/before": self.before, "reset/after": after, **self.check(after, updates)}
 
     def check(self, now: float, updates: int, *, last: bool = False) -> dict[str, float]:
-        """An evaluation of the agents; `last`: the next reset follows."""
+        """Note an evaluation of the agents; return metrics if they have recovered. `last`: the next reset follows."""
         self.before = now
         if self.level is None or (now < self.level and not last):
             return {}
@@ -84,32 +84,33 @@ class Recovery:
 
 
 class Diversity:
-    """How often two agents choose differently: the mean over pairs, on observations fixed once and for all.
+    """How often two agents choose different actions: the mean over pairs, on a fixed set of observations.
 
-    They are taken from the first collections, of every agent as many. `fix` and calls are given what this rank has.
+    These are taken from the first collections, equally many of every agent. Arguments are those of this rank's agents.
     """
 
     def __init__(self, device: str, agents: int, ranks: Ranks = ALONE) -> None:
         self.device, self.agents, self.ranks = torch.device(device), agents, ranks
         self.observation: Tensor | None = None
 
-    def fix(self, collections: Sequence[Collection]) -> None:
+    def fix_observations(self, collections: Sequence[Collection]) -> None:
+        """Take the observations from the first collections; later calls do nothing."""
         if self.observation is None:
-            share = max(1, FIXED_BATCH // self.agents)
+            share = max(1, DIVERSITY_OBSERVATIONS // self.agents)
             picked = []
             for collection in collections:
                 flat = collection.observation.flatten(0, 1)
                 picked.append(flat[torch.linspace(0, len(flat) - 1, min(share, len(flat))).long()])
-            told = self.ranks.all_gather_bytes(tree_to_bytes(torch.cat(picked)))
-            self.observation = torch.cat([tree_from_bytes(data, "observations") for data in told]).to(self.device)
+            of_ranks = self.ranks.all_gather_bytes(tree_to_bytes(torch.cat(picked)))
+            self.observation = torch.cat([tree_from_bytes(data, "observations") for data in of_ranks]).to(self.device)
 
     @torch.inference_mode()
     def __call__(self, networks: Sequence[QNetwork]) -> float:
         assert self.observation is not None
         if self.agents < 2:
             return 0.0
-        chosen = torch.stack([network(self.observation).argmax(-1) for network in networks])
-        actions = torch.cat([torch.tensor(told) for told in self.ranks.all_gather(chosen.tolist())])
+        own = torch.stack([network(self.observation).argmax(-1) for network in networks])
+        actions = torch.cat([torch.tensor(of_rank) for of_rank in self.ranks.all_gather(own.tolist())])
         differ = torch.stack([(a != b).float().mean() for a, b in combinations(actions, 2)])
         return float(differ.mean())
 
@@ -117,23 +118,20 @@ class Diversity:
         return {"observation": self.observation}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        found = state["observation"]
-        self.observation = None if found is None else found.to(self.device)
-
-
-# -- What a person wants to know when a mixture is over.
+        observation = state["observation"]
+        self.observation = None if observation is None else observation.to(self.device)
 
 
 def summarise_mixture(
     plan: MixturePlan, counters: Counters, shares: Mapping[str, float], evaluation: Evaluation | None
 ) -> list[str]:
-    """Return, frames, and where the time went."""
+    """Return the final summary: evaluation, frames, and time by phase."""
     lines: list[str] = []
     if evaluation is not None:
         low, high = evaluation.interval()
         who = "the agent" if plan.mode == "single" else "the BigAgent"
         lines += [
-            f"Return, mean of {plural(len(evaluation.lengths), 'greedy episode')} on seeds of their own",
+            f"Return, mean of {plural(len(evaluation.lengths), 'greedy episode')} on separate seeds",
             *figures([(who, f"{evaluation.mean:.3f}", f"95% interval {low:.3f} to {high:.3f}")]),
             "",
         ]
@@ -141,7 +139,7 @@ def summarise_mixture(
     spent = [(name, f"{share:.0%}", "") for name, share in shares.items() if share >= 0.005]
     lines += [
         f"{number(counters.frames)} frames in {plural(plan.rounds, 'round')}, {plural(counters.updates, 'update')}",
-        f"Time: {number(round(rate))} frames a second",
+        f"Time: {number(round(rate))} frames per second",
         *figures(spent),
     ]
     return lines

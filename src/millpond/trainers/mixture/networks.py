@@ -1,4 +1,4 @@
-"""The Q-networks of a mixture, and a seed for everything in it that is random."""
+"""The Q-networks of a mixture, and the seeds of all its random generators."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from millpond.plurals import plural
 from millpond.store import Checkpoint
 from millpond.trainers.common.kinds import Player
 
-# What a seed is for; together with the agent's number it makes generators that have nothing to do with each other.
+# Purposes of seeds: each purpose and agent has an independent generator.
 NETWORK, EXPLORATION, ENVS, SAMPLER = range(4)
 
 
 def seed_for(seed: int, purpose: int, number: int = 0) -> int:
-    """A seed of its own for every purpose and agent, all from the run's one."""
+    """Derive the seed of a purpose and an agent from the run's seed."""
     return int(np.random.SeedSequence([seed, purpose, number]).generate_state(1)[0])
 
 
 def make_network(recipe: MixtureRecipe, spec: EnvSpec, number: int = 0) -> QNetwork:
-    """The Q-network of agent `number`."""
+    """Build the Q-network of agent `number`."""
     return build_q_network(
         spec.observation,
         spec.action,

@@ -1,7 +1,7 @@
-"""A mixture over several ranks: who has which agents, and what ranks tell each other of them.
+"""A mixture over several ranks: which rank has which agents, and what ranks exchange.
 
-Agent k is the same one whichever rank has it: its seeds follow from its number. What is known of agents is told by name.
-With one rank every function here gives back what it was given.
+Agent k is the same on any rank: its seeds follow from its number. Data about agents is exchanged by name.
+With one rank every function here returns its input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millpond.trainers.common.over_ranks import rank_device, rank_vector
 
 
 def recipe_of_rank(recipe: MixtureRecipe, ranks: Ranks) -> MixtureRecipe:
-    """The recipe with the device and the threads of this rank."""
+    """Return the recipe with the device and the threads of this rank."""
     place = ranks.place
     if ranks.alone:
         return recipe
@@ -33,13 +33,13 @@ def recipe_of_rank(recipe: MixtureRecipe, ranks: Ranks) -> MixtureRecipe:
 
 
 def agents_of_rank(ranks: Ranks, agents: int) -> range:
-    """The numbers of this rank's agents: an equal share, consecutive."""
+    """Return the numbers of this rank's agents: an equal share, consecutive."""
     share = agents // ranks.count
     return range(ranks.rank * share, (ranks.rank + 1) * share)
 
 
 def share_networks(ranks: Ranks, networks: Sequence[QNetwork]) -> None:
-    """Of all agents' networks, bring those of other ranks up to date."""
+    """Update the copies of other ranks' networks."""
     if ranks.alone:
         return
     own = {number: dict(networks[number].state_dict()) for number in agents_of_rank(ranks, len(networks))}
@@ -48,10 +48,10 @@ def share_networks(ranks: Ranks, networks: Sequence[QNetwork]) -> None:
             networks[number].load_state_dict(weights)
 
 
-def begin_with(ranks: Ranks, networks: Sequence[QNetwork], big: DQN | None, other: Run | None) -> None:
-    """Everybody begins with the weights of another mixture's BigAgent, or of its one agent, which rank 0 reads.
+def start_from(ranks: Ranks, networks: Sequence[QNetwork], big: DQN | None, other: Run | None) -> None:
+    """Start agents and BigAgent from another mixture's BigAgent, or from its one agent; rank 0 reads the weights.
 
-    Without another run agents begin with their own weights, and all ranks with rank 0's BigAgent.
+    Without another run agents keep their initial weights, and all ranks take the BigAgent of rank 0.
     """
     first = networks[0]
 
@@ -59,10 +59,10 @@ def begin_with(ranks: Ranks, networks: Sequence[QNetwork], big: DQN | None, othe
         if other is None:
             return False
         weights = other.weights()
-        found = weights.get("big", weights.get("agent0"))
-        if found is None:
+        of_agent = weights.get("big", weights.get("agent0"))
+        if of_agent is None:
             raise RunError(f"run {other.name!r} has no weights of a BigAgent or agent; it has {sorted(weights)}")
-        load_weights({"network": first}, {"network": found}, f"run {other.name!r}")
+        load_weights({"network": first}, {"network": of_agent}, f"run {other.name!r}")
         return True
 
     if ranks.run_on_first(read):
@@ -75,26 +75,26 @@ def begin_with(ranks: Ranks, networks: Sequence[QNetwork], big: DQN | None, othe
         ranks.broadcast_tensors([big.online.data, big.target_parameters.data])
 
 
-# -- what ranks tell each other
+# -- what ranks exchange
 
 
-def told_by_all(ranks: Ranks, own: dict[str, Any]) -> dict[str, Any]:
-    """What each rank knows of its own agents, by name: of all agents. Tensors of one number are told as numbers."""
+def gather_by_name(ranks: Ranks, own: dict[str, Any]) -> dict[str, Any]:
+    """Merge the values that each rank has of its agents, by name. Scalar tensors become numbers."""
     if ranks.alone:
         return own
-    return {name: value for told in ranks.all_gather(_plain(own)) for name, value in told.items()}
+    return {name: value for of_rank in ranks.all_gather(_plain(own)) for name, value in of_rank.items()}
 
 
-def figures_of(collection: Collection) -> dict[str, Any]:
-    """What records want to know of a collection."""
+def collection_stats(collection: Collection) -> dict[str, Any]:
+    """Return the numbers of a collection that are recorded."""
     episodes = [(episode.returns[0], episode.length, episode.info) for episode in collection.episodes]
     return {"env_steps": collection.env_steps, "reward": collection.reward.mean(), "episodes": episodes}
 
 
-def record_figures(loop: Loop, name: str, figures: Mapping[str, Any]) -> None:
-    """Record them, of this agent and of all."""
-    loop.record("reward_per_agent_step", figures["reward"], weight=figures["env_steps"])
-    for episode_return, length, info in figures["episodes"]:
+def record_stats(loop: Loop, name: str, stats: Mapping[str, Any]) -> None:
+    """Record the numbers of one agent's collection, for this agent and for all."""
+    loop.record("reward_per_agent_step", stats["reward"], weight=stats["env_steps"])
+    for episode_return, length, info in stats["episodes"]:
         for prefix in ("", f"{name}/"):
             loop.record(f"{prefix}episode_return", episode_return)
             loop.record(f"{prefix}episode_length", float(length))
@@ -102,8 +102,8 @@ def record_figures(loop: Loop, name: str, figures: Mapping[str, Any]) -> None:
             loop.record(f"env/{key}", float(value))
 
 
-def steps_of_all(ranks: Ranks, own: Mapping[str, Steps]) -> list[Steps]:
-    """The steps of all streams, the BigAgent's own behind those of the agents."""
+def gather_steps(ranks: Ranks, own: Mapping[str, Steps]) -> list[Steps]:
+    """Return the steps of all streams, the BigAgent's last."""
     if ranks.alone:
         return list(own.values())
     schema = next(iter(own.values())).valid_for  # all ranks write one lake: what one has validated is valid for all
@@ -116,16 +116,16 @@ def steps_of_all(ranks: Ranks, own: Mapping[str, Steps]) -> list[Steps]:
     return [steps_by_name[name] for name in sorted(steps_by_name, key=lambda name: name == "big")]
 
 
-def judged_by_first(ranks: Ranks, judge: Callable[[], Evaluation]) -> Evaluation:
-    """Evaluate at rank 0, and tell all."""
+def evaluate_on_first(ranks: Ranks, evaluate: Callable[[], Evaluation]) -> Evaluation:
+    """Evaluate on rank 0; return the result on all ranks."""
     if ranks.alone:
-        return judge()
-    told = ranks.run_on_first(lambda: asdict(judge()))
-    return Evaluation(tuple(map(tuple, told["returns"])), tuple(told["lengths"]), tuple(told["infos"]))
+        return evaluate()
+    fields = ranks.run_on_first(lambda: asdict(evaluate()))
+    return Evaluation(tuple(map(tuple, fields["returns"])), tuple(fields["lengths"]), tuple(fields["infos"]))
 
 
 def refresh_together(ranks: Ranks, lake: Lake) -> None:
-    """See what everybody has poured: nobody looks before all have, or writes before all have looked."""
+    """Refresh the lake after all ranks have poured and before any of them writes again; all must see the same."""
     ranks.barrier()
     lake.refresh()
     seen = ranks.all_gather(
@@ -138,8 +138,8 @@ def refresh_together(ranks: Ranks, lake: Lake) -> None:
         )
 
 
-class Together:
-    """Several parts of a checkpoint as one, for `PerRank`: ranks have parts of other names."""
+class StateGroup:
+    """Several parts of a checkpoint as one, for `PerRank`: their names differ between ranks."""
 
     def __init__(self, parts: Mapping[str, Stateful]) -> None:
         self._parts = parts
