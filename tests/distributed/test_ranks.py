@@ -1,4 +1,4 @@
-"""What ranks tell each other, between three real processes; and that one on its own calls nothing."""
+"""Collectives between three real processes; a single process calls none."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ def refuse() -> None:
     raise RankError("no room")
 
 
-def tell_each_other(ranks: Ranks, folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def call_collectives(ranks: Ranks, folder: str) -> dict[str, Any]:
+    results: dict[str, Any] = {}
     assert ranks.all_reduce is not None
     tensor = torch.full((2,), float(ranks.rank + 1))
     ranks.all_reduce(tensor)
-    found["sum"] = tensor.tolist()
-    found["shared"] = ranks.all_gather({"rank": ranks.rank, "text": "x" * ranks.rank})
-    found["gathered"] = ranks.gather(b"ab" * ranks.rank)
-    found["broadcast"] = ranks.broadcast(b"first" if ranks.first else b"a longer text of another rank")
-    found["shared_bytes"] = ranks.all_gather_bytes(b"cd" * ranks.rank)
+    results["sum"] = tensor.tolist()
+    results["all_gathered"] = ranks.all_gather({"rank": ranks.rank, "text": "x" * ranks.rank})
+    results["gathered"] = ranks.gather(b"ab" * ranks.rank)
+    results["broadcast"] = ranks.broadcast(b"first" if ranks.first else b"a longer text of another rank")
+    results["all_gathered_bytes"] = ranks.all_gather_bytes(b"cd" * ranks.rank)
     ranks.barrier()
-    found["led"] = ranks.run_on_first(lambda: [os.getpid(), None])
-    found["failed"] = caught(ranks, refuse)
-    found["threads"] = torch.get_num_threads()
+    results["from_first"] = ranks.run_on_first(lambda: [os.getpid(), None])
+    results["failed"] = caught(ranks, refuse)
+    results["threads"] = torch.get_num_threads()
 
     torch.manual_seed(ranks.rank)
     module, own = nn.Linear(3, 2), Counter()
@@ -81,39 +81,39 @@ def tell_each_other(ranks: Ranks, folder: str) -> dict[str, Any]:
     before = module.weight.tolist()
     own.number = 0
     nn.init.zeros_(module.weight)
-    found["restored"] = restore_over_ranks(ranks, checkpoints, parts)
+    results["restored"] = restore_over_ranks(ranks, checkpoints, parts)
     assert float(sampler.random()) == drawn
     assert module.weight.tolist() == before
-    found["weights"], found["own"] = before, own.number
+    results["weights"], results["own"] = before, own.number
 
     if ranks.rank == 2:
         nn.init.ones_(module.weight)
     with pytest.raises(RankError, match="weights of rank 2 differ from those of rank 0"):
         save_over_ranks(ranks, checkpoints, 8, parts, None)
-    return found
+    return results
 
 
 def test_collectives_of_three_ranks(tmp_path: Path) -> None:
-    found = run_ranks(3, tell_each_other, str(tmp_path))
-    for rank, answer in enumerate(found):
+    results = run_ranks(3, call_collectives, str(tmp_path))
+    for rank, answer in enumerate(results):
         assert answer["sum"] == [6.0, 6.0]
-        assert answer["shared"] == [{"rank": other, "text": "x" * other} for other in range(3)]
+        assert answer["all_gathered"] == [{"rank": other, "text": "x" * other} for other in range(3)]
         assert answer["gathered"] == ([b"", b"ab", b"abab"] if rank == 0 else [])
         assert answer["broadcast"] == b"first"
-        assert answer["shared_bytes"] == [b"", b"cd", b"cdcd"]
-        assert answer["led"] == found[0]["led"]
+        assert answer["all_gathered_bytes"] == [b"", b"cd", b"cdcd"]
+        assert answer["from_first"] == results[0]["from_first"]
         name = "RankError" if rank == 0 else "FirstRankFailedError"
         assert answer["failed"] == (name, "no room", 1, rank > 0)
         assert answer["threads"] == max(1, len(os.sched_getaffinity(0)) // 3)
         assert answer["restored"] is True
-        assert answer["weights"] == found[0]["weights"]
+        assert answer["weights"] == results[0]["weights"]
         assert answer["own"] == 10 + rank
     assert Checkpoints(tmp_path).updates() == [7]
     # The checkpoint of three ranks is not one of a single rank.
     random = PerRank(ALONE, RandomState(sampler=np.random.default_rng()))
     parts = Parts(weights={"policy": nn.Linear(3, 2)}, state={"own": PerRank(ALONE, Counter()), "random": random})
     with pytest.raises(
-        ResumeError, match=r"of 3 ranks, and this is 1 rank.*torchrun --nproc-per-node=3 -m -- millpond"
+        ResumeError, match=r"by 3 ranks, and this run has 1 rank.*torchrun --nproc-per-node=3 -m -- millpond"
     ):
         restore_over_ranks(ALONE, Checkpoints(tmp_path), parts)
 
@@ -154,5 +154,5 @@ def fall_silent(ranks: Ranks) -> str:
 
 @pytest.mark.slow
 def test_rank_that_hangs_times_out() -> None:
-    told, _ = run_ranks(2, fall_silent, timeout=timedelta(seconds=SILENCE))
-    assert told.startswith("a rank has died or does not respond (")
+    message, _ = run_ranks(2, fall_silent, timeout=timedelta(seconds=SILENCE))
+    assert message.startswith("a rank has died or does not respond (")
