@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from millpond.store import Run
     from millpond.trainers.common.play import LoadedPolicy
 
-# Torch's threads sleep while they wait, which must be said before torch is imported. Left alone they spin, against the
-# envs' workers and whatever else the machine does: beside a few busy processes, training became ten times slower.
+# Let idle threads of torch sleep instead of spin; this must be set before torch is imported. Spinning threads compete
+# with the workers of the envs: next to a few busy processes, training was ten times slower.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 __version__ = "0.2.0"
 __all__ = ["Lake", "Loop", "Pond", "load", "plan", "train"]
 
-_LATER = {"Lake": "millpond.replay", "Pond": "millpond.replay", "Loop": "millpond.loop"}
+_LAZY = {"Lake": "millpond.replay", "Pond": "millpond.replay", "Loop": "millpond.loop"}
 
 
 def __getattr__(name: str) -> Any:
-    """Names that bring heavy modules along are imported when they are first used."""
-    if name not in _LATER:
+    """Import names with heavy modules when they are first used."""
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_LATER[name]), name)
+    return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def plan(
@@ -46,18 +46,19 @@ def plan(
     agents_from: str | None = None,
     **settings: Any,
 ) -> Planned:
-    """What a recipe will do, as `millpond plan` prints it. It is a name, a YAML file, a PufferLib .ini, or a mapping.
+    """Return what a recipe will do, as `millpond plan` prints it.
 
-    `overrides` are texts such as "trainer.batch_size=262_144", or a mapping of dotted keys; so are the other keyword
-    arguments: `seed=3`, `**{"trainer.num_envs": 64}`. Raises `millpond.config.ConfigError`, with every violation and
-    a fix, where the config cannot run.
+    The recipe is a name, a YAML file, a PufferLib .ini file, or a mapping. `overrides` are strings such as
+    "trainer.batch_size=262_144", or a mapping of dotted keys. Other keyword arguments are overrides too: `seed=3`,
+    `**{"trainer.num_envs": 64}`. Raises `millpond.config.ConfigError`, with every violation and a fix, if the config
+    cannot run.
     """
     from millpond.planner import Host
     from millpond.planner import plan as make_plan
     from millpond.planner.estimate import read_measured
 
-    changes, measured = _together(overrides, settings), read_measured()
-    return make_plan(recipe, changes, preset=preset, agents_source=agents_from, host=Host.here(), measured=measured)
+    merged, measured = _merge_overrides(overrides, settings), read_measured()
+    return make_plan(recipe, merged, preset=preset, agents_source=agents_from, host=Host.here(), measured=measured)
 
 
 def train(
@@ -69,7 +70,7 @@ def train(
     overwrite: bool = False,
     **settings: Any,
 ) -> Run:
-    """Train a recipe to its end, as `millpond train` does, and return its run, whose folder has everything.
+    """Train a recipe to its end, as `millpond train` does, and return its run.
 
     Recipe, overrides and settings are as in `plan`.
     """
@@ -78,19 +79,19 @@ def train(
     from millpond.distributed import join
     from millpond.trainers.common.envs import env_agents
     from millpond.trainers.common.kinds import make_trainer, require_trainer
-    from millpond.trainers.common.session import run_of_all, setting_up, start_run
+    from millpond.trainers.common.session import begin_on_all_ranks, setting_up, start_run
 
-    together = _together(overrides, settings)
+    merged = _merge_overrides(overrides, settings)
     recorded = None
     with join() as ranks:
 
         def begin() -> tuple[Loaded, Run]:
             nonlocal recorded
-            loaded = load_config(recipe, together, preset, ask_env=env_agents)
+            loaded = load_config(recipe, merged, preset, ask_env=env_agents)
             recorded = require_trainer(loaded)
             return loaded, start_run(loaded, run, overwrite=overwrite, ranks=ranks.count, recorded=recorded)
 
-        loaded, started = run_of_all(ranks, begin)
+        loaded, started = begin_on_all_ranks(ranks, begin)
         with setting_up(started, ranks):
             trainer = make_trainer(loaded, started, ranks=ranks, recorded=recorded)
         try:
@@ -101,14 +102,14 @@ def train(
 
 
 def load(run: str | Path, *, best: bool = False, device: str = "cpu") -> LoadedPolicy:
-    """A trained policy, by its run's name or folder: `action, state = policy.act(observation, state)`."""
+    """Load a trained policy by the name or folder of its run: `action, state = policy.act(observation, state)`."""
     from millpond.trainers.common.play import LoadedPolicy
 
     return LoadedPolicy(str(run), best=best, device=device)
 
 
-def _together(overrides: Iterable[str] | Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_overrides(overrides: Iterable[str] | Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     from millpond.config.load import parse_override
 
-    given = overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
-    return {**given, **settings}
+    parsed = overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
+    return {**parsed, **settings}

@@ -1,9 +1,9 @@
-"""The processor: its features, and whether bfloat16 really works on it.
+"""Features of the processor, and a check that bfloat16 works on it.
 
 Some virtual machines advertise AMX but trap its instructions: the first bfloat16 product then kills the process with
-SIGILL (oneDNN issues 1661 and 5689). No flag tells such a machine from a healthy one, so bfloat16 is tried once in a child
-process, and the result is remembered per processor and torch version in the user's cache folder. Where AMX traps, oneDNN
-is limited to the instructions below it, which must happen before oneDNN is first used.
+SIGILL (oneDNN issues 1661 and 5689). No flag distinguishes such a machine, so bfloat16 is tried once in a child process,
+and the result is cached per processor and torch version in the user's cache folder. If AMX traps, oneDNN is limited to the
+instructions below it, which must happen before oneDNN is first used.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from millpond.errors import MillpondError
 FORMAT = 1
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 BELOW_AMX = "AVX512_CORE_BF16"
-BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is ARM's
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last one is of ARM
 PROBE_SECONDS = 120
 
-# Products, a convolution and their gradients, as training uses them; then the time of a product in either precision.
+# Products, a convolution and their gradients, as in training; then the time of a product in either precision.
 PROBE = """
 import json, time, torch
 torch.manual_seed(0)
@@ -54,7 +54,7 @@ print(json.dumps({"speedup": seconds(matrix) / seconds(matrix.bfloat16())}), flu
 
 
 class ProcessorError(MillpondError):
-    """This processor cannot do what was asked of it."""
+    """This processor does not support what was requested."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Bfloat16:
 
     works: bool
     max_isa: str | None = None  # oneDNN must be limited to this instruction set
-    isa: str = ""  # the one that oneDNN used, in its own words
-    speedup: float = 0.0  # of a matrix product over float32; 0 where it does not work
-    problem: str = ""  # why it does not work as the processor is
+    isa: str = ""  # instruction set that oneDNN used, as oneDNN names it
+    speedup: float = 0.0  # of a matrix product over float32; 0 if it does not work
+    problem: str = ""  # why it does not work without a limit
 
     def __str__(self) -> str:
         if not self.works:
@@ -75,7 +75,7 @@ class Bfloat16:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Features that the processor advertises; empty where the system does not list them."""
+    """Return the features that the processor advertises; empty if the system does not list them."""
     for line in _cpuinfo():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):  # x86, ARM
@@ -84,23 +84,23 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cpu_name() -> str:
-    """Model of the processor."""
+    """Return the model name of the processor."""
     names = (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
 
 
 def claims_bfloat16(flags: Iterable[str]) -> bool:
-    """True if bfloat16 has instructions of its own; it is emulated elsewhere, several times slower than float32."""
+    """Return True if the processor has bfloat16 instructions; otherwise it is emulated, much slower than float32."""
     return not BFLOAT16_FLAGS.isdisjoint(flags)
 
 
 def claims_amx(flags: Iterable[str]) -> bool:
-    """True if the processor advertises AMX, which some hypervisors trap."""
+    """Return True if the processor advertises AMX, which some hypervisors trap."""
     return any(flag.startswith("amx") for flag in flags)
 
 
 def cache_folder() -> Path:
-    """Millpond's folder in the user's cache: what was measured on a machine belongs to it, not to a run."""
+    """Return Millpond's folder in the user's cache, for measurements that belong to a machine, not to a run."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millpond"
 
 
@@ -128,7 +128,7 @@ def check_bfloat16(*, program: str = PROBE) -> Bfloat16:
 def prepare_bfloat16(flags: Iterable[str] | None = None, *, program: str = PROBE) -> None:
     """Make bfloat16 safe on the CPU in this process; call it before torch computes anything.
 
-    Nothing happens on processors without AMX. Raises `ProcessorError` where bfloat16 cannot be made to work.
+    Does nothing on processors without AMX. Raises `ProcessorError` if bfloat16 cannot be made to work.
     """
     if not claims_amx(cpu_flags() if flags is None else flags):
         return
@@ -141,14 +141,14 @@ def prepare_bfloat16(flags: Iterable[str] | None = None, *, program: str = PROBE
     if result.max_isa is not None:
         limit_onednn(result.max_isa, result.isa)
         warnings.warn(
-            f"bfloat16 as this processor advertises it {result.problem}; oneDNN is limited to {result.max_isa}, "
+            f"bfloat16 with AMX {result.problem} on this processor; oneDNN is limited to {result.max_isa}, "
             "with which it works",
             stacklevel=2,
         )
 
 
 def can_use_bfloat16() -> bool:
-    """True if bfloat16 works on the CPU in this process, which is prepared for it."""
+    """Prepare this process for bfloat16 on the CPU, and return True if it works."""
     try:
         prepare_bfloat16()
     except ProcessorError:
@@ -157,9 +157,9 @@ def can_use_bfloat16() -> bool:
 
 
 def limit_onednn(max_isa: str, expected: str) -> None:
-    """Limit oneDNN's instruction set in this process and its children; an error if oneDNN was used before.
+    """Limit oneDNN's instruction set in this process and its children; raise if oneDNN was used before.
 
-    `expected` is the instruction set, in oneDNN's words, that a process uses which was limited in time.
+    `expected` is oneDNN's name of the instruction set in a process that was limited in time.
     """
     if os.environ.get(ISA_VARIABLE) == max_isa:
         return
@@ -170,16 +170,16 @@ def limit_onednn(max_isa: str, expected: str) -> None:
         if before is not None:
             os.environ[ISA_VARIABLE] = before
         raise ProcessorError(
-            f"oneDNN cannot be limited to {max_isa} any more, because torch has used it already in this process "
-            f"(with {effective or 'an instruction set that it does not name'}); "
+            f"oneDNN cannot be limited to {max_isa}, because torch has used it already in this process "
+            f"(with {effective or 'an unknown instruction set'}); "
             f"start Python with {ISA_VARIABLE}={max_isa} in its environment"
         )
 
 
 def onednn_isa() -> str:
-    """Instruction set that oneDNN uses in this process, in its own words; empty where it does not say.
+    """Return oneDNN's name of the instruction set that it uses in this process; empty if unknown.
 
-    Asking settles it for the life of the process. oneDNN writes it to standard output, once, when it is first verbose.
+    The call fixes the instruction set for the rest of the process. oneDNN prints it once, when it is first verbose.
     """
     import torch
 
@@ -194,7 +194,7 @@ def onednn_isa() -> str:
             with verbose:
                 torch.nn.functional.conv2d(torch.zeros(4, 16, 32, 32), torch.zeros(32, 16, 3, 3))
         finally:
-            ctypes.CDLL(None).fflush(None)  # oneDNN writes through C's own buffer
+            ctypes.CDLL(None).fflush(None)  # oneDNN writes through C's buffer
             os.dup2(stdout, 1)
             os.close(stdout)
         output.seek(0)
@@ -202,7 +202,7 @@ def onednn_isa() -> str:
 
 
 def _isa_of(verbose: str) -> str:
-    """Instruction set that oneDNN's verbose output names."""
+    """Return the instruction set in oneDNN's verbose output."""
     return next((line.partition("isa:")[2].strip() for line in verbose.splitlines() if ",isa:" in line), "")
 
 
@@ -232,7 +232,7 @@ def _try(program: str, environment: Mapping[str, str]) -> tuple[Bfloat16, bool]:
 
 
 def _key(program: str) -> str:
-    """Everything that the result depends on. A cache folder may be shared by machines, healthy and not."""
+    """Return a key for everything that the result depends on. Several machines may share a cache folder."""
     try:
         torch_version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

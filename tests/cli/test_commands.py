@@ -1,4 +1,4 @@
-"""The command itself: what it prints, where, and how it exits."""
+"""The command line: output and exit codes."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def test_bad_input_exits_with_two_and_no_traceback() -> None:
         ["plan", "metta", "--agents-from", "grid"],
         ["compare", "metta", "nothing"],
         ["compare", "trainer.batch_size=5"],
-        ["no-such-verb"],
+        ["no-such-command"],
     ],
 )
-def test_every_kind_of_bad_input(arguments: list[str]) -> None:
+def test_bad_input_exits_with_two(arguments: list[str]) -> None:
     run = millpond(*arguments)
     assert run.returncode == 2, run.stdout
     assert run.stderr
     assert "Traceback" not in run.stderr
 
 
-def test_compare_is_pufferlib_against_metta_by_default() -> None:
+def test_compare_defaults_to_puffer_metta_and_metta() -> None:
     run = millpond("compare")
     assert run.returncode == 0
     assert run.stdout == millpond("compare", "puffer-metta", "metta").stdout
@@ -76,14 +76,14 @@ def test_agents_from_a_file() -> None:
     assert "ALERT: the config has 3 agents per env, metta.yaml has 64" in run.stdout
 
 
-def test_explain() -> None:
+def test_explain_key_and_section() -> None:
     run = millpond("plan", "metta", "--explain", "trainer.async_factor")
     assert "double buffering" in run.stdout
     assert "value here" in run.stdout
     assert "vector.on_crash = stop" in millpond("plan", "metta", "--explain", "vector").stdout
 
 
-def test_recipes_lists_all() -> None:
+def test_recipes_lists_all_recipes() -> None:
     names = {entry["name"] for entry in json.loads(millpond("recipes", "--json").stdout)}
     assert {"grid", "metta", "puffer-metta", "mixture-seed", "reward-libero"} <= names
     assert "puffer-metta (ppo; presets: debug)" in millpond("recipes").stdout
@@ -93,14 +93,14 @@ def test_plain_text_without_a_terminal() -> None:
     assert "\x1b[" not in millpond("plan", "metta").stdout
 
 
-def test_a_terminal_that_cannot_draw() -> None:
+def test_ascii_output_if_stdout_cannot_encode() -> None:
     run = millpond("plan", "metta", PYTHONIOENCODING="ascii")
     assert run.returncode == 0
     assert run.stdout.isascii()
     assert "+- 8,192 rows x 64 steps" in run.stdout
 
 
-def test_a_reader_that_goes_away() -> None:
+def test_closed_pipe_is_not_an_error() -> None:
     run = subprocess.run(
         f"{sys.executable} -m millpond plan metta | head -1", shell=True, capture_output=True, text=True, check=False
     )
@@ -147,14 +147,14 @@ def test_envs_lists_and_checks(tmp_path: Path) -> None:
     assert "module os has no 'nope'" in wrong.stdout
 
 
-@pytest.mark.parametrize("verb", ["plan", "compare", "recipes", "doctor", "envs"])
-def test_every_verb_explains_itself(verb: str) -> None:
-    run = millpond(verb, "--help")
+@pytest.mark.parametrize("command", ["plan", "compare", "recipes", "doctor", "envs"])
+def test_every_command_has_help(command: str) -> None:
+    run = millpond(command, "--help")
     assert run.returncode == 0
     assert len(run.stdout.splitlines()) > 5
 
 
-def test_the_recipe_may_be_left_out_before_overrides() -> None:
+def test_recipe_may_be_omitted_before_overrides() -> None:
     found = json.loads(millpond("plan", "trainer.update_epochs=3", "--json").stdout)
     assert (found["recipe"], found["update_epochs"]) == ("grid", 3)
 

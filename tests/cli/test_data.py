@@ -40,7 +40,7 @@ def millpond(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return command
 
 
-def test_info_of_what_is_in_the_package(millpond: Command) -> None:
+def test_info_of_packaged_episodes(millpond: Command) -> None:
     run = millpond("data", "info", "pendulum", "--json")
     assert run.returncode == 0, run.stderr
     info = json.loads(run.stdout)
@@ -50,7 +50,7 @@ def test_info_of_what_is_in_the_package(millpond: Command) -> None:
     assert info["columns"] == ["obs:0", "obs:1", "obs:2"]
 
 
-def test_info_says_what_is_used(millpond: Command, tmp_path: Path) -> None:
+def test_info_shows_used_fields(millpond: Command, tmp_path: Path) -> None:
     write_libero(tmp_path / "a.hdf5", side=8)
     run = millpond("data", "info", str(tmp_path / "a.hdf5"), "--key", "ee_pos", "--drop", "ee_pos:1", "--json")
     info = json.loads(run.stdout)
@@ -59,7 +59,7 @@ def test_info_says_what_is_used(millpond: Command, tmp_path: Path) -> None:
     assert info["succeeded"] == 3
 
 
-def test_audit_names_the_clock_and_an_objective_that_fits(millpond: Command) -> None:
+def test_audit_reports_a_clock_column_and_a_fitting_objective(millpond: Command) -> None:
     run = millpond("data", "audit", "lift")
     assert run.returncode == 0, run.stderr
     assert "clock-column: states:0 is a clock" in run.stdout
@@ -70,7 +70,9 @@ def test_audit_names_the_clock_and_an_objective_that_fits(millpond: Command) -> 
 
 
 @pytest.mark.parametrize(("objective", "code"), [("rrd", 1), ("progress", 0)])
-def test_audit_for_an_objective(millpond: Command, objective: str, code: int, tmp_path: Path) -> None:
+def test_audit_exits_with_one_if_objective_does_not_fit(
+    millpond: Command, objective: str, code: int, tmp_path: Path
+) -> None:
     write_libero(tmp_path / "a.hdf5", side=8)
     run = millpond("data", "audit", str(tmp_path / "a.hdf5"), "--objective", objective, "--json")
     assert run.returncode == code, run.stderr
@@ -117,14 +119,14 @@ def test_old_robosuite_files_are_described_and_audited(millpond: Command, tmp_pa
     assert millpond("data", "audit", str(path), "--objective", "lrd").returncode == 1
 
 
-def test_a_plan_of_missing_data_exits_with_2(millpond: Command, tmp_path: Path) -> None:
+def test_plan_with_missing_data_exits_with_two(millpond: Command, tmp_path: Path) -> None:
     run = millpond("plan", "reward", f"data.path={tmp_path / 'mine.npz'}")
     assert run.returncode == 2
     assert run.stderr.startswith(f"millpond: {tmp_path / 'mine.npz'}: no such file or folder")
     assert not run.stdout
 
 
-def test_help_and_recipes_say_what_fast_shortens(millpond: Command) -> None:
+def test_help_and_recipes_explain_the_fast_preset(millpond: Command) -> None:
     for verb in ("train", "plan"):
         text = " ".join(millpond(verb, "--help").stdout.split())
         assert "fast: a shortened full, which is longer than the default of `reward`" in text

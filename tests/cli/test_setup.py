@@ -1,4 +1,4 @@
-"""What cannot be set up: one line or the user's own traceback, no folder, and the name is free again."""
+"""Failed setups: one line or the traceback of the user's code, no folder, and the name is free again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millpond.cli import main
 from millpond.envs.adapters.minatar import load_game
 from millpond.envs.families import FAMILIES
 
-WORLDS = '''
+ENVS_SOURCE = '''
 import time
 import gymnasium
 import numpy as np
@@ -44,7 +44,7 @@ class BrokenReset(Corridor):
 
 
 class Refusing(Corridor):
-    """Asked for its spaces with seed 0 it answers; in the vector it does not."""
+    """Resets with seed 0, as when its spaces are read; raises in the vector."""
 
     def reset(self, *, seed=None, options=None):
         if seed:
@@ -53,7 +53,7 @@ class Refusing(Corridor):
 
 
 class Slow(Corridor):
-    """Likewise quick with seed 0, and slow in the vector."""
+    """Fast with seed 0, and slow in the vector."""
 
     def reset(self, *, seed=None, options=None):
         if seed:
@@ -69,21 +69,21 @@ TINY = ["env.num_agents=1", "env.max_steps=20", "--debug", "--run", "one"]
 
 
 @dataclass
-class Ended:
+class CommandResult:
     code: int
     output: str
     errors: str
 
 
 class Command:
-    """The command line within this process, in a folder of its own: a torch that is imported once saves seconds."""
+    """The command line within this process, in a temporary folder: importing torch only once saves seconds."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.capsys, self.monkeypatch = folder, capsys, monkeypatch
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "path", [*sys.path])
 
-    def __call__(self, *arguments: str) -> Ended:
+    def __call__(self, *arguments: str) -> CommandResult:
         sys.modules.pop("faulty_corridors", None)
         importlib.invalidate_caches()
         self.monkeypatch.setattr(sys, "argv", ["millpond", *arguments])
@@ -96,7 +96,7 @@ class Command:
         except Exception:
             traceback.print_exc()
             code = 1
-        return Ended(code, *self.capsys.readouterr())
+        return CommandResult(code, *self.capsys.readouterr())
 
     @property
     def runs(self) -> list[str]:
@@ -105,7 +105,7 @@ class Command:
 
 @pytest.fixture
 def millpond(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    (tmp_path / "faulty_corridors.py").write_text(WORLDS)
+    (tmp_path / "faulty_corridors.py").write_text(ENVS_SOURCE)
     (tmp_path / "runs").mkdir()
     return Command(tmp_path, capsys, monkeypatch)
 
@@ -124,7 +124,7 @@ def millpond(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
         (["env.id=faulty_corridors:BrokenReset"], 2, "the map file is missing"),
     ],
 )
-def test_what_cannot_be_set_up_leaves_no_folder(millpond: Command, settings: list[str], code: int, words: str) -> None:
+def test_failed_setup_leaves_no_folder(millpond: Command, settings: list[str], code: int, words: str) -> None:
     run = millpond("train", "grid", *settings, *TINY)
     assert run.code == code, run.errors
     assert words in run.errors
@@ -134,16 +134,16 @@ def test_what_cannot_be_set_up_leaves_no_folder(millpond: Command, settings: lis
     assert millpond.runs == []
 
 
-def test_after_a_failure_the_name_is_free_and_a_resumed_run_says_why_it_could_not_go_on(millpond: Command) -> None:
+def test_name_is_free_after_a_failure_and_a_failed_resume_is_recorded(millpond: Command) -> None:
     shown, file = (
         ["env.id=faulty_corridors:Shown", "vector.backend=inline", *TINY],
         millpond.folder / "faulty_corridors.py",
     )
     assert millpond("train", "grid", *shown).code == 2
-    file.write_text(f"{WORLDS}\n\nShown = Corridor\n")
+    file.write_text(f"{ENVS_SOURCE}\n\nShown = Corridor\n")
     run = millpond("train", "grid", *shown)
     assert run.code == 0, run.errors
-    file.write_text(f"{WORLDS}\n\nShown = Refusing\n")
+    file.write_text(f"{ENVS_SOURCE}\n\nShown = Refusing\n")
     resumed = millpond("train", "--resume", "one", "trainer.total_iterations=2")
     assert resumed.code == 2, resumed.errors
     assert "could not be resumed: " in millpond("runs").output
@@ -151,7 +151,7 @@ def test_after_a_failure_the_name_is_free_and_a_resumed_run_says_why_it_could_no
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_signal_during_setup_does_not_block_the_name(millpond: Command, number: signal.Signals) -> None:
+def test_signal_during_setup_does_not_block_the_name(millpond: Command, number: signal.Signals) -> None:
     command = [
         sys.executable,
         "-m",
@@ -180,7 +180,7 @@ def test_a_signal_during_setup_does_not_block_the_name(millpond: Command, number
 
 @pytest.fixture
 def base(millpond: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """The command where no extra is installed."""
+    """The command without any extra installed."""
     remove_extras(monkeypatch)
     return millpond
 
@@ -190,15 +190,15 @@ def remove_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in modules]:
         monkeypatch.delitem(sys.modules, name)
     for module in modules:
-        monkeypatch.setitem(sys.modules, module, None)  # what Python does for a module that must not be found
+        monkeypatch.setitem(sys.modules, module, None)  # importing it raises ImportError
     load_game.cache_clear()
 
 
-def assert_names_the_extra(ended: Ended, extra: str) -> None:
-    assert ended.code == 2
-    assert ended.errors.count("\n") == 1, ended.errors
-    assert f"needs the extra '{extra}', which is not installed; install it with: " in ended.errors
-    assert ended.errors.endswith(f"pip install 'millpond[{extra}]'\n")
+def assert_names_the_extra(result: CommandResult, extra: str) -> None:
+    assert result.code == 2
+    assert result.errors.count("\n") == 1, result.errors
+    assert f"needs the extra '{extra}', which is not installed; install it with: " in result.errors
+    assert result.errors.endswith(f"pip install 'millpond[{extra}]'\n")
 
 
 @pytest.mark.parametrize(
@@ -214,14 +214,12 @@ def assert_names_the_extra(ended: Ended, extra: str) -> None:
         (["envs", "check", "mettagrid"], "metta"),
     ],
 )
-def test_without_the_extra_every_verb_names_it_in_one_line(base: Command, arguments: list[str], extra: str) -> None:
+def test_missing_extra_is_named_in_one_line(base: Command, arguments: list[str], extra: str) -> None:
     assert_names_the_extra(base(*arguments), extra)
     assert base.runs == []
 
 
-def test_a_run_is_neither_evaluated_nor_resumed_without_its_extra(
-    millpond: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eval_and_resume_need_the_extra_of_the_run(millpond: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = millpond("train", "mixture", "--debug", "--run", "one")
     assert trained.code == 0, trained.errors
     remove_extras(monkeypatch)
@@ -232,7 +230,7 @@ def test_a_run_is_neither_evaluated_nor_resumed_without_its_extra(
     assert report.code == 0, report.errors
 
 
-def test_recipes_says_which_extra_a_recipe_needs_and_whether_it_is_there(base: Command) -> None:
+def test_recipes_shows_extras_and_if_they_are_installed(base: Command) -> None:
     text = base("recipes").output
     assert re.search(
         r"Needs the extra minatar, which is not installed:\n    .*pip install 'millpond\[minatar\]'\n", text
@@ -249,7 +247,7 @@ def test_recipes_says_which_extra_a_recipe_needs_and_whether_it_is_there(base: C
 
 @pytest.mark.parametrize("recipe", ["grid", "mixture", "reward"])
 @pytest.mark.parametrize("device", ["cuda:99", "mps"])
-def test_a_device_that_is_not_here_is_refused_when_it_is_planned(millpond: Command, recipe: str, device: str) -> None:
+def test_missing_device_is_refused_by_plan_train_and_bench(millpond: Command, recipe: str, device: str) -> None:
     if device == "mps" and torch.backends.mps.is_available():
         pytest.skip("this machine has it")
     for verb in ("plan", "train", "bench"):
@@ -263,7 +261,7 @@ def test_a_device_that_is_not_here_is_refused_when_it_is_planned(millpond: Comma
     assert millpond.runs == []
 
 
-def test_the_example_of_the_readme_runs_in_debug(millpond: Command) -> None:
+def test_readme_example_runs_in_debug(millpond: Command) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     example = re.search(r"```yaml\n(.*?)```", readme, re.DOTALL)
     assert example is not None

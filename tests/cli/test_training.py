@@ -32,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run.returncode == 0, run.stderr
     for words in (
         "(learned - random) / (greedy - random)",
-        "agent steps a second",
+        "agent steps per second",
         "millpond eval first",
         "Run folder: runs/first",
     ):
@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_run_folder_explains_itself(trained: Path) -> None:
+def test_files_of_the_run_folder(trained: Path) -> None:
     folder = trained / "runs" / "first"
     assert {"config.yaml", "plan.json", "host.json", "metrics.jsonl", "tensorboard", "checkpoints"} <= {
         path.name for path in folder.iterdir()
@@ -58,19 +58,19 @@ def test_runs_are_listed(trained: Path) -> None:
     assert "no runs yet" in millpond(trained, "runs", "--run-dir", "elsewhere").stdout
 
 
-def test_an_existing_run_is_refused_with_the_choices(trained: Path) -> None:
+def test_existing_run_is_refused_with_the_alternatives(trained: Path) -> None:
     run = millpond(trained, "train", "grid", "--debug", "--run", "first")
     assert run.returncode == 2
     for choice in ("--resume first", "--run NAME", "--overwrite"):
         assert choice in run.stderr
 
 
-def test_without_a_name_runs_are_numbered(trained: Path) -> None:
+def test_runs_without_a_name_are_numbered(trained: Path) -> None:
     for number in (1, 2):
         assert f"runs/grid-{number}" in millpond(trained, "train", "grid", "--debug").stdout
 
 
-def test_resume_says_what_may_change(trained: Path) -> None:
+def test_resume_refuses_changed_settings(trained: Path) -> None:
     run = millpond(
         trained, "train", "--resume", "first", "ppo.gamma=0.5", "policy.hidden_size=32", "trainer.total_iterations=2"
     )
@@ -82,7 +82,7 @@ def test_resume_says_what_may_change(trained: Path) -> None:
         assert millpond(trained, "train", *wrong).returncode == 2
 
 
-def test_eval_and_its_picture(trained: Path) -> None:
+def test_eval_and_render(trained: Path) -> None:
     run = millpond(trained, "eval", "first", "--episodes", "3", "--render", "first.gif", "--json")
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
@@ -98,7 +98,7 @@ def test_eval_and_its_picture(trained: Path) -> None:
     assert millpond(trained, "eval", "nothing").returncode == 2
 
 
-def test_from_another_runs_weights(trained: Path) -> None:
+def test_train_from_the_weights_of_another_run(trained: Path) -> None:
     run = millpond(trained, "train", "grid", "--debug", "--run", "second", "--from", "first")
     assert run.returncode == 0, run.stderr
     wrong = millpond(trained, "train", "grid", "--debug", "--run", "third", "--from", "first", "policy.hidden_size=32")
@@ -115,7 +115,7 @@ def test_debug_runs_one_of_every_level(trained: Path, recipe: str) -> None:
     assert json.loads(records[0])["updates"] == 1
 
 
-def test_what_cannot_be_learned_is_refused_before_a_folder_is_made(trained: Path) -> None:
+def test_unfit_objective_is_refused_before_a_folder_is_created(trained: Path) -> None:
     lift = ["data.path=lift", "data.expected_episodes=null", "data.expected_steps=null"]
     run = millpond(trained, "train", "reward", *lift, "--run", "refused")
     assert run.returncode == 2
@@ -123,7 +123,7 @@ def test_what_cannot_be_learned_is_refused_before_a_folder_is_made(trained: Path
     assert not (trained / "runs" / "refused").exists()
 
 
-def test_ctrl_c_finishes_the_iteration_saves_and_says_how_to_go_on(trained: Path) -> None:
+def test_ctrl_c_finishes_the_iteration_saves_and_prints_how_to_resume(trained: Path) -> None:
     settings = ["trainer.total_iterations=1000000", "trainer.total_timesteps=1e12", "log.console_seconds=0.1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "millpond", "train", "grid", "--debug", "--run", "long", *settings],

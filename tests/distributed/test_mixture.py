@@ -17,7 +17,7 @@ from millpond.replay import Lake, Schema
 from millpond.store import Checkpoints, Run, read_status
 from millpond.store.tree import tree_from_bytes, tree_to_bytes
 from millpond.trainers.common.envs import make_spec
-from millpond.trainers.common.session import resume_run, run_of_all, start_run
+from millpond.trainers.common.session import begin_on_all_ranks, resume_run, start_run
 from millpond.trainers.mixture import measures as mixture_measures
 from millpond.trainers.mixture import trainer as module
 from millpond.trainers.mixture.ranks import refresh_together
@@ -52,14 +52,14 @@ def train(ranks: Ranks, root: str, name: str, changes: dict[str, Any], stops: tu
         loaded = load("mixture", settings)
         return loaded, start_run(loaded, name, ranks=ranks.count)
 
-    found = run_of_all(ranks, begin)
+    found = begin_on_all_ranks(ranks, begin)
     for rank, stop in enumerate((*stops, None)):
         trainer = MixtureTrainer(*found, ranks=ranks)
         if stop is not None and rank % ranks.count == ranks.rank:
             watch(trainer, stop_at(trainer, stop))
         finish(trainer)
         if stop is not None:
-            found = run_of_all(ranks, lambda: resume_run(name, [], root, ranks=ranks.count))
+            found = begin_on_all_ranks(ranks, lambda: resume_run(name, [], root, ranks=ranks.count))
     assert trainer.loop.done
     assert trainer.big is not None
     return tree_to_bytes(trainer.big.state_dict())
@@ -88,7 +88,7 @@ def train_all(ranks: Ranks, root: str) -> dict[str, Any]:
 def begin_from(ranks: Ranks, root: str, other: str) -> bytes:
     """What everybody of a rank begins with where another run's weights are asked for: its own agents, and the BigAgent."""
     loaded = load("mixture", {**SMALL, "run_dir": root, **MIXTURES[other]})
-    run = run_of_all(ranks, lambda: (loaded, start_run(loaded, "next", ranks=ranks.count)))[1]
+    run = begin_on_all_ranks(ranks, lambda: (loaded, start_run(loaded, "next", ranks=ranks.count)))[1]
     source = Run.open(Path(root), other) if ranks.first else None
     trainer = MixtureTrainer(loaded, run, weights_from=source, ranks=ranks)
     trainer.close()

@@ -97,7 +97,7 @@ def _train(
     from millpond.store import Run
     from millpond.trainers.common.envs import env_agents
     from millpond.trainers.common.kinds import make_trainer, require_trainer
-    from millpond.trainers.common.session import open_run, resume_run, run_of_all, setting_up, start_run
+    from millpond.trainers.common.session import begin_on_all_ranks, open_run, resume_run, setting_up, start_run
 
     recorded = None
     with join() as ranks:
@@ -112,7 +112,7 @@ def _train(
                 open_run(weights_from, loaded.recipe.run_dir)  # fails, if it does, before a folder is created
             return loaded, start_run(loaded, run_name, overwrite=overwrite, ranks=ranks.count, recorded=recorded)
 
-        loaded, run = run_of_all(ranks, begin)
+        loaded, run = begin_on_all_ranks(ranks, begin)
         say = print_text if ranks.first else _print_nothing
         with setting_up(run, ranks):
             source = Run.open(Path(loaded.recipe.run_dir), weights_from) if weights_from and ranks.first else None

@@ -164,11 +164,11 @@ def test_evaluation_of_endless_episodes_is_an_error_that_names_max_steps() -> No
         env = recipe.env.model_copy(update=settings)
         with evaluation_vector(env, recipe.vector, 2) as vector:
             policy = build_policy(vector.spec.observation, vector.spec.action, hidden_size=4)
-            play = partial(evaluate, policy, vector, episodes=2, seed=0, device=torch.device("cpu"), longest=50)
+            play = partial(evaluate, policy, vector, episodes=2, seed=0, device=torch.device("cpu"), max_steps=50)
             if ends:
                 assert play().lengths == (5, 5)
             else:
                 with pytest.raises(
-                    EndlessEpisodeError, match=r"after 50 steps.* set env.max_steps, such as env.max_steps="
+                    EndlessEpisodeError, match=r"longer than 50 steps.* set env.max_steps, such as env.max_steps="
                 ):
                     play()

@@ -22,7 +22,7 @@ INLINE = {"backend": "inline", "trainer_share": 0.0}
 
 @dataclass(frozen=True)
 class EnvBatchFactory:
-    """Makes environments of one id and its options, also in worker processes: it is picklable and imports no torch."""
+    """Create an EnvBatch of an env id with options, also in worker processes: picklable, and imports no torch."""
 
     env_id: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -32,13 +32,13 @@ class EnvBatchFactory:
 
 
 def make_spec(env: EnvConfig, *, stacked: bool) -> EnvSpec:
-    """What the config's environment shows and takes. `stacked`: observations are whole frame stacks."""
+    """Return the spec of the config's environment. `stacked`: observations are whole frame stacks."""
     env_id, options = env_options(env, stacked=stacked)
     return describe(env_id, options)
 
 
 def env_agents(env: EnvConfig) -> int:
-    """Number of agents in one env of the config's environment, which is made for this where only that tells."""
+    """Return the number of agents per env of the config's environment; creates an env if that is the only way."""
     return make_spec(env, stacked=True).num_agents
 
 
@@ -50,27 +50,27 @@ def build_vector(
     groups: int,
     num_workers: int,
     stacked: bool,
-    made: list[EnvBatch] | None = None,
+    env_batches: list[EnvBatch] | None = None,
 ) -> Vector:
-    """A vector of the config's environment; whatever is compiled is compiled once, before workers start.
+    """Build a vector of the config's environment; compiled code is compiled once, before workers start.
 
-    `made` is filled with the environments as they are made, to be drawn; only where these are made in this process.
+    Each EnvBatch is appended to `env_batches`, for rendering; only with backends that create them in this process.
     """
     env_id, options = env_options(env, stacked=stacked)
-    if made is not None:
+    if env_batches is not None:
         options = options_for_drawing(env_id, options)
     prepare(env_id, options)
     factory = EnvBatchFactory(env_id, options)
 
-    def keeping(num_envs: int, buffers: Buffers, first_env: int) -> EnvBatch:
+    def make_and_append(num_envs: int, buffers: Buffers, first_env: int) -> EnvBatch:
         env_batch = factory(num_envs, buffers, first_env)
-        assert made is not None
-        made.append(env_batch)
+        assert env_batches is not None
+        env_batches.append(env_batch)
         return env_batch
 
     return make_vector(
         describe(env_id, options),
-        factory if made is None else keeping,
+        factory if env_batches is None else make_and_append,
         num_envs=num_envs,
         groups=groups,
         num_workers=num_workers,
@@ -83,15 +83,17 @@ def build_vector(
 
 
 def evaluation_vector(
-    env: EnvConfig, vector: VectorConfig, episodes: int, made: list[EnvBatch] | None = None
+    env: EnvConfig, vector: VectorConfig, episodes: int, env_batches: list[EnvBatch] | None = None
 ) -> Vector:
-    """One env an episode, in this process, each from the very beginning of its episode."""
+    """Build a vector with one env per episode, in this process, each at the start of its episode."""
     whole, inline = env.model_copy(update={"stagger": False}), vector.model_copy(update=INLINE)
-    return build_vector(whole, inline, num_envs=episodes, groups=1, num_workers=1, stacked=True, made=made)
+    return build_vector(
+        whole, inline, num_envs=episodes, groups=1, num_workers=1, stacked=True, env_batches=env_batches
+    )
 
 
 class VectorState:
-    """Environments that can save their state go on from it; others start fresh episodes on resume, and say so."""
+    """State of all envs in a checkpoint. Envs that cannot save their state start new episodes on resume, and warn."""
 
     def __init__(self, vector: Vector, seed: int) -> None:
         self._vector = vector
@@ -108,7 +110,7 @@ class VectorState:
             self._vector.load_state(state["envs"])
             return
         warnings.warn(
-            f"{self._vector.spec.id} cannot save its state: all episodes start afresh, so this resume is not bit for bit",
+            f"{self._vector.spec.id} cannot save its state: all episodes restart, so this resume is not bit for bit",
             stacklevel=2,
         )
         fresh = np.random.SeedSequence([self._seed, self._resumes]).generate_state(1)

@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes on seeds of their own, apart from training."""
+"""Evaluation: whole episodes, on seeds that training does not use."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from millpond.rollout.collect import Actor
 from millpond.vector import Vector
 
 RESAMPLES = 1_000
-LONG, LONGEST = 10_000, 200_000  # steps of an episode after which a warning says so, and after which it is given up
+WARN_STEPS, MAX_STEPS = 10_000, 200_000  # length of an episode that gives a warning, and that is an error
 
 
 class EndlessEpisodeError(MillpondError):
-    """Episodes of an environment do not end."""
+    """An episode of an environment does not end."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Episodes in the order of their seeds."""
+    """Results of episodes, in the order of their seeds."""
 
     returns: tuple[tuple[float, ...], ...]  # [episode][agent]
     lengths: tuple[int, ...]
@@ -34,7 +34,7 @@ class Evaluation:
 
     @property
     def episode_returns(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """The mean over an episode's agents, one number an episode."""
+        """Mean return of the agents of each episode."""
         return np.array([np.mean(agents) for agents in self.returns])
 
     @property
@@ -42,7 +42,7 @@ class Evaluation:
         return float(self.episode_returns.mean())
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Bootstrap interval of the mean, from a generator of its own, so that it repeats."""
+        """Return the bootstrap interval of the mean; its generator is fixed, so that it is reproducible."""
         rng = np.random.default_rng(0)
         picks = rng.integers(0, len(self.returns), size=(RESAMPLES, len(self.returns)))
         means = self.episode_returns[picks].mean(axis=1)
@@ -50,7 +50,7 @@ class Evaluation:
         return float(low), float(high)
 
     def metrics(self) -> dict[str, float]:
-        """As records hold them."""
+        """Return the results as metrics of a record."""
         low, high = self.interval()
         names = {name for info in self.infos for name in info}
         return {
@@ -84,32 +84,32 @@ def evaluate(
     device: torch.device,
     deterministic: bool = False,
     before_step: Callable[[], None] | None = None,
-    longest: int = LONGEST,
+    max_steps: int = MAX_STEPS,
 ) -> Evaluation:
-    """The first episode of each env of a vector with at least `episodes` envs, from fresh seeds.
+    """Play the first episode of each env of a vector with at least `episodes` envs, from new seeds.
 
-    Only first episodes count: to take whichever episodes end first would favour short ones. `before_step()` is
-    called before every step, to draw: after the last one of an episode, its env shows the next episode already.
-    Raises `EndlessEpisodeError` if an episode goes on after `longest` steps.
+    Only first episodes count: taking the episodes that end first would favour short ones. `before_step()` is called
+    before every step, for rendering: after the last step of an episode, its env already shows the next episode.
+    Raises `EndlessEpisodeError` if an episode is longer than `max_steps`.
     """
     agents = vector.spec.num_agents
     vector.reset(seed)
     state = policy.initial_state(vector.num_envs * agents, device)
     state = state.view(vector.num_envs, agents, *state.shape[1:])
     generator = torch.Generator(device).manual_seed(seed)
-    found: dict[int, tuple[tuple[float, ...], int, dict[str, float]]] = {}
-    wanted = set(range(episodes))
+    finished: dict[int, tuple[tuple[float, ...], int, dict[str, float]]] = {}
+    expected = set(range(episodes))
     with torch.inference_mode():
         for steps in itertools.count():
-            if not wanted - found.keys():
+            if not expected - finished.keys():
                 break
-            if steps == LONG:
+            if steps == WARN_STEPS:
                 warnings.warn(
-                    f"evaluation: episodes go on after {steps:,} steps; env.max_steps=N ends them", stacklevel=2
+                    f"evaluation: episodes are longer than {steps:,} steps; env.max_steps=N ends them", stacklevel=2
                 )
-            if steps == longest:
+            if steps == max_steps:
                 raise EndlessEpisodeError(
-                    f"evaluation: an episode goes on after {steps:,} steps, so it may never end; set env.max_steps, "
+                    f"evaluation: an episode is longer than {steps:,} steps, so it may never end; set env.max_steps, "
                     "such as env.max_steps=1000"
                 )
             if before_step is not None:
@@ -117,9 +117,9 @@ def evaluate(
             for _ in range(len(vector)):
                 batch = vector.recv()
                 for episode in batch.episodes:
-                    found.setdefault(episode.env, (episode.returns, episode.length, episode.info))
-                own = state[batch.first : batch.last]
-                own[torch.from_numpy(batch.terminated | batch.truncated).to(device)] = 0.0
+                    finished.setdefault(episode.env, (episode.returns, episode.length, episode.info))
+                group_state = state[batch.first : batch.last]
+                group_state[torch.from_numpy(batch.terminated | batch.truncated).to(device)] = 0.0
                 mask = (
                     torch.from_numpy(batch.action_mask).to(device).flatten(0, 1)
                     if batch.action_mask.shape[-1]
@@ -127,16 +127,16 @@ def evaluate(
                 )
                 chosen = policy.act(
                     torch.from_numpy(np.ascontiguousarray(batch.observation)).to(device).flatten(0, 1),
-                    own.flatten(0, 1),
+                    group_state.flatten(0, 1),
                     action_mask=mask,
                     generator=generator,
                     deterministic=deterministic,
                 )
-                own.copy_(chosen.state.view(own.shape))
+                group_state.copy_(chosen.state.view(group_state.shape))
                 action = chosen.action.cpu().numpy()
                 put_actions(vector.spec.action, action.reshape(*batch.reward.shape, *action.shape[1:]), batch.action)
                 vector.send()
-    ordered = [found[env] for env in range(episodes)]
+    ordered = [finished[env] for env in range(episodes)]
     return Evaluation(
         tuple(returns for returns, _, _ in ordered),
         tuple(length for _, length, _ in ordered),

@@ -1,4 +1,4 @@
-"""What of a trainer differs between ranks, and what they tell each other of a collection."""
+"""Seeds, devices and threads of each rank, and weights and collections of all ranks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from millpond.store import Run, load_weights
 
 
 def rank_seeds(seed: int, rank: int) -> list[int]:
-    """Seeds of a rank's generators and envs: of Python, torch, the sampler, the actions and the envs.
+    """Return the seeds of a rank: for Python, torch, the sampler, the actions and the envs.
 
-    Those of rank 0 are those of a run of one rank.
+    The seeds of rank 0 equal those of a run with one rank.
     """
     return [int(s) for s in np.random.SeedSequence(seed, spawn_key=(rank,) if rank else ()).generate_state(5)]
 
 
 def rank_device(device: str, place: Place) -> torch.device:
-    """The device of the config; of several ranks each takes the GPU of its own number."""
+    """Return the device of the config; with several ranks, each uses the GPU of its local rank."""
     if device != "cuda" or place.count == 1:
         return torch.device(device)
     if place.local_rank >= torch.cuda.device_count():
         raise MillpondError(
-            f"device=cuda with {place.local_count} ranks on this machine needs as many GPUs, and it has "
+            f"device=cuda with {place.local_count} ranks on this machine needs as many GPUs, but there are "
             f"{torch.cuda.device_count()}; start torchrun with --nproc-per-node={max(1, torch.cuda.device_count())}"
         )
     torch.cuda.set_device(place.local_rank)
@@ -39,14 +39,14 @@ def rank_device(device: str, place: Place) -> torch.device:
 
 
 def rank_vector(vector: VectorConfig, place: Place) -> VectorConfig:
-    """Where the config leaves the number of threads open, those of a rank use its share of the cores."""
+    """Return the vector config of a rank; unless the config sets the number of threads, it is the rank's share of cores."""
     if place.count == 1 or vector.threads is not None:
         return vector
     return vector.model_copy(update={"threads": place.cores})
 
 
 def begin_with_weights(ranks: Ranks, modules: Mapping[str, nn.Module], weights_from: Run | None) -> None:
-    """Give all ranks the weights of rank 0: those it has drawn, or those of another run, which it alone reads."""
+    """Copy the weights of rank 0 to all ranks: its random ones, or those of another run, which only rank 0 reads."""
 
     def read() -> None:
         if weights_from is not None:
@@ -58,15 +58,15 @@ def begin_with_weights(ranks: Ranks, modules: Mapping[str, nn.Module], weights_f
 
 
 def collected_by_all(ranks: Ranks, own: Collected, num_envs: int) -> Collected:
-    """The sum of what the ranks collected, with the episodes of all, in the order of ranks."""
+    """Return the sum of the collections of all ranks, with their episodes in rank order."""
     if ranks.alone:
         return own
     total = Collected()
-    for rank, found in enumerate(ranks.all_gather(asdict(own))):
-        total.env_steps += found["env_steps"]
-        total.agent_steps += found["agent_steps"]
-        total.dropped_agent_steps += found["dropped_agent_steps"]
-        for episode in found["episodes"]:
+    for rank, collected in enumerate(ranks.all_gather(asdict(own))):
+        total.env_steps += collected["env_steps"]
+        total.agent_steps += collected["agent_steps"]
+        total.dropped_agent_steps += collected["dropped_agent_steps"]
+        for episode in collected["episodes"]:
             env = rank * num_envs + episode["env"]
             total.episodes.append(EpisodeStats(env, tuple(episode["returns"]), episode["length"], episode["info"]))
     return total

@@ -1,4 +1,4 @@
-"""A trained policy, taken from its run: to act with, to evaluate, to watch."""
+"""A trained policy, loaded from its run: to act, to evaluate, to render."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from millpond.trainers.common.session import open_run
 
 
 class LoadedPolicy:
-    """A run's policy. `act` takes one batch of observations and the state that the last call gave back."""
+    """The policy of a run. `act` takes a batch of observations and the state that the last call returned."""
 
     def __init__(self, name: str, *, best: bool = False, run_dir: str = "runs", device: str = "cpu") -> None:
         require_device(device)
@@ -32,7 +32,7 @@ class LoadedPolicy:
         if not self.recipe.acts:
             raise NothingToPlayError(
                 f"run {run.name!r} learned a reward from recorded episodes and has no agent to play "
-                f"(reward.reward_only=true); its reward of every step: millpond reward score {run.name} EPISODES"
+                f"(reward.reward_only=true); to get its reward of every step: millpond reward score {run.name} EPISODES"
             )
         checkpoints = Checkpoints(run.checkpoints_path)
         checkpoint = checkpoints.best() if best else checkpoints.find().checkpoint
@@ -55,25 +55,25 @@ class LoadedPolicy:
     def act(
         self, observation: Any, state: Tensor | None = None, *, action_mask: Any = None, deterministic: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Actions [B, ...] of observations [B, ...], as the env takes them, and the state to pass with the next ones.
+        """Return actions [B, ...] for observations [B, ...], and the state to pass to the next call.
 
-        Observations are as the environment writes them (`spec.observation`), or a mapping of their parts, name -> [B, ...].
-        `action_mask` [B, choices] is true where an action is allowed, in environments that say so.
+        Observations have the format of the environment (`spec.observation`), or are a mapping of their parts, name ->
+        [B, ...]. `action_mask` [B, choices] is true for allowed actions, in environments that have masks.
         """
-        tensor = self._stored(observation).to(self.device)
+        tensor = self._as_tensor(observation).to(self.device)
         mask = None if action_mask is None else torch.as_tensor(action_mask, dtype=torch.bool, device=self.device)
         if state is None:
             state = self.policy.initial_state(len(tensor), self.device)
         with torch.inference_mode():
             chosen = self.policy.act(tensor, state, action_mask=mask, deterministic=deterministic)
-        taken = self.spec.action
-        if taken.kind != "continuous":
+        action_spec = self.spec.action
+        if action_spec.kind != "continuous":
             return chosen.action, chosen.state
-        low, high = (torch.tensor(bound, device=self.device) for bound in (taken.low, taken.high))
+        low, high = (torch.tensor(bound, device=self.device) for bound in (action_spec.low, action_spec.high))
         return chosen.action.clamp(low, high), chosen.state
 
-    def _stored(self, observation: Any) -> Tensor:
-        """Observations as rows hold them: [B, *spec.observation.shape] in its dtype."""
+    def _as_tensor(self, observation: Any) -> Tensor:
+        """Return observations [B, *spec.observation.shape] in the dtype of the spec."""
         spec = self.spec.observation
         if isinstance(observation, Mapping):
             return join_parts(spec, observation)
@@ -82,7 +82,7 @@ class LoadedPolicy:
         if tensor.shape[1:] != spec.shape or tensor.dim() == 0 or not same_kind:
             parts = ", ".join(f"{part.name} {part.dtype} {part.shape}" for part in spec.parts)
             raise RunError(
-                f"act was called with observations of {tensor.dtype} {tuple(tensor.shape)}; {self.spec.id} writes batches of "
+                f"act was called with observations of {tensor.dtype} {tuple(tensor.shape)}; {self.spec.id} has batches of "
                 f"{spec.dtype} {('B', *spec.shape)}"
                 + (f", or pass a mapping of the parts, each with a batch axis: {parts}" if len(spec.parts) > 1 else "")
             )
@@ -96,25 +96,25 @@ def evaluate_run(
     seed: int | None = None,
     best: bool = False,
     render: Path | None = None,
-    frames_at_most: int | None = None,
+    max_frames: int | None = None,
 ) -> tuple[Evaluation, LoadedPolicy]:
-    """Play episodes with a run's policy; also return the policy. `render` is a GIF file for the first env's episode."""
+    """Play episodes with a run's policy, and return the policy too. `render`: GIF file for the first episode."""
     if render is not None and render.suffix.lower() != ".gif":
         raise RunError(
-            f"pictures are GIFs, so {str(render)!r} must end in .gif; try {str(render.with_suffix('.gif'))!r}"
+            f"--render writes GIF files, so {str(render)!r} must end in .gif; try {str(render.with_suffix('.gif'))!r}"
         )
     if render is not None and not render.parent.is_dir():
-        raise RunError(f"there is no folder {str(render.parent)!r} for the picture {render.name}; make it first")
+        raise RunError(f"there is no folder {str(render.parent)!r} for the picture {render.name}; create it first")
     loaded = LoadedPolicy(name, best=best)
     require_extra(loaded.recipe.env.id)
     env_batches: list[EnvBatch] | None = None if render is None else []
     frames: list[Any] = []
 
     def draw() -> None:
-        if env_batches and (frames_at_most is None or len(frames) < frames_at_most):
+        if env_batches and (max_frames is None or len(frames) < max_frames):
             frames.append(render_rgb(env_batches[-1], 0))
 
-    with evaluation_vector(loaded.recipe.env, loaded.recipe.vector, episodes, made=env_batches) as vector:
+    with evaluation_vector(loaded.recipe.env, loaded.recipe.vector, episodes, env_batches=env_batches) as vector:
         evaluation = evaluate(
             loaded.policy,
             vector,

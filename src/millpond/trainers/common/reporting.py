@@ -17,16 +17,16 @@ from millpond.store import NothingToPlayError, Run, find_run
 from millpond.store.checkpoints import list_checkpoints
 from millpond.trainers.common.evaluate import Evaluation
 
-LONGEST = 512  # frames of a GIF
+MAX_FRAMES = 512  # frames of a GIF
 
 
 def report_run(folder: Path) -> Path:
-    """Write a run's report, with an episode where its environment can be drawn."""
+    """Write a run's report, with an episode if its environment can be rendered."""
     return write_report(folder, draw_episode(folder))
 
 
 def report_at_end(run: Run) -> Picture | None:
-    """Write the report at the end of training and return its picture. A failure is printed and ends nothing else."""
+    """Write the report at the end of training and return its picture. A failure is only printed."""
     picture = None
     try:
         picture = draw_episode(run.folder)
@@ -41,7 +41,7 @@ def report_at_end(run: Run) -> Picture | None:
 
 
 def next_steps(run: Run, picture: Picture | None, *, longer: str) -> list[str]:
-    """Lines that end a run's summary: where it is, and the commands that use it. `longer` is a key that extends it."""
+    """Return the last lines of a run's summary: its folder, and commands that use it. `longer`: key that extends it."""
     drawn = picture is not None and picture.gif is not None
     return [
         f"Run folder: {run.folder}",
@@ -53,16 +53,16 @@ def next_steps(run: Run, picture: Picture | None, *, longer: str) -> list[str]:
 
 
 def find_reportable(root: Path, name: str) -> Path:
-    """The folder of a run, or any folder with a metrics.jsonl."""
+    """Return the folder of a run, or any folder with a metrics.jsonl."""
     folder = Path(name)
     return folder if (folder / "metrics.jsonl").is_file() else find_run(root, name)
 
 
 def draw_episode(folder: Path) -> Picture | None:
-    """Draw one episode of the best checkpoint, or of the newest where none was evaluated.
+    """Render one episode of the best checkpoint, or of the newest if none was evaluated.
 
-    None where nothing was saved or there is no agent. Whatever goes wrong, in the environment's own code too, becomes the
-    reason why there is no picture: a report does without.
+    Returns None without a checkpoint or an agent. Any error, also one in the environment's code, becomes the reason why
+    there is no picture: the report is written without one.
     """
     from millpond.trainers.common.play import evaluate_run
 
@@ -73,13 +73,13 @@ def draw_episode(folder: Path) -> Picture | None:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "episode.gif"
         try:
-            evaluation, policy = evaluate_run(str(folder), episodes=1, best=best, render=path, frames_at_most=LONGEST)
+            evaluation, policy = evaluate_run(str(folder), episodes=1, best=best, render=path, max_frames=MAX_FRAMES)
         except NothingToPlayError:
             return None
         except Exception as error:
             return Picture(None, f"No picture: {_reason(error)}")
         length = evaluation.lengths[0]
-        part = f"the first {LONGEST} of {length:,}" if length > LONGEST else f"{length:,}"
+        part = f"the first {MAX_FRAMES} of {length:,}" if length > MAX_FRAMES else f"{length:,}"
         words = f"{part} env steps, return {evaluation.mean:.4g}; {policy.description}"
         return Picture(path.read_bytes(), words)
 
@@ -101,6 +101,6 @@ def summarise(
         normalized = normalized_return(evaluation.mean, baselines)
         if normalized is not None:
             rows.append(("(learned - random) / (greedy - random)", f"{normalized:.2f}", ""))
-        lines += [f"Return, mean of {plural(len(evaluation.lengths), 'episode')} on seeds of their own", *figures(rows)]
+        lines += [f"Return, mean of {plural(len(evaluation.lengths), 'episode')} on separate seeds", *figures(rows)]
     spent = [(name, f"{of_all:.0%}", "") for name, of_all in shares.items() if of_all >= 0.005]
-    return [*lines, "", f"Time: {number(round(steps_per_second))} agent steps a second", *figures(spent)]
+    return [*lines, "", f"Time: {number(round(steps_per_second))} agent steps per second", *figures(spent)]

@@ -26,7 +26,7 @@ from millpond.trainers.common.envs import env_agents
 if TYPE_CHECKING:
     from millpond.trainers.reward.setup import RecordedData
 
-# Lengths and logging: what was learned so far stays right when these change.
+# Lengths and logging: changing these does not affect what was learned so far.
 MAY_CHANGE = {
     "trainer.total_iterations", "trainer.total_timesteps", "trainer.max_seconds", "mixture.total_frames", "reward.epochs",
     "reward.save_freq", "reward.log_batches", "vector.timeout", "vector.on_crash", "run_dir", "description", "presets",
@@ -35,12 +35,12 @@ MAY_CHANGE_IN = ("checkpoint.", "eval.", "log.")
 
 
 def may_change(key: str) -> bool:
-    """Whether a run can be resumed with another value of this key."""
+    """Return True if a run can be resumed with another value of this key."""
     return key in MAY_CHANGE or key.startswith(MAY_CHANGE_IN)
 
 
 def require_machine(recipe: Recipe) -> None:
-    """Refuse a recipe that needs an extra or a device that is not here, before anything is made for it."""
+    """Raise if a recipe needs an extra or a device that this machine lacks, before anything is created for it."""
     if recipe.acts:
         require_extra(recipe.env.id)
     require_device(recipe.device)
@@ -48,7 +48,7 @@ def require_machine(recipe: Recipe) -> None:
 
 @contextmanager
 def setting_up(run: Run, ranks: Ranks) -> Iterator[None]:
-    """Within this context a run is built. Where that fails it is abandoned: the name of a new run is free again."""
+    """Within this context a run is built. If that fails it is abandoned: the name of a new run is free again."""
     try:
         yield
     except BaseException as error:  # Ctrl-C, too
@@ -58,10 +58,10 @@ def setting_up(run: Run, ranks: Ranks) -> Iterator[None]:
 
 
 def config_text(loaded: Loaded) -> str:
-    """The whole config as YAML, defaults included, so that a run folder explains itself."""
+    """Return the whole config as YAML, with defaults, so that a run folder is self-contained."""
     values = loaded.recipe.model_dump(mode="json")
     family = family_of(loaded.recipe.env.id)
-    for other in FAMILIES:  # settings of other environments would be refused when this is read again
+    for other in FAMILIES:  # settings of other environments would be refused when this is loaded
         if family is None or other != family.name:
             values["env"].pop(other, None)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
@@ -70,9 +70,9 @@ def config_text(loaded: Loaded) -> str:
 def start_run(
     loaded: Loaded, name: str | None, *, overwrite: bool = False, ranks: int = 1, recorded: RecordedData | None = None
 ) -> Run:
-    """A new run's folder. Without a name it is called after the recipe, with the next free number.
+    """Create the folder of a new run. The default name is that of the recipe with the next free number.
 
-    `recorded` are the episodes of a reward run, if they are open already: its plan then does not open them again.
+    `recorded`: the episodes of a reward run, if they are already open, so that its plan does not open them again.
     """
     root = Path(loaded.recipe.run_dir)
     dataset = recorded.dataset if recorded is not None else None
@@ -87,7 +87,7 @@ def start_run(
 
 
 def resume_run(name: str, overrides: Iterable[str], run_dir: str = "runs", *, ranks: int = 1) -> tuple[Loaded, Run]:
-    """A run to go on with, and its config with those changes that a resumed run may have."""
+    """Open a run to continue it, and return its config with the changes that a resumed run may have."""
     folder = find_run(Path(run_dir), name)
     plan = folder / "plan.json"
     saved = json.loads(plan.read_text()).get("ranks", 1) if plan.is_file() else 1
@@ -102,41 +102,41 @@ def resume_run(name: str, overrides: Iterable[str], run_dir: str = "runs", *, ra
     return after, run
 
 
-def run_of_all(ranks: Ranks, begin: Callable[[], tuple[Loaded, Run]]) -> tuple[Loaded, Run]:
-    """What rank 0 begins; the others learn its config and its folder, and touch neither."""
-    begun: list[tuple[Loaded, Run]] = []
+def begin_on_all_ranks(ranks: Ranks, begin: Callable[[], tuple[Loaded, Run]]) -> tuple[Loaded, Run]:
+    """Start or resume a run on rank 0, and return its config and folder on all ranks; the others write nothing."""
+    started: list[tuple[Loaded, Run]] = []
 
-    def lead() -> dict[str, Any]:
-        begun.append(begin())
-        loaded, run = begun[0]
+    def begin_and_describe() -> dict[str, Any]:
+        started.append(begin())
+        loaded, run = started[0]
         return {"name": loaded.name, "config": config_text(loaded), "run": str(run.folder), "resumed": run.resumed}
 
-    told = ranks.run_on_first(lead)
-    if not begun:
-        values = yaml.safe_load(told["config"])
-        recipe = check(values, told["name"])
-        begun.append((Loaded(told["name"], recipe, values), Run(Path(told["run"]), resumed=told["resumed"])))
-    begun[0][1].launcher = ranks.place.launcher
-    return begun[0]
+    facts = ranks.run_on_first(begin_and_describe)
+    if not started:
+        values = yaml.safe_load(facts["config"])
+        recipe = check(values, facts["name"])
+        started.append((Loaded(facts["name"], recipe, values), Run(Path(facts["run"]), resumed=facts["resumed"])))
+    started[0][1].launcher = ranks.place.launcher
+    return started[0]
 
 
 def open_run(name: str, run_dir: str = "runs") -> tuple[Loaded, Run]:
-    """A run to read from, with its config."""
+    """Open a run to read from, and return its config too."""
     run = Run.open(Path(run_dir), name)
     if not run.config_path.is_file():
-        raise RunError(f"{run.folder} has no config.yaml, so it is not a run that can be read")
+        raise RunError(f"{run.folder} has no config.yaml, so it is not a readable run")
     return load(run.config_path), run
 
 
 def axis_of(recipe: Recipe) -> Axis:
-    """Agent steps online, updates offline, unless the config names another."""
+    """Return the axis of curves: agent steps online, updates offline, unless the config sets another."""
     if recipe.log.axis != "auto":
         return recipe.log.axis
     return "agent_steps" if recipe.acts else "updates"
 
 
 def make_sinks(recipe: Recipe, run: Run, loop: Loop, counters: Counters, timer: Timer) -> list[Sink]:
-    """Console always; TensorBoard and Weights & Biases where they are asked for."""
+    """Create the sinks of a run: the console, and TensorBoard and Weights & Biases if the config enables them."""
     axis = axis_of(recipe)
     sinks: list[Sink] = [Console(loop, counters, timer, axis, seconds_between_lines=recipe.log.console_seconds)]
     if recipe.log.tensorboard:
