@@ -88,9 +88,10 @@ def decides_its_agents(env: EnvConfig) -> bool:
 def refuse_many_agents(env: EnvConfig, kind: str, agents: int) -> None:
     """Raise MillpondError if an env has several agents and recipes of this kind train one per env."""
     if agents != 1 and kind in KINDS and not KINDS[kind].several_agents:
+        suited = " or ".join(other.name for other in KINDS.values() if other.several_agents)
         raise MillpondError(
             f"an env of env.id={env.id} has {plural(agents, 'agent')}, and recipes of kind {kind} train one per env; "
-            "choose another env.id, or a recipe of kind ppo"
+            f"choose another env.id, or a recipe of kind {suited}"
         )
 
 

@@ -224,8 +224,8 @@ def _locate(name: str, relative_to: Path) -> Path:
     path = Path(name)
     if path.suffix in SUFFIXES or len(path.parts) > 1 or name in (".", "..", ""):
         try:
-            beside = relative_to / path
-            return beside.resolve() if beside.exists() else path
+            relative = relative_to / path
+            return relative.resolve() if relative.exists() else path
         except (OSError, ValueError) as error:  # too long, or with a NUL in it
             raise RecipeFileError(f"{name[:80]!r} is not a path: {error}") from None
     names = recipe_names()

@@ -24,13 +24,15 @@ MEMORY_SHARE = 0.8
 def advise_mixture(recipe: MixtureRecipe, plan: MixturePlan, spec: EnvSpec | None, host: Host | None) -> list[Advice]:
     """Return all advice, the most important first."""
     adviser = Adviser(recipe, lambda changed: _find_problems(changed, plan_mixture(changed, spec), host))
-    subject = MixtureAdviceContext(recipe, plan, host, adviser)
+    context = MixtureAdviceContext(recipe, plan, host, adviser)
     checks = (_replay, _agent_batch, _epsilon, _rounds, _big_pond, _memory)
-    return [advice for check in checks for advice in check(subject)]
+    return [advice for check in checks for advice in check(context)]
 
 
 @dataclass(frozen=True)
 class MixtureAdviceContext:
+    """What advice is about, and the adviser that makes it."""
+
     recipe: MixtureRecipe
     plan: MixturePlan
     host: Host | None

@@ -102,9 +102,9 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
     uses_lake = mixture.mode != "single"
     per_round = steps * mixture.collections_per_round
     updates = big_updates_of_round(recipe, per_round)
-    updates_in_all = whole_rounds * updates
+    total_updates = whole_rounds * updates
     if rest:
-        updates_in_all += big_updates_of_round(recipe, steps * rest)
+        total_updates += big_updates_of_round(recipe, steps * rest)
     replayed = updates * dqn.batch_size
     pond_rows = mixture.pond_transitions // pqn.num_envs * pqn.num_envs if uses_lake else 0
     per_pour = mixture.pond_transitions // (2 * collection) if uses_lake else 0
@@ -116,14 +116,14 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
         big_pond_rows = big_pond // lanes * lanes
     else:
         big_pond_rows = big_pond * (recipe.env.frame_stack + dqn.n_step) if uses_lake else 0
-    frame = observation = pond_row = lake_row = lake_frame = None
+    frame = observation = pond_record = lake_record = lake_frame = None
     measured = compressed = False
     if spec is not None:
         schema = Schema.from_spec(spec)
         frame, compressed = spec.observation.nbytes, bool(schema.compressed)
         observation = frame * recipe.env.frame_stack
         lake_frame, measured = _stored_frame(recipe, spec, frame) if compressed else (float(frame), False)
-        pond_row, lake_row = pond_record_bytes(schema), lake_record_bytes(schema, lake_frame)
+        pond_record, lake_record = pond_record_bytes(schema), lake_record_bytes(schema, lake_frame)
     return MixturePlan(
         mode=mixture.mode,
         agents=mixture.agents,
@@ -152,7 +152,7 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
         big_batch_size=dqn.batch_size,
         big_replay_ratio=replayed / per_round,
         big_pond_replay_ratio=replayed / big_pond,
-        big_updates_in_all=updates_in_all,
+        big_updates_in_all=total_updates,
         resets=rounds if mixture.mode in ("rounds", "live", SINGLE[1]) else 0,
         pond_transitions=mixture.pond_transitions,
         pond_rows=pond_rows,
@@ -165,14 +165,14 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
         frame_bytes=frame,
         transition_bytes_twice=None if observation is None else 2 * observation,
         transition_bytes_once=frame,
-        pond_bytes=None if pond_row is None else pond_row * pond_rows,
-        own_pond_bytes=None if pond_row is None else pond_row * (pond_rows // pqn.num_envs * own),
-        big_pond_bytes=None if pond_row is None else pond_row * big_pond_rows,
+        pond_bytes=None if pond_record is None else pond_record * pond_rows,
+        own_pond_bytes=None if pond_record is None else pond_record * (pond_rows // pqn.num_envs * own),
+        big_pond_bytes=None if pond_record is None else pond_record * big_pond_rows,
         lake_frame_bytes=lake_frame,
         lake_frame_measured=measured,
         lake_frame_compressed=compressed,
         lake_transitions=lake_transitions,
-        lake_bytes=None if lake_row is None else round(lake_transitions * lake_row),
+        lake_bytes=None if lake_record is None else round(lake_transitions * lake_record),
     )
 
 

@@ -28,17 +28,19 @@ def advise_ppo(recipe: PPORecipe, plan: PPOPlan, inputs: PlanInputs) -> list[Adv
     spec, host = inputs.spec, inputs.host
     cores = host.cores if host is not None else 1
     adviser = Adviser(recipe, lambda changed: _find_problems(changed, plan_ppo(changed, spec, cores), host))
-    subject = PPOAdviceContext(recipe, plan, host, adviser)
-    advice = [*_experiment(subject), *_top_up(subject), *_idle_envs(subject), *_memory(subject), *_workers(subject)]
+    context = PPOAdviceContext(recipe, plan, host, adviser)
+    advice = [*_experiment(context), *_top_up(context), *_idle_envs(context), *_memory(context), *_workers(context)]
     if plan.num_agents >= MANY_AGENTS:
-        advice += _many_agents(subject)
+        advice += _many_agents(context)
     elif plan.num_agents <= FEW_AGENTS:
-        advice += _few_agents(subject)
-    return [*advice, *_speed(subject), *_precision(subject, inputs.measured)]
+        advice += _few_agents(context)
+    return [*advice, *_speed(context), *_precision(context, inputs.measured)]
 
 
 @dataclass(frozen=True)
 class PPOAdviceContext:
+    """What advice is about, and the adviser that makes it."""
+
     recipe: PPORecipe
     plan: PPOPlan
     host: Host | None
