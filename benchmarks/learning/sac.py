@@ -17,7 +17,7 @@ from millpond.config.env import EnvConfig, VectorConfig
 from millpond.learners import SAC
 from millpond.replay import Schema, Steps
 from millpond.replay.pond import Pond
-from millpond.rollout.actions import put_actions
+from millpond.rollout.collector import put_actions
 from millpond.trainers.common.envs import build_vector, evaluation_vector
 from millpond.trainers.common.evaluate import evaluate
 

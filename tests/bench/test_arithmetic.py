@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from millpond.trainers.ppo.micro_batch import Coefficients, Estimate, Part
 
 from millpond.bench.arithmetic import Network, PlainNetwork, ReadyBatch, make_ready_batches
 from millpond.bench.timing import Effort
@@ -17,7 +18,6 @@ from millpond.config import load
 from millpond.envs.registry import describe
 from millpond.rollout.sampling import Draw
 from millpond.trainers.common.session import start_run
-from millpond.trainers.ppo.micro_batch import Coefficients, Estimate, Part
 from millpond.trainers.ppo.trainer import PPOTrainer
 from millpond.trainers.ppo.update import train_minibatch
 

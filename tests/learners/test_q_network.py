@@ -9,7 +9,7 @@ from torch import nn
 from millpond.config.env import EnvConfig
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.learners import Epsilon, LearnerError, build_q_network, epsilon_greedy
-from millpond.policies.pixels import ChannelNorm
+from millpond.policies.encoders.pixels import ChannelNorm
 from tests.support.corridor import make
 
 FOUR = ActionSpec.discrete(4)

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from millpond.policies.lstm import LEAST as LEAST_SEQUENCES
+from millpond.policies.unrolling import BLOCK
+from millpond.trainers.ppo.micro_batch import Coefficients, Estimate
 from torch.profiler import ProfilerActivity, profile
 
 from millpond.config import load
@@ -23,14 +26,11 @@ from millpond.planner.memory import (
     training_memory,
 )
 from millpond.policies import build_policy, count_parameters, lstm_rows
-from millpond.policies.lstm import LEAST as LEAST_SEQUENCES
-from millpond.policies.threads import torch_threads
-from millpond.policies.unrolling import BLOCK
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
 from millpond.rollout.schema import row_fields, state_shape
+from millpond.threads import torch_threads
 from millpond.trainers.common.envs import build_vector
-from millpond.trainers.ppo.micro_batch import Coefficients, Estimate
 from millpond.trainers.ppo.update import LEAST, least_rows, train_minibatch
 
 

@@ -10,7 +10,7 @@ import torch
 
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.policies import Policy, build_policy
-from millpond.policies.threads import torch_threads
+from millpond.threads import torch_threads
 
 BATCH, HIDDEN = 70, 16  # enough for two threads
 VECTOR = ObservationSpec.single((4,), "float32", "vector")

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from millpond.envs.spec import ObservationSpec, Part, PartKind
 from millpond.policies import PolicyError
-from millpond.policies.encoder import ObservationEncoder, kind_of
-from millpond.policies.grid import GridEncoder, grid_sum, grid_sum_plain
+from millpond.policies.encoders.grid import GridEncoder, grid_sum, grid_sum_plain
+from millpond.policies.encoders.observation import ObservationEncoder, kind_of
+from millpond.policies.encoders.pixels import PixelEncoder
+from millpond.policies.encoders.tokens import TokenEncoder, token_sum, token_sum_plain
+from millpond.policies.encoders.vector import VectorEncoder
 from millpond.policies.parts import PartReader, join_parts, observation_parts
-from millpond.policies.pixels import PixelEncoder
-from millpond.policies.tokens import TokenEncoder, token_sum, token_sum_plain
-from millpond.policies.vector import VectorEncoder
 
 H = 24
 

@@ -10,7 +10,7 @@ import torch
 
 from millpond.envs.registry import describe
 from millpond.policies.policy import LEAST, build_policy
-from millpond.policies.threads import in_threads, threads_for, torch_threads
+from millpond.threads import in_threads, threads_for, torch_threads
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from millpond.rollout.collect import Collector
+from millpond.rollout.collector import Collector
 from millpond.rollout.rows import resets
 from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import make_vector

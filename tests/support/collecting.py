@@ -9,7 +9,7 @@ import torch
 from millpond.config import load
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.policies import Policy, build_policy
-from millpond.rollout.collect import Collector
+from millpond.rollout.collector import Collector
 from millpond.rollout.rows import Rows
 from millpond.rollout.schema import STATES, row_fields, state_shape
 from millpond.vector import Vector

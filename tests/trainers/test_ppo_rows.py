@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from millpond.envs.spec import ActionSpec, ObservationSpec
-from millpond.policies import build_policy
-from millpond.policies.threads import torch_threads
-from millpond.rollout.rows import Rows
-from millpond.rollout.sampling import Draw
-from millpond.rollout.schema import RowField
 from millpond.trainers.common.clipping import clip_gradients
 from millpond.trainers.ppo.compiled_rows import RowsCall, can_take, policy_of
 from millpond.trainers.ppo.micro_batch import Coefficients, Estimate, Part, learned_in_torch
+
+from millpond.envs.spec import ActionSpec, ObservationSpec
+from millpond.policies import build_policy
+from millpond.rollout.rows import Rows
+from millpond.rollout.sampling import Draw
+from millpond.rollout.schema import RowField
+from millpond.threads import torch_threads
 from millpond.trainers.ppo.update import part_loss, train_minibatch
 
 ROWS, HORIZON, AGENTS, HIDDEN, NUMBERS = 9, 12, 2, 16, 5

@@ -34,9 +34,9 @@ from millpond.policies.acting import CompiledActor
 from millpond.policies.heads import make_head
 from millpond.policies.parts import PartReader
 from millpond.policies.policy import Act, Unrolled
-from millpond.policies.threads import pieces
 from millpond.processor import can_use_bfloat16, claims_bfloat16, cpu_flags
-from millpond.trainers.common.optimizers import make_optimizer
+from millpond.threads import pieces
+from millpond.trainers.ppo.build import make_optimizer
 from millpond.trainers.ppo.micro_batch import Coefficients, Estimate
 from millpond.trainers.ppo.micro_batch import Part as MicroBatch
 from millpond.trainers.ppo.trainer import PPOTrainer

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from millpond.bench.timing import Effort, median_seconds
 from millpond.policies.products import through_torch
-from millpond.policies.threads import torch_threads
 from millpond.processor import can_use_bfloat16
+from millpond.threads import torch_threads
 
 SMALL_MATRIX = 256
 MAX_PRODUCT_SECONDS = 0.5

@@ -12,8 +12,9 @@ before it bootstraps from there, and nobody learns from it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -68,12 +69,42 @@ def lambda_return_numba(
     lam: float,
 ) -> Floats:
     """The same on the CPU, in one pass over memory."""
-    from millpond.kernels.lambda_return_compiled import run  # numba is heavy, and planning must not wait for it
-
     returns = np.empty_like(reward)
     arrays = (reward, value, next_value, terminated, truncated, final_value, lost)
-    run(*(np.ascontiguousarray(array) for array in arrays), np.float32(gamma), np.float32(lam), returns)
+    _lambda_return(*(np.ascontiguousarray(array) for array in arrays), np.float32(gamma), np.float32(lam), returns)
     return returns
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _lambda_return(
+    reward: Any,
+    value: Any,
+    next_value: Any,
+    terminated: Any,
+    truncated: Any,
+    final_value: Any,
+    lost: Any,
+    gamma: Any,
+    lam: Any,
+    returns: Any,
+) -> None:
+    """The recursion of `lambda_return_reference` in float32, row after row as they lie in memory."""
+    steps, envs = reward.shape
+    rest = np.float32(1.0) - lam
+    for t in range(steps - 1, -1, -1):
+        for env in range(envs):
+            if t == steps - 1:
+                following = ahead = next_value[env]
+            else:
+                following, ahead = value[t + 1, env], returns[t + 1, env]
+            if lost[t, env]:
+                returns[t, env] = value[t, env]
+            elif terminated[t, env]:
+                returns[t, env] = reward[t, env]
+            elif truncated[t, env]:
+                returns[t, env] = reward[t, env] + gamma * final_value[t, env]
+            else:
+                returns[t, env] = reward[t, env] + gamma * (lam * ahead + rest * following)
 
 
 def lambda_return_torch(

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 from millpond.learners.errors import LearnerError
 from millpond.learners.flat_parameters import FlatParameters
-from millpond.policies.encoder import EncoderKind, ObservationEncoder
+from millpond.policies.encoders.observation import EncoderKind, ObservationEncoder
+from millpond.policies.encoders.vector import VectorEncoder
 from millpond.policies.policy import Act
-from millpond.policies.vector import VectorEncoder
 
 
 class QNetwork(nn.Module):

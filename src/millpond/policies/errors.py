@@ -1,4 +1,4 @@
-"""Errors of policies that a user can mend."""
+"""Errors of policies that a user can fix."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from millpond.errors import MillpondError
 
 
 class PolicyError(MillpondError):
-    """A policy cannot be built from, or does not fit, what it was given."""
+    """A policy cannot be built, or does not fit its inputs."""

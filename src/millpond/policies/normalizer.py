@@ -1,4 +1,4 @@
-"""Running mean and deviation of observations, kept with the policy and saved with it. N observations  D numbers."""
+"""Running mean and deviation of observations, part of the policy and saved with it. N observations  D numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-FLOOR = 0.01  # the least deviation: a number that never changed must not explode when it first does
+FLOOR = 0.01  # minimum deviation: a number that never changed must not explode when it first does
 CLIP = 5.0
 
 AllReduce = Callable[[Tensor], object]
@@ -17,7 +17,7 @@ AllReduce = Callable[[Tensor], object]
 class Normalizer(nn.Module):
     """(x - mean) / max(deviation, FLOOR), clipped to [-clip, clip].
 
-    It changes only in `update`, so that what a rollout saw can be unrolled again; call that between iterations.
+    It changes only in `update`, which is called between iterations, so that rows unroll as they were collected.
     """
 
     count: Tensor
@@ -37,11 +37,11 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, numbers: Tensor, all_reduce: AllReduce | None = None) -> None:
-        """Take numbers [N, D] into the statistics, exactly as if all ever seen were taken at once.
+        """Add numbers [N, D] to the statistics, exactly as if all numbers so far were added at once.
 
-        `all_reduce` sums a tensor over ranks in place, so that all ranks keep the same statistics.
+        `all_reduce` sums a tensor over ranks in place, so that all ranks have the same statistics.
         """
-        # Sums about the mean so far: additive over ranks, and exact where mean and deviation differ widely.
+        # Sums about the mean so far: additive over ranks, and exact if mean and deviation differ widely.
         away = numbers.to(torch.float64) - self.mean
         sums = torch.cat((away.new_full((1,), len(away)), away.sum(0), away.square().sum(0)))
         if all_reduce is not None:
@@ -58,7 +58,7 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def set_moments(self, mean: Any, deviation: Any, count: int) -> None:
-        """Take statistics that were computed elsewhere, over `count` observations."""
+        """Set statistics that were computed elsewhere over `count` observations."""
         self.mean.copy_(torch.as_tensor(mean))
         self.variance.copy_(torch.as_tensor(deviation).square())
         self.count.fill_(count)

@@ -1,4 +1,4 @@
-"""Pieces of a stored observation, as tensors. N observations."""
+"""Parts of a stored observation, as tensors. N observations."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from millpond.policies.errors import PolicyError
 
 
 def torch_dtype(name: str, part: str) -> torch.dtype:
-    """The dtype of a name such as "float32"."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    """Return the dtype with a name such as "float32"."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise PolicyError(
             f"observation part {part!r} has dtype {name!r}, which torch does not have; "
             "let the environment show it as uint8, int32 or float32"
         )
-    return found
+    return dtype
 
 
 class PartReader:
-    """Takes one part out of observations [N, *shape] of a spec, as [N, *part.shape] in the part's own dtype."""
+    """Extracts one part of observations [N, *shape]: [N, *part.shape] in the part's dtype."""
 
     def __init__(self, spec: ObservationSpec, part: Part) -> None:
         self.shape = part.shape
@@ -34,7 +34,7 @@ class PartReader:
         self.whole = len(spec.parts) == 1
         itemsize = self.stored.itemsize
         if part.offset % itemsize or part.nbytes % itemsize:
-            raise PolicyError(f"observation part {part.name!r} does not lie on whole {spec.dtype} items: {part}")
+            raise PolicyError(f"observation part {part.name!r} is not aligned to whole {spec.dtype} items: {part}")
         self.start = part.offset // itemsize
         self.stop = self.start + part.nbytes // itemsize
         if self.stop > prod(spec.shape):
@@ -46,13 +46,13 @@ class PartReader:
         piece = observation.flatten(1)[:, self.start : self.stop]
         if self.dtype == self.stored:
             return piece.contiguous().view(-1, *self.shape)
-        # Memory of its own can be viewed as any dtype. `contiguous` would not copy a batch of one, whose stride torch
-        # still holds against it, nor is every spec aligned: those of older runs and lakes are not.
+        # Only a copy can be viewed as any dtype. `contiguous` would not copy a batch of one, whose stride still prevents
+        # the view, and not every spec is aligned: those of older runs and lakes are not.
         return piece.clone(memory_format=torch.contiguous_format).view(self.dtype).view(-1, *self.shape)
 
 
 def observation_parts(spec: ObservationSpec) -> Callable[[Tensor], dict[str, Tensor]]:
-    """A function from observations [..., *spec.shape] to their parts by name, each [..., *part.shape]."""
+    """Return a function from observations [..., *spec.shape] to their parts by name, each [..., *part.shape]."""
     readers = {part.name: PartReader(spec, part) for part in spec.parts}
 
     def split(observation: Tensor) -> dict[str, Tensor]:
@@ -64,7 +64,7 @@ def observation_parts(spec: ObservationSpec) -> Callable[[Tensor], dict[str, Ten
 
 
 def join_parts(spec: ObservationSpec, parts: Mapping[str, Any]) -> Tensor:
-    """Observations [B, *spec.shape] from arrays or tensors of their parts by name, each [B, *part.shape]."""
+    """Return observations [B, *spec.shape] from arrays or tensors of their parts by name, each [B, *part.shape]."""
     names = [part.name for part in spec.parts]
     if set(parts) != set(names):
         raise PolicyError(
@@ -83,3 +83,14 @@ def join_parts(spec: ObservationSpec, parts: Mapping[str, Any]) -> Tensor:
         piece = tensor.to("cpu", torch_dtype(part.dtype, part.name)).contiguous()
         stored[:, part.offset : part.offset + part.nbytes] = piece.reshape(batch, -1).view(torch.uint8)
     return stored.view(torch_dtype(spec.dtype, names[0])).view(batch, *spec.shape)
+
+
+def check_largest(codes: Tensor, limit: int, check: Callable[[int, int], None], message: str) -> None:
+    """Check that no code is above `limit`: by `check(largest, limit)`, which raises PolicyError.
+
+    On other devices than the CPU, and under torch.compile, an assertion with `message` that does not wait for the device.
+    """
+    if codes.device.type != "cpu" or torch.compiler.is_compiling():
+        torch._assert_async((codes <= limit).all(), message)
+    elif codes.numel():
+        check(int(codes.max()), limit)

@@ -104,7 +104,7 @@ def _rollout(facts: Facts, plan: Any, setting: Any) -> IterationStage:
         rounds += f", then a top-up round for the last {plural(top_up, 'row')}"
     return IterationStage(
         "Rollout",
-        "millpond.rollout.collect",
+        "millpond.rollout.collector",
         "Receive observations, run the policy, store, send actions, until every row is full with steps of the "
         "current policy.",
         [

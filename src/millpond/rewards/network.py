@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from millpond.envs.spec import Part
+from millpond.policies.encoders.pixels import PixelEncoder
 from millpond.policies.normalizer import CLIP, Normalizer
-from millpond.policies.pixels import PixelEncoder
 
 Objective = Literal["lrd", "rrd", "progress", "success"]
 TRANSITION_OBJECTIVES = ("lrd", "rrd")  # rewards of transitions; the others are values of states

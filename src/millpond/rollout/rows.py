@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from millpond.errors import MillpondError
-from millpond.rollout.picking import pick_sequences
 from millpond.rollout.schema import RowField
 
 Array = npt.NDArray[Any]
@@ -87,10 +86,10 @@ class Rows:
             tensor[:count] = tensor[first_row : first_row + count].clone()
 
     def sequences(self, names: Sequence[str], rows: Tensor, device: torch.device) -> dict[str, Tensor]:
-        """The given rows as sequences: [b, T, a, ...] becomes [b * a, T, ...] on `device`, with time first in memory."""
+        """Return rows as sequences: [b, T, a, ...] becomes [b * a, T, ...] on `device`, with time first in memory."""
         rows = rows.to(self.device)
         return {
-            name: pick_sequences(self.arrays[name], rows, device)
+            name: as_sequences(self.arrays[name], rows, device)
             if self.fields[name].per_step
             else self.arrays[name].index_select(0, rows).flatten(0, 1).to(device)
             for name in names
@@ -113,6 +112,12 @@ class Rows:
                     "observations are laid out, has changed since. Start a new run with these weights: train --from RUN"
                 )
             target.copy_(tensor)
+
+
+def as_sequences(array: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """[R, T, a, ...] and rows [b] -> [b * a, T, ...] on `device`, with time first in memory."""
+    time_first = array.index_select(0, rows).to(device).transpose(0, 1).contiguous()
+    return time_first.flatten(1, 2).transpose(0, 1)
 
 
 def resets(terminated: Tensor, truncated: Tensor) -> Tensor:

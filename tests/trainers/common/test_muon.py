@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.trainers.common.muon import Muon, orthogonal
+from millpond.trainers.ppo.muon import Muon, orthogonal
 from tests.support.ppo_runs import train_small
 
 

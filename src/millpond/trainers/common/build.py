@@ -1,4 +1,4 @@
-"""The policy of a config, as training builds it and as a run is loaded again; and a trial of it on an environment."""
+"""Build the policy of a config, for training and for loading a run; and try the built-in policy on an environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millpond.envs.registry import describe_error, make_env_batch
 from millpond.envs.seeds import spawn_seeds
 from millpond.envs.spec import EnvSpec
 from millpond.policies import build_policy, load_policy_factory
-from millpond.rollout.actions import put_actions
+from millpond.rollout.collector import put_actions
 from millpond.store import Checkpoint
 from millpond.trainers.common.kinds import Player
 
@@ -25,7 +25,7 @@ CLOSE = 1e-3  # between what acting and unrolling say of a step
 
 
 def make_policy(policy: PolicyConfig, spec: EnvSpec, device: torch.device) -> Any:
-    """The built-in policy, or a custom one, for an environment, on a device."""
+    """Build the built-in policy, or a custom one, for an environment, on a device."""
     build = load_policy_factory(policy.target) if policy.target else build_policy
     return build(
         spec.observation,

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from millpond.errors import MillpondError
-from millpond.rollout.actions import put_actions
-from millpond.rollout.collect import Actor
+from millpond.rollout.collector import PlayablePolicy, put_actions
 from millpond.vector import Vector
 
 RESAMPLES = 1_000
@@ -76,7 +75,7 @@ class Evaluation:
 
 
 def evaluate(
-    policy: Actor,
+    policy: PlayablePolicy,
     vector: Vector,
     *,
     episodes: int,

@@ -13,7 +13,7 @@ from millpond.config.env import VectorConfig
 from millpond.distributed import Place, Ranks
 from millpond.envs.env_batch import EpisodeStats
 from millpond.errors import MillpondError
-from millpond.rollout.collect import Collected
+from millpond.rollout.collector import Collected
 from millpond.store import Run, load_weights
 
 

@@ -24,24 +24,24 @@ from millpond.distributed import (
     training_over_ranks,
 )
 from millpond.loop import Address, LevelEnd, Loop
-from millpond.losses import mean_and_variance
+from millpond.losses import Coefficients, mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.lines import sentence
 from millpond.planner.planned import plan_over_ranks, share_of_rank
-from millpond.policies.threads import torch_in_one_thread, torch_threads
 from millpond.processor import prepare_bfloat16
 from millpond.record import Counters, Recorder, Timer
 from millpond.report import Picture
-from millpond.rollout.collect import Collected, Collector
+from millpond.rollout.collector import Collected, Collector
+from millpond.rollout.micro_batch import Advantages
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw, annealed_beta, draw_minibatches
 from millpond.rollout.schema import row_fields
 from millpond.schedules import named
 from millpond.store import Checkpoints, Parts, RandomState, Run
+from millpond.threads import torch_in_one_thread, torch_threads
 from millpond.trainers.common.build import make_policy
 from millpond.trainers.common.envs import VectorState, build_vector, evaluation_vector
 from millpond.trainers.common.evaluate import Evaluation, evaluate
-from millpond.trainers.common.optimizers import make_optimizer
 from millpond.trainers.common.over_ranks import (
     begin_with_weights,
     collected_by_all,
@@ -51,8 +51,7 @@ from millpond.trainers.common.over_ranks import (
 )
 from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
 from millpond.trainers.common.session import make_sinks
-from millpond.trainers.ppo.compiled_rows import RowsCall
-from millpond.trainers.ppo.micro_batch import Coefficients, Estimate
+from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater
 from millpond.trainers.ppo.update import estimate_advantages, train_minibatch
 
 
@@ -89,9 +88,8 @@ class PPOTrainer:
         policy.value_trains_core = recipe.ppo.value_trains_core
         self.policy = policy
         begin_with_weights(ranks, {"policy": policy}, weights_from)
-        self.unroll = torch.compile(policy.unroll) if recipe.trainer.compile else policy.unroll
-        self.optimizer, self.parameters = make_optimizer(recipe.ppo, self.policy), list(policy.parameters())
-        self.kept: dict[tuple[int, int], RowsCall] = {}  # what threads work in
+        self.optimizer = make_optimizer(recipe.ppo, self.policy)
+        self.updater = make_updater(policy, recipe.trainer, self.device)
         agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
         self.rows = Rows(
             row_fields(self.vector.spec, state_shape),
@@ -104,6 +102,7 @@ class PPOTrainer:
         self.collector = Collector(
             self.vector,
             self.rows,
+            make_actor(policy, recipe.trainer, self.device),
             rows_wanted=planned.segments,
             state_shape=state_shape,
             device=str(self.device),
@@ -147,12 +146,12 @@ class PPOTrainer:
             for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
                 if at.begins("iteration"):
                     collected = self._collect()
-                    estimate = self._estimate()
+                    advantages = self._estimate()
                 if at.begins("update_epoch"):
-                    draws = self._draws(estimate)
-                self._update(at, next(draws), estimate)
+                    draws = self._draws(advantages)
+                self._update(at, next(draws), advantages)
                 if at.begins("iteration"):
-                    self._record_collection(collected, estimate)
+                    self._record_collection(collected, advantages)
         if self.ranks.first:
             self.figures = self._figures()  # before the report, whose time is not the training's
             self.picture = report_at_end(self.run)
@@ -179,7 +178,7 @@ class PPOTrainer:
 
     def _collect(self) -> Collected:
         with self.timer("collect"), self._autocast(), torch_threads(self._acting_threads()):
-            collected = collected_by_all(self.ranks, self.collector.collect(self.policy), self.share.num_envs)
+            collected = collected_by_all(self.ranks, self.collector.collect(), self.share.num_envs)
         self.counters.env_steps += collected.env_steps
         self.counters.agent_steps += collected.agent_steps
         self.counters.frames += collected.env_steps * self.vector.spec.frame_skip
@@ -191,7 +190,7 @@ class PPOTrainer:
         workers = self.vector.num_workers if self.vector.backend == "processes" and self.vector.groups > 1 else 0
         return max(1, torch.get_num_threads() - workers)
 
-    def _estimate(self) -> Estimate:
+    def _estimate(self) -> Advantages:
         ppo = self.recipe.ppo
         with self.timer("advantage"), torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
             return estimate_advantages(
@@ -206,35 +205,31 @@ class PPOTrainer:
                 bootstrap_truncation=ppo.bootstrap_truncation,
             )
 
-    def _draws(self, estimate: Estimate) -> Iterator[Draw]:
+    def _draws(self, advantages: Advantages) -> Iterator[Draw]:
         ppo = self.recipe.ppo
         return draw_minibatches(
             ppo.sampling,
             self.share.segments,
             self.share.minibatch_segments,
             self.sampler,
-            priority=estimate.priority,
+            priority=advantages.priority,
             alpha=ppo.prio_alpha,
             beta=annealed_beta(ppo.prio_beta0, self._progress()),
         )
 
-    def _update(self, at: Address, draw: Draw, estimate: Estimate) -> None:
+    def _update(self, at: Address, draw: Draw, advantages: Advantages) -> None:
         with self.timer("train"):
             self._set_learning_rate()
             step = train_minibatch(
-                self.unroll,
-                self.parameters,
+                self.updater,
                 self.optimizer,
                 self.rows,
-                estimate,
+                advantages,
                 draw,
                 self._coefficients(),
-                part_rows=self.share.minibatch_segments // self.share.accumulated_parts,
+                micro_batch_rows=self.share.minibatch_segments // self.share.accumulated_parts,
                 device=self.device,
-                autocast=self._autocast,
-                in_parallel=not self.recipe.trainer.compile,
                 all_reduce=self.ranks.all_reduce,
-                kept=self.kept,
             )
         self.counters.updates += 1
         for name, value in step.metrics.items():
@@ -263,8 +258,7 @@ class PPOTrainer:
         )
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        enabled = self.recipe.trainer.precision == "bfloat16"
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled)
+        return autocast(self.recipe.trainer, self.device)
 
     # -- the loop and its hooks
 
@@ -298,13 +292,13 @@ class PPOTrainer:
             if over or at["update_epoch"] + 1 == self.plan.update_epochs:
                 self.loop.end("update_epoch")
 
-    def _record_collection(self, collected: Collected, estimate: Estimate) -> None:
+    def _record_collection(self, collected: Collected, advantages: Advantages) -> None:
         """Values of the whole iteration, recorded once."""
         steps = max(1, collected.agent_steps)
         reward, alive = self.rows["reward"][: self.share.segments], self.rows["alive"][: self.share.segments]
         mean_reward, _ = mean_and_variance(reward, alive, self.ranks.all_reduce)
         self.loop.record("reward_per_agent_step", mean_reward, steps)
-        self.loop.record("explained_variance", estimate.explained_variance)
+        self.loop.record("explained_variance", advantages.explained_variance)
         if collected.dropped_agent_steps:
             self.loop.record("dropped_agent_steps", float(collected.dropped_agent_steps))
         for episode in collected.episodes:

@@ -1,15 +1,18 @@
-"""From rows to gradients: advantages once an iteration, then one optimiser step for each minibatch.
+"""The PPO update: advantages once per iteration, then one optimizer step per minibatch.
+
+    gather -> unroll -> loss -> backward -> clip -> step
+
+`Updater` is the plain way from rows to gradients; `millpond.fast.updater` is another, which computes the same.
 
 R rows   T horizon   a agents of a row   b rows of a minibatch
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from millpond.kernels.advantage import advantage_numba, advantage_torch
-from millpond.losses import AllReduce, explained_variance, normalise, ppo_loss
-from millpond.policies.acting import is_encoder_compiled
-from millpond.policies.lstm import LEAST as LEAST_SEQUENCES
-from millpond.policies.threads import one_each, pieces, torch_in_one_thread, torch_threads
+from millpond.losses import AllReduce, Coefficients, PPOLoss, explained_variance, normalise, ppo_loss
+from millpond.rollout.micro_batch import Advantages, MicroBatch, gather
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
-from millpond.trainers.common.clipping import clip_gradients
-from millpond.trainers.ppo.compiled_rows import Gradients, RowsCall, can_take, policy_of
-from millpond.trainers.ppo.micro_batch import Coefficients, Estimate, Part
+from millpond.threads import torch_threads
 
-Losses = tuple[dict[str, Tensor], Gradients]  # what is recorded of them, and their gradients
 INPUTS = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "alive")
-LEAST = 1024  # steps of sequences for which another thread is worth waking
 
 
 def estimate_advantages(
@@ -43,11 +40,11 @@ def estimate_advantages(
     normalize: bool,
     bootstrap_truncation: bool = True,
     all_reduce: AllReduce | None = None,
-) -> Estimate:
-    """Advantages of the first `num_rows` rows. Right after collection the policy is the one that acted: all ratios are 1.
+) -> Advantages:
+    """Estimate advantages of the first `num_rows` rows.
 
-    Without `bootstrap_truncation` a truncated step is taken for a terminated one, to see what that does. `all_reduce` adds a
-    tensor up over ranks, so that statistics are of all their rows.
+    Right after collection the policy is the one that acted: all ratios are 1. Without `bootstrap_truncation` a truncated step
+    is treated as terminated, to see the effect. `all_reduce` sums a tensor over ranks, so that statistics cover all rows.
     """
     arrays: dict[str, Any] = {name: rows[name][:num_rows] for name in INPUTS}
     if not bootstrap_truncation:
@@ -60,7 +57,7 @@ def estimate_advantages(
         advantage.copy_(advantage_torch(**arrays, **numbers))
     alive = arrays["alive"]
     target = advantage + arrays["value"]
-    return Estimate(
+    return Advantages(
         advantage,
         normalise(advantage, alive, all_reduce) if normalize else advantage,
         advantage.abs().sum(dim=(1, 2)).double().cpu().numpy(),
@@ -71,166 +68,158 @@ def estimate_advantages(
 
 @dataclass(frozen=True)
 class Step:
-    """What one optimiser step did; scalars on the device, means over `agent_steps` living steps."""
+    """Result of one optimizer step; scalars on the device, means over `agent_steps` valid steps."""
 
     metrics: dict[str, Tensor]
     agent_steps: Tensor
 
 
-def least_rows(unroll: Callable[..., Any], horizon: int, agents_per_row: int, device: torch.device) -> int:
-    """Rows that a thread must have at least: few where all that it does is compiled."""
-    policy = policy_of(unroll)
-    if policy is not None and can_take(policy, device) and is_encoder_compiled(policy):
-        return -(-LEAST_SEQUENCES // agents_per_row)
-    return -(-LEAST // (horizon * agents_per_row))
+class GradientsOfRows(Protocol):
+    """The way from rows to gradients."""
+
+    parameters: list[nn.Parameter]
+
+    def backward(
+        self,
+        rows: Rows,
+        advantages: Advantages,
+        picked: Tensor,
+        weight: npt.NDArray[np.float32],
+        coefficients: Coefficients,
+        valid_steps: Tensor,
+    ) -> list[dict[str, Tensor]]:
+        """Add the gradients of the rows `picked` [b] to `parameters`; return the metrics of each share of them.
+
+        Means are over `valid_steps`, those of the whole minibatch, so that metrics and gradients of all shares add up.
+        """
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale gradients down to `max_norm` if their norm is larger; return the norm before."""
 
 
-def train_minibatch(
-    unroll: Callable[..., Any],
-    parameters: list[nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    rows: Rows,
-    estimate: Estimate,
-    draw: Draw,
-    coefficients: Coefficients,
-    *,
-    part_rows: int,
-    device: torch.device,
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    in_parallel: bool = True,
-    all_reduce: AllReduce | None = None,
-    kept: dict[tuple[int, int], RowsCall] | None = None,
-) -> Step:
-    """One gradient over the drawn rows, in parts of at most `part_rows`, and one step of the optimiser.
+class Updater:
+    """Gradients in plain PyTorch, on any device."""
 
-    `unroll` is the policy's own, compiled or not, and `parameters` are what it learns. On the CPU each thread takes a
-    share of the rows, unless `in_parallel` says not to. `all_reduce` adds a tensor up over ranks: all of them divide by the
-    living steps of all, so that their gradients add up to that of all rows together. `kept`, where it is given, keeps
-    what threads work in from one minibatch to the next.
-    """
+    def __init__(
+        self,
+        policy: Any,
+        *,
+        device: torch.device,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        compiled: bool = False,
+    ) -> None:
+        self.parameters: list[nn.Parameter] = list(policy.parameters())
+        self.unroll = torch.compile(policy.unroll) if compiled else policy.unroll
+        self.device, self.autocast = device, autocast
 
-    def make_call(thread: int, some: Tensor, weight: npt.NDArray[np.float32]) -> Callable[[], Losses]:
-        call = None if kept is None else kept.get((thread, len(some)))
-        if call is not None:
-            call.retake(rows, estimate, some, weight, coefficients, float(living))
-            return call
-        part = Part.of(rows, estimate, some, weight, device)
-        made = gradient_call(unroll, parameters, part, coefficients, living, autocast)
-        if kept is not None and isinstance(made, RowsCall) and made.encoder is not None:
-            kept[thread, len(some)] = made
-        return made
+    def backward(
+        self,
+        rows: Rows,
+        advantages: Advantages,
+        picked: Tensor,
+        weight: npt.NDArray[np.float32],
+        coefficients: Coefficients,
+        valid_steps: Tensor,
+    ) -> list[dict[str, Tensor]]:
+        """Add the gradients of the rows `picked` to `parameters`: gather, unroll, loss, backward."""
+        return self.backward_of(gather(rows, advantages, picked, weight, self.device), coefficients, valid_steps)
 
-    in_threads = in_parallel and device.type == "cpu"
-    least = least_rows(unroll, rows.horizon, rows.agents_per_row, device)
-    picked = torch.from_numpy(draw.rows)
-    with torch_in_one_thread() if in_threads else nullcontext():
-        living = estimate.living.index_select(0, picked.to(rows.device)).sum().to(device)
-        if all_reduce is not None:
-            all_reduce(living)
-        living = living.clamp(min=1)
-        calls = []
-        for first in range(0, len(picked), part_rows):
-            count = min(part_rows, len(picked) - first)
-            edges = pieces(count, least) if in_threads else [(0, count)]
-            shares = [slice(first + start, first + stop) for start, stop in edges]
-            calls.append([partial(make_call, k, picked[at], draw.weight[at]) for k, at in enumerate(shares)])
-        metrics = take_step(calls, parameters, optimizer, coefficients.max_grad_norm, in_threads, all_reduce)
-    return Step(metrics, living)
+    def backward_of(
+        self, micro_batch: MicroBatch, coefficients: Coefficients, valid_steps: Tensor
+    ) -> list[dict[str, Tensor]]:
+        """Do the same for rows that are gathered already."""
+        with self.autocast():
+            loss = micro_batch_loss(self.unroll, micro_batch, coefficients, valid_steps)
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        return [loss.metrics()]
+
+    def clip(self, max_norm: float) -> Tensor:
+        return nn.utils.clip_grad_norm_(self.parameters, max_norm)
 
 
-def take_step(
-    parts: Sequence[Sequence[Callable[[], Callable[[], Losses]]]],
-    parameters: list[nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    max_grad_norm: float,
-    in_threads: bool,
-    all_reduce: AllReduce | None = None,
-) -> dict[str, Tensor]:
-    """One step of the optimiser with the gradients of all parts, one after the other, each in its threads' shares; what
-    is recorded of it. A share is made ready, by its maker, when its thread is about to begin.
-    """
-    sums = dict[str, Tensor]()
-    for parameter in parameters:
-        parameter.grad = None
-    with torch_in_one_thread() if in_threads else nullcontext():
-        for makers in parts:
-            calls = (make() for make in makers)
-            for losses, gradients in one_each(calls, len(makers)) if in_threads else (call() for call in calls):
-                _add(parameters, gradients, sums, losses)
-        if all_reduce is not None:
-            _all_reduce_together(all_reduce, [*(p.grad for p in parameters if p.grad is not None), *sums.values()])
-        sums["grad_norm"] = clip_gradients(parameters, max_grad_norm)
-        with torch_threads(1) if parameters[0].device.type == "cpu" else nullcontext():  # waking others takes longer
-            optimizer.step()
-    return sums
-
-
-def _add(
-    parameters: list[nn.Parameter], gradients: Gradients, sums: dict[str, Tensor], losses: dict[str, Tensor]
-) -> None:
-    """Add what one thread found, always in the order of the rows, so that a run repeats."""
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is not None:
-            parameter.grad = gradient.contiguous() if parameter.grad is None else parameter.grad.add_(gradient)
-    for name, value in losses.items():
-        sums[name] = sums[name] + value if name in sums else value
-
-
-def _all_reduce_together(all_reduce: AllReduce, tensors: list[Tensor]) -> None:
-    """Add many tensors up over ranks in one go: there are dozens of small ones, and each journey costs."""
-    joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-    all_reduce(joined)
-    for tensor, summed in zip(tensors, torch.split(joined, [tensor.numel() for tensor in tensors]), strict=True):
-        tensor.detach().copy_(summed.view_as(tensor))
-
-
-def gradient_call(
-    unroll: Callable[..., Any],
-    parameters: list[nn.Parameter],
-    part: Part,
-    coefficients: Coefficients,
-    living: Tensor,
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> Callable[[], Losses]:
-    """A call, for any thread, that gives what is recorded of a part's losses, and their gradients; means are over
-    `living` steps."""
-    policy = policy_of(unroll)
-    with autocast():
-        if policy is not None and can_take(policy, living.device):
-            return RowsCall(policy, parameters, part, coefficients, float(living))
-
-    def with_torch() -> Losses:
-        with autocast():  # each thread's own
-            losses = part_loss(unroll, part, coefficients, living)
-            return losses, torch.autograd.grad(losses.pop("total"), parameters, allow_unused=True)
-
-    return with_torch
-
-
-def part_loss(unroll: Callable[..., Any], part: Part, coefficients: Coefficients, living: Tensor) -> dict[str, Tensor]:
-    batch = part.batch
-    mask = batch.get("action_mask")
-    unrolled = unroll(part.take_observations(), part.state, part.reset, batch["action"], action_mask=mask)
-    loss = ppo_loss(
+def micro_batch_loss(
+    unroll: Callable[..., Any], micro_batch: MicroBatch, coefficients: Coefficients, valid_steps: Tensor
+) -> PPOLoss:
+    """Unroll the policy over gathered rows and return the loss; means are over `valid_steps`."""
+    unrolled = unroll(
+        micro_batch.take_observation(),
+        micro_batch.state,
+        micro_batch.reset,
+        micro_batch.action,
+        action_mask=micro_batch.action_mask,
+    )
+    return ppo_loss(
         unrolled.log_prob.float().t(),
-        part.log_prob.t(),
-        part.advantage.t(),
+        micro_batch.log_prob.t(),
+        micro_batch.advantage.t(),
         unrolled.value.float().t(),
-        part.value.t(),
-        part.target.t(),
+        micro_batch.value.t(),
+        micro_batch.target.t(),
         unrolled.entropy.float().t(),
-        part.weight.t(),
+        micro_batch.weight.t(),
         clip_coef=coefficients.clip_coef,
         vf_clip_coef=coefficients.vf_clip_coef,
         vf_coef=coefficients.vf_coef,
         ent_coef=coefficients.ent_coef,
-        denominator=living,
+        denominator=valid_steps,
     )
-    return {
-        "total": loss.total,
-        "policy_loss": loss.policy,
-        "value_loss": loss.value,
-        "entropy": loss.entropy,
-        "approx_kl": loss.approx_kl,
-        "clip_fraction": loss.clip_fraction,
-    }
+
+
+def train_minibatch(
+    updater: GradientsOfRows,
+    optimizer: torch.optim.Optimizer,
+    rows: Rows,
+    advantages: Advantages,
+    draw: Draw,
+    coefficients: Coefficients,
+    *,
+    micro_batch_rows: int,
+    device: torch.device,
+    all_reduce: AllReduce | None = None,
+) -> Step:
+    """Compute the gradient of the drawn rows, in micro-batches of at most `micro_batch_rows`, and take one optimizer step.
+
+    `all_reduce` sums a tensor over ranks: each rank divides by the valid steps of all, so that their gradients add up to
+    that of all rows together.
+    """
+    picked = torch.from_numpy(draw.rows)
+    valid_steps = advantages.valid_steps.index_select(0, picked.to(rows.device)).sum().to(device)
+    if all_reduce is not None:
+        all_reduce(valid_steps)
+    valid_steps = valid_steps.clamp(min=1)
+    for parameter in updater.parameters:
+        parameter.grad = None
+    metrics = dict[str, Tensor]()
+    for first in range(0, len(picked), micro_batch_rows):
+        some = slice(first, first + micro_batch_rows)
+        for share in updater.backward(rows, advantages, picked[some], draw.weight[some], coefficients, valid_steps):
+            for name, value in share.items():
+                metrics[name] = metrics[name] + value if name in metrics else value
+    metrics["grad_norm"] = take_step(updater, optimizer, coefficients.max_grad_norm, [*metrics.values()], all_reduce)
+    return Step(metrics, valid_steps)
+
+
+def take_step(
+    updater: GradientsOfRows,
+    optimizer: torch.optim.Optimizer,
+    max_grad_norm: float,
+    metrics: list[Tensor],
+    all_reduce: AllReduce | None = None,
+) -> Tensor:
+    """Clip the gradients, take one optimizer step, and return their norm. Gradients and metrics are summed over ranks."""
+    # Waking other threads takes longer than these operations.
+    with torch_threads(1) if updater.parameters[0].device.type == "cpu" else nullcontext():
+        if all_reduce is not None:
+            gradients = [parameter.grad for parameter in updater.parameters if parameter.grad is not None]
+            _all_reduce_together(all_reduce, [*gradients, *metrics])
+        norm = updater.clip(max_grad_norm)
+        optimizer.step()
+    return norm
+
+
+def _all_reduce_together(all_reduce: AllReduce, tensors: list[Tensor]) -> None:
+    """Sum many tensors over ranks in one message: there are dozens of small ones, and each message has a cost."""
+    joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    all_reduce(joined)
+    for tensor, summed in zip(tensors, torch.split(joined, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.detach().copy_(summed.view_as(tensor))

@@ -25,7 +25,7 @@ from millpond.replay.walk import complete_episodes
 from millpond.rewards import objectives
 from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch
 from millpond.rewards.sampling import StepSampler
-from millpond.rollout.actions import put_actions
+from millpond.rollout.collector import put_actions
 from millpond.trainers.common.envs import VectorState, build_vector, evaluation_vector
 from millpond.trainers.common.evaluate import Evaluation, evaluate
 from millpond.trainers.reward.setup import AGENT_HIDDEN_SIZE, make_player

@@ -1,15 +1,13 @@
-"""Matrix products inside compiled loops: the BLAS that torch brings, called by its address.
+"""Matrix products inside compiled loops: torch's BLAS, called by its address.
 
-A loop over the steps of a row that goes back to Python for every product takes Python's lock a few hundred times a
-minibatch, and threads then wait for each other. Where torch does not give its `sgemm_` to others (builds on Accelerate),
-`SGEMM` is 0, and loops stay in Python.
+A loop over the steps of a row that returns to Python for every product takes the GIL a few hundred times per minibatch,
+and threads then wait for each other. If torch does not export its `sgemm_` (builds on Accelerate), `SGEMM` is 0, and
+there is no fast path.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ PLAIN, TRANSPOSED = np.int8(ord("N")), np.int8(ord("T"))
 
 
 def find_sgemm() -> int:
-    """The address of torch's own sgemm_, with 32-bit sizes; 0 where there is none to be found."""
+    """Return the address of torch's sgemm_, with 32-bit sizes; 0 if torch does not export it."""
     for library in sorted((Path(torch.__file__).parent / "lib").glob("*torch_cpu.*")):
         try:
             function = ctypes.CDLL(str(library)).sgemm_
@@ -39,17 +37,6 @@ def find_sgemm() -> int:
 
 
 SGEMM = find_sgemm()
-
-
-@contextmanager
-def through_torch() -> Iterator[None]:
-    """Inside, all products are calls of torch, so that they can be counted."""
-    global SGEMM
-    before, SGEMM = SGEMM, 0
-    try:
-        yield
-    finally:
-        SGEMM = before
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -65,7 +52,7 @@ def _call_sgemm(
     c: Any,
     strides: Any,
 ) -> Any:
-    """sgemm_ as Fortran has it: everything by reference, matrices by columns."""
+    """Call sgemm_ as Fortran does: everything by reference, matrices by columns."""
     three = types.UniTuple(types.int32, 3)
     signature = types.void(
         types.int64,
@@ -99,7 +86,7 @@ def _call_sgemm(
     return signature, generate
 
 
-# Memory by rows is memory by columns of the transposed matrix, so each product is computed as that of its transpose.
+# Row-major memory is column-major memory of the transpose, so each product is computed as that of its transpose.
 
 
 @inlined

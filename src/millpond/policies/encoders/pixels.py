@@ -1,4 +1,4 @@
-"""Images, read by convolutions. N observations, channels first."""
+"""Encoder of images: convolutions. N observations, channels first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millpond.envs.spec import Part
 from millpond.policies.errors import PolicyError
 from millpond.policies.parts import torch_dtype
 
-LARGE = 36  # pixels a side from which the three convolutions of Mnih et al. (2015) fit
+LARGE = 36  # pixels per side from which the three convolutions of Mnih et al. (2015) fit
 
 
 class ChannelNorm(nn.Module):
@@ -27,9 +27,9 @@ class ChannelNorm(nn.Module):
 class PixelEncoder(nn.Module):
     """Images [N, channels, height, width] or [N, height, width] -> [N, H].
 
-    From 36 pixels a side: the three convolutions of Mnih et al. (2015). Below, one of 16 filters of 3x3, as for
-    MinAtar (Young and Tian, 2019). Whole numbers are divided by their largest value: 255 for bytes, or what the environment
-    says. `layer_norm` normalises over the channels behind each convolution.
+    From 36 pixels per side: the three convolutions of Mnih et al. (2015). Below that, one of 16 filters of 3x3, as for
+    MinAtar (Young and Tian, 2019). Integers are divided by their largest value: 255 for bytes, or the value that the
+    environment declares. `layer_norm` normalises over the channels after each convolution.
     """
 
     def __init__(self, part: Part, hidden_size: int, layer_norm: bool = False) -> None:
@@ -37,7 +37,7 @@ class PixelEncoder(nn.Module):
         if len(part.shape) not in (2, 3) or min(part.shape[-2:]) < 3:
             raise PolicyError(
                 f"observation part {part.name!r} has shape {part.shape}; pixels must be (channels, height, width) or "
-                "(height, width) with at least 3 a side; set policy.encoder to vector to read it as plain numbers"
+                "(height, width) with at least 3 pixels per side; set policy.encoder to vector to read it as plain numbers"
             )
         dtype = torch_dtype(part.dtype, part.name)
         high = part.high or (1.0 if dtype == torch.bool or dtype.is_floating_point else 255.0)

@@ -21,11 +21,11 @@ PolicyFactory = Callable[..., nn.Module]
 
 
 def load_policy_factory(path: str) -> PolicyFactory:
-    """The function that `package.module:name` names, which makes a policy from two specs and settings.
+    """Return the function `package.module:name`, which builds a policy from two specs and settings.
 
     It is called as build_policy(observation, action, **settings) with the keyword arguments of
-    `millpond.policies.build_policy`, and returns an nn.Module with the methods that `check_policy` asks for. Where an
-    observation has several parts, these methods are called with a dict of them; a `Policy` of ours takes them apart itself.
+    `millpond.policies.build_policy`, and returns an nn.Module with the methods that `check_policy` requires. If an
+    observation has several parts, these methods are called with a dict of them; a built-in `Policy` splits them itself.
     """
     factory = load_dotted(path, key="policy.target", error=PolicyError)
 
@@ -89,7 +89,7 @@ class PartsPolicy(nn.Module):
 
 
 def check_policy(policy: Any, path: str) -> None:
-    """Refuse a custom policy without the methods that rollout and learning call, or with a state they cannot keep."""
+    """Refuse a custom policy without the methods that rollout and learning call, or with a state that rows cannot store."""
     if not isinstance(policy, nn.Module):
         raise PolicyError(f"policy.target={path!r} returned a {type(policy).__name__}; it must be a torch.nn.Module")
     missing = [name for name in METHODS if not callable(getattr(policy, name, None))]
@@ -109,5 +109,5 @@ def check_policy(policy: Any, path: str) -> None:
     if state.any():
         raise PolicyError(
             f"policy.target={path!r}: initial_state must be zeros, since rows zero the state where an episode begins; add "
-            "what an episode should begin with inside the policy"
+            "a learned or fixed initial state inside the policy"
         )

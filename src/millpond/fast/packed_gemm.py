@@ -1,8 +1,8 @@
-"""Products with a matrix that is packed first: in panels of 16 columns, so that a panel's rows lie one behind the other.
+"""Products with a matrix that is packed first: panels of 16 columns, whose rows are contiguous.
 
-Matrices of a small network are used again for every step of a row. On processors with vectors of eight float32 (AVX2)
-a block of six rows and a panel keeps its sums in registers, and takes nine tenths of what the processor can do at most,
-where BLAS takes seven to nine. With wider vectors BLAS is left to do it: `PAYS` says which.
+The matrices of a small network are reused for every step of a row. On processors with vectors of eight float32 (AVX2) a
+block of six rows and one panel keeps its sums in registers, and reaches nine tenths of the processor's peak, where BLAS
+reaches seven to nine. On processors with longer vectors BLAS computes all products: `USE_PACKED_GEMM` is false.
 
     k inner  m rows  n columns, in panels of 16
 """
@@ -20,27 +20,27 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from millpond.compiled import compiled_fast, target_features
-from millpond.policies.eights import VECTOR, WIDTH, require_floats, write_multiply_add
-from millpond.policies.products import add_product, add_product_transposed, add_transposed_product
+from millpond.fast.gemm import add_product, add_product_transposed, add_transposed_product
+from millpond.fast.simd import VECTOR, WIDTH, require_floats, write_multiply_add
 
 Floats = npt.NDArray[np.float32]
 ONE, ZERO = np.float32(1.0), np.float32(0.0)
 PANEL = 2 * WIDTH
-MOST_ROWS = 6  # whose sums, two vectors each, fit into 16 registers beside the factors
-ROWS_AT_ONCE = 384  # stay in the second-level cache while all panels pass
+MAX_ROWS = 6  # their sums, two vectors each, fit into 16 registers beside the factors
+ROWS_AT_ONCE = 384  # stay in the second-level cache while all panels are used
 
 
-def pays() -> bool:
+def has_vectors_of_eight() -> bool:
     """True if the processor multiplies eight float32 at once, and not more."""
     features = target_features()
     return {"avx2", "fma"} <= features and "avx512f" not in features
 
 
-PAYS = pays()
+USE_PACKED_GEMM = has_vectors_of_eight()
 
 
 def _block(rows: int) -> Callable[..., None]:
-    """A block of so many rows and one panel. It is written in LLVM's own terms: numba would not keep it in registers."""
+    """Make the kernel of `rows` rows and one panel. It is written as LLVM IR: numba would not keep it in registers."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def multiply(
@@ -57,7 +57,7 @@ def _block(rows: int) -> Callable[..., None]:
         out_row: Any,
         add: Any,
     ) -> Any:
-        """out[r, c] (+)= sum over k of a[a_at + r * a_row + k * a_step] * b[b_at + 16 * k + c]; all given flat."""
+        """out[r, c] (+)= sum over k of a[a_at + r * a_row + k * a_step] * b[b_at + 16 * k + c]; all arrays flat."""
         for array in (a, b, out):
             require_floats(array)
         n = types.intp
@@ -110,17 +110,17 @@ def _block(rows: int) -> Callable[..., None]:
     return multiply  # type: ignore[no-any-return]
 
 
-_one, _two, _three, _four, _five, _six = (_block(rows) for rows in range(1, MOST_ROWS + 1))
+_one, _two, _three, _four, _five, _six = (_block(rows) for rows in range(1, MAX_ROWS + 1))
 
 
 @compiled_fast
 def _multiply(a: Floats, a_row: int, a_step: int, m: int, packed: Floats, n: int, out: Floats, add: bool) -> None:
-    """out [m, n] (+)= the product, in blocks of about as many rows each; all given flat."""
+    """out [m, n] (+)= the product, in blocks of about as many rows each; all arrays flat."""
     steps = len(packed) // n
     for start in range(0, m, ROWS_AT_ONCE):
         count = min(ROWS_AT_ONCE, m - start)
         for panel in range(n // PANEL):
-            b_at, blocks = panel * PANEL * steps, -(-count // MOST_ROWS)
+            b_at, blocks = panel * PANEL * steps, -(-count // MAX_ROWS)
             for block in range(blocks):
                 first = start + count * block // blocks
                 rows = start + count * (block + 1) // blocks - first
@@ -141,7 +141,7 @@ def _multiply(a: Floats, a_row: int, a_step: int, m: int, packed: Floats, n: int
 
 @compiled_fast
 def pack(b: Floats, packed: Floats) -> None:
-    """b [k, n], n a multiple of 16, into packed [n * k]."""
+    """Pack b [k, n], n a multiple of 16, into packed [n * k]."""
     steps = b.shape[0]
     for panel in range(b.shape[1] // PANEL):
         for k in range(steps):
@@ -151,7 +151,7 @@ def pack(b: Floats, packed: Floats) -> None:
 
 @compiled_fast
 def pack_transposed(b: Floats, packed: Floats) -> None:
-    """The transpose of b [n, k], n a multiple of 16, into packed [n * k]."""
+    """Pack the transpose of b [n, k], n a multiple of 16, into packed [n * k]."""
     steps = b.shape[1]
     for panel in range(b.shape[0] // PANEL):
         for c in range(PANEL):
@@ -173,12 +173,12 @@ def add_transposed_packed(a: Floats, packed: Floats, out: Floats) -> None:
     _multiply(a.reshape(a.size), 1, m, m, packed, n, out.reshape(out.size), True)
 
 
-# The same products with BLAS where there are no panels: `panels` is then empty.
+# Packed products, or BLAS if `panels` is empty.
 
 
 @compiled_fast
 def panels_of(b: Floats, packed: bool) -> Floats:
-    """b [k, n] as panels, or none."""
+    """Pack b [k, n] into panels; none if not `packed`."""
     panels = np.empty(b.size if packed else 0, np.float32)
     if packed:
         pack(b, panels)
@@ -187,7 +187,7 @@ def panels_of(b: Floats, packed: bool) -> Floats:
 
 @compiled_fast
 def panels_of_transposed(b: Floats, packed: bool) -> Floats:
-    """The transpose of b [n, k] as panels, or none."""
+    """Pack the transpose of b [n, k] into panels; none if not `packed`."""
     panels = np.empty(b.size if packed else 0, np.float32)
     if packed:
         pack_transposed(b, panels)
@@ -213,11 +213,17 @@ def add_transposed(sgemm: int, a: Floats, b: Floats, panels: Floats, out: Floats
 
 
 @compiled_fast
-def add_of_transposed(sgemm: int, a: Floats, b: Floats, place: Floats, out: Floats) -> None:
-    """out [m, n] += a [k, m].T @ b [k, n]; b is packed into `place`, which may be longer, or is empty."""
-    if len(place):
-        panels = place[: b.size]
+def add_of_transposed(sgemm: int, a: Floats, b: Floats, workspace: Floats, out: Floats) -> None:
+    """out [m, n] += a [k, m].T @ b [k, n]; b is packed into `workspace`, which may be longer, or is empty."""
+    if len(workspace):
+        panels = workspace[: b.size]
         pack(b, panels)
         add_transposed_packed(a, panels, out)
     else:
         add_transposed_product(sgemm, a, b, ONE, out)
+
+
+@compiled_fast
+def is_packed(inputs: int, outputs: int) -> bool:
+    """True if products with a matrix of these sizes are packed."""
+    return USE_PACKED_GEMM and inputs % PANEL == 0 and outputs % PANEL == 0

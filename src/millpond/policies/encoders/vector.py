@@ -1,4 +1,4 @@
-"""Numbers, read by one linear layer. N observations  D numbers  H hidden."""
+"""Encoder of plain numbers: one linear layer. N observations  D numbers  H hidden."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from millpond.envs.spec import Part
 from millpond.policies.normalizer import Normalizer
 from millpond.policies.parts import torch_dtype
 
-LOG_UNIT = log(16.0)  # a count of 15 without a known limit becomes 1
+LOG_UNIT = log(16.0)  # maps a count of 15 without a known limit to 1
 
 
 class VectorEncoder(nn.Module):
     """Numbers [N, ...] -> [N, H].
 
-    Floats are taken as they are. Whole numbers are divided by their largest value where the environment knows it; where it
-    does not, they become sign(x) log(1 + |x|) / log(16), so that counts of 1 and of 200 are both fair inputs.
-    A normalizer takes the place of both.
+    Floats are used unchanged. Integers are divided by their largest value if the environment declares it; otherwise they
+    become sign(x) log(1 + |x|) / log(16), so that counts of 1 and of 200 are both reasonable inputs. A normalizer
+    replaces both.
     """
 
     def __init__(self, part: Part, hidden_size: int, normalizer: Normalizer | None) -> None:
@@ -33,7 +33,7 @@ class VectorEncoder(nn.Module):
         nn.init.orthogonal_(self.linear.weight, 2**0.5, generator=generator)
 
     def scaled(self, numbers: Tensor) -> Tensor:
-        """What the linear layer sees: [N, D]."""
+        """Return the inputs of the linear layer [N, D]."""
         flat = numbers.reshape(len(numbers), -1).to(self.linear.weight.dtype)
         if self.normalizer is not None:
             flat = self.normalizer(flat)

@@ -1,8 +1,8 @@
-"""Eight float32 at a time inside compiled loops, as a value of its own: `Eight`.
+"""Eight float32 at a time inside compiled loops, as a value type: `Eight`.
 
-A loop over floats that writes to several arrays is not vectorised by the compiler, which cannot know that they lie apart;
-with one result a loop it is, after a look at all addresses that takes as long as a short row. Here it is said outright.
-Where a processor has shorter vectors, LLVM takes two of them.
+The compiler does not vectorise a loop over floats that writes to several arrays, since it cannot know that they do not
+overlap; with one output array per loop it does, after a check of all addresses that takes as long as a short row. Here
+the vectors are explicit. On processors with shorter vectors LLVM uses two of them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class _Register(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def require_floats(array: Any) -> None:
-    """When a loop is compiled: eight at a time are read and written by their places in memory."""
+    """Check, when a loop is compiled, that an array can be read and written eight at a time by address."""
     if not isinstance(array, types.Array) or array.layout != "C" or array.dtype != types.float32:
         raise TypingError(f"{array} is not a contiguous array of float32")
 
 
 def write_multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c of vectors, in LLVM's terms; rounded once where the processor can."""
+    """Emit a * b + c of vectors; rounded once if the processor has such an instruction."""
     kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{WIDTH}f32")
     return builder.call(function, [a, b, c])
@@ -48,7 +48,7 @@ def write_multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def load_eight(typing_context: Any, array: Any, at: Any) -> Any:
-    """array[at : at + 8] of a contiguous array, by its place in memory if it has more than one axis. Not checked."""
+    """array[at : at + 8] of a contiguous array, by flat index if it has more than one axis. Bounds are not checked."""
     require_floats(array)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -88,4 +88,6 @@ def multiply_eight(typing_context: Any, a: Any, b: Any) -> Any:
 @intrinsic  # type: ignore[untyped-decorator]
 def multiply_add_eight(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c"""
-    return EIGHT(EIGHT, EIGHT, EIGHT), lambda context, builder, signature, given: write_multiply_add(builder, *given)
+    return EIGHT(EIGHT, EIGHT, EIGHT), lambda context, builder, signature, arguments: write_multiply_add(
+        builder, *arguments
+    )

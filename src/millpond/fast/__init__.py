@@ -1,0 +1,68 @@
+"""The fast path: networks and PPO updates in compiled code on the CPU, with the results of the plain path.
+
+Two entry points, asked once when a run is built. Each returns None if there is nothing faster than plain PyTorch:
+
+    actor(policy)    acts for the rollout: arrays in, arrays out
+    updater(policy)  gradients of rows
+
+`limits` has the sizes that the planner needs. Nothing heavy is imported before an entry point is called. The environment
+variable MILLPOND_FAST=0 switches the fast path off, as `trainer.fast=false` does for one run.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from millpond.fast.act import ChoiceActor, NetworkActor
+    from millpond.fast.update import FastUpdater
+
+__all__ = ["actor", "description", "is_on", "updater"]
+
+
+def is_on() -> bool:
+    """True unless the environment variable MILLPOND_FAST is 0."""
+    return os.environ.get("MILLPOND_FAST", "1") != "0"
+
+
+def actor(policy: nn.Module, *, autocast: bool = False) -> ChoiceActor | NetworkActor | None:
+    """Return an actor for a policy; None for a custom policy that acts in its own way.
+
+    `autocast`: the policy acts in bfloat16.
+    """
+    from millpond.fast.act import ChoiceActor, NetworkActor
+    from millpond.fast.network import is_builtin, is_compiled_after_encoder
+
+    if not _is_usable() or not is_builtin(policy):
+        return None
+    fitting: Any = policy
+    return ChoiceActor(fitting) if is_compiled_after_encoder(fitting, autocast) else NetworkActor(fitting, autocast)
+
+
+def updater(policy: nn.Module, *, autocast: bool = False) -> FastUpdater | None:
+    """Return an updater for a policy. Threads share the rows of any policy; built-in ones are compiled, too."""
+    from millpond.fast.network import on_cpu_in_float32
+    from millpond.fast.update import FastUpdater
+
+    return FastUpdater(policy, autocast=autocast) if _is_usable() and on_cpu_in_float32(policy) else None
+
+
+def description() -> str:
+    """Describe the fast path on this machine, for `millpond doctor`."""
+    from millpond.fast.gemm import SGEMM
+    from millpond.fast.packed_gemm import USE_PACKED_GEMM
+
+    if not is_on():
+        return "off: MILLPOND_FAST=0"
+    if not SGEMM:
+        return "off: torch's BLAS cannot be called from compiled code"
+    return "on, with packed products (AVX2)" if USE_PACKED_GEMM else "on, with torch's BLAS"
+
+
+def _is_usable() -> bool:
+    from millpond.fast.gemm import SGEMM
+
+    return is_on() and bool(SGEMM)

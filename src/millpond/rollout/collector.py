@@ -1,0 +1,268 @@
+"""Collecting: fill rows in whole rounds of every env, then a top-up round of exactly as many envs as are missing.
+
+Every iteration fills exactly its rows with steps of the current policy: every collected step is trained on, and no row
+mixes trajectories of different agents.
+
+    N envs   A agents   n agents of a batch of envs   H hidden size   S state vectors of the core
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from millpond.envs.env_batch import EpisodeStats
+from millpond.envs.spec import ActionSpec
+from millpond.rollout.rows import Rows
+from millpond.vector import Batch, Vector
+
+Array = npt.NDArray[Any]
+Phase = Callable[[str], AbstractContextManager[Any]]
+
+
+class Acted(NamedTuple):
+    """action [n, *action], log_prob [n], value [n]. Actors may overwrite them in their next call."""
+
+    action: Array
+    log_prob: Array | Tensor
+    value: Array | Tensor
+
+
+class Actor(Protocol):
+    """Acts for a batch of agents."""
+
+    def freeze_weights(self) -> None:
+        """Prepare for a collection, during which the weights stay unchanged."""
+
+    def act(
+        self, observation: Array, state: Tensor, action_mask: Array | None, generator: torch.Generator | None
+    ) -> Acted:
+        """observation [n, *obs], state [n, S, H] (updated in place), action_mask [n, choices]."""
+
+    def value(self, observation: Array, state: Tensor) -> Tensor:
+        """Return the value [n] of observations with their states; nothing changes."""
+
+
+class PlayablePolicy(Protocol):
+    """A policy as collection and evaluation call it."""
+
+    def act(
+        self,
+        observation: Tensor,
+        state: Tensor,
+        *,
+        action_mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+    ) -> Any: ...
+
+    def value(self, observation: Tensor, state: Tensor) -> Tensor: ...
+
+    def initial_state(self, batch: int, device: torch.device) -> Tensor: ...
+
+
+class PolicyActor:
+    """Acts with any policy on any device."""
+
+    def __init__(self, policy: PlayablePolicy, device: torch.device | str) -> None:
+        self.policy, self.device = policy, torch.device(device)
+
+    def freeze_weights(self) -> None:
+        """Do nothing."""
+
+    def act(
+        self, observation: Array, state: Tensor, action_mask: Array | None, generator: torch.Generator | None
+    ) -> Acted:
+        with torch.inference_mode():
+            mask = None if action_mask is None else self._tensor(action_mask)
+            acted = self.policy.act(self._tensor(observation), state, action_mask=mask, generator=generator)
+            state.copy_(acted.state)
+        return Acted(acted.action.cpu().numpy(), acted.log_prob, acted.value)
+
+    def value(self, observation: Array, state: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self.policy.value(self._tensor(observation), state).float()
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+
+@dataclass
+class Collected:
+    """Counts and episodes of one collection."""
+
+    env_steps: int = 0
+    agent_steps: int = 0
+    dropped_agent_steps: int = 0
+    episodes: list[EpisodeStats] = field(default_factory=list)
+
+
+class _Turns(Protocol):
+    def recv(self) -> Batch: ...
+    def send(self, actions: npt.ArrayLike | None = None) -> None: ...
+    def end_round(self) -> None: ...
+    def __len__(self) -> int: ...
+
+
+class Collector:
+    """Steps a vector with an actor and writes what happens into rows."""
+
+    def __init__(
+        self,
+        vector: Vector,
+        rows: Rows,
+        actor: Actor,
+        *,
+        rows_wanted: int,
+        state_shape: tuple[int, ...],
+        device: str,
+        generator: torch.Generator,
+        phase: Phase | None = None,
+    ) -> None:
+        self.vector, self.rows, self.actor, self.rows_wanted = vector, rows, actor, rows_wanted
+        self.device = torch.device(device)
+        self.generator = generator
+        self.phase: Phase = phase or (lambda name: nullcontext())
+        agents = vector.spec.num_agents
+        self.state = torch.zeros((vector.num_envs, agents, *state_shape), device=self.device)  # [N, A, S, H]
+        self.first_top_up = 0  # first env of the next top-up round
+        self.kept_rows = 0  # surplus rows of the last iteration, at the front of the buffer
+        self._surplus_from = 0
+
+    def collect(self) -> Collected:
+        """Fill the buffer: `rows_wanted` rows from row 0 on."""
+        done = Collected()
+        self.actor.freeze_weights()
+        row, per_env = self.kept_rows, self.rows.rows_per_env
+        per_round = self.vector.num_envs * per_env
+        while self.rows_wanted - row >= per_round:
+            self._round(self.vector, row, 0, done)
+            row += per_round
+        missing = self.rows_wanted - row
+        if missing > 0:
+            envs = -(-missing // per_env)
+            self._round(self.vector.slice(self.first_top_up, envs), row, self.first_top_up, done)
+            self.first_top_up = (self.first_top_up + envs) % self.vector.num_envs
+            row += envs * per_env
+        self._surplus_from, self.kept_rows = self.rows_wanted, row - self.rows_wanted
+        return done
+
+    def finish(self) -> None:
+        """After training: move the surplus rows to the front."""
+        if self.kept_rows:
+            self.rows.keep(self._surplus_from, self.kept_rows)
+
+    def _round(self, turns: _Turns, first_row: int, first_env: int, done: Collected) -> None:
+        """Let every env of these turns fill its rows: `horizon` steps, and the value of the observation after them."""
+        horizon = self.rows.horizon
+        for t in range(horizon + 1):
+            for _ in range(len(turns)):
+                with self.phase("step"):
+                    batch = turns.recv()
+                row = first_row + (batch.first - first_env) % self.vector.num_envs * self.rows.rows_per_env
+                if t > 0:
+                    self._outcome(batch, row, t - 1, done)
+                elif batch.restarted.any():  # after its last row was full: only its recurrent state is lost
+                    self.state[batch.first : batch.last][torch.from_numpy(batch.restarted).to(self.device)] = 0.0
+                if t < horizon:
+                    self._act(batch, row, t, done)
+                    with self.phase("step"):
+                        turns.send()
+                else:
+                    self._bootstrap(batch, row)
+        turns.end_round()
+
+    def _act(self, batch: Batch, row: int, t: int, done: Collected) -> None:
+        state, agents = self.state[batch.first : batch.last], batch.reward.shape
+        if t == 0:
+            self.rows.write_row("initial_state", row, state)
+        mask = _joined(batch.action_mask) if batch.action_mask.shape[-1] else None
+        with self.phase("infer"):
+            observation = _joined(batch.observation)
+            action, log_prob, value = self.actor.act(observation, state.flatten(0, 1), mask, self.generator)
+        action = action.reshape(*agents, *action.shape[1:])
+        put_actions(self.vector.spec.action, action, batch.action)
+        with self.phase("store"):
+            self.rows.write("observation", row, t, batch.observation)
+            self.rows.write("action", row, t, action)
+            if mask is not None:
+                self.rows.write("action_mask", row, t, batch.action_mask)
+            self.rows.write("alive", row, t, batch.alive)
+            self.rows.write("log_prob", row, t, log_prob.reshape(agents))
+            self.rows.write("value", row, t, value.reshape(agents))
+        done.env_steps += batch.num_envs
+        done.agent_steps += int(np.count_nonzero(batch.alive))
+
+    def _outcome(self, batch: Batch, row: int, t: int, done: Collected) -> None:
+        terminated = batch.terminated
+        if batch.restarted.any():
+            # The steps before are dropped. The step counts as an end, so that the row's state is reset after it.
+            done.dropped_agent_steps += self.rows.drop(row, batch.restarted, t + 1)
+            terminated = terminated | batch.restarted[:, None]
+        with self.phase("store"):
+            self.rows.write("reward", row, t, batch.reward)
+            self.rows.write("terminated", row, t, terminated)
+            self.rows.write("truncated", row, t, batch.truncated)
+        done.episodes.extend(batch.episodes)
+        if batch.truncated.any():
+            with self.phase("infer"):
+                self._value_final_observations(batch, row, t)
+        ended = terminated | batch.truncated
+        if ended.any():
+            self.state[batch.first : batch.last][torch.from_numpy(ended).to(self.device)] = 0.0
+
+    def _value_final_observations(self, batch: Batch, row: int, t: int) -> None:
+        """A truncated step bootstraps from the true final observation, with the state before the reset."""
+        where = np.argwhere(batch.truncated)  # [k, 2]: env, agent
+        env, agent = where[:, 0], where[:, 1]
+        state = self.state[batch.first : batch.last][env, agent]
+        value = self.actor.value(np.ascontiguousarray(batch.final_observation[env, agent]), state)
+        final = np.zeros(batch.truncated.shape, np.float32)
+        final[env, agent] = value.cpu().numpy()
+        self.rows.write("final_value", row, t, final)
+
+    def _bootstrap(self, batch: Batch, row: int) -> None:
+        """Store the value of the observation that begins the next row."""
+        with self.phase("infer"):
+            state = self.state[batch.first : batch.last].flatten(0, 1)
+            value = self.actor.value(_joined(batch.observation), state)
+        self.rows.write_row("next_value", row, value.view(batch.reward.shape))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return recurrent states, surplus rows, and the first env of the next top-up round."""
+        return {
+            "state": self.state.clone(),
+            "first_top_up": self.first_top_up,
+            "kept_rows": self.kept_rows,
+            "rows": self.rows.state_dict(self.kept_rows),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state.copy_(state["state"])
+        self.first_top_up, self.kept_rows = int(state["first_top_up"]), int(state["kept_rows"])
+        self.rows.load_state_dict(state["rows"])
+        self.generator.set_state(state["generator"])
+
+
+def _joined(array: Array) -> Array:
+    """[n, A, ...] -> [n * A, ...], contiguous; a view if the array is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1, *array.shape[2:])
+
+
+def put_actions(spec: ActionSpec, drawn: Array, into: Array) -> None:
+    """Write a policy's actions for the envs. Vectors are clipped to the action space.
+
+    They are clipped here and only here; rows store the actions as drawn, which the stored log-probability belongs to.
+    """
+    if spec.kind == "continuous":
+        np.clip(drawn, spec.low, spec.high, out=into, casting="same_kind")
+    else:
+        into[...] = drawn
