@@ -22,7 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from hardware import processor
+from millpond import fast
 from millpond.envs.spec import ActionSpec, ObservationSpec
+from millpond.fast.network import with_compiled_parts
 from millpond.policies import build_policy, count_parameters
 
 SIDE, COUNTS, ACTIONS, HIDDEN, HORIZON = 11, 3, 5, 128, 64
@@ -76,8 +78,11 @@ def acting(core: str, batch: int, seconds: float) -> tuple[float, float]:
     zeros = torch.zeros(1, batch, HIDDEN)
     plain_state = (zeros, zeros) if core == "lstm" else zeros
 
+    actor = fast.actor(policy)
+    actor.freeze_weights()
+
     def ours() -> None:
-        policy.act(observation, state, generator=generator)
+        actor.act(observation.numpy(), state, None, generator)
 
     def theirs() -> None:
         with torch.no_grad():
@@ -93,7 +98,7 @@ def acting(core: str, batch: int, seconds: float) -> tuple[float, float]:
 def learning(core: str, batch: int, seconds: float) -> tuple[float, float]:
     """Return steps per second of both, forward and backward over rows of 64 steps."""
     policy, plain = build_policy(OBSERVATION, ActionSpec.discrete(ACTIONS), core=core), Plain(core)
-    observation = observations(batch, HORIZON)
+    network, observation = with_compiled_parts(policy, autocast=False), observations(batch, HORIZON)
     state = policy.initial_state(batch)
     reset = torch.rand(batch, HORIZON) < 0.01
     action = torch.randint(0, ACTIONS, (batch, HORIZON), dtype=torch.int32)
@@ -102,7 +107,7 @@ def learning(core: str, batch: int, seconds: float) -> tuple[float, float]:
 
     def ours() -> None:
         policy.zero_grad()
-        out = policy.unroll(observation, state, reset, action)
+        out = network.unroll(observation, state, reset, action)
         (out.log_prob + out.value + out.entropy).mean().backward()
 
     def theirs() -> None:

@@ -22,6 +22,7 @@ from hardware import processor
 from millpond.config import load
 from millpond.processor import claims_bfloat16, cpu_flags, prepare_bfloat16
 from millpond.trainers.common.session import start_run
+from millpond.trainers.ppo.build import make_updater
 from millpond.trainers.ppo.trainer import PPOTrainer
 from millpond.trainers.ppo.update import train_minibatch
 
@@ -38,42 +39,38 @@ def iterate(trainer: PPOTrainer) -> dict[str, float]:
     """Run one iteration, without records and checkpoints; return seconds by phase."""
     trainer.timer.take()
     trainer._collect()
-    estimate = trainer._estimate()
+    advantages = trainer._estimate()
     for _ in range(trainer.plan.update_epochs):
-        for draw in trainer._draws(estimate):
+        for draw in trainer._draws(advantages):
             with trainer.timer("train"):
-                update(trainer, trainer.unroll, list(trainer.policy.parameters()), trainer.optimizer, estimate, draw)
+                update(trainer, trainer.updater, trainer.optimizer, advantages, draw)
     trainer.collector.finish()
     times = trainer.timer.take()
     return {phase: times[f"time/{phase}"] for phase in PHASES}
 
 
-def update(
-    trainer: PPOTrainer, unroll: Any, parameters: Any, optimizer: Any, estimate: Any, draw: Any
-) -> dict[str, Any]:
+def update(trainer: PPOTrainer, updater: Any, optimizer: Any, advantages: Any, draw: Any) -> dict[str, Any]:
     return train_minibatch(
-        unroll,
-        parameters,
+        updater,
         optimizer,
         trainer.rows,
-        estimate,
+        advantages,
         draw,
         trainer._coefficients(),
-        part_rows=trainer.plan.minibatch_segments // trainer.plan.accumulated_parts,
+        micro_batch_rows=trainer.plan.minibatch_segments // trainer.plan.accumulated_parts,
         device=trainer.device,
-        autocast=trainer._autocast,
     ).metrics
 
 
 def gradient(trainer: PPOTrainer, source: PPOTrainer) -> torch.Tensor:
     """Return the gradient of the source's policy on the source's rows, in the precision of the other trainer."""
     policy = copy.deepcopy(source.policy)
-    unroll = torch.compile(policy.unroll) if trainer.recipe.trainer.compile else policy.unroll
+    updater = make_updater(policy, trainer.recipe.trainer, trainer.device)
     parameters = list(policy.parameters())
     rows, trainer.rows = trainer.rows, source.rows
-    estimate = source._estimate()
-    draw = next(source._draws(estimate))
-    update(trainer, unroll, parameters, torch.optim.SGD(parameters, lr=0.0), estimate, draw)
+    advantages = source._estimate()
+    draw = next(source._draws(advantages))
+    update(trainer, updater, torch.optim.SGD(parameters, lr=0.0), advantages, draw)
     trainer.rows = rows
     return torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
 

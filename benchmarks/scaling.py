@@ -70,14 +70,13 @@ def train(trainer: PPOTrainer, draw: Any, estimate: Any) -> None:
     from millpond.trainers.ppo.update import train_minibatch
 
     train_minibatch(
-        trainer.unroll,
-        list(trainer.policy.parameters()),
+        trainer.updater,
         trainer.optimizer,
         trainer.rows,
         estimate,
         draw,
         trainer._coefficients(),
-        part_rows=trainer.share.minibatch_segments,
+        micro_batch_rows=trainer.share.minibatch_segments,
         device=trainer.device,
     )
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from millpond.compiled import compiled, extend_source_stamp, fingerprint
+
 CALLER = """
 from millpond.compiled import compiled
 from callee import AMOUNT, add
@@ -33,7 +35,7 @@ def run(folder: Path, *, kind: str = "compiled", addend: int = 1, amount: int = 
     """Return the result of the caller and the number of cache hits, from a separate process."""
     (folder / "caller.py").write_text(CALLER) if not (folder / "caller.py").exists() else None
     (folder / "callee.py").write_text(CALLEE.format(kind=kind, addend=addend, amount=amount))
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "kept"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
     made = subprocess.run(
         [sys.executable, "caller.py"], cwd=folder, env=environment, capture_output=True, text=True, check=True
     )
@@ -57,13 +59,36 @@ def test_change_of_an_inlined_callee_recompiles(tmp_path: Path) -> None:
 
 def test_processor_features_do_not_change_the_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
     """numba caches code of several processors side by side; with different stamps they would evict each other."""
-    from millpond.compiled import _mark
-    from millpond.policies import lstm_rows
+    from millpond.fast import packed_gemm
 
-    function = lstm_rows.is_packed.py_func  # type: ignore[attr-defined]
+    function = packed_gemm.is_packed.py_func  # type: ignore[attr-defined]
     marks = set()
-    for pays, panel in ((True, 16), (False, 16), (False, 32)):
-        monkeypatch.setattr(lstm_rows, "PAYS", pays)
-        monkeypatch.setattr(lstm_rows, "PANEL", panel)
-        marks.add(_mark(function))
+    for packed, panel in ((True, 16), (False, 16), (False, 32)):
+        monkeypatch.setattr(packed_gemm, "USE_PACKED_GEMM", packed)
+        monkeypatch.setattr(packed_gemm, "PANEL", panel)
+        marks.add(fingerprint(function))
     assert len(marks) == 2
+
+
+def test_numba_has_the_cache_that_is_extended(recwarn: pytest.WarningsRecorder) -> None:
+    """A failure here means that numba has changed: code is no longer cached, and every process compiles again."""
+
+    @compiled
+    def add_one(x: int) -> int:
+        return x + 1
+
+    stamp = add_one._cache._cache_file._source_stamp  # type: ignore[attr-defined]
+    assert stamp[1] == fingerprint(add_one.py_func)  # type: ignore[attr-defined]
+    assert not recwarn.list
+
+
+def test_unknown_cache_is_reported_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changed:
+        """A dispatcher of another numba."""
+
+    with pytest.raises(RuntimeError, match="another cache"):
+        extend_source_stamp(Changed(), "mark")
+    original = extend_source_stamp
+    monkeypatch.setattr("millpond.compiled.extend_source_stamp", lambda dispatcher, mark: original(Changed(), mark))
+    with pytest.warns(UserWarning, match="every process compiles it again"):
+        compiled(lambda x: x)

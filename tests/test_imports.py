@@ -26,8 +26,9 @@ ALLOWED: dict[str, set[str]] = {
     "kinds": set(),  # names modules by path, and imports some for their types alone
     "compiled": set(),
     "processor": {"errors", "durable"},
-    "kernels": {"compiled"},
-    "losses": {"kernels"},
+    "threads": {"cores"},
+    "kernels": set(),
+    "losses": set(),
     "recipes": set(),
     "envs": {"errors", "plurals", "compiled"},
     "config": {"errors", "plurals", "kinds", "sizes", "recipes", "envs"},
@@ -48,12 +49,14 @@ ALLOWED: dict[str, set[str]] = {
         "replay",
         "data",
         "rollout",
+        "fast",
     },
-    "policies": {"errors", "cores", "compiled", "envs"},
+    "policies": {"errors", "envs"},
+    "fast": {"compiled", "threads", "losses", "envs", "policies", "rollout"},
     "replay": {"errors", "plurals", "durable", "compiled", "envs"},
     "data": {"errors", "plurals", "durable", "replay"},
     "rewards": {"compiled", "envs", "policies", "data"},
-    "rollout": {"errors", "compiled", "envs", "vector"},
+    "rollout": {"errors", "envs", "vector"},
     "learners": {"errors", "schedules", "kernels", "envs", "config", "vector", "policies", "replay"},
     "report": {"errors", "kinds", "plurals", "durable", "envs", "config", "record", "store", "planner"},
     "trainers": {
@@ -63,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
         "sizes",
         "durable",
         "schedules",
-        "compiled",
+        "threads",
         "processor",
         "losses",
         "kernels",
@@ -76,6 +79,7 @@ ALLOWED: dict[str, set[str]] = {
         "distributed",
         "planner",
         "policies",
+        "fast",
         "replay",
         "data",
         "rewards",
@@ -89,6 +93,7 @@ ALLOWED: dict[str, set[str]] = {
         "plurals",
         "sizes",
         "durable",
+        "threads",
         "processor",
         "losses",
         "envs",
@@ -113,6 +118,7 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "vector",
         "policies",
+        "fast",
         "store",
         "distributed",
         "planner",
@@ -191,6 +197,35 @@ def test_tests_share_code_through_tests_support_alone() -> None:
                 shared = name.startswith("tests.support")
                 if first == "tests" or (first in local and not installed):
                     assert shared, f"{path.relative_to(here)} imports {name}; shared code belongs in tests.support"
+
+
+# Who may import `millpond.fast`: the builder of PPO runs, and what plans and describes them.
+FAST_IMPORTERS = {"trainers/ppo/build.py", "planner/ppo/numbers.py", "planner/memory.py", "cli/doctor.py"}
+
+
+def test_only_builders_import_the_fast_path() -> None:
+    importers = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.rglob("*.py")
+        if path.relative_to(ROOT).parts[0] != "fast" and "fast" in imported(path)
+    }
+    assert importers == FAST_IMPORTERS
+
+
+@pytest.mark.parametrize("package", ["policies", "trainers/ppo", "learners", "rollout", "losses.py"])
+def test_readable_packages_import_no_numba(package: str) -> None:
+    place = ROOT / package
+    for path in [place] if place.suffix else sorted(place.rglob("*.py")):
+        assert not {"numba", "llvmlite"} & _outside(path), path.relative_to(ROOT)
+        assert "compiled" not in imported(path), path.relative_to(ROOT)
+
+
+def _outside(path: Path) -> set[str]:
+    """Return the top-level names of all modules that a file imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[0] for name in names}
 
 
 LIGHT = [

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from millpond.trainers.ppo.micro_batch import Coefficients, Estimate, Part
 
 from millpond.bench.arithmetic import Network, PlainNetwork, ReadyBatch, make_ready_batches
 from millpond.bench.timing import Effort
 from millpond.config import load
 from millpond.envs.registry import describe
+from millpond.losses import Coefficients
+from millpond.rollout.micro_batch import Advantages, gather
 from millpond.rollout.sampling import Draw
 from millpond.trainers.common.session import start_run
 from millpond.trainers.ppo.trainer import PPOTrainer
@@ -40,23 +41,22 @@ def test_bare_update_equals_the_update_of_the_trainer(trainer: PPOTrainer) -> No
     picked, ones = torch.arange(plan.minibatch_segments), np.ones(plan.minibatch_segments, np.float32)
     valid_steps = rows["alive"][: plan.segments].sum(dim=(1, 2))
     advantage = torch.randn(rows["value"][: plan.segments].shape)
-    estimate = Estimate(advantage, advantage, np.zeros(plan.segments), torch.zeros(()), valid_steps)
-    part = Part.of(rows, estimate, picked, ones, trainer.device)
-    bare.train(ReadyBatch(part, valid_steps[picked].sum(), make_ready_batches(trainer)[0].observation, None))
+    advantages = Advantages(advantage, advantage, np.zeros(plan.segments), torch.zeros(()), valid_steps)
+    minibatch = gather(rows, advantages, picked, ones, trainer.device)
+    bare.train(ReadyBatch(minibatch, valid_steps[picked].sum(), make_ready_batches(trainer)[0].observation, None))
 
     train_minibatch(
-        real.unroll,
-        real.parameters,
+        real.updater,
         real.optimizer,
         rows,
-        estimate,
+        advantages,
         Draw(picked.numpy(), ones),
         Coefficients(ppo.clip_coef, ppo.vf_clip_coef, ppo.vf_coef, ppo.ent_coef, ppo.max_grad_norm),
-        part_rows=plan.minibatch_segments,
+        micro_batch_rows=plan.minibatch_segments,
         device=trainer.device,
     )
     moved = 0.0
-    for mine, theirs, before in zip(bare.parameters, real.parameters, trainer.policy.parameters(), strict=True):
+    for mine, theirs, before in zip(*(network.policy.parameters() for network in (bare, real, trainer)), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
         moved += float((mine - before).abs().sum().detach())
     assert moved > 0  # an optimiser that does nothing would pass

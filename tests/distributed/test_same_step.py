@@ -10,13 +10,13 @@ import torch
 
 from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
+from millpond.losses import Coefficients
 from millpond.policies import build_policy
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
 from millpond.rollout.schema import row_fields
 from millpond.trainers.common.over_ranks import begin_with_weights
-from millpond.trainers.ppo.micro_batch import Coefficients
-from millpond.trainers.ppo.update import estimate_advantages, train_minibatch
+from millpond.trainers.ppo.update import Updater, estimate_advantages, train_minibatch
 from tests.support.rank_processes import run_ranks
 
 ROWS, HORIZON, AGENTS, HIDDEN = 12, 6, 2, 8
@@ -50,7 +50,7 @@ def stored_rows(first: int, count: int) -> Rows:
     return part
 
 
-def two_steps(ranks: Ranks, normalize: bool, part_rows: int) -> dict[str, Any]:
+def two_steps(ranks: Ranks, normalize: bool, micro_batch_rows: int) -> dict[str, Any]:
     """Statistics, advantages and two optimiser steps on this rank's rows."""
     share = ROWS // ranks.count
     rows = stored_rows(ranks.rank * share, share)
@@ -61,29 +61,29 @@ def two_steps(ranks: Ranks, normalize: bool, part_rows: int) -> dict[str, Any]:
     begin_with_weights(ranks, {"policy": policy}, None)
     policy.update_normalizer(rows["observation"].flatten(0, 2), ranks.all_reduce)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-    estimate = estimate_advantages(
+    updater = Updater(policy, device=torch.device("cpu"))
+    advantages = estimate_advantages(
         rows, share, gamma=0.9, lam=0.8, rho_clip=1.0, c_clip=1.0, normalize=normalize, all_reduce=ranks.all_reduce
     )
     found = []
     for minibatch in MINIBATCHES:
         mine = np.array([row for row in minibatch if row // share == ranks.rank])
         step = train_minibatch(
-            policy.unroll,
-            list(policy.parameters()),
+            updater,
             optimizer,
             rows,
-            estimate,
+            advantages,
             Draw(mine - ranks.rank * share, np.linspace(0.5, 1.5, ROWS, dtype=np.float32)[mine]),
             Coefficients(clip_coef=0.2, vf_clip_coef=0.2, vf_coef=0.5, ent_coef=0.01, max_grad_norm=0.5),
-            part_rows=part_rows // ranks.count,
+            micro_batch_rows=micro_batch_rows // ranks.count,
             device=torch.device("cpu"),
             all_reduce=ranks.all_reduce,
         )
         found.append({**{name: float(value) for name, value in step.metrics.items()}, "steps": int(step.agent_steps)})
     return {
         "steps": found,
-        "explained_variance": float(estimate.explained_variance),
-        "scaled": estimate.scaled.numpy(),
+        "explained_variance": float(advantages.explained_variance),
+        "scaled": advantages.scaled.numpy(),
         "weights": {name: tensor.numpy() for name, tensor in policy.state_dict().items()},
     }
 

@@ -8,30 +8,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from millpond.policies.lstm import LEAST as LEAST_SEQUENCES
-from millpond.policies.unrolling import BLOCK
-from millpond.trainers.ppo.micro_batch import Coefficients, Estimate
 from torch.profiler import ProfilerActivity, profile
 
+from millpond import fast
 from millpond.config import load
 from millpond.envs.registry import describe
 from millpond.envs.spec import EnvSpec
+from millpond.fast.encoders import array_encoder
+from millpond.fast.limits import compiles_encoder
+from millpond.losses import Coefficients
 from millpond.planner import Host, PPOPlan, plan
 from millpond.planner.memory import (
-    GATE_STEPS,
-    MIN_SEQUENCES_PER_THREAD,
-    MIN_STEPS_PER_THREAD,
-    ROW_STEPS,
+    PLAIN_BLOCK,
+    PLAIN_TOKEN_BLOCK,
     parameters,
     training_memory,
 )
-from millpond.policies import build_policy, count_parameters, lstm_rows
+from millpond.policies import build_policy, cores, count_parameters
+from millpond.policies.encoders import tokens
+from millpond.rollout.micro_batch import Advantages
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
 from millpond.rollout.schema import row_fields, state_shape
 from millpond.threads import torch_threads
 from millpond.trainers.common.envs import build_vector
-from millpond.trainers.ppo.update import LEAST, least_rows, train_minibatch
+from millpond.trainers.ppo.update import Updater, train_minibatch
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
@@ -53,8 +54,8 @@ def test_the_number_of_parameters_is_that_of_the_policy(env_id: str, options: di
     assert parameters(spec, core, 24) == count_parameters(policy)
 
 
-def one_update(spec: EnvSpec, core: Any, hidden: int, precision: str, rows: int, horizon: int) -> Any:
-    """A call that trains one minibatch of made-up rows, in one thread."""
+def one_update(spec: EnvSpec, core: Any, hidden: int, precision: str, rows: int, horizon: int, plain: bool) -> Any:
+    """Return a call that trains one minibatch of random rows with a new updater."""
     agents, generator = spec.num_agents, torch.Generator().manual_seed(0)
     made = Rows(row_fields(spec, state_shape(core, hidden)), rows, horizon, agents, agents, "cpu")
     seen = made["observation"]
@@ -65,21 +66,23 @@ def one_update(spec: EnvSpec, core: Any, hidden: int, precision: str, rows: int,
     made["alive"].fill_(True)
     policy = build_policy(spec.observation, spec.action, core=core, hidden_size=hidden)
     advantage = torch.randn(rows, horizon, agents, generator=generator)
-    autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16")
-    return partial(
-        train_minibatch,
-        policy.unroll,
-        list(policy.parameters()),
-        torch.optim.Adam(policy.parameters()),
-        made,
-        Estimate(advantage, advantage, np.zeros(rows), torch.zeros(()), made["alive"].sum(dim=(1, 2))),
-        Draw(np.arange(rows), np.ones(rows, np.float32)),
-        Coefficients(0.1, 0.1, 0.5, 0.01, 0.5),
-        part_rows=rows,
-        device=torch.device("cpu"),
-        autocast=autocast,
-        in_parallel=False,
-    )
+    bfloat16, optimizer = precision == "bfloat16", torch.optim.Adam(policy.parameters())
+    autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=bfloat16)
+
+    def update() -> None:
+        compiled = None if plain else fast.updater(policy, autocast=bfloat16)
+        train_minibatch(
+            compiled or Updater(policy, device=torch.device("cpu"), autocast=autocast),
+            optimizer,
+            made,
+            Advantages(advantage, advantage, np.zeros(rows), torch.zeros(()), made["alive"].sum(dim=(1, 2))),
+            Draw(np.arange(rows), np.ones(rows, np.float32)),
+            Coefficients(0.1, 0.1, 0.5, 0.01, 0.5),
+            micro_batch_rows=rows,
+            device=torch.device("cpu"),
+        )
+
+    return update
 
 
 def most_at_once(work: Any) -> int:
@@ -97,6 +100,7 @@ def most_at_once(work: Any) -> int:
     return int(max(peaks))
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["fast", "plain"])
 @pytest.mark.parametrize(
     ("env_id", "options", "core", "precision", "rows", "horizon"),
     [
@@ -114,13 +118,13 @@ def most_at_once(work: Any) -> int:
     ],
 )
 def test_a_training_step_takes_the_planned_memory(
-    env_id: str, options: dict[str, Any], core: str, precision: str, rows: int, horizon: int
+    env_id: str, options: dict[str, Any], core: str, precision: str, rows: int, horizon: int, plain: bool
 ) -> None:
     spec = describe(env_id, options)
-    planned = training_memory(spec, core, 128, "adam", precision, rows, horizon, spec.num_agents)
+    planned = training_memory(spec, core, 128, "adam", precision, rows, horizon, spec.num_agents, fast=not plain)
     assert planned is not None
     with torch_threads(1):
-        peak = most_at_once(one_update(spec, core, 128, precision, rows, horizon))
+        peak = most_at_once(one_update(spec, core, 128, precision, rows, horizon, plain))
     # Between the least and the most: not all gradients are there at the peak, and workspace depends on the processor's
     # instructions. The bounds are the same for all of them: what every backward pass must hold, and the most demanding.
     beyond = peak - planned.minibatch - planned.activations
@@ -128,8 +132,7 @@ def test_a_training_step_takes_the_planned_memory(
 
 
 def test_threads_and_blocks_are_those_of_training() -> None:
-    assert (GATE_STEPS, ROW_STEPS) == (BLOCK, lstm_rows.BLOCK)
-    assert (MIN_STEPS_PER_THREAD, MIN_SEQUENCES_PER_THREAD) == (LEAST, LEAST_SEQUENCES)
+    assert (PLAIN_BLOCK, PLAIN_TOKEN_BLOCK) == (cores.BLOCK, tokens.BLOCK)
     one, two = (plan("grid", host=Host(cores, 10**12)).plan for cores in (1, 2))
     assert isinstance(one, PPOPlan)
     assert isinstance(two, PPOPlan)
@@ -150,8 +153,12 @@ def test_compiled_encoders_allow_more_threads() -> None:
     for env_id in ("gymnasium:CartPole-v1", "grid"):
         spec = describe(env_id, {})
         policy = build_policy(spec.observation, spec.action, hidden_size=64)
-        few = least_rows(policy.unroll, 64, 1, torch.device("cpu")) <= 4
-        assert few == (policy.encoder.compiled() is not None) == (env_id != "grid")
+        updater = fast.updater(policy)
+        assert updater is not None
+        with torch_threads(2):
+            few = len(updater.shares(8, 64, 1)) == 2
+        assert few == (array_encoder(policy.encoder) is not None) == compiles_encoder(spec.observation)
+        assert few == (env_id != "grid")
         one, two = (training_memory(spec, **sizes, agents_per_row=1, cores=cores) for cores in (1, 2))  # type: ignore[arg-type]
         assert one is not None
         assert two is not None

@@ -1,31 +1,19 @@
-"""LSTM and GRU with resets inside rows, against torch's own cells stepped one by one."""
+"""LSTM and GRU with resets inside rows, plain and compiled, against torch's cells stepped one by one."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from millpond.compiled import compiled_fast
-from millpond.policies import gru_kernels, lstm_kernels, lstm_rows, products
-from millpond.policies.activations import fast_sigmoid, fast_tanh
-from millpond.policies.gru import GRU, gru_unroll
-from millpond.policies.lstm import LSTM, lstm_unroll
-from millpond.policies.unrolling import blocks_backward
+from millpond.fast.gru import FastGRU
+from millpond.fast.lstm import FastLSTM
+from millpond.policies.cores import GRU, LSTM, blocks_backward, gru_unroll, lstm_unroll
+from tests.support.policy_inputs import with_resets
 
 T, B, H = 9, 7, 5
-
-
-def with_resets(generator: torch.Generator, steps: int = T, batch: int = B) -> Tensor:
-    """Random resets; some at the first and the last step, one sequence with none, one with all."""
-    reset = torch.rand(steps, batch, generator=generator) < 0.3
-    reset[0, 0] = reset[-1, 1] = True
-    reset[:, 2] = False
-    reset[:, 3] = True
-    return reset
 
 
 def reference_lstm(core: LSTM, features: Tensor, state: Tensor, reset: Tensor) -> Tensor:
@@ -62,6 +50,14 @@ def reference_gru(core: GRU, features: Tensor, state: Tensor, reset: Tensor) -> 
 
 
 CORES = {"lstm": (LSTM, reference_lstm), "gru": (GRU, reference_gru)}
+WAYS = ["plain", "fast"]
+
+
+def as_way(core: Any, way: str) -> Any:
+    """Return the core itself, or its compiled version, which shares its weights."""
+    if way == "plain":
+        return core
+    return FastLSTM(core) if isinstance(core, LSTM) else FastGRU(core)
 
 
 def made(kind: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor, Tensor, Tensor, Tensor]:
@@ -75,15 +71,17 @@ def made(kind: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor, Tensor, Tens
     features = torch.randn(T, B, H, generator=generator).to(dtype).requires_grad_()
     state = torch.randn(B, core.states, H, generator=generator).to(dtype).requires_grad_()
     weight = torch.randn(T, B, H, generator=generator).to(dtype)
-    return core, features, state, with_resets(generator), weight
+    return core, features, state, with_resets(generator, T, B), weight
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # float64 is plain torch, float32 the kernels
+@pytest.mark.parametrize(
+    ("way", "dtype"), [("plain", torch.float64), ("plain", torch.float32), ("fast", torch.float32)]
+)
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_outputs_and_all_gradients_equal_those_of_torchs_cells(kind: str, dtype: torch.dtype) -> None:
+def test_outputs_and_all_gradients_equal_those_of_torchs_cells(kind: str, dtype: torch.dtype, way: str) -> None:
     core, features, state, reset, weight = made(kind, dtype)
     wanted = [features, state, *core.parameters()]
-    ours = core.unroll(features, state, reset)
+    ours = as_way(core, way).unroll(features, state, reset)
     reference = CORES[kind][1](core, features, state, reset)
     tolerance = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 2e-5, "atol": 2e-6}
     torch.testing.assert_close(ours, reference, **tolerance)
@@ -93,51 +91,6 @@ def test_outputs_and_all_gradients_equal_those_of_torchs_cells(kind: str, dtype:
         torch.testing.assert_close(gradient, other, **tolerance)
     assert gradients[1][3].abs().max() == 0, "nothing flows through a reset into the initial state"
     assert gradients[1][2].abs().max() > 0
-
-
-@pytest.mark.parametrize("size", [5, 6])  # products of four rows are ours where the size is even, else BLAS's
-@pytest.mark.parametrize("batch", [3, 4, 5])
-def test_few_sequences_are_what_they_are_among_many(batch: int, size: int) -> None:
-    generator = torch.Generator().manual_seed(3)
-    core = LSTM(size)
-    with torch.no_grad():
-        for parameter in core.parameters():
-            parameter.normal_(generator=generator)
-    features = torch.randn(T, 12, size, generator=generator)
-    state, reset = torch.randn(12, 2, size, generator=generator), with_resets(generator, batch=12)
-    weight = torch.zeros(T, 12, size)
-    weight[:, :batch] = torch.randn(T, batch, size, generator=generator)  # only these have gradients
-    many = core.unroll(features, state, reset)
-    few = core.unroll(*(array.contiguous() for array in (features[:, :batch], state[:batch], reset[:, :batch])))
-    torch.testing.assert_close(few, many[:, :batch], rtol=2e-5, atol=2e-6)
-    wanted = torch.autograd.grad((many * weight).sum(), list(core.parameters()))
-    found = torch.autograd.grad((few * weight[:, :batch]).sum(), list(core.parameters()))
-    for gradient, expected in zip(found, wanted, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("steps", [T, 400])  # one block and several
-def test_without_a_blas_for_compiled_code_an_lstm_goes_step_by_step_to_the_same(
-    steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generator = torch.Generator().manual_seed(5)
-    core = LSTM(H)
-    core.reset_parameters(generator)
-    features = torch.randn(steps, B, H, generator=generator).requires_grad_()
-    state = torch.randn(B, 2, H, generator=generator).requires_grad_()
-    reset, weight = with_resets(generator, steps), torch.randn(steps, B, H, generator=generator)
-
-    def found() -> list[Tensor]:
-        hidden = core.unroll(features, state, reset)
-        return [hidden, *torch.autograd.grad((hidden * weight).sum(), [features, state, *core.parameters()])]
-
-    whole = found()
-    monkeypatch.setattr(products, "SGEMM", 0)
-    before = len(lstm_kernels.gates_backward.signatures)  # type: ignore[attr-defined]
-    by_steps = found()
-    assert len(lstm_kernels.gates_backward.signatures) >= max(1, before)  # type: ignore[attr-defined]
-    for one, other in zip(whole, by_steps, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -155,8 +108,8 @@ def core_function(kind: str):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_the_operation_keeps_torchs_rules(kind: str) -> None:
-    """Its declared shapes, its autograd registration and its tracing agree with what it does."""
+def test_operation_keeps_torchs_rules(kind: str) -> None:
+    """Declared shapes, autograd registration and tracing agree with the operation."""
     core, features, state, reset, _ = made(kind, torch.float32)
     weights = list(core.parameters())
     states = [state[:, k].detach().contiguous().requires_grad_() for k in range(core.states)]
@@ -164,9 +117,12 @@ def test_the_operation_keeps_torchs_rules(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_stepping_equals_unrolling(kind: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("way", "dtype"), [("plain", torch.float64), ("plain", torch.float32), ("fast", torch.float32)]
+)
+def test_stepping_equals_unrolling(kind: str, dtype: torch.dtype, way: str) -> None:
     core, features, state, _, _ = made(kind, dtype)
+    core = as_way(core, way)
     with torch.no_grad():
         unrolled = core.unroll(features, state, torch.zeros(T, B, dtype=torch.bool))
         for t in range(T):
@@ -177,7 +133,7 @@ def test_stepping_equals_unrolling(kind: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_large_batches_take_several_blocks_in_a_step(kind: str) -> None:
-    core, _, _, _, _ = made(kind, torch.float32)
+    core = as_way(made(kind, torch.float32)[0], "fast")
     features, state = torch.randn(2_500, H), torch.randn(2_500, core.states, H)
     with torch.no_grad():
         hidden, after = core.step(features, state)
@@ -186,9 +142,11 @@ def test_large_batches_take_several_blocks_in_a_step(kind: str) -> None:
     assert torch.equal(after[:, 0], hidden)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_a_bad_number_before_a_reset_does_not_reach_beyond_it_and_one_after_does(kind: str) -> None:
+def test_nan_in_the_state_ends_at_a_reset(kind: str, way: str) -> None:
     core, features, state, _, _ = made(kind, torch.float32)
+    core = as_way(core, way)
     reset = torch.zeros(T, B, dtype=torch.bool)
     reset[4] = True
     with torch.no_grad():
@@ -200,8 +158,9 @@ def test_a_bad_number_before_a_reset_does_not_reach_beyond_it_and_one_after_does
     assert not hidden[:, 1:].isnan().any()
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_long_batches_take_several_blocks_on_the_way_back(kind: str) -> None:
+def test_backward_pass_in_several_blocks_equals_torchs_cells(kind: str, way: str) -> None:
     generator = torch.Generator().manual_seed(0)
     core = CORES[kind][0](H)
     core.reset_parameters(generator)
@@ -211,7 +170,7 @@ def test_long_batches_take_several_blocks_on_the_way_back(kind: str) -> None:
     state = torch.randn(batch, core.states, H, generator=generator, requires_grad=True)
     reset = with_resets(generator, T, batch)
     wanted = [features, state, *core.parameters()]
-    ours = torch.autograd.grad(core.unroll(features, state, reset).square().sum(), wanted)
+    ours = torch.autograd.grad(as_way(core, way).unroll(features, state, reset).square().sum(), wanted)
     reference = torch.autograd.grad(CORES[kind][1](core, features, state, reset).square().sum(), wanted)
     for gradient, other in zip(ours, reference, strict=True):
         torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
@@ -237,41 +196,8 @@ def test_bfloat16_autocast_agrees_with_float32(kind: str) -> None:
         assert nn.functional.cosine_similarity(gradient.flatten(), other.flatten(), 0) > 0.999
 
 
-@compiled_fast
-def tanh_of(x: np.ndarray, out: np.ndarray) -> None:
-    for k in range(x.shape[0]):
-        out[k] = fast_tanh(x[k])
-
-
-@compiled_fast
-def sigmoid_of(x: np.ndarray, out: np.ndarray) -> None:
-    for k in range(x.shape[0]):
-        out[k] = fast_sigmoid(x[k])
-
-
-def test_the_arithmetic_of_tanh_and_sigmoid_is_exact_to_float32() -> None:
-    x = np.concatenate([np.linspace(-20, 20, 1_000_001), 10.0 ** np.linspace(-30, 4, 100_001)]).astype(np.float32)
-    out = np.empty_like(x)
-    tanh_of(x, out)
-    expected = np.tanh(x.astype(np.float64))
-    assert np.max(np.abs(out - expected) / np.maximum(np.abs(expected), 1e-30)) < 5e-7
-    sigmoid_of(x, out)
-    assert np.max(np.abs(out - 1 / (1 + np.exp(-np.maximum(x.astype(np.float64), -500))))) < 3e-7
-    edges = np.array([np.nan, np.inf, -np.inf], np.float32)
-    out = np.empty_like(edges)
-    tanh_of(edges, out)
-    np.testing.assert_allclose(out, [np.nan, 1, -1], rtol=2e-7)
-
-
-def test_the_kernels_are_the_ones_under_test() -> None:
-    """float32 on the CPU goes through numba, or the comparisons above would compare torch with torch."""
-    assert products.SGEMM, "torch no longer gives its sgemm_ to others; LSTMs still work, more slowly"
-    assert lstm_rows.rows_backward.signatures  # type: ignore[attr-defined]
-    assert gru_kernels.gates_backward.signatures  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_memory_is_kept_at_the_beginning(kind: str) -> None:
+def test_memory_lasts_at_the_start_of_training(kind: str) -> None:
     """Gates that forget half at every step would let gradients reach back only a few steps."""
     torch.manual_seed(0)
     core: Any = {"lstm": LSTM, "gru": GRU}[kind](64)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.distributions import Categorical, Independent, Normal
 
 from millpond.envs.spec import ActionSpec
+from millpond.fast.choices import FastChoices
 from millpond.policies import PolicyError
 from millpond.policies.heads import ChoiceHead, GaussianHead, make_head
 
 SIZES = (4, 2, 3)
 
 
-@pytest.fixture(params=[True, False], ids=["plain", "compiled"])
-def _both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Without gradients, as when acting, choices are drawn by a compiled loop."""
-    with torch.set_grad_enabled(request.param):
-        yield
+def choices(action: ActionSpec, way: str) -> ChoiceHead | FastChoices:
+    """Return the plain head, or its compiled version."""
+    plain = ChoiceHead(action)
+    return plain if way == "plain" else FastChoices(plain)
 
 
-def test_one_choice_equals_torchs_categorical() -> None:
-    head = ChoiceHead(ActionSpec.discrete(5))
+both_ways = pytest.mark.parametrize("way", ["plain", "fast"])
+
+
+@both_ways
+def test_one_choice_equals_torchs_categorical(way: str) -> None:
+    head = choices(ActionSpec.discrete(5), way)
     logits, action = torch.randn(7, 3, 5), torch.randint(0, 5, (7, 3), dtype=torch.int32)
     log_prob, entropy = head.evaluate(logits, action, None)
     reference = Categorical(logits=logits)
@@ -31,8 +33,9 @@ def test_one_choice_equals_torchs_categorical() -> None:
     torch.testing.assert_close(entropy, reference.entropy())
 
 
-def test_several_choices_add_up() -> None:
-    head = ChoiceHead(ActionSpec.multidiscrete(SIZES))
+@both_ways
+def test_several_choices_add_up(way: str) -> None:
+    head = choices(ActionSpec.multidiscrete(SIZES), way)
     logits = torch.randn(7, sum(SIZES))
     action = torch.stack([torch.randint(0, size, (7,), dtype=torch.int32) for size in SIZES], -1)
     log_prob, entropy = head.evaluate(logits, action, None)
@@ -41,8 +44,9 @@ def test_several_choices_add_up() -> None:
     torch.testing.assert_close(entropy, sum(one.entropy() for one in references))
 
 
-def test_masks_forbid_and_renormalise() -> None:
-    head = ChoiceHead(ActionSpec.multidiscrete((3, 2)))
+@both_ways
+def test_masks_forbid_and_renormalise(way: str) -> None:
+    head = choices(ActionSpec.multidiscrete((3, 2)), way)
     logits = torch.tensor([[1.0, 2.0, 3.0, 0.5, -0.5]], requires_grad=True)
     mask = torch.tensor([[True, False, True, False, True]])
     log_prob, entropy = head.evaluate(logits, torch.tensor([[2, 1]]), mask)
@@ -54,32 +58,9 @@ def test_masks_forbid_and_renormalise() -> None:
     assert gradient[0, [1, 3]].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("forbidden", ["none", "some", "all"])
-def test_a_compiled_evaluation_equals_plain_torch_forth_and_back(forbidden: str) -> None:
-    """float64 has no compiled way."""
-    head, draw = ChoiceHead(ActionSpec.multidiscrete(SIZES)), torch.Generator().manual_seed(0)
-    logits = torch.randn(5, 7, sum(SIZES), generator=draw)
-    action = torch.stack([torch.randint(0, size, (5, 7), generator=draw) for size in SIZES], -1)
-    mask = None
-    if forbidden != "none":
-        mask = torch.rand(logits.shape, generator=draw) < 0.5
-        begins = torch.tensor((0, *SIZES[:-1])).cumsum(0)
-        mask = mask.scatter(-1, action + begins, True)
-        mask[2, 3] = mask[2, 3] & (forbidden == "some")
-    found = []
-    for dtype in (torch.float32, torch.float64):
-        given = logits.to(dtype).requires_grad_()
-        log_prob, entropy = head.evaluate(given, action, mask)
-        weights = torch.linspace(-1, 1, 35).view(5, 7).to(dtype)
-        (gradient,) = torch.autograd.grad((log_prob * weights + entropy * weights.flip(0)).sum(), given)
-        found.append([tensor.double() for tensor in (log_prob, entropy, gradient)])
-    for ours, plain in zip(*found, strict=True):
-        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.usefixtures("_both_ways")
-def test_what_a_mask_forbids_is_never_drawn() -> None:
-    head = ChoiceHead(ActionSpec.multidiscrete((3, 2)))
+@both_ways
+def test_forbidden_actions_are_never_drawn(way: str) -> None:
+    head = choices(ActionSpec.multidiscrete((3, 2)), way)
     logits = torch.tensor([[1.0, 2.0, 3.0, 0.5, -0.5]])
     generator = torch.Generator().manual_seed(0)
     many = torch.tensor([[True, False, True, False, True]]).expand(2_000, -1)
@@ -90,24 +71,24 @@ def test_what_a_mask_forbids_is_never_drawn() -> None:
         torch.testing.assert_close(drawn, head.evaluate(logits.expand(2_000, -1), action, many)[0])
 
 
-@pytest.mark.usefixtures("_both_ways")
-def test_a_mask_that_forbids_everything_gives_numbers_all_the_same() -> None:
-    head = ChoiceHead(ActionSpec.discrete(4))
+@both_ways
+def test_mask_that_forbids_everything_makes_all_actions_equally_likely(way: str) -> None:
+    head = choices(ActionSpec.discrete(4), way)
     action, log_prob = head.sample(torch.randn(5, 4), torch.zeros(5, 4, dtype=torch.bool), None, False)
     torch.testing.assert_close(log_prob, torch.full((5,), 0.25).log())
     assert action.max() < 4
 
 
-@pytest.mark.usefixtures("_both_ways")
-def test_a_bad_number_shows_in_the_log_probability() -> None:
+@both_ways
+def test_nan_shows_in_the_log_probability(way: str) -> None:
     logits = torch.tensor([[0.0, float("nan"), 1.0], [0.0, 1.0, 1.0]])
-    _, log_prob = ChoiceHead(ActionSpec.discrete(3)).sample(logits, None, None, False)
+    _, log_prob = choices(ActionSpec.discrete(3), way).sample(logits, None, None, False)
     assert log_prob.isnan().tolist() == [True, False]
 
 
-@pytest.mark.usefixtures("_both_ways")
-def test_choices_are_drawn_as_often_as_they_are_likely() -> None:
-    head = ChoiceHead(ActionSpec.discrete(3))
+@both_ways
+def test_choices_are_drawn_with_their_probabilities(way: str) -> None:
+    head = choices(ActionSpec.discrete(3), way)
     likely = torch.tensor([0.7, 0.3, 0.0])
     count = 200_000
     generator = torch.Generator().manual_seed(0)

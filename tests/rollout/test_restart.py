@@ -57,21 +57,22 @@ def test_rows_replay_from_after_the_restart(core: str) -> None:
         spec, factory, num_envs=ENVS, groups=2, num_workers=2, backend="processes", on_crash="restart"
     ) as vector:
         collector, policy = open_collector(plan, vector, core)
-        acts = iter(range(10_000))
+        acts, actor = iter(range(10_000)), collector.actor
 
         class Killer:
-            """The policy, with a worker killed before its eleventh batch."""
+            """The collector's actor, which kills a worker at its eleventh batch."""
 
             def __getattr__(self, name: str) -> Any:
-                return getattr(policy, name)
+                return getattr(actor, name)
 
-            def act(self, *arguments: Any, **named: Any) -> Any:
+            def act(self, *arguments: Any) -> Any:
                 if next(acts) == 10:
                     os.kill(vector.pids[1], signal.SIGKILL)
-                return policy.act(*arguments, **named)
+                return actor.act(*arguments)
 
         vector.reset(3)
-        collected = collector.collect(Killer())
+        collector.actor = Killer()  # type: ignore[assignment]
+        collected = collector.collect()
         assert vector.restarts.tolist() == [int(env in OF_WORKER_1) for env in range(ENVS)]
         assert collected.agent_steps == HORIZON * ENVS
         alive, log_probs, values = replay(collector, policy, plan.segments)
@@ -94,12 +95,12 @@ def test_recurrent_state_is_reset_for_an_env_that_restarted_between_rows() -> No
     with make_vector(
         spec, factory, num_envs=ENVS, groups=2, num_workers=2, backend="processes", on_crash="restart"
     ) as vector:
-        collector, policy = open_collector(plan, vector, "lstm")
+        collector, _ = open_collector(plan, vector, "lstm")
         vector.reset(3)
-        collector.collect(policy)  # a round of 8 and a top-up round of the envs 0 to 3
+        collector.collect()  # a round of 8 and a top-up round of the envs 0 to 3
         collector.finish()
         os.kill(vector.pids[1], signal.SIGKILL)
-        collected = collector.collect(policy)
+        collected = collector.collect()
         assert collected.dropped_agent_steps == 4  # one step of each lost env
         part = vector.slice(4, 4)  # envs 6 and 7 are lost again; 2 and 3 too, but they are not in the slice
         os.kill(vector.pids[1], signal.SIGKILL)
@@ -109,7 +110,7 @@ def test_recurrent_state_is_reset_for_an_env_that_restarted_between_rows() -> No
         part.end_round()
         assert bool(collector.state[2:4].any())
         collector.finish()
-        collected = collector.collect(policy)
+        collected = collector.collect()
         assert collected.dropped_agent_steps == 0
         first_rows = collector.rows["initial_state"][:ENVS]
         assert not bool(first_rows[2:4].any()), "a new episode begins without memory"

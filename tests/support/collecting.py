@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from millpond import fast
 from millpond.config import load
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.policies import Policy, build_policy
@@ -25,6 +26,7 @@ def planned(**settings: Any) -> PPOPlan:
 
 
 def open_collector(plan: PPOPlan, vector: Vector, core: str = "lstm") -> tuple[Collector, Policy]:
+    """Return a collector as a run has it, with the fast actor, and its policy."""
     torch.manual_seed(0)
     policy = build_policy(vector.spec.observation, vector.spec.action, core=core, hidden_size=HIDDEN)
     rows = Rows(
@@ -35,11 +37,13 @@ def open_collector(plan: PPOPlan, vector: Vector, core: str = "lstm") -> tuple[C
         plan.num_agents if plan.batch_unit == "env_steps" else 1,
         "cpu",
     )
-    states = STATES[core]
+    states, actor = STATES[core], fast.actor(policy)
+    assert actor is not None
     collector = Collector(
         vector,
         rows,
-        rows_wanted=plan.segments,
+        actor,
+        num_rows=plan.segments,
         state_shape=(states, HIDDEN if states else 0),
         device="cpu",
         generator=torch.Generator().manual_seed(1),

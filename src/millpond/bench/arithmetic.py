@@ -30,17 +30,16 @@ from torch.nn import functional
 
 from millpond.bench.timing import Effort, timed
 from millpond.envs.spec import EnvSpec, Part
-from millpond.policies.acting import CompiledActor
+from millpond.losses import Coefficients
 from millpond.policies.heads import make_head
 from millpond.policies.parts import PartReader
 from millpond.policies.policy import Act, Unrolled
 from millpond.processor import can_use_bfloat16, claims_bfloat16, cpu_flags
-from millpond.threads import pieces
-from millpond.trainers.ppo.build import make_optimizer
-from millpond.trainers.ppo.micro_batch import Coefficients, Estimate
-from millpond.trainers.ppo.micro_batch import Part as MicroBatch
+from millpond.rollout.collector import Actor, PolicyActor
+from millpond.rollout.micro_batch import Advantages, MicroBatch, gather
+from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater
 from millpond.trainers.ppo.trainer import PPOTrainer
-from millpond.trainers.ppo.update import Losses, gradient_call, least_rows, take_step
+from millpond.trainers.ppo.update import GradientsOfRows, Updater, take_step
 
 READY_BATCHES = 2  # used alternately
 CORES: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
@@ -69,12 +68,12 @@ def make_ready_batches(trainer: PPOTrainer) -> list[ReadyBatch]:
         picked = torch.randperm(plan.segments, generator=generator)[: plan.minibatch_segments]
         advantage = torch.randn(rows["value"][: plan.segments].shape, generator=generator).to(rows.device)
         valid_steps = rows["alive"][: plan.segments].sum(dim=(1, 2))
-        estimate = Estimate(advantage, advantage, np.zeros(plan.segments), torch.zeros(()), valid_steps)
-        minibatch = MicroBatch.of(rows, estimate, picked, np.ones(len(picked), np.float32), device)
+        advantages = Advantages(advantage, advantage, np.zeros(plan.segments), torch.zeros(()), valid_steps)
+        minibatch = gather(rows, advantages, picked, np.ones(len(picked), np.float32), device)
         flat = rows["observation"][: plan.segments].flatten(0, 2)
         chosen = torch.randint(len(flat), (agents,), generator=generator)
-        mask = rows["action_mask"].flatten(0, 2)[chosen].to(device) if "action_mask" in rows.fields else None
-        batches.append(ReadyBatch(minibatch, valid_steps[picked].sum().to(device), flat[chosen].to(device), mask))
+        mask = rows["action_mask"].flatten(0, 2)[chosen].cpu() if "action_mask" in rows.fields else None
+        batches.append(ReadyBatch(minibatch, valid_steps[picked].sum().to(device), flat[chosen].cpu(), mask))
     return batches
 
 
@@ -86,32 +85,26 @@ class Network:
         trainer: PPOTrainer,
         policy: Any,
         effort: Effort,
-        *,
-        in_threads: bool = False,
-        compiled: bool = False,
-        autocast: Callable[[], AbstractContextManager[Any]],
+        actor: Actor,
+        updater: GradientsOfRows,
+        precision: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self.policy, self.effort, self.in_threads, self.autocast = policy, effort, in_threads, autocast
+        self.policy, self.effort, self.autocast = policy, effort, precision
+        self.actor, self.updater = actor, updater
         self.plan, self.device = trainer.share, trainer.device
         ppo = trainer.recipe.ppo
         self.coefficients = Coefficients(ppo.clip_coef, ppo.vf_clip_coef, ppo.vf_coef, ppo.ent_coef, ppo.max_grad_norm)
-        self.parameters: list[nn.Parameter] = list(policy.parameters())
         self.optimizer = make_optimizer(trainer.recipe.ppo, policy)
-        self.unroll = torch.compile(policy.unroll) if compiled else policy.unroll
         self.state = policy.initial_state(self.plan.envs_per_group * self.plan.num_agents, self.device)
         self.generator = torch.Generator(self.device).manual_seed(0)
-        self._actor: CompiledActor | None = None
-        self._cut: dict[int, list[list[MicroBatch]]] = {}  # by the id of a ReadyBatch
+        self._split: dict[int, list[list[MicroBatch]]] = {}  # by the id of a ReadyBatch
 
     @staticmethod
     def of_trainer(trainer: PPOTrainer, effort: Effort) -> Network:
         """Return a copy of the trainer's policy, so that training is not affected."""
-        enabled = trainer.recipe.trainer.precision == "bfloat16"
-        autocast = partial(torch.autocast, trainer.device.type, dtype=torch.bfloat16, enabled=enabled)
-        compiled = trainer.recipe.trainer.compile
-        in_threads = not compiled and trainer.device.type == "cpu"
-        policy = copy.deepcopy(trainer.policy)
-        return Network(trainer, policy, effort, in_threads=in_threads, compiled=compiled, autocast=autocast)
+        policy, config = copy.deepcopy(trainer.policy), trainer.recipe.trainer
+        actor, updater = make_actor(policy, config, trainer.device), make_updater(policy, config, trainer.device)
+        return Network(trainer, policy, effort, actor, updater, partial(autocast, config, trainer.device))
 
     def seconds(self, ready: list[ReadyBatch]) -> tuple[float, float]:
         """Return the seconds of acting on all agent steps of an iteration, and of all its updates."""
@@ -121,11 +114,8 @@ class Network:
         """Time some forward passes, scaled up to all agent steps of an iteration."""
         total = self.plan.agent_steps / (self.plan.envs_per_group * self.plan.num_agents)
         calls = max(1, min(self.effort.calls, round(total)))
-        self._actor = self._settled_actor()
-        try:
-            return timed(lambda: self._repeat(self.act, ready, calls)) * total / calls
-        finally:
-            self._actor = None  # it is of these weights
+        self.actor.freeze_weights()
+        return timed(lambda: self._repeat(self.act, ready, calls)) * total / calls
 
     def training_seconds(self, ready: list[ReadyBatch]) -> float:
         """Time some updates, scaled up to all of an iteration."""
@@ -135,45 +125,37 @@ class Network:
 
     def act(self, ready: ReadyBatch) -> None:
         """Run one forward pass of one group's agents."""
-        if self._actor is not None:
-            state, mask = self.state.numpy(), None if ready.action_mask is None else ready.action_mask.numpy()
-            self._actor.act(ready.observation.numpy(), state, state, mask, self.generator)
-            return
-        with self.autocast(), torch.inference_mode():
-            self.state = self.policy.act(
-                ready.observation, self.state, action_mask=ready.action_mask, generator=self.generator
-            ).state
-
-    def _settled_actor(self) -> CompiledActor | None:
-        """Return the compiled actor that a collection would use, if any."""
+        mask = None if ready.action_mask is None else ready.action_mask.numpy()
         with self.autocast():
-            actor: CompiledActor | None = getattr(self.policy, "compiled_actor", lambda: None)()
-        if actor is not None:
-            actor.settle()
-        return actor
+            self.actor.act(ready.observation.numpy(), self.state, mask, self.generator)
+
+    def act_plainly(self, ready: ReadyBatch) -> None:
+        """Do the same by the policy itself, whose products torch counts."""
+        with self.autocast(), torch.inference_mode():
+            observation, state = ready.observation.to(self.device), self.state.clone()
+            mask = None if ready.action_mask is None else ready.action_mask.to(self.device)
+            self.policy.act(observation, state, action_mask=mask, generator=self.generator)
 
     def train(self, ready: ReadyBatch) -> None:
         """Run one update on one minibatch."""
-        calls = [[partial(self._call, ready, part) for part in parts] for parts in self._shares(ready)]
-        take_step(calls, self.parameters, self.optimizer, self.coefficients.max_grad_norm, self.in_threads)
-
-    def _call(self, ready: ReadyBatch, part: MicroBatch) -> Callable[[], Losses]:
-        fresh = part.some(slice(None))  # a copy, since its observations can be taken once only
-        return gradient_call(self.unroll, self.parameters, fresh, self.coefficients, ready.valid_steps, self.autocast)
+        for parameter in self.updater.parameters:
+            parameter.grad = None
+        for shares in self._shares(ready):
+            fresh = [share.some(slice(None)) for share in shares]  # copies, since observations can be taken once only
+            self.updater.backward_of(fresh, self.coefficients, ready.valid_steps)
+        take_step(self.updater, self.optimizer, self.coefficients.max_grad_norm, [])
 
     def _shares(self, ready: ReadyBatch) -> list[list[MicroBatch]]:
         """Return the micro-batches of a minibatch, each split between threads; split once per batch."""
-        kept = self._cut.get(id(ready))
-        if kept is None:
-            sequences, kept = len(ready.minibatch.reset), []
+        split = self._split.get(id(ready))
+        if split is None:
+            sequences, split = len(ready.minibatch.reset), []
             each = -(-sequences // self.plan.accumulated_parts)
-            least = least_rows(self.unroll, self.plan.bptt_horizon, 1, self.device)
             for first in range(0, sequences, each):
-                count = min(each, sequences - first)
-                edges = pieces(count, least) if self.in_threads else [(0, count)]
-                kept.append([ready.minibatch.some(slice(first + start, first + stop)) for start, stop in edges])
-            self._cut[id(ready)] = kept
-        return kept
+                edges = self.updater.shares(min(each, sequences - first), self.plan.bptt_horizon, 1)
+                split.append([ready.minibatch.some(slice(first + start, first + stop)) for start, stop in edges])
+            self._split[id(ready)] = split
+        return split
 
     def _repeat(self, work: Callable[[ReadyBatch], None], ready: list[ReadyBatch], times: int) -> None:
         for k in range(times):
@@ -249,10 +231,17 @@ def plain_networks(trainer: PPOTrainer, effort: Effort) -> dict[str, Network]:
             continue
         for precision in precisions:
             enabled = precision == "bfloat16"
-            autocast = partial(torch.autocast, device.type, dtype=torch.bfloat16, enabled=enabled)
+            precise = partial(torch.autocast, device.type, dtype=torch.bfloat16, enabled=enabled)
             plain = PlainNetwork(spec, policy.core, policy.hidden_size, one_hot=one_hot).to(device)
             plain_or_emulated = emulated_effort if enabled and emulated else plain_effort
-            networks[f"{encoding}, {precision}"] = Network(trainer, plain, plain_or_emulated, autocast=autocast)
+            networks[f"{encoding}, {precision}"] = Network(
+                trainer,
+                plain,
+                plain_or_emulated,
+                PolicyActor(plain, device),  # type: ignore[arg-type]  # it is never asked for a value
+                Updater(plain, device=device, autocast=precise),
+                precise,
+            )
     return networks
 
 

@@ -13,7 +13,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from millpond.bench.timing import Effort, median_seconds
-from millpond.policies.products import through_torch
 from millpond.processor import can_use_bfloat16
 from millpond.threads import torch_threads
 
@@ -54,7 +53,7 @@ def count_flops(work: Callable[[], object]) -> float:
     """Count the floating-point operations of the matrix products and convolutions in a call, run in this thread alone."""
     in_place: dict[Any, Any] = {torch.ops.aten.addmm_: _addmm_flops}  # the one product that torch does not count
     counted = FlopCounterMode(display=False, custom_mapping=in_place)
-    with torch_threads(1), through_torch(), counted as counter:
+    with torch_threads(1), counted as counter:
         work()
     return float(counter.get_total_flops())
 

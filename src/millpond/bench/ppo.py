@@ -30,11 +30,10 @@ from millpond.planner import PPOPlan, plan_loaded
 from millpond.plurals import plural
 from millpond.record import Timer
 from millpond.record.jsonlines import Record, read_records
+from millpond.rollout.micro_batch import Advantages
 from millpond.rollout.sampling import Draw
 from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.trainers.common.session import start_run
-from millpond.trainers.ppo.compiled_rows import RowsCall
-from millpond.trainers.ppo.micro_batch import Estimate
 from millpond.trainers.ppo.trainer import PPOTrainer
 from millpond.trainers.ppo.update import INPUTS, estimate_advantages, train_minibatch
 
@@ -261,26 +260,21 @@ def _inference(subject: PPOSubject, before: Stages) -> Stage:
 def _training(subject: PPOSubject, before: Stages) -> Stage:
     """Run `train_minibatch` as a run does, with sampling and gathering of rows."""
     trainer, plan, network = subject.trainer, subject.trainer.share, subject.network
-    estimate = _estimate(trainer)
+    advantages = _estimate(trainer)
     rng, ones = np.random.default_rng(0), np.ones(plan.minibatch_segments, np.float32)
-    kept: dict[tuple[int, int], RowsCall] = {}
     updates = max(1, min(subject.effort.updates, plan.gradient_updates) // 2)
 
     def train() -> None:
         for _ in range(updates):
             train_minibatch(
-                network.unroll,
-                network.parameters,
+                network.updater,
                 network.optimizer,
                 trainer.rows,
-                estimate,
+                advantages,
                 Draw(rng.permutation(plan.segments)[: plan.minibatch_segments], ones),
                 network.coefficients,
-                part_rows=plan.minibatch_segments // plan.accumulated_parts,
+                micro_batch_rows=plan.minibatch_segments // plan.accumulated_parts,
                 device=trainer.device,
-                kept=kept,
-                autocast=network.autocast,
-                in_parallel=not trainer.recipe.trainer.compile,
             )
 
     seconds = median_seconds(train, subject.effort.repeats) / updates * plan.gradient_updates
@@ -291,7 +285,9 @@ def _training(subject: PPOSubject, before: Stages) -> Stage:
 def _products(subject: PPOSubject, name: str, seconds: float, steps: int, times: int, in_run: float) -> Stage:
     """Return a stage bound by matrix products. Table lookups, gates and losses are not counted."""
     plan, precision = subject.trainer.share, subject.trainer.recipe.trainer.precision
-    forward = count_flops(lambda: subject.network.act(subject.ready[0])) / (plan.envs_per_group * plan.num_agents)
+    forward = count_flops(lambda: subject.network.act_plainly(subject.ready[0])) / (
+        plan.envs_per_group * plan.num_agents
+    )
     at_best = forward * times * steps / subject.limits.products(precision)
     return Stage(name, seconds, steps, "agent steps", precision, at_best, in_run)
 
@@ -304,7 +300,7 @@ def _advantage(subject: PPOSubject, before: Stages) -> Stage:
     return Stage("advantage", seconds, plan.agent_steps, "agent steps", "memory", at_best, subject.in_run("advantage"))
 
 
-def _estimate(trainer: PPOTrainer) -> Estimate:
+def _estimate(trainer: PPOTrainer) -> Advantages:
     ppo = trainer.recipe.ppo
     clips = (ppo.rho_clip, ppo.c_clip) if ppo.advantage == "vtrace" else (float("inf"), float("inf"))
     return estimate_advantages(

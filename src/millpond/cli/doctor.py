@@ -100,16 +100,14 @@ def _devices() -> Devices:
 def _compiled_paths() -> dict[str, str]:
     """Return the compiled code in use on this processor, by purpose; plain PyTorch or Python does the rest."""
     try:
-        from millpond.policies.packed import PAYS
-        from millpond.policies.products import SGEMM
+        from millpond import fast
         from millpond.replay.lake.intrinsics import HAS_CRC32C
+
+        network = fast.description()
     except (ImportError, OSError):
         return {}
-    blas = "Millpond's packed GEMM (AVX2)" if PAYS else "torch's BLAS"
     return {
-        "LSTM": f"whole rows, with {blas}"
-        if SGEMM
-        else "step by step: torch's BLAS cannot be called from compiled code",
+        "LSTM": network,
         "encoders, losses, advantages": "numba",
         "checksums": "the processor's CRC32C instruction" if HAS_CRC32C else "a table",
     }

@@ -56,10 +56,10 @@ def description() -> str:
     from millpond.fast.packed_gemm import USE_PACKED_GEMM
 
     if not is_on():
-        return "off: MILLPOND_FAST=0"
+        return "plain PyTorch: MILLPOND_FAST=0"
     if not SGEMM:
-        return "off: torch's BLAS cannot be called from compiled code"
-    return "on, with packed products (AVX2)" if USE_PACKED_GEMM else "on, with torch's BLAS"
+        return "plain PyTorch: torch's BLAS cannot be called from compiled code"
+    return "whole rows, with Millpond's packed GEMM (AVX2)" if USE_PACKED_GEMM else "whole rows, with torch's BLAS"
 
 
 def _is_usable() -> bool:

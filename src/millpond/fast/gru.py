@@ -128,7 +128,7 @@ class UnrollGRU(torch.autograd.Function):
         d_w_input, d_w_hidden = torch.zeros_like(w_input), torch.zeros_like(w_hidden)
         d_bias = hidden0.new_zeros(4 * size)
         d_before, direct = torch.zeros_like(hidden0), torch.empty_like(hidden0)
-        for start, stop in blocks_backward(*reset.shape, GRU_BLOCK):
+        for start, stop in blocks_backward(len(reset), reset.shape[1], GRU_BLOCK):
             d_gates = gates.new_empty(stop - start, *gates.shape[1:])
             for t in reversed(range(start, stop)):
                 gates_backward(

@@ -206,9 +206,11 @@ class SumTokens(torch.autograd.Function):
         where, low, _ = tables
         out = where.new_empty(tokens.shape[0], where.shape[1])
         arrays: tuple[Any, ...] = (tokens.numpy(), *(table.detach().numpy() for table in tables), out.numpy())
-        largest = in_threads(
-            lambda start, stop: sum_tokens(*arrays, start, stop), tokens.shape[0], MIN_LOOKUPS_PER_THREAD
-        )
+
+        def share(start: int, stop: int) -> int:
+            return sum_tokens(*arrays, start, stop)  # type: ignore[call-arg]
+
+        largest = in_threads(share, tokens.shape[0], MIN_LOOKUPS_PER_THREAD)
         check_features(max(largest), low.shape[0] // 16 - 1)
         ctx.tokens = tokens
         ctx.save_for_backward(*tables)
@@ -222,7 +224,11 @@ class SumTokens(torch.autograd.Function):
         arrays: Any = [tensor.detach().numpy() for tensor in tensors]
         columns = tables[0].shape[1]
         min_columns = columns if len(ctx.tokens) < MIN_LOOKUPS_PER_THREAD else MIN_COLUMNS_PER_THREAD
-        in_threads(lambda start, stop: sum_tokens_backward(*arrays, start, stop), columns, min_columns)
+
+        def share(start: int, stop: int) -> None:
+            sum_tokens_backward(*arrays, start, stop)  # type: ignore[call-arg]
+
+        in_threads(share, columns, min_columns)
         return None, *gradients
 
 

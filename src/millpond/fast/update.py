@@ -9,7 +9,7 @@ T steps  B sequences, b of a thread's share  H hidden  A logits  C choices  N = 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -359,11 +359,12 @@ class FastUpdater:
         self._compiled_throughout = self._lstm_with_choices and array_encoder(policy.encoder) is not None
         self._cached: dict[tuple[int, int], LSTMRows] = {}  # by thread and number of rows
 
-    def min_rows_per_thread(self, horizon: int, agents_per_row: int) -> int:
-        """Return the least rows of a thread's share: few if everything is compiled."""
+    def shares(self, num_rows: int, horizon: int, agents_per_row: int) -> list[tuple[int, int]]:
+        """Return the ranges of rows that threads share, which may be small if everything is compiled."""
+        min_rows = -(-MIN_STEPS_PER_THREAD // (horizon * agents_per_row))
         if self._compiled_throughout:
-            return -(-MIN_SEQUENCES_PER_THREAD // agents_per_row)
-        return -(-MIN_STEPS_PER_THREAD // (horizon * agents_per_row))
+            min_rows = -(-MIN_SEQUENCES_PER_THREAD // agents_per_row)
+        return pieces(num_rows, min_rows)
 
     def backward(
         self,
@@ -390,15 +391,17 @@ class FastUpdater:
             return share
 
         with torch_in_one_thread():
-            edges = pieces(len(picked), self.min_rows_per_thread(rows.horizon, rows.agents_per_row))
+            edges = self.shares(len(picked), rows.horizon, rows.agents_per_row)
             # Each share is gathered while the threads before it compute already.
             return self._run((make(thread, *edge) for thread, edge in enumerate(edges)), len(edges))
 
-    def backward_of(self, micro_batch: MicroBatch, coefficients: Coefficients, valid_steps: Tensor) -> list[Metrics]:
-        """Add the gradients of rows that are gathered already, in this thread alone."""
-        share = self._share(micro_batch, loss_arguments(coefficients, float(valid_steps)))
+    def backward_of(
+        self, shares: Sequence[MicroBatch], coefficients: Coefficients, valid_steps: Tensor
+    ) -> list[Metrics]:
+        """Add the gradients of shares of rows that are gathered already. Their observations are taken."""
+        arguments = loss_arguments(coefficients, float(valid_steps))
         with torch_in_one_thread():
-            return self._run(iter([share]), 1)
+            return self._run((self._share(share, arguments) for share in shares), len(shares))
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale gradients down to `max_norm` if their norm is larger; return the norm before. A NaN spreads to all."""

@@ -6,17 +6,23 @@ from dataclasses import dataclass
 from math import prod
 
 from millpond.envs.env_batch import Buffers
-from millpond.envs.spec import EnvSpec, ObservationSpec, Part
+from millpond.envs.spec import EnvSpec, Part
+from millpond.fast.limits import (
+    GRU_BLOCK,
+    LSTM_BLOCK,
+    MIN_SEQUENCES_PER_THREAD,
+    MIN_STEPS_PER_THREAD,
+    compiles_encoder,
+)
 from millpond.rollout.schema import STATES
 
 FLOAT = 4  # bytes of a float32
 GATES = {"lstm": 4, "gru": 3, "none": 0}
 CELL_KINDS = 16  # codes of a grid cell, if the environment does not set their number
-GATE_STEPS = 1_024  # sequence steps whose gate gradients are in memory at once in the backward pass of a core
-ROW_STEPS = 384  # the same, if an LSTM processes whole rows in one call
-PLAIN_VECTORS = 21  # in memory at once in the backward pass of one step of a core in plain torch
-MIN_STEPS_PER_THREAD = 1_024  # sequence steps
-MIN_SEQUENCES_PER_THREAD = 4  # within an LSTM
+PLAIN_BLOCK = 1_024  # sequence steps per block of the backward pass through a core, in plain torch
+PLAIN_TOKEN_BLOCK = 256  # observations whose tokens are looked up together, in plain torch
+PLAIN_TOKEN_VECTORS = 6  # per token of such a block
+PLAIN_VECTORS = 21  # vectors of one step of a core's backward pass in plain torch
 MOMENTS = {"adam": 2, "adamw": 2, "radam": 2, "muon": 1}  # numbers that an optimiser stores per parameter
 
 
@@ -97,8 +103,9 @@ def training_memory(
     horizon: int,
     agents_per_row: int,
     cores: int = 1,
+    fast: bool = True,
 ) -> TrainingMemory | None:
-    """Estimate the memory of one gradient over `rows` rows, shared by `cores`."""
+    """Return the memory of one gradient over `rows` rows, which `cores` threads share if it is computed by `fast/`."""
     count = parameters(spec, core, hidden_size)
     if spec is None or count is None:
         return None
@@ -110,14 +117,18 @@ def training_memory(
     backward = encoders + _vectors_of_core(core, width, tanh) * hidden_size
     images = [_backward_of_images(part) for part in parts if part.kind == "pixels"]
     steps = sequences * horizon
-    whole_rows = core == "lstm" and width == FLOAT  # by one compiled call
+    whole_rows = fast and core == "lstm" and width == FLOAT  # in one compiled call
     choices = spec.action.kind != "continuous"
-    if whole_rows and choices and _encoder_is_compiled(spec.observation):
+    if not fast:
+        threads, inner = 1, 1
+    elif whole_rows and choices and compiles_encoder(spec.observation):
         threads, inner = max(1, min(cores, rows // -(-MIN_SEQUENCES_PER_THREAD // agents_per_row))), 1
     else:
         threads, inner = _threads(cores, rows, horizon * agents_per_row, sequences if whole_rows else 0)
-    per_thread = _gate_gradients(core, hidden_size, width, -(-sequences // (threads * inner)), horizon)
+    per_thread = _gate_gradients(core, hidden_size, width, -(-sequences // (threads * inner)), horizon, fast)
     gates, conversions = (threads * inner * count for count in per_thread)
+    saved_lookups, lookups = (0, 0) if fast else _plain_lookups(parts, steps, hidden_size)
+    gates, conversions = gates + saved_lookups, conversions + lookups
     of_core = GATES[core] * 2 * hidden_size * hidden_size
     if inner > 1:  # each thread has its own working memory
         backward += hidden_size * FLOAT * (1 if choices else 4)
@@ -138,14 +149,6 @@ def _threads(cores: int, rows: int, steps_per_row: int, sequences: int) -> tuple
     """Return the threads that share the rows of a gradient, and, if that is one, those that share `sequences` of an LSTM."""
     threads = max(1, min(cores, rows // -(-MIN_STEPS_PER_THREAD // steps_per_row)))
     return threads, max(1, min(cores, sequences // MIN_SEQUENCES_PER_THREAD)) if threads == 1 else 1
-
-
-def _encoder_is_compiled(observation: ObservationSpec) -> bool:
-    """True if the encoder runs without torch, so that threads may have as few sequences as in the core."""
-    if len(observation.parts) > 1:
-        return False
-    part = observation.parts[0]
-    return part.kind == "tokens" or (part.kind == "vector" and part.dtype == "float32")
 
 
 def _stored_input(part: Part) -> int:
@@ -184,21 +187,36 @@ def _backward_of_images(part: Part) -> tuple[int, int]:
     return 2 * first, first + max(2 * first, first + image)
 
 
-def _gate_gradients(core: str, hidden_size: int, width: int, sequences: int, horizon: int) -> tuple[int, int]:
-    """Bytes of the gates' gradients of one block of steps and of the previous block, which is freed later.
+def _plain_lookups(parts: tuple[Part, ...], steps: int, hidden_size: int) -> tuple[int, int]:
+    """Return the bytes of table lookups in plain torch: saved for the backward pass, and at most in addition.
 
-    In bfloat16 a step is plain torch, with intermediate vectors in float32; processors without bfloat16 instructions do not
-    have all of them at once, so they are returned separately.
+    Cells of a grid become 64-bit indices, which the backward pass sorts; tokens are looked up for a block of observations
+    at a time, each in some vectors.
+    """
+    cells = sum(prod(part.shape) for part in parts if part.kind == "grid")
+    tokens = sum(part.shape[0] for part in parts if part.kind == "tokens")
+    vectors = PLAIN_TOKEN_VECTORS * min(steps, PLAIN_TOKEN_BLOCK) * tokens * hidden_size * FLOAT
+    return steps * cells * 8, steps * cells * 24 + vectors
+
+
+def _gate_gradients(
+    core: str, hidden_size: int, width: int, sequences: int, horizon: int, fast: bool
+) -> tuple[int, int]:
+    """Return the bytes of the gates' gradients of one block of steps and of the block before, which is freed after it.
+
+    In bfloat16, and without `fast`, a step is plain torch, with intermediate vectors in float32, not all of them at once on
+    processors without instructions for bfloat16: these are returned separately.
     """
     if core == "none":
         return 0, 0
-    if core == "lstm" and width == FLOAT:
+    if core == "lstm" and width == FLOAT and fast:
         # Whole rows in one call: gradients of the gates, the initial states, packed weights, and as many steps of packed
         # states. If BLAS multiplies, nothing is packed, and the estimate is too high by that.
-        steps = min(horizon, max(1, ROW_STEPS // sequences)) * sequences
+        steps = min(horizon, max(1, LSTM_BLOCK // sequences)) * sequences
         return (steps * 5 + 2 * GATES[core] * hidden_size + steps) * FLOAT * hidden_size, 0
-    length = max(1, GATE_STEPS // sequences)
-    between = PLAIN_VECTORS * FLOAT if width < FLOAT else 0
+    plain = width < FLOAT or not fast
+    length = max(1, (PLAIN_BLOCK if plain else GRU_BLOCK) // sequences)
+    between = PLAIN_VECTORS * FLOAT if plain else 0
     return min(horizon, 2 * length) * 4 * width * sequences * hidden_size, between * sequences * hidden_size
 
 

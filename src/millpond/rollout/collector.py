@@ -120,13 +120,13 @@ class Collector:
         rows: Rows,
         actor: Actor,
         *,
-        rows_wanted: int,
+        num_rows: int,
         state_shape: tuple[int, ...],
         device: str,
         generator: torch.Generator,
         phase: Phase | None = None,
     ) -> None:
-        self.vector, self.rows, self.actor, self.rows_wanted = vector, rows, actor, rows_wanted
+        self.vector, self.rows, self.actor, self.num_rows = vector, rows, actor, num_rows
         self.device = torch.device(device)
         self.generator = generator
         self.phase: Phase = phase or (lambda name: nullcontext())
@@ -137,21 +137,21 @@ class Collector:
         self._surplus_from = 0
 
     def collect(self) -> Collected:
-        """Fill the buffer: `rows_wanted` rows from row 0 on."""
+        """Fill the buffer: `num_rows` rows from row 0 on."""
         done = Collected()
         self.actor.freeze_weights()
         row, per_env = self.kept_rows, self.rows.rows_per_env
         per_round = self.vector.num_envs * per_env
-        while self.rows_wanted - row >= per_round:
+        while self.num_rows - row >= per_round:
             self._round(self.vector, row, 0, done)
             row += per_round
-        missing = self.rows_wanted - row
+        missing = self.num_rows - row
         if missing > 0:
             envs = -(-missing // per_env)
             self._round(self.vector.slice(self.first_top_up, envs), row, self.first_top_up, done)
             self.first_top_up = (self.first_top_up + envs) % self.vector.num_envs
             row += envs * per_env
-        self._surplus_from, self.kept_rows = self.rows_wanted, row - self.rows_wanted
+        self._surplus_from, self.kept_rows = self.num_rows, row - self.num_rows
         return done
 
     def finish(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 import torch
 
 from millpond.config import load
+from millpond.rollout.micro_batch import Advantages
 from millpond.rollout.rows import resets
 from millpond.rollout.sampling import Draw
 from millpond.trainers.common.session import start_run
-from millpond.trainers.ppo.micro_batch import Estimate
 from millpond.trainers.ppo.trainer import PPOTrainer
-from millpond.trainers.ppo.update import train_minibatch
+from millpond.trainers.ppo.update import Updater, train_minibatch
 from tests.support.ppo_runs import SHORT_RECALL, SMALL, train_recipe
 
 
@@ -30,24 +31,24 @@ class Step:
 
 
 def take_step(
-    trainer: PPOTrainer, estimate: Estimate, draw: Draw, *, bfloat16: bool = False, compiled: bool = False
+    trainer: PPOTrainer, advantages: Advantages, draw: Draw, *, bfloat16: bool = False, compiled: bool = False
 ) -> Step:
     """Run one update of a copy of the policy on these rows."""
     policy = copy.deepcopy(trainer.policy)
     parameters = list(policy.parameters())
     if compiled:
         torch.compiler.reset()
+    autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=bfloat16)
+    updater = Updater(policy, device=trainer.device, autocast=autocast, compiled=compiled)
     done = train_minibatch(
-        torch.compile(policy.unroll) if compiled else policy.unroll,
-        parameters,
+        updater,
         torch.optim.Adam(parameters, lr=1e-3),
         trainer.rows,
-        estimate,
+        advantages,
         draw,
         trainer._coefficients(),
-        part_rows=len(draw.rows),
+        micro_batch_rows=len(draw.rows),
         device=trainer.device,
-        autocast=lambda: torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16),
     )
     gradient = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
     weights = torch.cat([parameter.detach().flatten() for parameter in parameters])
@@ -62,14 +63,14 @@ def prepared(core: str, tmp_path: Path) -> Any:
     trainer = PPOTrainer(loaded, start_run(loaded, "pond"))
     try:
         trainer._collect()
-        estimate = trainer._estimate()
-        draws = list(trainer._draws(estimate))
+        advantages = trainer._estimate()
+        draws = list(trainer._draws(advantages))
         for draw in draws:
             train_minibatch(
-                trainer.policy.unroll, list(trainer.policy.parameters()), trainer.optimizer, trainer.rows, estimate, draw,
-                trainer._coefficients(), part_rows=len(draw.rows), device=trainer.device,
+                trainer.updater, trainer.optimizer, trainer.rows, advantages, draw, trainer._coefficients(),
+                micro_batch_rows=len(draw.rows), device=trainer.device,
             )  # fmt: skip
-        yield trainer, estimate, draws[0]
+        yield trainer, advantages, draws[0]
     finally:
         trainer.close()
 
@@ -80,7 +81,7 @@ def alignment(one: torch.Tensor, other: torch.Tensor) -> float:
 
 @pytest.mark.bfloat16
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
-def test_bfloat16_takes_nearly_the_same_step(prepared: tuple[PPOTrainer, Estimate, Draw]) -> None:
+def test_bfloat16_takes_nearly_the_same_step(prepared: tuple[PPOTrainer, Advantages, Draw]) -> None:
     plain, brief = take_step(*prepared), take_step(*prepared, bfloat16=True)
     assert plain.metrics["approx_kl"] > 1e-6, "the policy has moved, or this shows little"
     assert brief.metrics != plain.metrics, "it is another arithmetic"
@@ -94,7 +95,7 @@ def test_bfloat16_takes_nearly_the_same_step(prepared: tuple[PPOTrainer, Estimat
 @pytest.mark.parametrize(
     "core", ["lstm", pytest.param("gru", marks=pytest.mark.slow), pytest.param("none", marks=pytest.mark.slow)]
 )
-def test_compiled_policy_takes_the_same_step(prepared: tuple[PPOTrainer, Estimate, Draw]) -> None:
+def test_compiled_policy_takes_the_same_step(prepared: tuple[PPOTrainer, Advantages, Draw]) -> None:
     plain, compiled = take_step(*prepared), take_step(*prepared, compiled=True)
     for name, value in plain.metrics.items():
         assert compiled.metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from millpond import fast
 from millpond.config import PPORecipe
 from millpond.config.check import flatten
 from millpond.config.ppo import batch_size, num_envs
@@ -186,7 +187,8 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan
             micro_batch_rows,
             horizon,
             agents_per_row,
-            cores if recipe.device == "cpu" and not trainer.compile else 1,
+            cores,
+            fast=trainer.fast and fast.is_on() and recipe.device == "cpu" and not trainer.compile,
         ),
     )
 

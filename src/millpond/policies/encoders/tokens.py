@@ -23,6 +23,7 @@ from millpond.policies.errors import PolicyError
 from millpond.policies.parts import check_largest
 
 FEATURES = 256  # if the environment does not say how many it has
+BLOCK = 256  # observations whose tokens are looked up together: each takes some vectors of memory
 TYPICAL_TOKENS = 24  # per observation, for the scale of the first weights
 
 
@@ -38,9 +39,11 @@ def _real_tokens(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @torch.library.custom_op("millpond::token_sum", mutates_args=())
 def token_sum(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """tokens [N, M, 3], where [256, H], low and high [F * 16, H] -> [N, H]."""
-    n, place, at_low, at_high = _real_tokens(tokens)
-    shares = where[place] * (low[at_low] + high[at_high])
-    return where.new_zeros(tokens.shape[0], where.shape[1]).index_add_(0, n, shares)
+    summed = where.new_zeros(tokens.shape[0], where.shape[1])
+    for block, out in zip(torch.split(tokens, BLOCK), torch.split(summed, BLOCK), strict=True):
+        n, place, at_low, at_high = _real_tokens(block)
+        out.index_add_(0, n, where[place] * (low[at_low] + high[at_high]))
+    return summed
 
 
 @token_sum.register_fake
@@ -53,14 +56,15 @@ def token_sum_backward(
     d_sum: Tensor, tokens: Tensor, where: Tensor, low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the three tables from that of the sums [N, H]."""
-    n, place, at_low, at_high = _real_tokens(tokens)
-    d_shares = d_sum[n]
-    d_values = d_shares * where[place]
-    return (
-        torch.zeros_like(where).index_add_(0, place, d_shares * (low[at_low] + high[at_high])),
-        torch.zeros_like(low).index_add_(0, at_low, d_values),
-        torch.zeros_like(high).index_add_(0, at_high, d_values),
-    )
+    d_where, d_low, d_high = torch.zeros_like(where), torch.zeros_like(low), torch.zeros_like(high)
+    for block, d_out in zip(torch.split(tokens, BLOCK), torch.split(d_sum, BLOCK), strict=True):
+        n, place, at_low, at_high = _real_tokens(block)
+        d_shares = d_out[n]
+        d_where.index_add_(0, place, d_shares * (low[at_low] + high[at_high]))
+        d_values = d_shares * where[place]
+        d_low.index_add_(0, at_low, d_values)
+        d_high.index_add_(0, at_high, d_values)
+    return d_where, d_low, d_high
 
 
 @token_sum_backward.register_fake

@@ -103,7 +103,7 @@ class PPOTrainer:
             self.vector,
             self.rows,
             make_actor(policy, recipe.trainer, self.device),
-            rows_wanted=planned.segments,
+            num_rows=planned.segments,
             state_shape=state_shape,
             device=str(self.device),
             generator=torch.Generator(self.device).manual_seed(seeds[3]),

@@ -9,7 +9,7 @@ R rows   T horizon   a agents of a row   b rows of a minibatch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -93,6 +93,14 @@ class GradientsOfRows(Protocol):
         Means are over `valid_steps`, those of the whole minibatch, so that metrics and gradients of all shares add up.
         """
 
+    def shares(self, num_rows: int, horizon: int, agents_per_row: int) -> list[tuple[int, int]]:
+        """Return the ranges of rows that are gathered and trained on separately, one per thread."""
+
+    def backward_of(
+        self, shares: Sequence[MicroBatch], coefficients: Coefficients, valid_steps: Tensor
+    ) -> list[dict[str, Tensor]]:
+        """Do the same for shares of rows that are gathered already. Their observations are taken."""
+
     def clip(self, max_norm: float) -> Tensor:
         """Scale gradients down to `max_norm` if their norm is larger; return the norm before."""
 
@@ -122,16 +130,21 @@ class Updater:
         valid_steps: Tensor,
     ) -> list[dict[str, Tensor]]:
         """Add the gradients of the rows `picked` to `parameters`: gather, unroll, loss, backward."""
-        return self.backward_of(gather(rows, advantages, picked, weight, self.device), coefficients, valid_steps)
+        return self.backward_of([gather(rows, advantages, picked, weight, self.device)], coefficients, valid_steps)
+
+    def shares(self, num_rows: int, horizon: int, agents_per_row: int) -> list[tuple[int, int]]:
+        return [(0, num_rows)]
 
     def backward_of(
-        self, micro_batch: MicroBatch, coefficients: Coefficients, valid_steps: Tensor
+        self, shares: Sequence[MicroBatch], coefficients: Coefficients, valid_steps: Tensor
     ) -> list[dict[str, Tensor]]:
-        """Do the same for rows that are gathered already."""
-        with self.autocast():
-            loss = micro_batch_loss(self.unroll, micro_batch, coefficients, valid_steps)
-        loss.total.backward()  # type: ignore[no-untyped-call]
-        return [loss.metrics()]
+        metrics = []
+        for micro_batch in shares:
+            with self.autocast():
+                loss = micro_batch_loss(self.unroll, micro_batch, coefficients, valid_steps)
+            loss.total.backward()  # type: ignore[no-untyped-call]
+            metrics.append(loss.metrics())
+        return metrics
 
     def clip(self, max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(self.parameters, max_norm)

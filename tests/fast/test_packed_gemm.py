@@ -1,4 +1,4 @@
-"""Products with packed matrices, and eight floats at a time, beside NumPy."""
+"""Products with packed matrices, and vectors of eight floats, against NumPy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from millpond.compiled import compiled_fast
-from millpond.policies import eights, packed
+from millpond.fast import packed_gemm, simd
 
 Floats = npt.NDArray[np.float32]
 AROUND = np.float32(-7.0)
@@ -19,61 +19,61 @@ def drawn(*shape: int) -> Floats:
 
 
 def guarded(rows: int, columns: int) -> tuple[Floats, Floats]:
-    """An array with marks before and behind it, to see that nothing else is written to."""
+    """An array with marks before and after it, to check that nothing else is written."""
     around = np.full(rows * columns + 64, AROUND, np.float32)
     return around, around[32:-32].reshape(rows, columns)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 11, 24, 97, 389, 800])
 @pytest.mark.parametrize(("inner", "columns"), [(1, 16), (5, 48), (128, 64)])
-def test_products_with_packed_matrices(rows: int, inner: int, columns: int) -> None:
+def test_products_with_packed_matrices_equal_numpy(rows: int, inner: int, columns: int) -> None:
     a, b = drawn(rows, inner), drawn(inner, columns)
     panels, same = np.empty(b.size, np.float32), np.empty(b.size, np.float32)
-    packed.pack(b, panels)
-    packed.pack_transposed(np.ascontiguousarray(b.T), same)
+    packed_gemm.pack(b, panels)
+    packed_gemm.pack_transposed(np.ascontiguousarray(b.T), same)
     np.testing.assert_array_equal(panels, same)
     around, out = guarded(rows, columns)
     out[:] = before = drawn(rows, columns)
     exact = a.astype(np.float64) @ b.astype(np.float64)
-    packed.multiply_packed(a, panels, out, True)
+    packed_gemm.multiply_packed(a, panels, out, True)
     np.testing.assert_allclose(out, before + exact, rtol=1e-5, atol=1e-5)
-    packed.multiply_packed(a, panels, out, False)
+    packed_gemm.multiply_packed(a, panels, out, False)
     np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-5)
     out[:] = before
-    packed.add_transposed_packed(np.ascontiguousarray(a.T), panels, out)
+    packed_gemm.add_transposed_packed(np.ascontiguousarray(a.T), panels, out)
     np.testing.assert_allclose(out, before + exact, rtol=1e-5, atol=1e-5)
     assert (around[:32] == AROUND).all()
     assert (around[-32:] == AROUND).all()
 
 
-def test_what_is_not_a_number_stays_so() -> None:
+def test_nan_spreads_to_its_row_only() -> None:
     a, b, out = drawn(6, 16), drawn(16, 16), np.zeros((6, 16), np.float32)
     a[2, 3] = np.nan
     panels = np.empty(b.size, np.float32)
-    packed.pack(b, panels)
-    packed.multiply_packed(a, panels, out, False)
+    packed_gemm.pack(b, panels)
+    packed_gemm.multiply_packed(a, panels, out, False)
     assert np.isnan(out[2]).all()
     assert np.isfinite(np.delete(out, 2, 0)).all()
 
 
-def test_packing_pays_on_vectors_of_eight_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_is_used_on_processors_with_vectors_of_eight_only(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [("+avx2,+fma", True), ("+avx2", False), ("+avx2,+fma,+avx512f", False), ("+avx2,+fma,-avx512f", True)]
     for features, expected in cases:
         monkeypatch.setattr(numba.config, "CPU_FEATURES", features)
-        assert packed.pays() is expected
+        assert packed_gemm.has_vectors_of_eight() is expected
 
 
 @compiled_fast
-def all_of_eights(a: Floats, b: Floats, out: Floats) -> None:
-    x, y = eights.load_eight(a, 3), eights.load_eight(b, 1)
-    eights.store_eight(eights.add_eight(x, y), out, 0)
-    eights.store_eight(eights.multiply_eight(x, y), out, 8)
-    eights.store_eight(eights.multiply_add_eight(x, y, y), out, 16)
+def all_operations(a: Floats, b: Floats, out: Floats) -> None:
+    x, y = simd.load_eight(a, 3), simd.load_eight(b, 1)
+    simd.store_eight(simd.add_eight(x, y), out, 0)
+    simd.store_eight(simd.multiply_eight(x, y), out, 8)
+    simd.store_eight(simd.multiply_add_eight(x, y, y), out, 16)
 
 
-def test_eight_at_a_time() -> None:
+def test_vector_operations_equal_numpy() -> None:
     a, b, out = drawn(20), drawn(12), np.full(26, AROUND, np.float32)
-    all_of_eights(a, b, out)
+    all_operations(a, b, out)
     x, y = a[3:11], b[1:9]
     np.testing.assert_allclose(out[:24], np.concatenate([x + y, x * y, x * y + y]), rtol=1e-6, atol=1e-7)
     assert (out[24:] == AROUND).all()

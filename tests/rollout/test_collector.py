@@ -51,12 +51,12 @@ def test_every_step_is_in_exactly_one_row(agents: int, unit: str, target: int, g
     spec = counting(agents)
     make = partial(CountingEnvs, spec=spec)
     with make_vector(spec, make, num_envs=plan.num_envs, groups=groups, backend="inline") as vector:
-        collector, policy = open_collector(plan, vector, core="none")
+        collector, _ = open_collector(plan, vector, core="none")
         vector.reset(3)
         seen: set[tuple[int, int, int]] = set()
         env_steps = 0
         for iteration in range(iterations):
-            collected = collector.collect(policy)
+            collected = collector.collect()
             env_steps += collected.env_steps
             if iteration == 0:
                 assert collected.env_steps == plan.env_steps
@@ -98,11 +98,11 @@ def test_top_up_rounds_rotate() -> None:
     spec = counting(1)
     make = partial(CountingEnvs, spec=spec)
     with make_vector(spec, make, num_envs=5, groups=1, backend="inline") as vector:
-        collector, policy = open_collector(plan, vector, core="none")
+        collector, _ = open_collector(plan, vector, core="none")
         vector.reset(3)
         topped = []
         for _ in range(5):
-            collector.collect(policy)
+            collector.collect()
             topped.append(sorted(int(env) for env in collector.rows["observation"][5:7, 0, 0, IDENTITY]))
         assert topped == [[0, 1], [2, 3], [0, 4], [1, 2], [3, 4]]
         assert len(set(vector.env_steps.tolist())) == 1  # after a full rotation all envs have taken equally many steps
@@ -141,7 +141,7 @@ def test_row_replays(core: str, unit: str, env_id: str) -> None:
         vector.reset(5)
         for _ in range(2):  # the second starts in the middle of episodes
             waited = collector.kept_rows  # of the previous collection
-            collector.collect(policy)
+            collector.collect()
             rows, everything = collector.rows, torch.arange(waited, plan.segments)
             names = ["observation", "action", "terminated", "truncated", "log_prob", "value"]
             batch = rows.sequences(
@@ -187,7 +187,7 @@ def test_truncated_steps_are_valued_at_the_true_final_observation() -> None:
     with make_vector(env_batch.spec, factory, num_envs=2, groups=1, backend="inline") as vector:
         collector, policy = open_collector(plan, vector, "lstm")
         vector.reset(1)
-        collector.collect(policy)
+        collector.collect()
         rows = collector.rows
         truncated = rows["truncated"][:2, :, 0]
         assert truncated.sum() >= 4

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from millpond.envs.registry import describe
-from millpond.policies.policy import LEAST, build_policy
 from millpond.threads import in_threads, threads_for, torch_threads
 
 
@@ -57,19 +55,3 @@ def test_threads_are_not_woken_on_the_callers_core() -> None:
     if len(usable) > 1:
         assert len(allowed[0]) == len(usable) - 1
         assert allowed[1] == usable - allowed[0]
-
-
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
-def test_a_policy_acts_the_same_in_threads(core: str) -> None:
-    spec = describe("grid", {})
-    policy = build_policy(spec.observation, spec.action, core=core, hidden_size=16)  # type: ignore[arg-type]
-    count = 2 * LEAST + 1
-    observation = torch.randint(0, 4, (count, *spec.observation.shape), dtype=torch.uint8)
-    state = torch.randn(count, policy.core.states, 16)
-    with torch.inference_mode():
-        together = policy.act(observation, state, deterministic=True)
-        with torch_threads(1):
-            alone = policy.act(observation, state, deterministic=True)
-    torch.testing.assert_close(together.value, alone.value, rtol=0, atol=1e-6)
-    torch.testing.assert_close(together.state, alone.state, rtol=0, atol=1e-6)
-    assert torch.equal(together.action, alone.action)

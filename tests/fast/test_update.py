@@ -1,0 +1,237 @@
+"""Gradients of the fast updater against those of plain torch, in float64 and float32."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from millpond import fast
+from millpond.envs.spec import ActionSpec, ObservationSpec
+from millpond.fast.encoders import array_encoder
+from millpond.fast.update import FastUpdater, GraphRows, LSTMRows
+from millpond.losses import Coefficients
+from millpond.policies import Policy, build_policy
+from millpond.rollout.micro_batch import MicroBatch, gather
+from millpond.rollout.sampling import Draw
+from millpond.threads import torch_threads
+from millpond.trainers.ppo.update import Updater, train_minibatch
+from tests.support.update_rows import HIDDEN, OBSERVATIONS, ROWS, SPEC, WEIGHT, random_rows
+
+CPU = torch.device("cpu")
+USUAL = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5)
+STATES = {"lstm": 2, "gru": 1, "none": 0}
+CONTINUOUS = ActionSpec.continuous((-1.0, -2.0), (1.0, 2.0))
+
+
+def fast_updater(policy: torch.nn.Module, autocast: bool = False) -> FastUpdater:
+    updater = fast.updater(policy, autocast=autocast)
+    assert updater is not None
+    return updater
+
+
+def in_float64(micro_batch: MicroBatch) -> MicroBatch:
+    doubled = {
+        name: tensor.double()
+        for name, tensor in vars(micro_batch).items()
+        if tensor is not None and tensor.is_floating_point()
+    }
+    return replace(micro_batch, **doubled)
+
+
+def gradients_of(policy: torch.nn.Module) -> list[Tensor | None]:
+    return [parameter.grad for parameter in policy.parameters()]
+
+
+def compare_with_plain_torch(
+    observation: ObservationSpec,
+    action: ActionSpec,
+    *,
+    masked: bool = False,
+    threads: int = 1,
+    coefficients: Coefficients = USUAL,
+    value_trains_core: bool = True,
+    hidden: int = HIDDEN,
+    core: Any = "lstm",
+) -> None:
+    """Compare gradients and metrics of all rows with those of the plain updater, in float64 and in float32."""
+    generator = torch.Generator().manual_seed(0)
+    policy = build_policy(observation, action, core=core, hidden_size=hidden, generator=generator)
+    policy.value_trains_core = value_trains_core
+    with torch.no_grad():
+        policy.output.weight.mul_(
+            1.0 if action is CONTINUOUS else 20.0
+        )  # far from uniform, so that some ratios are clipped and some are not
+    rows, advantages = random_rows(action, masked, observation, hidden, STATES[core])
+    everything, valid_steps = torch.arange(ROWS), rows["alive"].sum()
+    plain, exact = copy.deepcopy(policy), copy.deepcopy(policy).double()
+    with torch_threads(threads):
+        shares = fast_updater(policy).backward(rows, advantages, everything, WEIGHT, coefficients, valid_steps)
+    metrics = {name: sum(float(share[name]) for share in shares) for name in shares[0]}
+    micro_batch = gather(rows, advantages, everything, WEIGHT, CPU)
+    (expected,) = Updater(exact, device=CPU).backward_of(
+        [in_float64(micro_batch)], coefficients, torch.tensor(float(valid_steps), dtype=torch.float64)
+    )
+    Updater(plain, device=CPU).backward(rows, advantages, everything, WEIGHT, coefficients, valid_steps)
+    for ours, float32, float64 in zip(*map(gradients_of, (policy, plain, exact)), strict=True):
+        assert ours is not None
+        assert float32 is not None
+        torch.testing.assert_close(ours.double(), float64, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(ours, float32, rtol=1e-4, atol=1e-5)
+    assert metrics.keys() == expected.keys()
+    for name, metric in metrics.items():
+        assert metric == pytest.approx(float(expected[name]), rel=1e-4, abs=1e-6), name
+    assert 0 < metrics["clip_fraction"] < 1
+
+
+@pytest.mark.parametrize(("vf_clip", "value_trains_core"), [(0.1, True), (None, True), (0.1, False)])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("action", [ActionSpec.discrete(4), ActionSpec.multidiscrete((3, 2))], ids=["one", "several"])
+def test_gradients_of_an_lstm_with_choices_equal_plain_torch(
+    action: ActionSpec, masked: bool, threads: int, vf_clip: float | None, value_trains_core: bool
+) -> None:
+    coefficients = Coefficients(0.2, vf_clip, 0.5, 0.02, 0.5)
+    compare_with_plain_torch(
+        SPEC,
+        action,
+        masked=masked,
+        threads=threads,
+        coefficients=coefficients,
+        value_trains_core=value_trains_core,
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+@pytest.mark.parametrize("hidden", [HIDDEN, 12])  # in whole panels, and not
+def test_gradients_equal_plain_torch_for_every_encoder(observation: str, hidden: int, threads: int) -> None:
+    action = ActionSpec.discrete(4)
+    compare_with_plain_torch(OBSERVATIONS[observation], action, masked=True, threads=threads, hidden=hidden)
+
+
+@pytest.mark.parametrize("observation", ["vector", "several"])
+@pytest.mark.parametrize("core", ["gru", "none"])
+def test_gradients_equal_plain_torch_for_every_core(core: str, observation: str) -> None:
+    compare_with_plain_torch(OBSERVATIONS[observation], ActionSpec.discrete(4), core=core)
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("value_trains_core", [True, False])
+def test_gradients_of_continuous_actions_equal_plain_torch(core: str, value_trains_core: bool) -> None:
+    compare_with_plain_torch(SPEC, CONTINUOUS, core=core, value_trains_core=value_trains_core)
+
+
+@pytest.mark.parametrize("observation", ["vector", "tokens"])
+def test_nan_in_a_weight_spreads_to_losses_and_gradients(observation: str) -> None:
+    policy = build_policy(OBSERVATIONS[observation], ActionSpec.discrete(4), hidden_size=HIDDEN)
+    with torch.no_grad():
+        policy.encoder.bias[3] = float("nan")
+    rows, advantages = random_rows(ActionSpec.discrete(4), False, OBSERVATIONS[observation])
+    updater = fast_updater(policy)
+    (metrics,) = updater.backward(rows, advantages, torch.arange(ROWS), WEIGHT, USUAL, torch.tensor(1))
+    assert metrics["value_loss"].isnan()
+    assert all(gradient is not None and bool(gradient.isnan().any()) for gradient in gradients_of(policy))
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_cached_memory_changes_nothing(observation: str) -> None:
+    """Minibatches of other rows each time, one of them smaller, in micro-batches; the same to the last bit."""
+    action, spec = ActionSpec.multidiscrete((3, 2)), OBSERVATIONS[observation]
+    rows, advantages = random_rows(action, True, spec)
+    weights = []
+    for cached in (False, True):
+        policy = build_policy(spec, action, hidden_size=HIDDEN, generator=torch.Generator().manual_seed(0))
+        optimizer, updater = torch.optim.SGD(policy.parameters(), lr=0.01), fast_updater(policy)
+        with torch_threads(2):
+            for picked in ([0, 1, 2, 3, 4, 5, 6, 7], [8, 7, 6, 5, 4, 3, 2, 1], [2, 2, 5], [1, 3, 5, 7, 0, 2, 4, 6]):
+                train_minibatch(
+                    updater if cached else fast_updater(policy),
+                    optimizer,
+                    rows,
+                    advantages,
+                    Draw(np.array(picked), WEIGHT[: len(picked)]),
+                    USUAL,
+                    micro_batch_rows=4,
+                    device=CPU,
+                )
+        if cached:
+            throughout = array_encoder(policy.encoder) is not None
+            assert bool(updater._cached) == throughout == (observation != "several")
+        weights.append([parameter.detach() for parameter in policy.parameters()])
+    for one, other in zip(*weights, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("core", "action", "autocast", "kind"),
+    [
+        ("lstm", ActionSpec.discrete(3), False, LSTMRows),
+        ("lstm", ActionSpec.discrete(3), True, GraphRows),
+        ("gru", ActionSpec.discrete(3), False, GraphRows),
+        ("lstm", CONTINUOUS, False, GraphRows),
+    ],
+)
+def test_rows_of_an_lstm_with_choices_are_one_call_and_others_a_graph(
+    core: Any, action: ActionSpec, autocast: bool, kind: type
+) -> None:
+    policy = build_policy(SPEC, action, core=core, hidden_size=HIDDEN)
+    rows, advantages = random_rows(action, False, SPEC, HIDDEN, STATES[core])
+    micro_batch = gather(rows, advantages, torch.arange(ROWS), WEIGHT, CPU)
+    share = fast_updater(policy, autocast)._share(micro_batch, (1.0, 0.2, 0.1, 0.5, 0.02))
+    assert type(share) is kind
+
+
+def test_custom_unroll_is_called_in_threads_and_gives_the_same_gradients() -> None:
+    class Custom(Policy):
+        calls = 0
+
+        def unroll(self, *arguments: Any, **named: Any) -> Any:
+            type(self).calls += 1
+            return super().unroll(*arguments, **named)
+
+    action = ActionSpec.discrete(4)
+    builtin = build_policy(SPEC, action, hidden_size=HIDDEN)
+    custom = Custom(builtin.encoder, builtin.core, builtin.head, HIDDEN)  # type: ignore[arg-type]
+    custom.output.load_state_dict(builtin.output.state_dict())
+    rows, advantages = random_rows(action, False, SPEC)
+    arguments = rows, advantages, torch.arange(ROWS), WEIGHT, USUAL, rows["alive"].sum()
+    fast_updater(custom).backward(*arguments)
+    assert Custom.calls == 1
+    gradients = [gradient.clone() for gradient in gradients_of(custom) if gradient is not None]
+    for parameter in custom.parameters():
+        parameter.grad = None
+    Updater(builtin, device=CPU).backward(*arguments)
+    for one, other in zip(gradients, gradients_of(builtin), strict=True):
+        assert other is not None
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def with_gradients(*shapes: tuple[int, ...]) -> torch.nn.ParameterList:
+    parameters = torch.nn.ParameterList(torch.nn.Parameter(torch.ones(shape)) for shape in shapes)
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+    return parameters
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e6])
+def test_clipping_equals_torch(max_norm: float) -> None:
+    ours, theirs = (with_gradients((3, 4), (7,)) for _ in range(2))
+    norm, expected = fast_updater(ours).clip(max_norm), Updater.clip(fast_updater(theirs), max_norm)  # type: ignore[arg-type]
+    torch.testing.assert_close(norm, expected)
+    for one, other in zip(gradients_of(ours), gradients_of(theirs), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_clipping_spreads_a_nan_to_all_gradients() -> None:
+    parameters = with_gradients((2,), (3,))
+    first = parameters[0].grad
+    assert first is not None
+    first[1] = float("nan")
+    assert fast_updater(parameters).clip(0.5).isnan()
+    assert all(gradient is not None and bool(gradient.isnan().all()) for gradient in gradients_of(parameters))

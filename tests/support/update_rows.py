@@ -1,0 +1,68 @@
+"""Random rows to train on, for tests of updates."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from millpond.envs.spec import ActionSpec, ObservationSpec
+from millpond.rollout.micro_batch import Advantages
+from millpond.rollout.rows import Rows
+from millpond.rollout.schema import RowField
+
+ROWS, HORIZON, AGENTS, HIDDEN, NUMBERS = 9, 12, 2, 16, 5
+WEIGHT = np.linspace(0.5, 1.5, ROWS, dtype=np.float32)
+SPEC = ObservationSpec.single((NUMBERS,), "float32", "vector")
+OBSERVATIONS = {
+    "vector": SPEC,
+    "tokens": ObservationSpec.single((24, 3), "uint8", "tokens"),
+    "odd tokens": ObservationSpec.single((20, 3), "uint8", "tokens"),
+    "several": ObservationSpec.packed([("cells", "grid", (3, 3), "uint8"), ("held", "vector", (3,), "uint8")]),
+}
+
+
+def random_rows(
+    action: ActionSpec, masked: bool, seen: ObservationSpec, hidden: int = HIDDEN, states: int = 2
+) -> tuple[Rows, Advantages]:
+    """Return random rows in which episodes end and agents die, and advantages of them."""
+    draw = torch.Generator().manual_seed(1)
+    choices = action.shape
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        "observation": (seen.shape, seen.dtype),
+        "action": (choices, action.dtype),
+        "log_prob": ((), "float32"),
+        "value": ((), "float32"),
+        "initial_state": ((states, hidden), "float32"),
+        **dict.fromkeys(("terminated", "truncated", "alive"), ((), "bool")),
+        **({"action_mask": ((sum(action.sizes),), "bool")} if masked else {}),
+    }
+    fields = [
+        RowField(name, shape, dtype, np.dtype(dtype).itemsize, per_step=name != "initial_state", trained=True)
+        for name, (shape, dtype) in shapes.items()
+    ]
+    rows = Rows(fields, ROWS, HORIZON, AGENTS, AGENTS, "cpu")
+    for name in ("initial_state", "value"):
+        rows[name].normal_(generator=draw)
+    if seen.dtype == "float32":
+        rows["observation"].normal_(generator=draw)
+    else:
+        rows["observation"].random_(0, 256 if len(seen.shape) > 1 else 3, generator=draw)
+    if seen.parts[0].kind == "tokens":  # the first step has no real token, the next has one, and so on
+        for t in range(HORIZON):
+            rows["observation"][:, t, :, t:] = 255
+    low, high = (-4.0, -2.5) if action.kind == "continuous" else (-2.0, -0.2)
+    rows["log_prob"].uniform_(low, high, generator=draw)
+    if action.kind == "continuous":
+        rows["action"].normal_(generator=draw)
+    else:
+        sizes = torch.tensor(action.sizes) if choices else torch.tensor(action.sizes[0])
+        rows["action"].copy_((torch.rand(rows["action"].shape, generator=draw) * sizes).int())
+    for name, often in (("terminated", 0.1), ("truncated", 0.1), ("alive", 0.9)):
+        rows[name].copy_(torch.rand(rows[name].shape, generator=draw) < often)
+    if masked:
+        mask = torch.rand(rows["action_mask"].shape, generator=draw) < 0.7
+        begins = torch.tensor((0, *action.sizes[:-1])).cumsum(0)
+        taken = rows["action"].view(*mask.shape[:-1], -1) + begins  # what was taken was allowed
+        rows["action_mask"].copy_(mask.scatter(-1, taken, True))
+    advantage = torch.randn(ROWS, HORIZON, AGENTS, generator=draw)
+    return rows, Advantages(advantage, 2 * advantage, np.zeros(ROWS), torch.zeros(()), rows["alive"].sum(dim=(1, 2)))
