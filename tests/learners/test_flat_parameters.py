@@ -10,7 +10,7 @@ from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip
 
 
 @pytest.mark.parametrize("rectified", [False, True])
-def test_it_is_torchs(rectified: bool) -> None:
+def test_optimizer_equals_that_of_torch(rectified: bool) -> None:
     """Over the first steps, where RAdam is not yet rectified, and beyond; with a learning rate for each row."""
     torch.manual_seed(0)
     data, grad = torch.randn(3, 40), torch.zeros(3, 40)
@@ -28,7 +28,7 @@ def test_it_is_torchs(rectified: bool) -> None:
     torch.testing.assert_close(data, torch.stack([row.detach() for row in theirs]), atol=1e-6, rtol=1e-5)
 
 
-def test_a_row_that_begins_anew_is_as_if_alone() -> None:
+def test_reset_row_steps_as_if_new() -> None:
     torch.manual_seed(0)
     data, grad = torch.randn(2, 8), torch.randn(2, 8)
     ours = RowOptimizer(data, grad, rectified=True)
@@ -43,7 +43,7 @@ def test_a_row_that_begins_anew_is_as_if_alone() -> None:
     assert torch.equal(data[1:], fresh_data)
 
 
-def test_the_state_of_a_row() -> None:
+def test_state_of_a_row_round_trips() -> None:
     data, grad = torch.randn(2, 8), torch.randn(2, 8)
     one = RowOptimizer(data, grad, rectified=False)
     one.step([0.1, 0.1])
@@ -53,13 +53,13 @@ def test_the_state_of_a_row() -> None:
     assert other.updates == [1, 0]
 
 
-def test_rows_are_clipped_each_by_its_own_norm() -> None:
+def test_each_row_is_clipped_by_its_own_norm() -> None:
     grad = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
     assert clip_rows(grad, 1.0).tolist() == pytest.approx([5.0, 0.5])
     torch.testing.assert_close(grad, torch.tensor([[0.6, 0.8], [0.3, 0.4]]), atol=1e-5, rtol=1e-5)
 
 
-def test_networks_live_in_the_rows() -> None:
+def test_networks_share_memory_with_the_rows() -> None:
     networks = [nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)) for _ in range(2)]
     before = [network(torch.ones(1, 3)) for network in networks]
     flat = FlatParameters(networks)

@@ -39,12 +39,12 @@ def test_every_kind_of_observation(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "norms"), [("vector", 2), ("small pixels", 2), ("large pixels", 4), ("grid", 2)])
-def test_a_norm_behind_every_layer_but_the_last(name: str, norms: int) -> None:
+def test_every_layer_but_the_last_is_followed_by_a_norm(name: str, norms: int) -> None:
     network = build_q_network(SPECS[name], FOUR, hidden_size=16)
     assert sum(isinstance(module, nn.LayerNorm) for module in network.modules()) == norms
 
 
-def test_the_norm_of_an_image_is_over_channels_only() -> None:
+def test_norm_of_an_image_is_over_channels_only() -> None:
     image = torch.rand(2, 16, 5, 6) * 3 + 1
     normal = ChannelNorm(16)(image)
     torch.testing.assert_close(normal.mean(1), torch.zeros(2, 5, 6), atol=1e-5, rtol=0)
@@ -62,14 +62,14 @@ def test_what_it_refuses() -> None:
         build_q_network(SPECS["vector"], FOUR, hidden_size=0)
 
 
-def test_forbidden_actions_are_not_the_best() -> None:
+def test_masked_actions_are_never_the_best() -> None:
     network = build_q_network(SPECS["vector"], FOUR, hidden_size=16)
     mask = torch.tensor([[False, False, True, False]])
     chosen = network.act(torch.rand(1, 6), network.initial_state(1), action_mask=mask)
     assert chosen.action.tolist() == [2]
 
 
-def test_epsilon_is_how_often_it_explores() -> None:
+def test_epsilon_is_the_share_of_random_actions() -> None:
     q = torch.tensor([[0.0, 1.0, 0.0, 0.0]]).expand(20_000, 4)
     chosen = epsilon_greedy(q, 0.4, torch.Generator().manual_seed(0))
     shares = torch.bincount(chosen, minlength=4) / 20_000
@@ -77,7 +77,7 @@ def test_epsilon_is_how_often_it_explores() -> None:
     assert epsilon_greedy(q[:9], 0.0, torch.Generator()).tolist() == [1] * 9
 
 
-def test_epsilon_starts_again_where_it_is_told_to() -> None:
+def test_epsilon_restarts_from_the_value_of_its_reset() -> None:
     epsilon = Epsilon(1.0, 0.1, over=100)
     epsilon.advance(50)
     assert epsilon.value == pytest.approx(0.55)
@@ -92,7 +92,7 @@ def test_epsilon_starts_again_where_it_is_told_to() -> None:
     assert epsilon.value == pytest.approx(0.3)
 
 
-def test_envs_with_masks_are_refused() -> None:
+def test_envs_with_action_masks_are_refused() -> None:
     from dataclasses import replace
 
     from millpond.learners.q_network import check_spec

@@ -34,7 +34,7 @@ def small(**settings: Any) -> SAC:
     return SAC(SEEN, TWO, seed=1, hidden_size=16, **settings)
 
 
-def test_actions_lie_within_the_limits_and_the_log_probability_is_theirs() -> None:
+def test_actions_are_within_their_limits_with_the_right_log_probability() -> None:
     actor, seen = small().actor, torch.randn(500, 3)
     action, log_prob = actor.sample(seen, torch.Generator().manual_seed(0))
     assert bool((action[:, 0].abs() < 2).all() & (action[:, 1] > 0).all() & (action[:, 1] < 1).all())
@@ -50,7 +50,7 @@ def test_actions_lie_within_the_limits_and_the_log_probability_is_theirs() -> No
     torch.testing.assert_close(log_prob, squashed.log_prob(action).sum(-1), atol=1e-3, rtol=1e-3)
 
 
-def test_the_twins_are_two_plain_networks() -> None:
+def test_twin_critics_equal_two_plain_networks() -> None:
     agent, batch = small(), transitions(7)
     inputs = torch.cat([batch.observation, batch.action], 1)
     plain = torch.stack([twin(inputs).squeeze(1) for twin in agent.critics.networks])
@@ -58,7 +58,7 @@ def test_the_twins_are_two_plain_networks() -> None:
     assert not torch.equal(plain[0], plain[1])
 
 
-def test_the_critics_gradient_is_autograds() -> None:
+def test_gradient_of_the_critics_equals_autograd() -> None:
     agent, batch, target = small(), transitions(9), torch.rand(9)
     inputs = torch.cat([batch.observation, batch.action], 1)
     loss = sum(nn.functional.mse_loss(twin(inputs).squeeze(1), target) for twin in agent.critics.networks)
@@ -69,7 +69,7 @@ def test_the_critics_gradient_is_autograds() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_the_target_by_hand() -> None:
+def test_target_by_hand() -> None:
     agent, batch = small(), transitions(9)
     agent.target_parameters.data.mul_(1.5)
     alpha = torch.tensor(0.3)
@@ -83,7 +83,7 @@ def test_the_target_by_hand() -> None:
     torch.testing.assert_close(agent._targets(batch, batch.reward, alpha), expected)
 
 
-def test_training_the_actor_leaves_the_critics_alone_and_raises_its_objective() -> None:
+def test_actor_update_raises_its_objective_and_does_not_change_the_critics() -> None:
     agent, batch = small(learning_rate=1e-2), transitions(256)
     critics = agent.critics.data.clone()
     losses = [float(agent._train_actor(batch, torch.tensor(0.0))[0]) for _ in range(60)]
@@ -91,7 +91,7 @@ def test_training_the_actor_leaves_the_critics_alone_and_raises_its_objective() 
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.01
 
 
-def test_the_temperature_seeks_the_target_entropy() -> None:
+def test_temperature_moves_towards_the_target_entropy() -> None:
     """Where the actions are more random than asked for, alpha falls; where less, it rises."""
     for wanted, rises in ((-100.0, False), (100.0, True)):
         agent = small(target_entropy=wanted)
@@ -100,14 +100,14 @@ def test_the_temperature_seeks_the_target_entropy() -> None:
     assert small().target_entropy == -2.0
 
 
-def test_the_targets_follow_slowly() -> None:
+def test_target_networks_follow_slowly() -> None:
     agent = small(target_tau=0.1)
     before = agent.target_parameters.data.clone()
     agent.update(transitions(16))
     torch.testing.assert_close(agent.target_parameters.data, before + 0.1 * (agent.critics.data - before))
 
 
-def test_predicted_rewards_take_the_place_of_the_envs() -> None:
+def test_predicted_rewards_replace_those_of_the_env() -> None:
     one, other, batch, better = small(), small(), transitions(16), torch.rand(16)
     one.update(batch, reward=better)
     batch.reward = better
@@ -115,7 +115,7 @@ def test_predicted_rewards_take_the_place_of_the_envs() -> None:
     assert torch.equal(one.critics.data, other.critics.data)
 
 
-def test_it_goes_on_from_its_state_bit_for_bit() -> None:
+def test_learning_resumes_from_its_state_bit_for_bit() -> None:
     uncut, again = small(), SAC(SEEN, TWO, seed=9, hidden_size=16)
     for k in range(3):
         uncut.update(transitions(16, k))
@@ -130,7 +130,7 @@ def test_it_goes_on_from_its_state_bit_for_bit() -> None:
         SAC(SEEN, TWO, seed=1, hidden_size=8).load_state_dict(uncut.state_dict())
 
 
-def test_it_learns_to_answer_what_it_sees() -> None:
+def test_sac_learns_to_repeat_its_observation() -> None:
     """One step an episode: the reward is how near the action comes to the observation."""
     seen, act = ObservationSpec.single((1,), "float32", "vector"), ActionSpec.continuous((-1.0,), (1.0,))
     agent = SAC(seen, act, seed=1, hidden_size=32, learning_rate=3e-3)

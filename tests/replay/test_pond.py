@@ -49,7 +49,7 @@ def valid_in_ring(naive: NaiveLake, ring: int, stack: int, n_step: int, repeat: 
     repeat=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-def test_samples_are_those_of_the_naive_lake(
+def test_samples_equal_those_of_the_naive_lake(
     kind: str,
     lanes: int,
     ring: int,
@@ -86,7 +86,7 @@ def test_samples_are_those_of_the_naive_lake(
         assert_transition(batch, i, valid[ids[i]], schema, stacked=stack is not None)
 
 
-def test_parts_of_a_sample_make_up_the_whole() -> None:
+def test_parts_of_a_sample_equal_the_full_sample() -> None:
     pond, naive = Pond.init(FRAME, 40, lanes=2), NaiveLake()
     pond.add(naive.generate("a", 2, 15, np.random.default_rng(0), FRAME, fresh=False, ends=0.1))
     whole, *parts = (
@@ -97,7 +97,7 @@ def test_parts_of_a_sample_make_up_the_whole() -> None:
     assert len(parts[0].action) == 4
 
 
-def test_bytes_are_announced_before_they_are_taken() -> None:
+def test_bytes_of_a_pond_equal_the_announced_number() -> None:
     said: list[str] = []
     pond = Pond.init(FRAME, 100, lanes=4, announce=said.append)
     assert said == [f"pond: 100 records of {pond_record_bytes(FRAME):,} bytes on cpu: {pond.nbytes:,} bytes"]
@@ -105,7 +105,7 @@ def test_bytes_are_announced_before_they_are_taken() -> None:
         Pond.init(FRAME, 10, lanes=4)
 
 
-def test_state_goes_through_a_safe_file() -> None:
+def test_state_round_trips_through_a_safe_file() -> None:
     rng, naive = np.random.default_rng(0), NaiveLake()
     pond, other = (Pond.init(MIXED, 40, lanes=2, guarded=False) for _ in range(2))
     for _ in range(9):
@@ -124,7 +124,7 @@ def test_state_goes_through_a_safe_file() -> None:
         Pond.init(MIXED, 80, lanes=2).load_state_dict(pond.state_dict())
 
 
-def test_pour_hands_over_everything_once(tmp_path: Path) -> None:
+def test_pour_returns_every_step_once(tmp_path: Path) -> None:
     rng, naive = np.random.default_rng(0), NaiveLake()
     pond = Pond.init(MIXED, 60, lanes=3, guarded=True)
     with Lake.create(tmp_path, MIXED, segment_bytes=20_000) as lake, lake.writer("a", 3) as writer:
@@ -149,7 +149,7 @@ def test_pour_hands_over_everything_once(tmp_path: Path) -> None:
             pour(Pond.init(MIXED, 3, lanes=3), writer)
 
 
-def test_what_was_not_poured_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_are_not_poured_are_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, naive = np.random.default_rng(0), NaiveLake()
     pond = Pond.init(FRAME, 20, lanes=2, guarded=True)
     with Lake.create(tmp_path, FRAME) as lake, lake.writer("a", 2) as writer:
@@ -171,7 +171,7 @@ def test_what_was_not_poured_is_never_overwritten(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("share", [0.05, 0.4, 1.0])
-def test_fill_is_uniform_and_keeps_each_row_once(tmp_path: Path, share: float) -> None:
+def test_fill_is_uniform_without_duplicates(tmp_path: Path, share: float) -> None:
     rng, naive = np.random.default_rng(0), NaiveLake()
     with Lake.create(tmp_path, MIXED, segment_bytes=30_000) as lake:
         for name, lanes, appends in (("a", 2, 15), ("b", 3, 4)):

@@ -18,7 +18,7 @@ def used(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in {".steps", ".lz4", ".zst", ".index"})
 
 
-def test_the_limit_holds_and_streams_share_it(tmp_path: Path) -> None:
+def test_streams_share_the_size_limit(tmp_path: Path) -> None:
     naive, rng, folder = NaiveLake(), np.random.default_rng(0), tmp_path / "lake"
     with Lake.create(folder, FRAME, max_bytes=LIMIT, segment_bytes=20_000) as lake:
         writers = {name: lake.writer(name, 2) for name in ("fast", "slow")}
@@ -52,7 +52,7 @@ def test_the_limit_holds_and_streams_share_it(tmp_path: Path) -> None:
         assert lake.transitions(3) >= len(ids)
 
 
-def test_a_new_writer_goes_on_behind_dropped_files(tmp_path: Path) -> None:
+def test_new_writer_continues_after_dropped_files(tmp_path: Path) -> None:
     naive, rng = NaiveLake(), np.random.default_rng(1)
     with Lake.create(tmp_path, FRAME, max_bytes=200_000, segment_bytes=10_000) as lake:
         for _ in range(4):
@@ -68,7 +68,7 @@ def test_a_new_writer_goes_on_behind_dropped_files(tmp_path: Path) -> None:
             writer.rollback(1)
 
 
-def test_an_idle_stream_gives_way_too(tmp_path: Path) -> None:
+def test_files_of_an_idle_stream_are_dropped_too(tmp_path: Path) -> None:
     naive, rng = NaiveLake(), np.random.default_rng(1)
     with Lake.create(tmp_path, FRAME, max_bytes=200_000, segment_bytes=10_000) as lake:
         for name in ("idle", "busy"):
@@ -81,6 +81,6 @@ def test_an_idle_stream_gives_way_too(tmp_path: Path) -> None:
         assert used(tmp_path) <= 200_000
 
 
-def test_a_limit_that_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_limit_that_is_too_small_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match="less than 8 segments"):
         Lake.create(tmp_path, FRAME, max_bytes=1_000, segment_bytes=1_000)

@@ -43,7 +43,7 @@ def test_range(data: bytes, start: int, end: int) -> None:
     assert range_checksum(buffer, Position(start), Position(end)) == google_crc32c.value(data[start:end])
 
 
-def test_the_table_knows_the_published_check_value() -> None:
+def test_checksum_table_has_the_published_check_value() -> None:
     buffer = np.frombuffer(b"12345678", np.uint8).copy()
     assert words_by_table(buffer, Position(0), Position(1), ONES) ^ ONES == google_crc32c.value(b"12345678")
     assert google_crc32c.value(b"123456789") == 0xE3069283
@@ -51,13 +51,13 @@ def test_the_table_knows_the_published_check_value() -> None:
 
 @pytest.mark.skipif(not HAS_CRC32C, reason="the processor has no CRC32C instruction")
 @given(data=st.binary(min_size=8, max_size=200))
-def test_processor_and_table_agree(data: bytes) -> None:
+def test_checksums_of_processor_and_table_agree(data: bytes) -> None:
     buffer, words = np.frombuffer(data, np.uint8).copy(), Position(len(data) // 8)
     by_table = words_by_table(buffer, Position(0), words, ONES)
     assert words_by_processor(buffer, Position(0), words, ONES) == by_table
 
 
-def test_rows_leave_out_their_own_checksum() -> None:
+def test_checksum_of_a_row_excludes_its_checksum_field() -> None:
     rows = np.zeros(3, [("checksum", "<u4"), ("rest", "S13")])
     rows["rest"] = [b"a", b"bb", b"a"]
     values = record_checksums(rows)
@@ -106,7 +106,7 @@ def test_rows_of_two_frames(rows: list[bytes], split: int, flip: int) -> None:
 
 
 @given(noise=st.binary(max_size=200), right=st.booleans())
-def test_bytes_that_nobody_wrote_never_leave_their_place(noise: bytes, right: bool) -> None:
+def test_invalid_frame_is_detected_and_nothing_is_written_out_of_bounds(noise: bytes, right: bool) -> None:
     """Also where length and checksum are right and only the block is not one."""
     header = np.array([len(noise), google_crc32c.value(noise)], "<u4").tobytes() if right else b""
     source = np.frombuffer(header + noise, np.uint8).copy()
@@ -114,7 +114,7 @@ def test_bytes_that_nobody_wrote_never_leave_their_place(noise: bytes, right: bo
     assert status[0] in (BAD_LENGTH, BAD_CHECKSUM, BAD_BLOCK)
 
 
-def test_what_does_not_shrink_is_stored_as_it_is() -> None:
+def test_incompressible_data_is_stored_uncompressed() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (3, WIDTH), np.uint8)
     coded, ends = compress_frames(np.arange(3), noise, noise[:0], [WIDTH])
     assert ends.tolist() == [308, 616, 924]
@@ -122,7 +122,7 @@ def test_what_does_not_shrink_is_stored_as_it_is() -> None:
 
 
 @given(frame=frames, room=st.integers(1, WIDTH + OTHER))
-def test_blocks_through_python_stay_within_their_room(frame: bytes, room: int) -> None:
+def test_blocks_coded_through_python_stay_within_their_buffer(frame: bytes, room: int) -> None:
     """Compiled code calls these where liblz4's functions cannot be reached."""
     source, block = np.frombuffer(frame, np.uint8), np.zeros(2 * len(frame), np.uint8)
     length = compress_block(source.ctypes.data, block.ctypes.data, len(source), len(block))

@@ -75,7 +75,7 @@ def test_kill_at_random_moments_300_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_death_at_every_single_call(tmp_path: Path, half: bool) -> None:
+def test_death_at_every_call_loses_nothing(tmp_path: Path, half: bool) -> None:
     folder = tmp_path / "lake"
     with Lake.create(folder, FRAME, segment_bytes=6_000) as lake, lake.writer("a", LANES) as writer:
         for number in range(3):
@@ -101,7 +101,7 @@ def test_death_at_every_single_call(tmp_path: Path, half: bool) -> None:
     assert verify(folder).good
 
 
-def test_a_second_writer_is_refused_and_a_dead_one_is_not_in_the_way(tmp_path: Path) -> None:
+def test_second_writer_is_refused_and_a_dead_one_does_not_block(tmp_path: Path) -> None:
     with Lake.create(tmp_path, FRAME) as lake:
         child, pipe = in_child(append_forever(tmp_path, 0))
         while not os.read(pipe, 1):

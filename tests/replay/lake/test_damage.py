@@ -52,7 +52,7 @@ def assert_nothing_wrong_comes_out(folder: Path, naive: NaiveLake) -> None:
     )
 
 
-def test_the_last_byte_of_every_file(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
+def test_flipped_bit_at_the_end_of_any_file_is_detected(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     shutil.copytree(whole[0], folder)
     for struck in files(folder):
@@ -65,7 +65,9 @@ def test_the_last_byte_of_every_file(whole: tuple[Path, NaiveLake], tmp_path: Pa
 
 @settings(max_examples=40)
 @given(file=st.integers(0), place=st.integers(0), bit=st.integers(0, 7))
-def test_a_flipped_bit(whole: tuple[Path, NaiveLake], file: int, place: int, bit: int) -> None:
+def test_lake_with_a_flipped_bit_returns_nothing_wrong(
+    whole: tuple[Path, NaiveLake], file: int, place: int, bit: int
+) -> None:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "lake"
         shutil.copytree(whole[0], folder)
@@ -78,7 +80,7 @@ def test_a_flipped_bit(whole: tuple[Path, NaiveLake], file: int, place: int, bit
 
 @settings(max_examples=30)
 @given(file=st.integers(0), size=st.integers(0))
-def test_a_torn_file(whole: tuple[Path, NaiveLake], file: int, size: int) -> None:
+def test_lake_with_a_torn_file_returns_nothing_wrong(whole: tuple[Path, NaiveLake], file: int, size: int) -> None:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "lake"
         shutil.copytree(whole[0], folder)
@@ -121,7 +123,7 @@ def test_damage_is_an_error_that_names_file_and_record(whole: tuple[Path, NaiveL
     assert struck.name in "\n".join(report.lines())
 
 
-def test_a_damaged_log_entry_is_rebuilt_from_the_records(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
+def test_damaged_log_entry_is_rebuilt_from_the_records(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     shutil.copytree(whole[0], folder)
     with Lake(folder) as lake:

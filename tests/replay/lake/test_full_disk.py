@@ -50,7 +50,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_a_disk_that_is_full(small_disk: Path) -> None:
+def test_full_disk_loses_nothing(small_disk: Path) -> None:
     naive, rng, folder = NaiveLake(), np.random.default_rng(0), small_disk / "lake"
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(300_000))
@@ -69,7 +69,7 @@ def test_a_disk_that_is_full(small_disk: Path) -> None:
     assert_same(folder, naive)
 
 
-def test_a_file_size_limit_cuts_writes_short(tmp_path: Path) -> None:
+def test_file_size_limit_loses_nothing(tmp_path: Path) -> None:
     """Under RLIMIT_FSIZE a write that crosses the limit is done in part first, and refused only the next time."""
     naive, rng, folder = NaiveLake(), np.random.default_rng(0), tmp_path / "lake"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

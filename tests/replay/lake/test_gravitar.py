@@ -87,7 +87,7 @@ def compare(folder: Path, kept: dict[str, Any], samples: int) -> None:
     np.testing.assert_array_equal(batch.terminated, kept["terminated"][ids])
 
 
-def test_stacks_are_the_emulators_own(tmp_path: Path) -> None:
+def test_stacks_equal_those_of_the_emulator(tmp_path: Path) -> None:
     kept, ended = record(tmp_path / "lake", steps=360, at_once=24, frames_an_episode=240)
     assert ended >= LANES * 5
     compare(tmp_path / "lake", kept, 4_000)

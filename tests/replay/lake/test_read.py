@@ -41,7 +41,7 @@ def test_spans(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> Non
     reader.close()
 
 
-def test_beyond_the_end_are_zeros_and_growth_is_seen(tmp_path: Path) -> None:
+def test_reads_beyond_the_end_are_zeros_and_appended_bytes_are_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"a" * 100)
     reader, buffer = SpanReader(), np.full(80, 7, np.uint8)

@@ -31,7 +31,7 @@ def grow(folder: Path, commits: int) -> None:
             writer.append(append_number(writer.position))
 
 
-def test_positions_are_what_rollback_takes(tmp_path: Path) -> None:
+def test_rollback_takes_the_reported_positions(tmp_path: Path) -> None:
     with Lake.create(tmp_path, FRAME) as lake:
         assert lake.positions() == {}
         for name, count in (("a", 3), ("b", 1)):

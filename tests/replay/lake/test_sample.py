@@ -27,7 +27,7 @@ from tests.support.sampling import chi_square
     segment_bytes=st.sampled_from([1, 2_000, 1 << 20]),
     seed=st.integers(0, 2**32),
 )
-def test_samples_are_those_of_the_naive_lake(
+def test_samples_equal_those_of_the_naive_lake(
     kind: str,
     streams: list[int],
     appends: list[tuple[int, int, bool]],
@@ -113,7 +113,7 @@ def test_weights_and_quotas(uneven: tuple[Lake, NaiveLake]) -> None:
             lake.sample(60, rng, **wrong)
 
 
-def test_the_same_generator_gives_the_same_batch(uneven: tuple[Lake, NaiveLake]) -> None:
+def test_same_generator_gives_the_same_batch(uneven: tuple[Lake, NaiveLake]) -> None:
     lake, _ = uneven
     first = lake.sample(50, np.random.default_rng(7), stack=3)
     with Lake(lake.folder) as again:

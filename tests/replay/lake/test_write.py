@@ -65,7 +65,7 @@ ENDED = np.array([[False, True], [False, False], [True, False]])
         ({"terminated": np.zeros(3)}, r"terminated has shape \(3,\); expected \(3, 2\)"),
     ],
 )
-def test_refused_with_a_reason(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_invalid_arguments_are_refused_with_a_reason(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with Lake.create(tmp_path, VECTOR) as lake, lake.writer("a", 2) as writer:
         with pytest.raises(LakeError, match=message):
             writer.append(steps(**changes))
@@ -77,7 +77,7 @@ LAST = np.array([[False], [False], [True]])
 
 
 @pytest.mark.parametrize("has_final", [None, LAST], ids=["by their number", "by has_final"])
-def test_final_observation_of_a_terminated_episode_is_stored_where_it_is_given(
+def test_final_observation_of_a_terminated_episode_is_stored_if_given(
     tmp_path: Path, has_final: np.ndarray[Any, Any] | None
 ) -> None:
     final = np.array([[7.0, 8.0]], np.float32)
@@ -113,7 +113,7 @@ def test_final_observation_of_a_truncated_episode_is_what_it_bootstraps_from(tmp
         assert (batch.discount[batch.truncated] > 0).all()
 
 
-def test_provenance_is_kept(tmp_path: Path) -> None:
+def test_provenance_is_stored(tmp_path: Path) -> None:
     epsilon = np.linspace(0, 1, 6).reshape(3, 2)
     with Lake.create(tmp_path, VECTOR) as lake:
         with lake.writer("a", 2) as writer:
@@ -129,7 +129,7 @@ def test_provenance_is_kept(tmp_path: Path) -> None:
             assert abs(record["time"] - 1.7e9) < 1e9
 
 
-def test_episodes_go_on_or_begin_anew_when_a_stream_is_opened_again(tmp_path: Path) -> None:
+def test_reopened_stream_continues_episodes_or_starts_new_ones(tmp_path: Path) -> None:
     with Lake.create(tmp_path, VECTOR) as lake:
         for open_again, expected in ((False, 4), (True, 10), (False, 14)):
             with lake.writer("a", 2, continue_episodes=open_again) as writer:
@@ -210,7 +210,7 @@ def test_schemas_of_gymnasium_spaces() -> None:
         Schema.from_spaces(spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(3))
 
 
-def test_a_lake_needs_no_torch() -> None:
+def test_lake_does_not_import_torch() -> None:
     code = "import sys, millpond.replay; assert 'torch' not in sys.modules and 'gymnasium' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -246,7 +246,7 @@ def test_data_is_synced_before_the_log_and_the_log_before_the_ack(
         ]  # fmt: skip
 
 
-def test_a_failed_sync_closes_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sync_closes_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody knows what a disk holds after a failed sync: a new writer has to look."""
     with Lake.create(tmp_path, VECTOR) as lake:
         with lake.writer("a", 2) as writer:
@@ -267,7 +267,7 @@ def test_a_failed_sync_closes_the_writer(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("kind", ["steps", "lz4"])
-def test_an_append_whose_bytes_are_gone_is_cut_off(tmp_path: Path, kind: str) -> None:
+def test_append_with_missing_bytes_is_cut_off(tmp_path: Path, kind: str) -> None:
     """A disk that lies about its syncs: the log has the append, the data is shorter. The longest whole prefix stays."""
     naive, rng = NaiveLake(), np.random.default_rng(0)
     with Lake.create(tmp_path, FRAME) as lake:
@@ -287,7 +287,7 @@ def test_an_append_whose_bytes_are_gone_is_cut_off(tmp_path: Path, kind: str) ->
         assert verify(tmp_path).good
 
 
-def test_readers_see_only_what_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_see_only_acknowledged_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the sync of the log and the acknowledgement the log is ahead of the head; after a power cut too."""
     head = tmp_path / "streams" / "a" / "head"
     with Lake.create(tmp_path, VECTOR) as lake, lake.writer("a", 2) as writer:

@@ -24,7 +24,7 @@ def fields(episode: LakeEpisode) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", ["dataset", "episodes.npz"])
 @pytest.mark.parametrize("kind", sorted(SCHEMAS))
-def test_what_goes_out_comes_back(tmp_path: Path, kind: str, name: str) -> None:
+def test_exported_episodes_are_imported_unchanged(tmp_path: Path, kind: str, name: str) -> None:
     schema, rng, naive = SCHEMAS[kind], np.random.default_rng(0), NaiveLake()
     with Lake.create(tmp_path / "lake", schema) as lake, lake.writer("a", 2) as writer:
         for _ in range(15):
@@ -49,7 +49,7 @@ def test_what_goes_out_comes_back(tmp_path: Path, kind: str, name: str) -> None:
         export(tmp_path / "lake", tmp_path / name)
 
 
-def test_a_minari_file_has_what_minari_reads(tmp_path: Path) -> None:
+def test_minari_file_has_the_layout_of_minari(tmp_path: Path) -> None:
     schema, rng, naive = FRAME, np.random.default_rng(0), NaiveLake()
     with Lake.create(tmp_path / "lake", schema) as lake, lake.writer("a", 1) as writer:
         writer.append(naive.generate("a", 1, 40, rng, schema, fresh=False, ends=0.2))
@@ -66,7 +66,7 @@ def test_a_minari_file_has_what_minari_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["set", "set.npz"])
-def test_a_final_observation_that_the_lake_does_not_have_is_not_made_up(tmp_path: Path, name: str) -> None:
+def test_missing_final_observation_is_not_invented(tmp_path: Path, name: str) -> None:
     """The last one once more, flagged; whoever reads it to learn a reward is told that it is missing."""
     rng, naive = np.random.default_rng(0), NaiveLake()
     with Lake.create(tmp_path / "lake", VECTOR) as lake, lake.writer("a", 1) as writer:
@@ -120,7 +120,7 @@ def test_robomimic_files(tmp_path: Path) -> None:
         assert storage == {"image": "lz4", "joints": "fixed"}
 
 
-def test_whatever_can_be_read_can_be_imported(tmp_path: Path) -> None:
+def test_every_readable_layout_can_be_imported(tmp_path: Path) -> None:
     """Data that is in the package, a folder of files, and another lake."""
     assert import_episodes("pendulum", tmp_path / "one").steps == 11_200
     again = import_episodes(tmp_path / "one", tmp_path / "two")
@@ -141,7 +141,7 @@ def test_whatever_can_be_read_can_be_imported(tmp_path: Path) -> None:
     assert (files.episodes, files.steps) == (2, 6)
 
 
-def test_what_cannot_be_imported(tmp_path: Path) -> None:
+def test_unsuitable_files_are_not_imported(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "other.hdf5", "w") as file:
         file["something"] = 1
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
