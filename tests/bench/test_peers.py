@@ -10,7 +10,7 @@ import pytest
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 sys.path.append(str(PEERS))
 
-from table import rows_of, table  # noqa: E402
+from table import table, table_rows  # noqa: E402
 from trained import Ratio, Trained, against  # noqa: E402
 
 
@@ -49,7 +49,7 @@ def test_all_tasks_are_in_one_table() -> None:
         "lake": {"warm": {"beside": "torchrl", "ours": [300.0, 100.0, 200.0], "theirs": [100.0, 100.0, 100.0]}},
         "reward": {"ours": [900.0, 950.0], "bare": [1_000.0, 1_000.0], "ratios": [0.9, 0.95]},
     }
-    forage, lake, reward = rows_of(results)
+    forage, lake, reward = table_rows(results)
     assert (forage[:2], forage[2:4], forage[-1]) == (("forage", "puffer"), (1_000.0, 750.0), Ratio(1.5, 1.0, 2.0))
     assert (lake[0], lake[2:5], lake[-1]) == ("lake, warm", (200.0, 100.0, "transitions/s"), Ratio(2.0, 1.0, 3.0))
     assert (reward[2:4], reward[-1]) == ((925.0, 1_000.0), Ratio(pytest.approx(0.925), 0.9, 0.95))
