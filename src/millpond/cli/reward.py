@@ -37,7 +37,7 @@ def score(
     \b
       millpond reward score reward-1 pendulum --plot rewards.png --episodes 0,1
     """
-    from millpond.trainers.reward.score import draw_scores, parse_episodes, score_run, write_scores
+    from millpond.trainers.reward.evaluation import draw_scores, parse_episodes, score_run, write_scores
 
     scores = score_run(run, path, best=best)
     chosen = parse_episodes(episodes, len(scores.rewards))

@@ -86,8 +86,7 @@ def _open(path: Path) -> EpisodeSource:
 def _open_hdf5(path: Path) -> EpisodeSource:
     """The reader of an HDF5 file, whose layout is recognised by the names of its groups."""
     from millpond.data.demonstrations import DemonstrationSource
-    from millpond.data.hdf5 import Hdf5File
-    from millpond.data.minari import MinariSource
+    from millpond.data.hdf5 import Hdf5File, MinariSource
 
     file = Hdf5File(path)
     if file.has("data"):

@@ -10,10 +10,9 @@ from millpond.envs.spec import EnvSpec
 from millpond.plurals import plural
 from millpond.sizes import trainer_envs
 from millpond.vector.backends import processes
-from millpond.vector.backends.inline import InlinePool, TrainerSharePool
+from millpond.vector.backends.in_process import InlinePool, ThreadPool, TrainerSharePool
 from millpond.vector.backends.pool import Pool, pickle_job
 from millpond.vector.backends.spawned import SpawnPool
-from millpond.vector.backends.threads import ThreadPool
 from millpond.vector.failures import VectorError
 from millpond.vector.fleet import Fleet, OnCrash
 from millpond.vector.layout import Layout

@@ -1,25 +1,33 @@
-"""Evaluation of a reward network on held-out episodes, beside baselines; the summary of a run."""
+"""Evaluate a learned reward: on held-out episodes beside baselines, and on any recorded episodes as scores or a picture."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from millpond.data import Episodes
+from millpond.config import RewardRecipe
+from millpond.data import DataError, Episodes, open_episodes
+from millpond.errors import MillpondError
 from millpond.planner.lines import table
 from millpond.plurals import plural
 from millpond.record import Counters, show_seconds
 from millpond.record.jsonlines import HELD_OUT
-from millpond.rewards.batches import step_batch
+from millpond.rewards.batches import recorded_inputs, step_batch
 from millpond.rewards.metrics import METRICS, JudgedEpisode, judge_by_baselines, measure
-from millpond.rewards.network import RewardNetwork
+from millpond.rewards.network import TRANSITION_OBJECTIVES, RewardInputs, RewardNetwork
+from millpond.store import Checkpoints, RunError
 from millpond.trainers.common.evaluate import Evaluation
-from millpond.trainers.reward.setup import RecordedData
+from millpond.trainers.common.session import open_run
+from millpond.trainers.reward.setup import RecordedData, make_network
 
 CHUNK, IMAGE_CHUNK = 4096, 64  # steps per forward pass, without images and with them
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+DEFAULT_PLOTTED = 4  # episodes in a picture unless some are selected
 
 
 @dataclass(frozen=True)
@@ -104,3 +112,144 @@ def summarise_reward(counters: Counters, held_out: HeldOutEvaluation | None, tes
         low, high = tested.interval()
         lines.append(f"Test rollouts: return {tested.mean:.1f}, 95% interval {low:.1f} to {high:.1f}")
     return [*lines, "", f"{plural(counters.updates, 'update')} in {show_seconds(counters.seconds)}"]
+
+
+@dataclass(frozen=True)
+class RewardScores:
+    """A reward for every step of every episode. `values` are those of states, for progress and success."""
+
+    objective: str
+    updates: int
+    names: tuple[str, ...]
+    rewards: list[Floats]
+    values: list[Floats] | None
+    truths: list[Floats] | None
+
+
+def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs") -> RewardScores:
+    """Predict the rewards of all episodes of a file with the reward network of a run."""
+    loaded, run = open_run(name, run_dir)
+    recipe = loaded.recipe
+    if not isinstance(recipe, RewardRecipe):
+        raise RunError(f"run {run.name!r} is of kind {recipe.kind}; only runs of kind reward hold a reward network")
+    checkpoints = Checkpoints(run.checkpoints_path)
+    checkpoint = checkpoints.best() if best else checkpoints.find().checkpoint
+    if checkpoint is None:
+        raise RunError(f"run {run.name!r} has no {'best' if best else 'usable'} checkpoint in {run.checkpoints_path}")
+    settings = recipe.data
+    data = open_episodes(
+        path,
+        settings.observation_keys,
+        settings.images,
+        drop_columns=settings.drop_columns,
+        memory_bytes=settings.memory_bytes,
+    )
+    if data.action is None and recipe.reward.objective in TRANSITION_OBJECTIVES:
+        raise DataError(
+            f"{path}: {data.missing_actions} is missing, and the reward r(s, a, s') of run {run.name!r} needs the actions; "
+            f"score it with a run of reward.objective=progress"
+        )
+    inputs = recorded_inputs(data)
+    if data.discrete:  # the file may lack some actions that the run was trained on
+        trained_actions = _trained_actions(checkpoint.weights["reward"], inputs, recipe)
+        if data.num_actions > trained_actions:
+            raise DataError(f"{path} has {data.num_actions} actions, run {run.name!r} was trained on {trained_actions}")
+        inputs = replace(inputs, action=trained_actions)
+    network = make_network(recipe, inputs, seed=0)
+    try:
+        network.load_state_dict(checkpoint.weights["reward"])
+    except RuntimeError:
+        raise DataError(
+            f"{path} has observations of {plural(len(data.columns), 'number')} ({', '.join(data.fields)}) and actions "
+            f"{data.action}, which is not what run {run.name!r} was trained on ({settings.path})"
+        ) from None
+    network.eval()
+    judged = [judge_episode(network, data, episode, torch.device("cpu")) for episode in range(len(data))]
+    values = [value for _, value in judged if value is not None]
+    return RewardScores(
+        recipe.reward.objective,
+        checkpoint.updates,
+        data.names,
+        [reward for reward, _ in judged],
+        values or None,
+        [data.rewards(episode).astype(np.float32) for episode in range(len(data))] if data.has_rewards else None,
+    )
+
+
+def _trained_actions(weights: Mapping[str, Any], inputs: RewardInputs, recipe: RewardRecipe) -> int:
+    """Number of discrete actions of a run, from the width of its first layer; irrelevant for values of states."""
+    if recipe.reward.objective not in TRANSITION_OBJECTIVES:
+        return inputs.action
+    width = int(weights["layers.0.weight"].shape[1])
+    return width - 2 * inputs.numbers - recipe.reward.hidden_size * len(inputs.images)
+
+
+def parse_episodes(text: str | None, count: int) -> list[int]:
+    """Parse `0,2,5` as episode indices; the first few if there is no text."""
+    if text is None:
+        return list(range(min(DEFAULT_PLOTTED, count)))
+    try:
+        selected = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise MillpondError(f"--episodes {text!r} is not a list of numbers such as 0,2,5") from None
+    out_of_range = [number for number in selected if not 0 <= number < count]
+    if out_of_range:
+        raise MillpondError(f"--episodes names episode {out_of_range[0]}; the file has {count:,}, counted from 0")
+    return selected
+
+
+def write_scores(scores: RewardScores, path: Path) -> None:
+    """Write an .npz with `rewards`, `lengths`, `names` (no pickle), or an .hdf5 with one group per episode."""
+    if path.suffix not in (".npz", ".hdf5", ".h5"):
+        raise MillpondError(f"--out {path} must end in .npz, .hdf5 or .h5")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".npz":
+        arrays: dict[str, Any] = {
+            "rewards": np.concatenate(scores.rewards),
+            "lengths": np.array([len(reward) for reward in scores.rewards]),
+            "names": np.array(scores.names),
+        }
+        if scores.values is not None:
+            arrays["values"] = np.concatenate(scores.values)
+        np.savez(path, **arrays)
+        return
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file.attrs["objective"], file.attrs["updates"] = scores.objective, scores.updates
+        for number, (name, reward) in enumerate(zip(scores.names, scores.rewards, strict=True)):
+            group = file.create_group(f"episode_{number}")
+            group.attrs["name"] = name
+            group["reward"] = reward
+            if scores.values is not None:
+                group["value"] = scores.values[number]
+
+
+def draw_scores(scores: RewardScores, episodes: Sequence[int], path: Path) -> None:
+    """Plot reward and cumulative reward over time, one row per episode, as PNG or SVG."""
+    if path.suffix not in (".png", ".svg"):
+        raise MillpondError(f"--plot {path} must end in .png or .svg")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        len(episodes), 2, figsize=(10, 2.2 * len(episodes) + 0.6), squeeze=False, layout="constrained"
+    )
+    for row, episode in zip(axes, episodes, strict=True):
+        curves = [("learned", scores.rewards[episode], "C0")]
+        if scores.truths is not None:
+            curves.append(("recorded", scores.truths[episode], "C7"))
+        for label, reward, colour in reversed(curves):
+            row[0].plot(reward, color=colour, linewidth=1, label=label)
+            row[1].plot(np.cumsum(reward, dtype=np.float64), color=colour, linewidth=1, label=label)
+        row[0].set_ylabel(scores.names[episode], fontsize=8)
+    axes[0, 0].set_title("reward per step")
+    axes[0, 1].set_title("cumulative reward")
+    axes[0, 1].legend(fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("steps")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
