@@ -142,7 +142,7 @@ def test_agents_and_step_limit_set_together_with_the_env_are_used() -> None:
     assert (loaded.recipe.env.num_agents, loaded.recipe.env.max_steps) == (4, 9)
     assert not loaded.agents_open
     assert loaded.notes == ()
-    sized = load("grid", ["env.id=mettagrid"])  # both environments are made with as many agents as the config says
+    sized = load("grid", ["env.id=mettagrid"])  # the config sets the number of agents of both
     assert (sized.recipe.env.num_agents, sized.recipe.env.max_steps) == (3, 256)
 
 

@@ -63,7 +63,7 @@ def test_keys_without_a_meaning_are_listed() -> None:
 
 def test_a_file_may_leave_the_number_of_agents_open() -> None:
     with pytest.raises(MillpondError, match="does not set the number of agents per env"):
-        plan(METTA)  # one agent an env is too few for the minibatch
+        plan(METTA)  # one agent per env is too few for the minibatch
     left_open = plan(METTA, ["trainer.minibatch_size=1024"])
     assert any("1 is assumed" in note for note in left_open.loaded.notes)
     asked = plan(METTA, agents_source=str(DATA / "metta.yaml"))
@@ -91,7 +91,7 @@ def test_an_auto_horizon_follows_from_the_batch() -> None:
         ("num_envs = 8\nnum_workers = 4", 8, 4, 2),
         ("num_envs = 8\nnum_workers = 4\nbatch_size = None", 8, 4, 1),
         ("num_envs = 8\nnum_workers = 4\nbatch_size = 2", 8, 4, 4),
-        ("num_envs = 8", 8, 8, 2),  # num_workers=auto: one an env
+        ("num_envs = 8", 8, 8, 2),  # num_workers=auto: one per env
         ("num_envs = 1", 1, 1, 1),
         ("num_envs = 8\nbackend = Serial", 4, 1, 1),  # PufferLib makes only vec.batch_size of them
         ("backend = PufferEnv\nnum_envs = 1", 1, 1, 1),

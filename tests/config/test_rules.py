@@ -134,7 +134,7 @@ def test_a_batch_size_is_a_number_or_auto(overrides: list[str]) -> None:
 
 @pytest.mark.parametrize("recipe", ["metta", "puffer-metta", "mixture", "reward-online"])
 def test_every_fix_of_every_key_is_valid(recipe: str) -> None:
-    """Whatever a key is set to: what the error says to try works."""
+    """Any value of any key: the fix in the error is valid."""
     tried = 0
     for key in keys(load(recipe).recipe.kind):
         for value in (-5, 0, 0.333, 2, 1_000_003):
@@ -179,9 +179,9 @@ sizes = st.integers(1, 5000)
 
 @st.composite
 def ppo_settings(draw: st.DrawFn) -> dict[str, Any]:
-    """Sizes of all sorts, mostly such that do not fit together."""
+    """Random sizes, most of which do not fit together."""
     horizon = draw(st.integers(1, 128))
-    scaled = draw(st.booleans())  # half of the time at least multiples of the horizon
+    scaled = draw(st.booleans())  # half of the time multiples of the horizon
     unit = horizon if scaled else 1
     drawn: dict[str, Any] = {
         "env.num_agents": draw(st.integers(1, 70)),

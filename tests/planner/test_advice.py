@@ -55,9 +55,9 @@ def test_plans_beyond_the_memory_get_advice_that_fits() -> None:
     small = Host(cores=64, memory=450_000_000)
     assert "memory" in topics("metta", host=small)
     parts = overrides_of("metta", "memory", host=small)
-    assert set(parts) == {"trainer.max_minibatch_size"}  # parts of a minibatch change nothing that is learned
+    assert set(parts) == {"trainer.max_minibatch_size"}  # micro-batches do not change what is learned
     assert "memory" not in topics("metta", parts, host=small)
-    assert overrides_of("metta", "memory", host=Host(cores=64, memory=100_000_000)) == {}  # nothing small will do
+    assert overrides_of("metta", "memory", host=Host(cores=64, memory=100_000_000)) == {}  # nothing fits
     assert "memory" not in topics("metta")
 
 

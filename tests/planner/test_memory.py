@@ -125,8 +125,8 @@ def test_a_training_step_takes_the_planned_memory(
     assert planned is not None
     with torch_threads(1):
         peak = most_at_once(one_update(spec, core, 128, precision, rows, horizon, plain))
-    # Between the least and the most: not all gradients are there at the peak, and workspace depends on the processor's
-    # instructions. The bounds are the same for all of them: what every backward pass must hold, and the most demanding.
+    # Between minimum and maximum: not all gradients are in memory at the peak, and workspace depends on the processor's
+    # instructions. The bounds are the same for all processors.
     beyond = peak - planned.minibatch - planned.activations
     assert -0.05 * peak <= beyond <= planned.workspace + planned.gradients + 0.05 * peak
 
@@ -145,7 +145,7 @@ def test_threads_and_blocks_are_those_of_training() -> None:
 
 
 def test_compiled_encoders_allow_more_threads() -> None:
-    """8 sequences of CartPole are shared by two threads; of a grid only the core's work is.
+    """Two threads share 8 sequences of CartPole; with a grid encoder they share only the core's work.
 
     Blocks are 48 steps of 8 sequences, or all 64 of 4.
     """

@@ -58,7 +58,7 @@ def test_the_numbers_of_a_round() -> None:
     assert numbers.pqn_updates_per_round == 64 * 250
     assert numbers.pqn_replay_ratio == 2
     assert numbers.minibatch_transitions == 128
-    assert numbers.collections_per_pour == 8  # 65,536 rows, and each of 4,096 steps may bring a final observation
+    assert numbers.collections_per_pour == 8  # 65,536 records; each of 4,096 steps may add a final observation
     assert numbers.pours_per_round == 32  # 250 / 8, the last one of 2
     assert numbers.big_pond_replay_ratio == 64_000 * 32 / 500_000
     assert numbers.big_replay_ratio == 64_000 * 32 / (4 * 4_096 * 250)
@@ -66,7 +66,7 @@ def test_the_numbers_of_a_round() -> None:
 
 
 def test_bytes_of_ponds_and_bigpond() -> None:
-    """A pond holds neighbours, so a frame once; the BigPond has transitions from anywhere: stack and n-step frames each."""
+    """A pond holds consecutive steps, so each frame once; the BigPond holds a stack and n-step frames per transition."""
     numbers = mixture("mixture-gravitar")
     row = 7_056 + 4 + 33  # frame, action, provenance with reward and flags
     assert numbers.pond_bytes == 65_536 * row

@@ -32,7 +32,7 @@ def test_the_numbers_of_metta() -> None:
     numbers = plan("metta").to_json()
     assert {key: numbers[key] for key in CONTRACT} == CONTRACT
     assert isclose(numbers["steps_per_env"], 192.75, abs_tol=0.01)
-    # 8,192 rows x 64 steps x 3 agents: 11 x 11 cells and 3 of inventory, a byte each
+    # 8,192 rows x 64 steps x 3 agents: 11 x 11 cells and 3 of inventory, one byte each
     assert numbers["observation_bytes"] == 8192 * 64 * 3 * (11 * 11 + 3)
     assert numbers["buffer_bytes"] == numbers["observation_bytes"] + 8192 * 3 * (64 * (4 * 6 + 3) + 4 + 2 * 128 * 4)
 
@@ -80,7 +80,7 @@ def test_the_numbers_of_pufferlib_for_metta() -> None:
     assert numbers.gradient_updates == 8
     assert numbers.agent_steps_per_gradient == 32_768  # not 262,144
     assert numbers.steps_per_env == 64  # not 4,096
-    assert numbers.iterations == 1_144  # floored
+    assert numbers.iterations == 1_144  # rounded down
     assert (numbers.whole_rounds, numbers.top_up_rows) == (1, 0)
 
 
@@ -91,7 +91,7 @@ def test_iterations_are_rounded_down_and_limited() -> None:
 
 
 def test_whole_envs_leave_surplus_rows() -> None:
-    """Whole envs step in the top-up round; at most num_agents - 1 rows wait for the next iteration."""
+    """Whole envs step in the top-up round; at most num_agents - 1 rows are left for the next iteration."""
     numbers = ppo(
         "metta", {"trainer.batch_unit": "agent_steps", "trainer.batch_size": 64 * 8_192, "trainer.total_iterations": 3}
     )
@@ -171,7 +171,7 @@ def test_any_plan_is_consistent(settings: dict[str, Any]) -> None:
     assert p.unused_timesteps < p.batch_size
     assert 0 <= p.total_env_steps * p.num_agents - p.total_agent_steps < p.num_agents * p.bptt_horizon
     assert sum(count for _, _, count in p.field_bytes) == p.buffer_bytes
-    for advice in planned.advice:  # whatever is advised is valid
+    for advice in planned.advice:  # all advice is valid
         load("metta", {**settings, **dict(advice.overrides)})
     assert all(len(line) <= 80 for line in show(planned).splitlines() if "=" not in line)
 

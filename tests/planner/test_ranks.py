@@ -21,7 +21,7 @@ NO_SHARE = "is a total that 2 ranks cannot share equally"
 
 
 def plans(recipe: str, changes: dict[str, Any], ranks: int) -> tuple[PPOPlan, PPOPlan, PPOPlan]:
-    """Of one rank alone, of all ranks together, and of one of them."""
+    """Plans of one process, of all ranks together, and of one rank."""
     loaded = load(recipe, changes)
     numbers = (
         plan_loaded(loaded).plan,
@@ -132,7 +132,7 @@ def test_a_size_that_does_not_divide_is_refused(change: str, words: str) -> None
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_mixture_has_the_same_plan_on_any_ranks(ranks: int) -> None:
     loaded = load("mixture")
-    assert share_of_rank(loaded, ranks) == loaded  # an agent has what it has in one process
+    assert share_of_rank(loaded, ranks) == loaded  # sizes of an agent do not depend on the ranks
     alone, together = plan_loaded(loaded).plan, plan_over_ranks(loaded, ranks).plan
     assert isinstance(alone, MixturePlan)
     assert alone.big_pond_bytes is not None

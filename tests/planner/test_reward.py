@@ -40,8 +40,8 @@ def test_the_numbers_of_the_original_hierarchy() -> None:
     numbers = reward("reward-libero")
     assert (numbers.batches_per_iteration, numbers.batches_per_cycle, numbers.batches_per_epoch) == (50, 5_000, 500_000)
     assert numbers.batches == 5_000_000
-    assert numbers.records_per_cycle == 5_000  # the document says 50,000
-    assert numbers.lines_per_cycle == 50  # a cycle, not an iteration
+    assert numbers.records_per_cycle == 5_000
+    assert numbers.lines_per_cycle == 50  # per cycle, not per iteration
     assert numbers.iteration_lines_per_cycle == 100
     assert numbers.tensorboard_points == 1_000
     assert (numbers.dataset_episodes, numbers.dataset_steps) == (379, 101_469)
@@ -191,7 +191,7 @@ def test_progress_with_failed_episodes_only_is_an_alert(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["reward", "reward-libero"])
 def test_missing_or_unreadable_data_is_refused(recipe: str, tmp_path: Path) -> None:
-    """The sizes that a recipe expects are those of its own data, and never stand in for other data."""
+    """The sizes that a recipe expects belong to its own data and are never used for other data."""
     for name, says in (("none.npz", "no such file or folder"), ("a" * 300, "no such"), ("torn.npz", "cannot be read")):
         (tmp_path / "torn.npz").write_bytes(b"PK not a zip")
         with pytest.raises(DataError, match=rf"{name}.*{says}"):

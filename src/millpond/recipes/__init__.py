@@ -1,1 +1,1 @@
-"""Recipes: YAML files that `millpond recipes` lists."""
+"""Packaged recipes: the YAML files that `millpond recipes` lists."""

@@ -24,7 +24,7 @@ def planned(overrides: dict[str, Any]) -> tuple[MixturePlan, Schema]:
 
 
 def write(folder: Path, schema: Schema, numbers: MixturePlan) -> None:
-    """As many steps as the plan says, one stream an agent, in noise that lz4 can only partly compress."""
+    """Write the planned number of steps, one stream per agent, as noise that lz4 can only partly compress."""
     rng, lanes = np.random.default_rng(0), numbers.envs_per_agent
     steps = numbers.frames_per_agent // lanes
     field = schema.observation[0]
@@ -42,7 +42,7 @@ def stored(folder: Path, *kinds: str) -> int:
 
 
 def test_a_lake_of_vectors_has_the_planned_size(tmp_path: Path) -> None:
-    """Small observations lie in the records as they are, so the plan knows every byte."""
+    """Small observations are stored uncompressed in the records, so the plan is exact."""
     numbers, schema = planned({**SIZES, "env.id": "gymnasium:CartPole-v1"})
     assert not schema.compressed
     write(tmp_path, schema, numbers)
@@ -52,7 +52,7 @@ def test_a_lake_of_vectors_has_the_planned_size(tmp_path: Path) -> None:
 
 
 def test_a_lake_of_frames_has_the_planned_size(tmp_path: Path) -> None:
-    """How well frames compress is not known beforehand; all else is."""
+    """The plan is exact apart from how well frames compress."""
     numbers, schema = planned({**SIZES, "env.id": "minatar:breakout"})
     assert schema.compressed
     write(tmp_path, schema, numbers)
@@ -69,5 +69,5 @@ def test_ponds_have_the_planned_size(env_id: str) -> None:
     numbers, schema = planned(settings)
     assert Pond.init(schema, 64, lanes=2).nbytes == numbers.pond_bytes
     recipe = load("mixture", settings).recipe
-    rows = 200 * (recipe.env.frame_stack + recipe.dqn.n_step)  # what a fill needs at most
+    rows = 200 * (recipe.env.frame_stack + recipe.dqn.n_step)  # maximum of a fill
     assert Pond.init(schema, rows).nbytes == numbers.big_pond_bytes
