@@ -1,4 +1,4 @@
-"""DQN: its targets by hand, its target network, and learning from replay alone."""
+"""DQN: targets against the formula, the target network, and learning from replay only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cartpole_dqn(**settings: Any) -> DQN:
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_double_and_plain_target_by_hand(double: bool) -> None:
+def test_target_equals_the_formula(double: bool) -> None:
     dqn, batch = cartpole_dqn(double=double), transitions(64)
     dqn.target_parameters.data.add_(
         torch.randn(dqn.target_parameters.data.shape, generator=torch.Generator().manual_seed(3))
@@ -55,13 +55,13 @@ def test_double_and_plain_target_by_hand(double: bool) -> None:
     assert (online.argmax(-1) != target.argmax(-1)).any()  # so that double makes a difference
 
 
-def test_losses() -> None:
+def test_squared_and_huber_loss_equal_hand_computed_values() -> None:
     difference = torch.tensor([0.5, -3.0])
     assert float(td_loss(difference, "huber")) == pytest.approx((0.125 + 2.5) / 2)
     assert float(td_loss(difference, "squared")) == pytest.approx((0.125 + 4.5) / 2)
 
 
-def test_soft_target_follows_slowly_and_hard_target_at_once() -> None:
+def test_soft_target_is_a_moving_average_and_hard_target_a_copy() -> None:
     soft, hard = cartpole_dqn(target_tau=0.1), cartpole_dqn(target_tau=0, target_interval=3)
     before = soft.target_parameters.data.clone()
     soft.update(transitions(8))
@@ -79,7 +79,7 @@ def test_gradients_are_clipped() -> None:
     assert float(dqn.online.grad.norm()) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_rewards_of_a_model_replace_those_of_the_env() -> None:
+def test_passed_rewards_replace_those_of_the_batch() -> None:
     one, other = cartpole_dqn(), cartpole_dqn()
     batch, better = transitions(16), torch.rand(16)
     one.update(batch, reward=better)
@@ -88,7 +88,7 @@ def test_rewards_of_a_model_replace_those_of_the_env() -> None:
     assert torch.equal(one.online.data, other.online.data)
 
 
-def test_stacks_of_frames_are_one_observation() -> None:
+def test_stacks_of_frames_are_reshaped_to_one_observation() -> None:
     vector = make(EnvConfig(id="minatar:breakout"), 1)
     dqn = DQN(build_q_network(vector.spec.observation, vector.spec.action, hidden_size=8), DQNConfig())
     frames = torch.randint(0, 2, (5, 2, 2, 10, 10), dtype=torch.uint8)  # two frames of two channels
@@ -98,7 +98,7 @@ def test_stacks_of_frames_are_one_observation() -> None:
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_dqn_learns_the_corridor_from_random_steps(n_step: int) -> None:
+def test_learns_the_corridor_from_steps_of_a_random_player(n_step: int) -> None:
     explorer = make_group(CORRIDOR, SMALL.model_copy(update={"epsilon_end": 1.0}))
     pond = Pond.init(Schema.from_spec(explorer.spec), 8 * 256, lanes=8)
     for _ in range(8):
@@ -116,7 +116,7 @@ def test_dqn_learns_the_corridor_from_random_steps(n_step: int) -> None:
     torch.testing.assert_close(dqn.network(cells)[:, 1], 0.9 ** torch.arange(4, -1, -1), atol=0.1, rtol=0)
 
 
-def test_learning_resumes_from_its_state_bit_for_bit() -> None:
+def test_training_continues_from_its_state_bit_for_bit() -> None:
     uncut, again = cartpole_dqn(), cartpole_dqn()
     for k in range(3):
         uncut.update(transitions(8, k))
@@ -130,8 +130,8 @@ def test_learning_resumes_from_its_state_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("loss", ["huber", "squared"])
-def test_gradients_of_micro_batches_add_up_to_the_batch(loss: str) -> None:
-    """Two learners with half of each batch, in threads that wait for each other's gradients."""
+def test_reduced_parts_of_a_batch_equal_the_whole_batch(loss: str) -> None:
+    """Two learners with half of each batch, in threads that sum their gradients."""
     settings: dict[str, Any] = {"loss": loss, "max_grad_norm": 0.1, "target_tau": 0.5}
     whole, halves = cartpole_dqn(**settings), [cartpole_dqn(**settings) for _ in range(2)]
     given: list[torch.Tensor] = []
@@ -162,7 +162,7 @@ def test_gradients_of_micro_batches_add_up_to_the_batch(loss: str) -> None:
     torch.testing.assert_close(halves[0].target_parameters.data, whole.target_parameters.data, atol=1e-5, rtol=0)
 
 
-def test_dqn_starts_from_the_weights_of_another_network() -> None:
+def test_start_from_copies_parameters_and_resets_target_and_optimizer() -> None:
     dqn = cartpole_dqn()
     dqn.update(transitions(8))
     other = network_for(make(EnvConfig(id="gymnasium:CartPole-v1"), 1), 9)

@@ -1,4 +1,4 @@
-"""The optimiser on rows does what torch's does on each."""
+"""Parameters in one matrix, and the optimiser on its rows against torch's optimisers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip
 
 @pytest.mark.parametrize("rectified", [False, True])
 def test_optimizer_equals_that_of_torch(rectified: bool) -> None:
-    """Over the first steps, where RAdam is not yet rectified, and beyond; with a learning rate for each row."""
+    """In the first steps, where RAdam is not rectified yet, and after them; with a learning rate per row."""
     torch.manual_seed(0)
     data, grad = torch.randn(3, 40), torch.zeros(3, 40)
     theirs = [nn.Parameter(row.clone()) for row in data]
@@ -28,7 +28,7 @@ def test_optimizer_equals_that_of_torch(rectified: bool) -> None:
     torch.testing.assert_close(data, torch.stack([row.detach() for row in theirs]), atol=1e-6, rtol=1e-5)
 
 
-def test_reset_row_steps_as_if_new() -> None:
+def test_reset_row_behaves_like_a_new_optimizer() -> None:
     torch.manual_seed(0)
     data, grad = torch.randn(2, 8), torch.randn(2, 8)
     ours = RowOptimizer(data, grad, rectified=True)
@@ -43,7 +43,7 @@ def test_reset_row_steps_as_if_new() -> None:
     assert torch.equal(data[1:], fresh_data)
 
 
-def test_state_of_a_row_round_trips() -> None:
+def test_state_of_a_row_is_saved_and_loaded() -> None:
     data, grad = torch.randn(2, 8), torch.randn(2, 8)
     one = RowOptimizer(data, grad, rectified=False)
     one.step([0.1, 0.1])
@@ -59,7 +59,7 @@ def test_each_row_is_clipped_by_its_own_norm() -> None:
     torch.testing.assert_close(grad, torch.tensor([[0.6, 0.8], [0.3, 0.4]]), atol=1e-5, rtol=1e-5)
 
 
-def test_networks_share_memory_with_the_rows() -> None:
+def test_parameters_are_views_of_the_rows() -> None:
     networks = [nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)) for _ in range(2)]
     before = [network(torch.ones(1, 3)) for network in networks]
     flat = FlatParameters(networks)

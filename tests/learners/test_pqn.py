@@ -1,4 +1,4 @@
-"""PQN: what it collects, what it learns, several agents side by side, and its state."""
+"""PQN: collections, learning, several agents trained together, and state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(group: AgentGroup, collections: int) -> None:
         group.learn()
 
 
-def test_pqn_learns_the_corridor() -> None:
+def test_learns_the_corridor() -> None:
     group = make_group(CORRIDOR, total_collections=40)
     train(group, 40)
     played = evaluate(group.networks[0], make(CORRIDOR, 4), episodes=4, seed=9, device=CPU, deterministic=True)
@@ -37,7 +37,7 @@ def test_pqn_learns_the_corridor() -> None:
 
 
 def test_truncated_step_bootstraps_from_its_final_observation() -> None:
-    """V = 1 / (1 - gamma) = 10 where truncation has a future; it would be at most 5.7 where it had none."""
+    """V = 1 / (1 - gamma) = 10 if truncated steps bootstrap; it would be at most 5.7 if they did not."""
     config = SMALL.model_copy(update={"learning_rate": 0.02, "lr_schedule": "linear"})
     group = make_group(EnvConfig(id="truncation"), config, total_collections=60)
     train(group, 60)
@@ -46,7 +46,7 @@ def test_truncated_step_bootstraps_from_its_final_observation() -> None:
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_batched_agents_learn_the_same_as_each_alone(batched: bool, groups: int) -> None:
+def test_agents_trained_together_equal_agents_trained_alone(batched: bool, groups: int) -> None:
     seeds = [3, 5, 8]
     together = make_group(CARTPOLE, seeds=seeds, batched=batched, groups=groups)
     train(together, 3)
@@ -59,7 +59,7 @@ def test_batched_agents_learn_the_same_as_each_alone(batched: bool, groups: int)
 
 
 @pytest.mark.parametrize("env", [EnvConfig(id="minatar:breakout"), EnvConfig(id="grid")])
-def test_agents_with_images_or_grids_are_not_batched(env: EnvConfig) -> None:
+def test_images_and_grids_are_evaluated_one_agent_at_a_time(env: EnvConfig) -> None:
     group = make_group(env, seeds=[1, 2])
     before = group.parameters.data.clone()
     train(group, 1)
@@ -69,7 +69,7 @@ def test_agents_with_images_or_grids_are_not_batched(env: EnvConfig) -> None:
         make_group(env, seeds=[1, 2], batched=True)
 
 
-def test_every_transition_is_trained_once_per_update_epoch() -> None:
+def test_every_transition_is_trained_once_per_epoch() -> None:
     group = make_group(CORRIDOR, seeds=[1, 2])
     minibatches = group._shuffled()
     assert [tuple(picked.shape) for picked in minibatches] == [(2, 32)] * 4
@@ -78,7 +78,7 @@ def test_every_transition_is_trained_once_per_update_epoch() -> None:
     assert not torch.equal(minibatches[0][0], minibatches[0][1])
 
 
-def test_lost_step_is_not_trained() -> None:
+def test_lost_steps_are_not_trained_on() -> None:
     groups = [make_group(CORRIDOR), make_group(CORRIDOR)]
     for group in groups:
         group.collect()
@@ -91,7 +91,7 @@ def test_lost_step_is_not_trained() -> None:
     assert torch.equal(groups[0].parameters.data, groups[1].parameters.data)
 
 
-def test_step_of_a_crashed_env_is_lost() -> None:
+def test_step_of_a_crashed_env_is_marked_as_lost() -> None:
     env = EnvConfig(id="tests.support.raising_env:make_env")
     restarting = VectorConfig(backend="inline", on_crash="restart")
     vector = build_vector(env, restarting, num_envs=8, groups=1, num_workers=1, stacked=True)
@@ -121,8 +121,8 @@ def test_collection_is_added_to_a_pond_unchanged() -> None:
     assert batch.column["epsilon"].unique().tolist() == [1.0]
 
 
-def test_collection_equals_the_steps_of_the_envs() -> None:
-    """The corridor's own rule, step by step: the next observation follows from observation and action."""
+def test_collected_steps_follow_the_rules_of_the_environment() -> None:
+    """By the rule of the corridor, each next observation follows from observation and action."""
     group = make_group(CORRIDOR)
     group.collect()
     collection = group.collect()[0]
@@ -135,7 +135,7 @@ def test_collection_equals_the_steps_of_the_envs() -> None:
     torch.testing.assert_close(collection.value, value)
 
 
-def test_final_observation_and_its_value_are_those_before_the_reset() -> None:
+def test_final_observation_and_value_are_those_before_the_reset() -> None:
     group = make_group(EnvConfig(id=CORRIDOR.id, options={"limit": 2}), groups=2)
     collection = group.collect()[0]
     cell, move = collection.observation.argmax(-1), collection.action * 2 - 1
@@ -147,7 +147,7 @@ def test_final_observation_and_its_value_are_those_before_the_reset() -> None:
     torch.testing.assert_close(collection.final_value[has_final], group.networks[0](finals).amax(-1))
 
 
-def test_epsilon_and_learning_rate_follow_the_counters_of_each_agent() -> None:
+def test_exploration_and_learning_rate_follow_each_agents_counters() -> None:
     config = SMALL.model_copy(update={"epsilon_share": 0.5, "lr_schedule": "linear"})
     group = make_group(CORRIDOR, config, total_collections=4)
     seen, rates = [], []
@@ -180,7 +180,7 @@ def test_clones_equal_the_network_bit_for_bit_and_then_diverge() -> None:
 
 
 @pytest.mark.parametrize("between", ["learn and collect", "collect and learn"])
-def test_learning_resumes_from_its_state_bit_for_bit(between: str) -> None:
+def test_training_continues_from_its_state_bit_for_bit(between: str) -> None:
     def states(group: AgentGroup) -> bytes:
         return tree_to_bytes({"group": group.state_dict(), "envs": [v.save_state() for v in group.vectors]})
 
@@ -211,7 +211,7 @@ def test_state_of_one_agent_loads_into_another_group() -> None:
     assert alone.epsilons[0].value == both.epsilons[1].value
 
 
-def test_what_it_refuses() -> None:
+def test_unsupported_setups_are_refused() -> None:
     vector = make(CORRIDOR, 8)
     with pytest.raises(LearnerError, match="1 networks, 1 vectors and 2 seeds"):
         AgentGroup([network_for(vector, 1)], [vector], SMALL, seeds=[1, 2], total_collections=1)

@@ -1,4 +1,4 @@
-"""Q-networks: LayerNorm where PQN has it, every kind of observation, and playing as a policy does."""
+"""Q-networks: LayerNorm as in PQN, every kind of observation, and the interface of a policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from millpond.config.env import EnvConfig
 from millpond.envs.spec import ActionSpec, ObservationSpec
-from millpond.learners import Epsilon, LearnerError, build_q_network, epsilon_greedy
+from millpond.learners import LearnerError, build_q_network
 from millpond.policies.encoders.pixels import ChannelNorm
 from tests.support.corridor import make
 
@@ -24,7 +24,7 @@ SPECS = {
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_every_kind_of_observation(name: str) -> None:
+def test_every_kind_of_observation_is_supported(name: str) -> None:
     spec = SPECS[name]
     network = build_q_network(spec, FOUR, hidden_size=16, generator=torch.Generator().manual_seed(1))
     observation = torch.zeros((3, *spec.shape), dtype=getattr(torch, spec.dtype))
@@ -51,7 +51,7 @@ def test_norm_of_an_image_is_over_channels_only() -> None:
     torch.testing.assert_close(normal.var(1, unbiased=False), torch.ones(2, 5, 6), atol=1e-3, rtol=0)
 
 
-def test_what_it_refuses() -> None:
+def test_unsupported_actions_and_settings_are_refused() -> None:
     with pytest.raises(LearnerError, match="continuous"):
         build_q_network(SPECS["vector"], ActionSpec.continuous((-1.0,), (1.0,)))
     with pytest.raises(LearnerError, match="multidiscrete"):
@@ -62,37 +62,14 @@ def test_what_it_refuses() -> None:
         build_q_network(SPECS["vector"], FOUR, hidden_size=0)
 
 
-def test_masked_actions_are_never_the_best() -> None:
+def test_masked_actions_are_never_chosen() -> None:
     network = build_q_network(SPECS["vector"], FOUR, hidden_size=16)
     mask = torch.tensor([[False, False, True, False]])
     chosen = network.act(torch.rand(1, 6), network.initial_state(1), action_mask=mask)
     assert chosen.action.tolist() == [2]
 
 
-def test_epsilon_is_the_share_of_random_actions() -> None:
-    q = torch.tensor([[0.0, 1.0, 0.0, 0.0]]).expand(20_000, 4)
-    chosen = epsilon_greedy(q, 0.4, torch.Generator().manual_seed(0))
-    shares = torch.bincount(chosen, minlength=4) / 20_000
-    torch.testing.assert_close(shares, torch.tensor([0.1, 0.7, 0.1, 0.1]), atol=0.01, rtol=0)
-    assert epsilon_greedy(q[:9], 0.0, torch.Generator()).tolist() == [1] * 9
-
-
-def test_epsilon_restarts_from_the_value_of_its_reset() -> None:
-    epsilon = Epsilon(1.0, 0.1, over=100)
-    epsilon.advance(50)
-    assert epsilon.value == pytest.approx(0.55)
-    epsilon.reset(0.3)
-    assert epsilon.value == pytest.approx(0.3)
-    epsilon.advance(50)
-    assert epsilon.value == pytest.approx(0.2)
-    other = Epsilon(0.0, 0.0, over=1)
-    other.load_state_dict(epsilon.state_dict())
-    assert other.value == epsilon.value
-    epsilon.reset()
-    assert epsilon.value == pytest.approx(0.3)
-
-
-def test_envs_with_action_masks_are_refused() -> None:
+def test_environments_with_action_masks_are_refused() -> None:
     from dataclasses import replace
 
     from millpond.learners.q_network import check_spec

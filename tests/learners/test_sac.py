@@ -1,4 +1,4 @@
-"""SAC: its distribution and losses against plain ones, its state, and an environment that it learns in seconds."""
+"""SAC: distribution and losses against plain formulas, its state, and a task that it learns in seconds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def small(**settings: Any) -> SAC:
     return SAC(SEEN, TWO, seed=1, hidden_size=16, **settings)
 
 
-def test_actions_are_within_their_limits_with_the_right_log_probability() -> None:
+def test_actions_are_within_bounds_and_log_probabilities_match() -> None:
     actor, seen = small().actor, torch.randn(500, 3)
     action, log_prob = actor.sample(seen, torch.Generator().manual_seed(0))
     assert bool((action[:, 0].abs() < 2).all() & (action[:, 1] > 0).all() & (action[:, 1] < 1).all())
@@ -50,7 +50,7 @@ def test_actions_are_within_their_limits_with_the_right_log_probability() -> Non
     torch.testing.assert_close(log_prob, squashed.log_prob(action).sum(-1), atol=1e-3, rtol=1e-3)
 
 
-def test_twin_critics_equal_two_plain_networks() -> None:
+def test_twin_critics_equal_two_separate_networks() -> None:
     agent, batch = small(), transitions(7)
     inputs = torch.cat([batch.observation, batch.action], 1)
     plain = torch.stack([twin(inputs).squeeze(1) for twin in agent.critics.networks])
@@ -58,7 +58,7 @@ def test_twin_critics_equal_two_plain_networks() -> None:
     assert not torch.equal(plain[0], plain[1])
 
 
-def test_gradient_of_the_critics_equals_autograd() -> None:
+def test_critic_gradients_equal_those_of_autograd() -> None:
     agent, batch, target = small(), transitions(9), torch.rand(9)
     inputs = torch.cat([batch.observation, batch.action], 1)
     loss = sum(nn.functional.mse_loss(twin(inputs).squeeze(1), target) for twin in agent.critics.networks)
@@ -69,7 +69,7 @@ def test_gradient_of_the_critics_equals_autograd() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_target_by_hand() -> None:
+def test_target_equals_the_formula() -> None:
     agent, batch = small(), transitions(9)
     agent.target_parameters.data.mul_(1.5)
     alpha = torch.tensor(0.3)
@@ -83,7 +83,7 @@ def test_target_by_hand() -> None:
     torch.testing.assert_close(agent._targets(batch, batch.reward, alpha), expected)
 
 
-def test_actor_update_raises_its_objective_and_does_not_change_the_critics() -> None:
+def test_actor_update_improves_its_objective_and_leaves_critics_unchanged() -> None:
     agent, batch = small(learning_rate=1e-2), transitions(256)
     critics = agent.critics.data.clone()
     losses = [float(agent._train_actor(batch, torch.tensor(0.0))[0]) for _ in range(60)]
@@ -91,8 +91,8 @@ def test_actor_update_raises_its_objective_and_does_not_change_the_critics() -> 
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.01
 
 
-def test_temperature_moves_towards_the_target_entropy() -> None:
-    """Where the actions are more random than asked for, alpha falls; where less, it rises."""
+def test_temperature_moves_entropy_towards_its_target() -> None:
+    """If the entropy is above its target, alpha falls; if below, it rises."""
     for wanted, rises in ((-100.0, False), (100.0, True)):
         agent = small(target_entropy=wanted)
         agent.update(transitions(16))
@@ -100,14 +100,14 @@ def test_temperature_moves_towards_the_target_entropy() -> None:
     assert small().target_entropy == -2.0
 
 
-def test_target_networks_follow_slowly() -> None:
+def test_target_critics_are_a_moving_average() -> None:
     agent = small(target_tau=0.1)
     before = agent.target_parameters.data.clone()
     agent.update(transitions(16))
     torch.testing.assert_close(agent.target_parameters.data, before + 0.1 * (agent.critics.data - before))
 
 
-def test_predicted_rewards_replace_those_of_the_env() -> None:
+def test_predicted_rewards_replace_those_of_the_batch() -> None:
     one, other, batch, better = small(), small(), transitions(16), torch.rand(16)
     one.update(batch, reward=better)
     batch.reward = better
@@ -115,7 +115,7 @@ def test_predicted_rewards_replace_those_of_the_env() -> None:
     assert torch.equal(one.critics.data, other.critics.data)
 
 
-def test_learning_resumes_from_its_state_bit_for_bit() -> None:
+def test_training_continues_from_its_state_bit_for_bit() -> None:
     uncut, again = small(), SAC(SEEN, TWO, seed=9, hidden_size=16)
     for k in range(3):
         uncut.update(transitions(16, k))
@@ -130,8 +130,8 @@ def test_learning_resumes_from_its_state_bit_for_bit() -> None:
         SAC(SEEN, TWO, seed=1, hidden_size=8).load_state_dict(uncut.state_dict())
 
 
-def test_sac_learns_to_repeat_its_observation() -> None:
-    """One step an episode: the reward is how near the action comes to the observation."""
+def test_learns_to_repeat_its_observation() -> None:
+    """One step per episode: the reward is minus the distance between action and observation."""
     seen, act = ObservationSpec.single((1,), "float32", "vector"), ActionSpec.continuous((-1.0,), (1.0,))
     agent = SAC(seen, act, seed=1, hidden_size=32, learning_rate=3e-3)
     rng = torch.Generator().manual_seed(0)
@@ -150,7 +150,7 @@ def test_sac_learns_to_repeat_its_observation() -> None:
     assert float((agent.act(asked, deterministic=True) - asked).abs().max()) < 0.2
 
 
-def test_what_it_refuses() -> None:
+def test_unsupported_actions_and_observations_are_refused() -> None:
     with pytest.raises(LearnerError, match="these are discrete"):
         SAC(SEEN, ActionSpec.discrete(3), seed=1)
     with pytest.raises(LearnerError, match="with finite bounds"):

@@ -1,4 +1,4 @@
-"""Whole oldest files go, from the stream that holds most, and readers go on."""
+"""The oldest files of the largest stream are dropped, and readers continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def used(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in {".steps", ".lz4", ".zst", ".index"})
 
 
-def test_streams_share_the_size_limit(tmp_path: Path) -> None:
+def test_max_bytes_holds_over_all_streams(tmp_path: Path) -> None:
     naive, rng, folder = NaiveLake(), np.random.default_rng(0), tmp_path / "lake"
     with Lake.create(folder, FRAME, max_bytes=LIMIT, segment_bytes=20_000) as lake:
         writers = {name: lake.writer(name, 2) for name in ("fast", "slow")}
@@ -68,7 +68,7 @@ def test_new_writer_continues_after_dropped_files(tmp_path: Path) -> None:
             writer.rollback(1)
 
 
-def test_files_of_an_idle_stream_are_dropped_too(tmp_path: Path) -> None:
+def test_segments_of_an_idle_stream_are_dropped_too(tmp_path: Path) -> None:
     naive, rng = NaiveLake(), np.random.default_rng(1)
     with Lake.create(tmp_path, FRAME, max_bytes=200_000, segment_bytes=10_000) as lake:
         for name in ("idle", "busy"):
@@ -81,6 +81,6 @@ def test_files_of_an_idle_stream_are_dropped_too(tmp_path: Path) -> None:
         assert used(tmp_path) <= 200_000
 
 
-def test_limit_that_is_too_small_is_refused(tmp_path: Path) -> None:
+def test_max_bytes_below_eight_segments_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match="less than 8 segments"):
         Lake.create(tmp_path, FRAME, max_bytes=1_000, segment_bytes=1_000)

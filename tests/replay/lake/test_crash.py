@@ -63,19 +63,19 @@ def kill_repeatedly(folder: Path, times: int, longest: float) -> None:
     assert verify(folder).good
 
 
-def test_kill_at_random_moments(tmp_path: Path) -> None:
+def test_acknowledged_appends_survive_kill_at_random_moments(tmp_path: Path) -> None:
     kill_repeatedly(tmp_path / "lake", 20, 0.08)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_kill_at_random_moments_300_times(tmp_path: Path) -> None:
+def test_acknowledged_appends_survive_300_kills(tmp_path: Path) -> None:
     for part in range(30):
         kill_repeatedly(tmp_path / f"lake{part}", 10, 0.15)
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_death_at_every_call_loses_nothing(tmp_path: Path, half: bool) -> None:
+def test_acknowledged_appends_survive_death_at_every_system_call(tmp_path: Path, half: bool) -> None:
     folder = tmp_path / "lake"
     with Lake.create(folder, FRAME, segment_bytes=6_000) as lake, lake.writer("a", LANES) as writer:
         for number in range(3):
@@ -101,7 +101,7 @@ def test_death_at_every_call_loses_nothing(tmp_path: Path, half: bool) -> None:
     assert verify(folder).good
 
 
-def test_second_writer_is_refused_and_a_dead_one_does_not_block(tmp_path: Path) -> None:
+def test_second_writer_is_refused_and_a_dead_writer_holds_no_lock(tmp_path: Path) -> None:
     with Lake.create(tmp_path, FRAME) as lake:
         child, pipe = in_child(append_forever(tmp_path, 0))
         while not os.read(pipe, 1):
@@ -116,7 +116,7 @@ def test_second_writer_is_refused_and_a_dead_one_does_not_block(tmp_path: Path) 
                 lake.writer("a", LANES)
 
 
-def test_readers_follow_a_writer_in_another_process(tmp_path: Path) -> None:
+def test_reader_follows_writer_in_another_process(tmp_path: Path) -> None:
     with Lake.create(tmp_path, FRAME, segment_bytes=SEGMENT_BYTES) as lake:
         child, pipe = in_child(append_forever(tmp_path, 0))
         try:
@@ -134,8 +134,8 @@ def test_readers_follow_a_writer_in_another_process(tmp_path: Path) -> None:
             acknowledged_until_death(child, pipe)
 
 
-def test_several_writers_at_once(tmp_path: Path) -> None:
-    """Each in a process of its own, all making the lake at the same moment."""
+def test_several_processes_create_and_write_one_lake_at_once(tmp_path: Path) -> None:
+    """Each in a separate process, all creating the lake at the same moment."""
 
     def work(name: str) -> Callable[[int], None]:
         def run(pipe: int) -> None:

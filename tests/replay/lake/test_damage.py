@@ -39,7 +39,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in NO_DATA and p.stat().st_size)
 
 
-def assert_nothing_wrong_comes_out(folder: Path, naive: NaiveLake) -> None:
+def assert_only_valid_data_is_returned(folder: Path, naive: NaiveLake) -> None:
     report = verify(folder)
     assert not report.good
     valid = naive.transitions(stack=2, n_step=1, gamma=1.0, repeat=False)
@@ -52,7 +52,7 @@ def assert_nothing_wrong_comes_out(folder: Path, naive: NaiveLake) -> None:
     )
 
 
-def test_flipped_bit_at_the_end_of_any_file_is_detected(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
+def test_changed_last_byte_of_any_file_is_reported(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     shutil.copytree(whole[0], folder)
     for struck in files(folder):
@@ -65,7 +65,7 @@ def test_flipped_bit_at_the_end_of_any_file_is_detected(whole: tuple[Path, Naive
 
 @settings(max_examples=40)
 @given(file=st.integers(0), place=st.integers(0), bit=st.integers(0, 7))
-def test_lake_with_a_flipped_bit_returns_nothing_wrong(
+def test_flipped_bit_is_reported_and_never_returned(
     whole: tuple[Path, NaiveLake], file: int, place: int, bit: int
 ) -> None:
     with TemporaryDirectory() as scratch:
@@ -75,12 +75,12 @@ def test_lake_with_a_flipped_bit_returns_nothing_wrong(
         data = bytearray(struck.read_bytes())
         data[place % len(data)] ^= 1 << bit
         struck.write_bytes(data)
-        assert_nothing_wrong_comes_out(folder, whole[1])
+        assert_only_valid_data_is_returned(folder, whole[1])
 
 
 @settings(max_examples=30)
 @given(file=st.integers(0), size=st.integers(0))
-def test_lake_with_a_torn_file_returns_nothing_wrong(whole: tuple[Path, NaiveLake], file: int, size: int) -> None:
+def test_torn_file_is_reported_or_recovered(whole: tuple[Path, NaiveLake], file: int, size: int) -> None:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "lake"
         shutil.copytree(whole[0], folder)
@@ -88,7 +88,7 @@ def test_lake_with_a_torn_file_returns_nothing_wrong(whole: tuple[Path, NaiveLak
         keep = size % struck.stat().st_size
         with open(struck, "r+b") as torn:
             torn.truncate(keep)
-        assert_nothing_wrong_comes_out(folder, whole[1])
+        assert_only_valid_data_is_returned(folder, whole[1])
         # Whatever it was, writing goes on or is refused with a reason, and what is then returned is still right.
         try:
             with Lake(folder) as lake, lake.writer("a", 2) as writer:
@@ -103,7 +103,7 @@ def test_lake_with_a_torn_file_returns_nothing_wrong(whole: tuple[Path, NaiveLak
             assert lake.transitions() > 0
 
 
-def test_damage_is_an_error_that_names_file_and_record(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
+def test_damage_error_names_file_and_record(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     shutil.copytree(whole[0], folder)
     struck = sorted((folder / "streams" / "a").glob("*.lz4"))[0]
@@ -123,7 +123,7 @@ def test_damage_is_an_error_that_names_file_and_record(whole: tuple[Path, NaiveL
     assert struck.name in "\n".join(report.lines())
 
 
-def test_damaged_log_entry_is_rebuilt_from_the_records(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
+def test_damaged_log_entry_is_rebuilt_from_records(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     shutil.copytree(whole[0], folder)
     with Lake(folder) as lake:

@@ -1,4 +1,4 @@
-"""No space and short writes: a clear error, nothing acknowledged lost, and on it goes once there is space again."""
+"""No space and short writes: a clear error, no acknowledged append is lost, and appends continue once there is space."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def assert_same(folder: Path, naive: NaiveLake) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of one megabyte, where this user may mount one."""
+    """A real file system of one megabyte, if this user may mount one."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("only root may mount a small file system; the other test needs no mount")
@@ -50,7 +50,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_full_disk_loses_nothing(small_disk: Path) -> None:
+def test_full_disk_is_a_clear_error_and_appends_continue_after_space_is_freed(small_disk: Path) -> None:
     naive, rng, folder = NaiveLake(), np.random.default_rng(0), small_disk / "lake"
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(300_000))
@@ -69,8 +69,8 @@ def test_full_disk_loses_nothing(small_disk: Path) -> None:
     assert_same(folder, naive)
 
 
-def test_file_size_limit_loses_nothing(tmp_path: Path) -> None:
-    """Under RLIMIT_FSIZE a write that crosses the limit is done in part first, and refused only the next time."""
+def test_short_write_at_a_file_size_limit_is_undone(tmp_path: Path) -> None:
+    """Under RLIMIT_FSIZE a write that crosses the limit is short, and only the next one is refused."""
     naive, rng, folder = NaiveLake(), np.random.default_rng(0), tmp_path / "lake"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     short = []

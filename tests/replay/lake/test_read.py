@@ -18,7 +18,9 @@ def spans(*rows: tuple[int, int, int, int]) -> Spans:
 
 
 @pytest.mark.parametrize("how", ["map", "cold", "without NOWAIT"])
-def test_spans(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_read_correctly_from_map_cache_and_disk(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     content = [rng.integers(0, 256, 50_000, np.uint8) for _ in range(3)]
     paths = [tmp_path / str(k) for k in range(3)]
@@ -41,7 +43,7 @@ def test_spans(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> Non
     reader.close()
 
 
-def test_reads_beyond_the_end_are_zeros_and_appended_bytes_are_read(tmp_path: Path) -> None:
+def test_reads_past_the_end_give_zeros_and_see_a_file_grow(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"a" * 100)
     reader, buffer = SpanReader(), np.full(80, 7, np.uint8)
@@ -55,7 +57,7 @@ def test_reads_beyond_the_end_are_zeros_and_appended_bytes_are_read(tmp_path: Pa
     reader.close()
 
 
-def test_more_segments_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_works_with_more_segments_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millpond.replay.lake.read.OPEN_FILES", 5)
     naive, rng = NaiveLake(), np.random.default_rng(0)
     before = len(os.listdir("/dev/fd"))

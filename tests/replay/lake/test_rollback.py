@@ -1,4 +1,4 @@
-"""Taking appends back: whatever dies in the middle, the stream holds a prefix, and the same rollback can be done again."""
+"""Rollback of appends: after a crash in the middle the stream is a valid prefix, and the rollback can be repeated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def grow(folder: Path, commits: int) -> None:
             writer.append(append_number(writer.position))
 
 
-def test_rollback_takes_the_reported_positions(tmp_path: Path) -> None:
+def test_rollback_accepts_positions_of_the_lake(tmp_path: Path) -> None:
     with Lake.create(tmp_path, FRAME) as lake:
         assert lake.positions() == {}
         for name, count in (("a", 3), ("b", 1)):
@@ -47,8 +47,8 @@ def test_rollback_takes_the_reported_positions(tmp_path: Path) -> None:
         assert lake.positions() == {"a": 3, "b": 1}
 
 
-def test_death_at_every_single_call_of_a_rollback(tmp_path: Path) -> None:
-    """Files are removed, cut and synced one by one; after each of these the process dies, and the next one goes on."""
+def test_rollback_can_be_repeated_after_death_at_every_system_call(tmp_path: Path) -> None:
+    """Files are unlinked, truncated and synced one by one; the process dies after each call, and the next one continues."""
     folder, target = tmp_path / "lake", 4
     Lake.create(folder, FRAME, segment_bytes=6_000).close()
     survived = False
@@ -91,7 +91,7 @@ def append_and_roll_back_forever(folder: Path) -> Callable[[int], None]:
 
 
 @pytest.mark.timeout(120)
-def test_kill_at_random_moments_between_appends_and_rollbacks(tmp_path: Path) -> None:
+def test_kill_during_appends_and_rollbacks_leaves_a_valid_prefix(tmp_path: Path) -> None:
     folder, chance = tmp_path / "lake", random.Random(5)
     Lake.create(folder, FRAME, segment_bytes=20_000).close()
     grow(folder, 30)

@@ -1,4 +1,4 @@
-"""Sampling against the naive lake: right at episode starts, truncations, lanes and file edges, and exactly uniform."""
+"""Sampling against the naive lake: correct at episode starts, truncations, lanes and file edges, and exactly uniform."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def uneven(tmp_path: Path) -> tuple[Lake, NaiveLake]:
     return lake, naive
 
 
-def test_uniform_over_all_transitions(uneven: tuple[Lake, NaiveLake]) -> None:
+def test_samples_are_uniform_over_all_transitions(uneven: tuple[Lake, NaiveLake]) -> None:
     lake, naive = uneven
     valid = naive.transitions(stack=2, n_step=2, gamma=1.0, repeat=False)
     rng = np.random.default_rng(0)
@@ -94,7 +94,7 @@ def test_uniform_over_all_transitions(uneven: tuple[Lake, NaiveLake]) -> None:
     assert sum(lake.replayed.values()) == len(drawn)
 
 
-def test_weights_and_quotas(uneven: tuple[Lake, NaiveLake]) -> None:
+def test_weights_and_quotas_set_the_share_of_each_stream(uneven: tuple[Lake, NaiveLake]) -> None:
     lake, _ = uneven
     rng = np.random.default_rng(1)
     assert lake.streams == ["long", "middle", "short"]
@@ -113,7 +113,7 @@ def test_weights_and_quotas(uneven: tuple[Lake, NaiveLake]) -> None:
             lake.sample(60, rng, **wrong)
 
 
-def test_same_generator_gives_the_same_batch(uneven: tuple[Lake, NaiveLake]) -> None:
+def test_same_generator_state_gives_the_same_batch(uneven: tuple[Lake, NaiveLake]) -> None:
     lake, _ = uneven
     first = lake.sample(50, np.random.default_rng(7), stack=3)
     with Lake(lake.folder) as again:
@@ -122,7 +122,7 @@ def test_same_generator_gives_the_same_batch(uneven: tuple[Lake, NaiveLake]) -> 
     np.testing.assert_array_equal(first.observation, second.observation)
 
 
-def test_sequences_with_burn_in(tmp_path: Path) -> None:
+def test_sequences_are_consecutive_steps_with_masked_burn_in(tmp_path: Path) -> None:
     rng, naive = np.random.default_rng(5), NaiveLake()
     with Lake.create(tmp_path, FRAME, segment_bytes=20_000) as lake:
         with lake.writer("a", 2) as writer:
@@ -155,7 +155,7 @@ def test_sequences_with_burn_in(tmp_path: Path) -> None:
             lake.sample_sequences(1, rng, length=500)
 
 
-def test_whole_episodes(uneven: tuple[Lake, NaiveLake]) -> None:
+def test_sampled_episodes_are_complete(uneven: tuple[Lake, NaiveLake]) -> None:
     lake, naive = uneven
     expected: dict[int, list[int]] = {}
     finals = {}

@@ -1,4 +1,4 @@
-"""What the writer refuses, where episodes begin, and taking appends back."""
+"""The writer: invalid input, episode boundaries, order of syncs, and rollback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -65,7 +64,7 @@ ENDED = np.array([[False, True], [False, False], [True, False]])
         ({"terminated": np.zeros(3)}, r"terminated has shape \(3,\); expected \(3, 2\)"),
     ],
 )
-def test_invalid_arguments_are_refused_with_a_reason(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_invalid_steps_are_refused_with_a_reason(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with Lake.create(tmp_path, VECTOR) as lake, lake.writer("a", 2) as writer:
         with pytest.raises(LakeError, match=message):
             writer.append(steps(**changes))
@@ -77,7 +76,7 @@ LAST = np.array([[False], [False], [True]])
 
 
 @pytest.mark.parametrize("has_final", [None, LAST], ids=["by their number", "by has_final"])
-def test_final_observation_of_a_terminated_episode_is_stored_if_given(
+def test_final_observation_of_a_terminated_episode_is_stored_if_passed(
     tmp_path: Path, has_final: np.ndarray[Any, Any] | None
 ) -> None:
     final = np.array([[7.0, 8.0]], np.float32)
@@ -102,7 +101,7 @@ def test_final_observation_of_a_terminated_episode_is_stored_if_given(
     np.testing.assert_array_equal(got, [final[0], unknown.observation[-1]])
 
 
-def test_final_observation_of_a_truncated_episode_is_what_it_bootstraps_from(tmp_path: Path) -> None:
+def test_truncated_step_bootstraps_from_its_final_observation(tmp_path: Path) -> None:
     final = np.array([[7.0, 8.0]], np.float32)
     with Lake.create(tmp_path, VECTOR) as lake:
         with lake.writer("a", 1) as writer:
@@ -129,7 +128,7 @@ def test_provenance_is_stored(tmp_path: Path) -> None:
             assert abs(record["time"] - 1.7e9) < 1e9
 
 
-def test_reopened_stream_continues_episodes_or_starts_new_ones(tmp_path: Path) -> None:
+def test_reopened_stream_continues_episodes_only_if_asked(tmp_path: Path) -> None:
     with Lake.create(tmp_path, VECTOR) as lake:
         for open_again, expected in ((False, 4), (True, 10), (False, 14)):
             with lake.writer("a", 2, continue_episodes=open_again) as writer:
@@ -146,7 +145,7 @@ def test_reopened_stream_continues_episodes_or_starts_new_ones(tmp_path: Path) -
         assert np.unique(records["episode"]).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_rollback(tmp_path: Path) -> None:
+def test_rollback_removes_appends_and_continues_open_episodes(tmp_path: Path) -> None:
     naive, rng = NaiveLake(), np.random.default_rng(0)
     with Lake.create(tmp_path, FRAME, segment_bytes=4_000) as lake, lake.writer("a", 3) as writer:
         for _ in range(20):
@@ -171,7 +170,7 @@ def test_rollback(tmp_path: Path) -> None:
         follower.close()
 
 
-def test_names_lanes_schemas_and_versions_are_checked(tmp_path: Path) -> None:
+def test_invalid_names_lanes_schemas_and_versions_are_refused(tmp_path: Path) -> None:
     with Lake.create(tmp_path, VECTOR) as lake:
         for name in ("", "../up", ".hidden", "a/b"):
             with pytest.raises(LakeError, match="a name has"):
@@ -193,29 +192,12 @@ def test_names_lanes_schemas_and_versions_are_checked(tmp_path: Path) -> None:
         Lake(tmp_path)
 
 
-def test_schemas_of_gymnasium_spaces() -> None:
-    spaces = gymnasium.spaces
-    observation = spaces.Dict(
-        {"image": spaces.Box(0, 255, (32, 32, 3), np.uint8), "arm": spaces.Dict({"joint": spaces.Box(-1, 1, (7,))})}
-    )
-    schema = Schema.from_spaces(observation, spaces.Box(-1, 1, (4,), np.float32))
-    fields = {field.name: (field.shape, field.dtype, field.storage) for field in schema.observation}
-    assert fields == {"arm.joint": ((7,), "float32", "fixed"), "image": ((32, 32, 3), "uint8", "lz4")}
-    assert (schema.action.shape, schema.action.dtype) == ((4,), "float32")
-    assert Schema.from_json(schema.to_json()) == schema
-    assert Schema.from_spaces(spaces.Discrete(5), spaces.Discrete(3)).single
-    with pytest.raises(LakeError, match="only one array of actions"):
-        Schema.from_spaces(spaces.Discrete(5), spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}))
-    with pytest.raises(LakeError, match="no fixed shape"):
-        Schema.from_spaces(spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(3))
-
-
 def test_lake_does_not_import_torch() -> None:
     code = "import sys, millpond.replay; assert 'torch' not in sys.modules and 'gymnasium' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_data_is_synced_before_the_log_and_the_log_before_the_ack(
+def test_data_is_synced_before_the_log_and_the_log_before_the_acknowledgement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -247,7 +229,7 @@ def test_data_is_synced_before_the_log_and_the_log_before_the_ack(
 
 
 def test_failed_sync_closes_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows what a disk holds after a failed sync: a new writer has to look."""
+    """After a failed sync the content of the disk is unknown: a new writer must read it."""
     with Lake.create(tmp_path, VECTOR) as lake:
         with lake.writer("a", 2) as writer:
             writer.append(steps())
@@ -268,7 +250,7 @@ def test_failed_sync_closes_the_writer(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("kind", ["steps", "lz4"])
 def test_append_with_missing_bytes_is_cut_off(tmp_path: Path, kind: str) -> None:
-    """A disk that lies about its syncs: the log has the append, the data is shorter. The longest whole prefix stays."""
+    """If a disk reports syncs that did not happen, the log has an append whose data is shorter: it is cut off."""
     naive, rng = NaiveLake(), np.random.default_rng(0)
     with Lake.create(tmp_path, FRAME) as lake:
         with lake.writer("a", 2) as writer:
@@ -287,8 +269,8 @@ def test_append_with_missing_bytes_is_cut_off(tmp_path: Path, kind: str) -> None
         assert verify(tmp_path).good
 
 
-def test_readers_see_only_acknowledged_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the sync of the log and the acknowledgement the log is ahead of the head; after a power cut too."""
+def test_readers_see_only_acknowledged_appends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the sync of the log and the acknowledgement the log has more appends than the head."""
     head = tmp_path / "streams" / "a" / "head"
     with Lake.create(tmp_path, VECTOR) as lake, lake.writer("a", 2) as writer:
         writer.append(steps())

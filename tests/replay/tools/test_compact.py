@@ -1,4 +1,4 @@
-"""Compacted segments give the same samples from fewer bytes, also to readers who were there before."""
+"""Compacted segments give the same samples from fewer bytes, also to readers that were open before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millpond.replay.tools.verify import verify
 from tests.support.naive_lake import MIXED, NaiveLake, assert_transition
 
 
-def test_compact_while_others_read_and_write(tmp_path: Path) -> None:
+def test_compaction_keeps_samples_while_others_read_and_write(tmp_path: Path) -> None:
     naive, rng, folder = NaiveLake(), np.random.default_rng(0), tmp_path / "lake"
     lake = Lake.create(folder, MIXED, segment_bytes=12_000)
     writer = lake.writer("a", 2)

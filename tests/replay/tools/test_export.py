@@ -1,4 +1,4 @@
-"""Info, export and import: what goes out comes back, and others' files come in."""
+"""Info, export and import: exported episodes import unchanged, and files of other projects can be imported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fields(episode: LakeEpisode) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", ["dataset", "episodes.npz"])
 @pytest.mark.parametrize("kind", sorted(SCHEMAS))
-def test_exported_episodes_are_imported_unchanged(tmp_path: Path, kind: str, name: str) -> None:
+def test_exported_episodes_import_unchanged(tmp_path: Path, kind: str, name: str) -> None:
     schema, rng, naive = SCHEMAS[kind], np.random.default_rng(0), NaiveLake()
     with Lake.create(tmp_path / "lake", schema) as lake, lake.writer("a", 2) as writer:
         for _ in range(15):
@@ -49,7 +49,7 @@ def test_exported_episodes_are_imported_unchanged(tmp_path: Path, kind: str, nam
         export(tmp_path / "lake", tmp_path / name)
 
 
-def test_minari_file_has_the_layout_of_minari(tmp_path: Path) -> None:
+def test_minari_export_has_the_expected_groups_and_metadata(tmp_path: Path) -> None:
     schema, rng, naive = FRAME, np.random.default_rng(0), NaiveLake()
     with Lake.create(tmp_path / "lake", schema) as lake, lake.writer("a", 1) as writer:
         writer.append(naive.generate("a", 1, 40, rng, schema, fresh=False, ends=0.2))
@@ -66,8 +66,8 @@ def test_minari_file_has_the_layout_of_minari(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["set", "set.npz"])
-def test_missing_final_observation_is_not_invented(tmp_path: Path, name: str) -> None:
-    """The last one once more, flagged; whoever reads it to learn a reward is told that it is missing."""
+def test_missing_final_observation_is_exported_as_a_flagged_repetition(tmp_path: Path, name: str) -> None:
+    """The last observation is repeated and flagged; reward learning treats it as missing."""
     rng, naive = np.random.default_rng(0), NaiveLake()
     with Lake.create(tmp_path / "lake", VECTOR) as lake, lake.writer("a", 1) as writer:
         writer.append(naive.generate("a", 1, 60, rng, VECTOR, fresh=False, ends=0.2))
@@ -86,7 +86,7 @@ def test_missing_final_observation_is_not_invented(tmp_path: Path, name: str) ->
 
 
 def export_observations(path: Path) -> list[np.ndarray]:
-    """As anybody else would read them."""
+    """Read observations as other programs would."""
     if path.suffix == ".npz":
         file = np.load(path)
         cuts = file["indices"] + np.arange(1, len(file["indices"]) + 1)
@@ -95,7 +95,7 @@ def export_observations(path: Path) -> list[np.ndarray]:
         return [file[f"episode_{k}/observations"][()] for k in range(len(file))]
 
 
-def test_robomimic_files(tmp_path: Path) -> None:
+def test_robomimic_files_are_imported(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     path = tmp_path / "demos.hdf5"
     with h5py.File(path, "w") as file:
@@ -120,8 +120,8 @@ def test_robomimic_files(tmp_path: Path) -> None:
         assert storage == {"image": "lz4", "joints": "fixed"}
 
 
-def test_every_readable_layout_can_be_imported(tmp_path: Path) -> None:
-    """Data that is in the package, a folder of files, and another lake."""
+def test_every_readable_source_can_be_imported(tmp_path: Path) -> None:
+    """Packaged data, a folder of files, and another lake."""
     assert import_episodes("pendulum", tmp_path / "one").steps == 11_200
     again = import_episodes(tmp_path / "one", tmp_path / "two")
     assert (again.episodes, again.steps, again.notes) == (56, 11_200, [])
@@ -141,7 +141,7 @@ def test_every_readable_layout_can_be_imported(tmp_path: Path) -> None:
     assert (files.episodes, files.steps) == (2, 6)
 
 
-def test_unsuitable_files_are_not_imported(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused_with_the_expected_layout(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "other.hdf5", "w") as file:
         file["something"] = 1
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
@@ -159,7 +159,7 @@ def test_unsuitable_files_are_not_imported(tmp_path: Path) -> None:
     assert not (tmp_path / "lake").exists()
 
 
-def test_info_counts(tmp_path: Path) -> None:
+def test_info_counts_transitions_episodes_and_returns(tmp_path: Path) -> None:
     schema = Schema((Field.of("observation", (20, 20), "uint8"),), Field("action", (), "int32"))
     with Lake.create(tmp_path, schema, segment_bytes=2_000) as lake:
         for name, rounds in (("agent0", (0, 1)), ("agent1", (1,))):

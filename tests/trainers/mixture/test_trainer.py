@@ -1,4 +1,4 @@
-"""Mixtures end to end: a run does what its plan says, clones are clones, and nothing in the lake is lost or doubled."""
+"""Mixtures end to end: a run matches its plan, clones are exact, and no step in the lake is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_run_matches_its_plan(tmp_path: Path, changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("ladder", [None, [0.4, 0.01]])
-def test_clones_equal_the_bigagent_bit_for_bit_and_then_diverge(tmp_path: Path, ladder: list[float] | None) -> None:
+def test_clones_equal_the_big_agent_bit_for_bit_and_then_diverge(tmp_path: Path, ladder: list[float] | None) -> None:
     trainer = start(tmp_path, "pond", {"mixture.epsilon_ladder": ladder, "mixture.epsilon_reset_to": 0.3})
     reset, seen = trainer._reset, []
 
@@ -109,7 +109,7 @@ def test_clones_equal_the_bigagent_bit_for_bit_and_then_diverge(tmp_path: Path, 
     assert [r["big/epsilon"] for r in found if "big/pond_transitions" in r] == [found[3]["big/epsilon"]] * 3
 
 
-def test_agents_keep_learning_without_resets(tmp_path: Path) -> None:
+def test_agents_continue_without_resets(tmp_path: Path) -> None:
     trainer = finish(start(tmp_path, "pond", {"mixture.mode": "no-resets"}))
     assert trainer.big is not None
     assert all(e.since_reset == 8 * 32 for e in trainer.group.epsilons)
@@ -118,7 +118,7 @@ def test_agents_keep_learning_without_resets(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{}, LIVE, {"mixture.mode": "single", **ONE}])
 def test_score_belongs_to_the_weights_of_its_checkpoint(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """A checkpoint in the middle of learning must not carry what an evaluation found of earlier weights."""
+    """A checkpoint in the middle of learning must not have the score of earlier weights."""
     trainer = start(tmp_path, "pond", changes)
     last: list[torch.Tensor] = []
     kept: list[float | None] = []  # where weights changed and nobody evaluated them
@@ -137,7 +137,7 @@ def test_score_belongs_to_the_weights_of_its_checkpoint(tmp_path: Path, changes:
     assert trainer.score is not None
 
 
-def test_recovery_is_measured(tmp_path: Path) -> None:
+def test_recovery_after_a_reset_is_measured(tmp_path: Path) -> None:
     finish(start(tmp_path, "pond", {}))
     found = records(tmp_path / "pond")
     ended = [record for record in found if "recovered" in record]
@@ -160,7 +160,7 @@ def test_recovery_is_measured(tmp_path: Path) -> None:
         pytest.param({"mixture.mode": "no-resets"}, [2, 4, 6], marks=pytest.mark.slow),
     ],
 )
-def test_run_stopped_anywhere_resumes_bit_for_bit(tmp_path: Path, changes: dict[str, Any], stops: list[int]) -> None:
+def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, changes: dict[str, Any], stops: list[int]) -> None:
     finish(start(tmp_path, "whole", changes))
     trainer = start(tmp_path, "parts", changes)
     for stop in [*stops, None]:
@@ -178,7 +178,7 @@ def test_run_stopped_anywhere_resumes_bit_for_bit(tmp_path: Path, changes: dict[
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_run_of_whole_rounds_can_be_extended(tmp_path: Path) -> None:
+def test_run_of_complete_rounds_can_be_extended(tmp_path: Path) -> None:
     finish(start(tmp_path, "pond", {"mixture.total_frames": 3 * 64}))
     loaded, run = resume_run("pond", ["mixture.total_frames=384"], str(tmp_path))
     trainer = finish(MixtureTrainer(loaded, run))
@@ -192,7 +192,7 @@ def test_run_of_whole_rounds_can_be_extended(tmp_path: Path) -> None:
 
 
 def killed_at(make: Callable[[], MixtureTrainer], round_number: int, phase: int, portion: int) -> None:
-    """Run in a process of its own, which dies by SIGKILL in this portion, its work done and not yet counted."""
+    """Run in a separate process that is killed in this portion, after its work and before it is counted."""
     child = os.fork()
     if child == 0:
         try:
@@ -213,7 +213,7 @@ def killed_at(make: Callable[[], MixtureTrainer], round_number: int, phase: int,
 
 @pytest.mark.filterwarnings("ignore:lake. stream:UserWarning")
 @pytest.mark.parametrize("changes", [{}, LIVE], ids=["rounds", "live"])
-def test_run_killed_in_each_phase_resumes_bit_for_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_run_killed_in_each_phase_resumes_to_the_same_result(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Before the first checkpoint, in the agents' phase, in the BigAgent's, and in a short last round."""
     finish(start(tmp_path, "whole", changes))
     deaths = [(0, 0, 1), (1, 0, 2), (2, 0, 1)] if changes else [(0, 0, 2), (0, 1, 1), (1, 0, 1), (2, 1, 2)]
@@ -224,7 +224,7 @@ def test_run_killed_in_each_phase_resumes_bit_for_bit(tmp_path: Path, changes: d
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_mixture_trains_on_the_grid(tmp_path: Path) -> None:
+def test_grid_environment_is_supported(tmp_path: Path) -> None:
     """Tokens or cells instead of pixels, truncation at every end, and final observations in the lake."""
     changes = {"env.id": "grid", "env.max_steps": 10, "mixture.total_frames": 3 * 64}
     finish(start(tmp_path, "whole", changes))
@@ -243,8 +243,8 @@ GRAVITAR = {
 
 
 @pytest.mark.filterwarnings("ignore:atari.gravitar cannot save:UserWarning")
-def test_gravitar_counts_add_up_after_a_kill(tmp_path: Path) -> None:
-    """The emulator's state cannot be saved: what came after the checkpoint stays in the lake, and is counted."""
+def test_counts_of_an_unsavable_environment_are_exact_after_a_kill(tmp_path: Path) -> None:
+    """The emulator's state cannot be saved: steps after the checkpoint stay in the lake, and are counted."""
     killed_at(lambda: start(tmp_path, "parts", GRAVITAR), 1, 0, 2)
     with pytest.warns(UserWarning, match="env steps collected after the checkpoint stay in it"):
         trainer = resume(tmp_path, "parts")
@@ -262,8 +262,8 @@ def test_gravitar_counts_add_up_after_a_kill(tmp_path: Path) -> None:
         assert batch.observation.shape == (64, 4, 1, 84, 84)
 
 
-def test_bigagent_trains_on_the_observations_of_the_agents(tmp_path: Path) -> None:
-    """Stacks put together from single frames are the emulator's own."""
+def test_big_agent_sees_the_stacks_that_agents_saw(tmp_path: Path) -> None:
+    """Stacks built from single frames equal the emulator's."""
     trainer = start(tmp_path, "pond", {**GRAVITAR, "mixture.collections_per_round": 6})
     shown = set()
     collect = trainer.group.collect
@@ -281,7 +281,7 @@ def test_bigagent_trains_on_the_observations_of_the_agents(tmp_path: Path) -> No
     assert all(observation.tobytes() in shown for observation in batch.observation.numpy())
 
 
-def test_bigagent_is_loaded_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_big_agent_is_loaded_for_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = finish(start(tmp_path, "pond", {}))
     loaded = millpond.load(tmp_path / "pond")
     observation = torch.randint(0, 2, (5, 4, 10, 10), dtype=torch.uint8)
