@@ -19,7 +19,7 @@ from pathlib import Path
 from millpond.processor import cpu_flags
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("policies", "trainers", "kernels", "rollout", "planner")
+PACKAGES = ("fast", "policies", "trainers", "kernels", "rollout", "planner")
 AVX2 = "+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+bmi,+bmi2,+f16c,+lzcnt,+movbe"
 PROCESSORS: dict[str, tuple[set[str], dict[str, str]]] = {  # required flags, variables that restrict libraries to them
     "this": (set(), {}),

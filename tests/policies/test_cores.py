@@ -61,7 +61,7 @@ def as_way(core: Any, way: str) -> Any:
 
 
 def made(kind: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor, Tensor, Tensor, Tensor]:
-    """A core with random weights, features, state, reset, and a gradient for its output."""
+    """Return a core with random weights, features, state, reset, and a gradient for its output."""
     generator = torch.Generator().manual_seed(3)
     core = CORES[kind][0](H)
     with torch.no_grad():
@@ -108,7 +108,7 @@ def core_function(kind: str):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_operation_keeps_torchs_rules(kind: str) -> None:
+def test_core_operation_passes_opcheck(kind: str) -> None:
     """Declared shapes, autograd registration and tracing agree with the operation."""
     core, features, state, reset, _ = made(kind, torch.float32)
     weights = list(core.parameters())
@@ -205,5 +205,5 @@ def test_memory_lasts_at_the_start_of_training(kind: str) -> None:
     state = 1e-3 * torch.randn(200, core.states, 64)
     with torch.no_grad():
         _, after = core.step(torch.zeros(200, 64), state)
-    kept = (after[:, -1] * state[:, -1]).sum() / state[:, -1].square().sum()  # the cell; of a GRU, all that there is
+    kept = (after[:, -1] * state[:, -1]).sum() / state[:, -1].square().sum()  # the cell of an LSTM, the state of a GRU
     assert float(kept) > 0.65

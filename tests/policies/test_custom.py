@@ -1,4 +1,4 @@
-"""Policies by dotted path."""
+"""Custom policies by dotted path."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def headless(observation: ObservationSpec, action: ActionSpec, **settings: objec
 number = 3
 
 
-def test_the_built_in_policy_can_be_named_too() -> None:
+def test_built_in_policy_can_be_named_by_path() -> None:
     build = load_policy_factory("millpond.policies:build_policy")
     policy = build(OBSERVATION, ACTION, core="gru", hidden_size=8)
     assert policy.initial_state(3, "cpu").shape == (3, 1, 8)  # type: ignore[operator]
 
 
-def test_an_own_policy_is_found_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_policy_is_imported_from_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "from millpond.policies import build_policy\ndef small(observation, action, **settings):\n"
     (tmp_path / "my_policies.py").write_text(text + "    return build_policy(observation, action, hidden_size=5)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -62,19 +62,19 @@ def test_an_own_policy_is_found_on_the_path(tmp_path: Path, monkeypatch: pytest.
         (f"{__name__}:headless", "a Linear without initial_state, act, value, unroll; .*docs/policies.md"),
     ],
 )
-def test_what_is_wrong_with_a_path_is_said(path: str, message: str) -> None:
+def test_wrong_path_is_an_error_with_its_reason(path: str, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         load_policy_factory(path)(OBSERVATION, ACTION)
 
 
-def test_a_policy_that_should_normalise_must_be_able_to() -> None:
+def test_custom_policy_without_a_normalizer_cannot_normalise() -> None:
     build = load_policy_factory(f"{__name__}:unnormalised")
     build(OBSERVATION, ACTION)
     with pytest.raises(PolicyError, match="has no update_normalizer"):
         build(OBSERVATION, ACTION, normalize_observations=True)
 
 
-def test_a_custom_policy_is_called_with_the_parts_of_an_observation() -> None:
+def test_custom_policy_gets_the_parts_of_an_observation() -> None:
     spec = ObservationSpec.packed([("kind", "vector", (3,), "uint8"), ("speed", "vector", (1,), "float32")])
     policy: Any = load_policy_factory("tests.support.parts_policy:build_policy")(spec, ACTION)
     stored = torch.zeros(5, 6, *spec.shape, dtype=torch.uint8)
@@ -94,7 +94,7 @@ def test_a_custom_policy_is_called_with_the_parts_of_an_observation() -> None:
     assert policy.policy.value_trains_core is False
 
 
-def test_a_custom_policy_that_is_built_in_takes_observations_apart_itself() -> None:
+def test_built_in_policy_named_by_path_is_not_wrapped() -> None:
     spec = ObservationSpec.packed([("kind", "vector", (3,), "uint8"), ("speed", "vector", (1,), "float32")])
     assert type(load_policy_factory("millpond.policies:build_policy")(spec, ACTION)) is Policy
 
@@ -108,7 +108,7 @@ def test_a_custom_policy_that_is_built_in_takes_observations_apart_itself() -> N
         (torch.ones(2, 8), "must be zeros"),
     ],
 )
-def test_a_state_that_rows_cannot_keep_is_refused(state: Any, says: str) -> None:
+def test_state_that_rows_cannot_store_is_refused(state: Any, says: str) -> None:
     policy = Parts()
     policy.initial_state = lambda batch, device="cpu": state  # type: ignore[method-assign]
     with pytest.raises(PolicyError, match=says):

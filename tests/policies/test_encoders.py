@@ -1,4 +1,4 @@
-"""Each way of reading an observation, against a plain one."""
+"""Each encoder against a plain formula."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from millpond.policies.parts import PartReader, join_parts, observation_parts
 from tests.support.policy_inputs import H, cells_and_table, tokens_and_tables
 
 
-def test_a_grid_is_read_as_a_linear_layer_over_one_hot_cells_would() -> None:
+def test_grid_encoder_equals_a_linear_layer_over_one_hot_cells() -> None:
     cells, table = cells_and_table()
     one_hot = nn.functional.one_hot(cells.long(), 8)[:, :, 1:].flatten(1).float()  # the empty kind has no column
     expected = one_hot @ table.flatten(0, 1)
     torch.testing.assert_close(grid_sum(cells, table), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_tokens_are_read_one_by_one_as_the_formula_says() -> None:
+def test_token_encoder_equals_the_formula() -> None:
     tokens, where, low, high = tokens_and_tables(20)
     expected = torch.zeros(20, H)
     for n, observation in enumerate(tokens.tolist()):
@@ -40,12 +40,12 @@ def test_tokens_are_read_one_by_one_as_the_formula_says() -> None:
     assert not token_sum(tokens, where, low, high)[0].any()
 
 
-def test_the_token_operation_keeps_torchs_rules() -> None:
+def test_token_operation_passes_opcheck() -> None:
     torch.library.opcheck(token_sum, tokens_and_tables(9))
 
 
 def test_gradients_of_tokens_equal_those_of_the_formula() -> None:
-    """Autograd of the lookups themselves, without the operation and its blocks."""
+    """Compare with autograd through plain lookups."""
     tokens, where, low, high = tokens_and_tables()
     n, m = (tokens[:, :, 0] != 0xFF).nonzero(as_tuple=True)
     place, feature, value = tokens[n, m].long().unbind(1)
@@ -59,7 +59,7 @@ def test_gradients_of_tokens_equal_those_of_the_formula() -> None:
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)
 
 
-def test_a_cell_of_an_unknown_kind_is_an_error_that_says_what_to_do() -> None:
+def test_cell_of_an_unknown_kind_is_an_error_with_a_fix() -> None:
     encoder = GridEncoder(Part("cells", "grid", (3, 3), "uint8"), H, cell_kinds=8)
     cells = torch.zeros(2, 3, 3, dtype=torch.uint8)
     cells[1, 2, 2] = 8
@@ -69,7 +69,7 @@ def test_a_cell_of_an_unknown_kind_is_an_error_that_says_what_to_do() -> None:
     encoder(cells)
 
 
-def test_a_token_of_an_unknown_feature_is_an_error_and_padding_is_not() -> None:
+def test_token_of_an_unknown_feature_is_an_error_and_padding_is_not() -> None:
     encoder = TokenEncoder(Part("tokens", "tokens", (3, 3), "uint8", high=19), H)
     assert encoder.low.shape == encoder.high.shape == (20 * 16, H)
     tokens = torch.full((2, 3, 3), 0xFF, dtype=torch.uint8)
@@ -99,12 +99,12 @@ def reading(kind: PartKind, shape: tuple[int, ...], dtype: str) -> Part:
         (lambda: VectorEncoder(reading("vector", (3,), "float128"), H, None), "dtype 'float128', which torch does not"),
     ],
 )
-def test_what_cannot_be_read_is_refused(make: Callable[[], nn.Module], message: str) -> None:
+def test_unsupported_observations_are_refused(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         make()
 
 
-def test_parts_are_taken_from_where_they_lie() -> None:
+def test_parts_are_read_at_their_offsets() -> None:
     spec = ObservationSpec.packed(
         [("flags", "vector", (3,), "bool"), ("speed", "vector", (2,), "float32"), ("view", "pixels", (2, 3), "uint8")]
     )
@@ -134,12 +134,12 @@ UNALIGNED = ObservationSpec(  # as packed by earlier versions: 7 bytes, floats n
     "spec",
     [UNALIGNED, ObservationSpec.packed([("kind", "vector", (3,), "uint8"), ("speed", "vector", (1,), "float32")])],
 )
-def test_parts_are_read_for_every_batch_size_aligned_or_not(spec: ObservationSpec, batch: int) -> None:
+def test_parts_are_read_for_every_batch_size_and_alignment(spec: ObservationSpec, batch: int) -> None:
     speed, kind = torch.arange(float(batch))[:, None], torch.eye(3, dtype=torch.uint8)[torch.arange(batch) % 3]
     stored = join_parts(spec, {"speed": speed, "kind": kind})
     assert stored.shape == (batch, *spec.shape)
     split = observation_parts(spec)
-    for start in range(batch):  # also where memory does not begin at a multiple of four
+    for start in range(batch):  # also if memory does not start at a multiple of four
         parts = split(stored[start:])
         assert torch.equal(parts["speed"], speed[start:])
         assert torch.equal(parts["kind"], kind[start:])
@@ -161,11 +161,11 @@ def test_parts_that_cannot_be_joined_are_named(parts: dict[str, Any], says: str)
 
 
 def bounded(name: str, kind: PartKind, shape: tuple[int, ...], dtype: str) -> Part:
-    """A part whose environment says its largest value."""
+    """Return a part with a declared maximum."""
     return Part(name, kind, shape, dtype, high=6.0)
 
 
-def test_whole_numbers_are_scaled_and_floats_are_not() -> None:
+def test_integers_are_scaled_and_floats_are_not() -> None:
     def read(part: Part, numbers: Tensor) -> list[float]:
         encoder = VectorEncoder(part, 2, None)
         with torch.no_grad():
@@ -180,7 +180,7 @@ def test_whole_numbers_are_scaled_and_floats_are_not() -> None:
     assert read(Part("n", "vector", (2,), "float32"), torch.tensor([[-3.0, 40.0]])) == [-3.0, 40.0]
 
 
-def test_pixels_are_scaled_by_their_largest_value() -> None:
+def test_pixels_are_divided_by_their_maximum() -> None:
     image = torch.full((1, 2, 10, 10), 6, dtype=torch.uint8)
     bytes_, known = (
         PixelEncoder(reading("pixels", (2, 10, 10), "uint8"), H),
@@ -195,7 +195,7 @@ def test_pixels_are_scaled_by_their_largest_value() -> None:
     assert nature.linear.in_features == 64 * 7 * 7
 
 
-def test_the_number_of_kinds_is_what_the_env_says() -> None:
+def test_number_of_cell_kinds_comes_from_the_env() -> None:
     assert GridEncoder(bounded("cells", "grid", (3, 3), "uint8"), H, 16).table.shape == (9, 6, H)
     assert GridEncoder(Part("cells", "grid", (3, 3), "uint8"), H, 16).table.shape == (9, 15, H)
 
@@ -210,13 +210,13 @@ def test_the_number_of_kinds_is_what_the_env_says() -> None:
         ("vector", "pixels", True, "pixels"),
     ],
 )
-def test_an_encoder_that_is_asked_for_reads_what_is_not_a_vector(
+def test_encoder_setting_applies_to_parts_that_are_not_vectors(
     own: PartKind, asked: PartKind, alone: bool, read: str
 ) -> None:
     assert kind_of(Part("part", own, (9,), "uint8"), asked, alone) == read
 
 
-def test_the_parts_together_are_one_linear_layer_over_all_their_numbers() -> None:
+def test_joined_parts_equal_one_linear_layer_over_all_inputs() -> None:
     spec = ObservationSpec.packed([("a", "vector", (2,), "float32"), ("b", "vector", (3,), "float32")])
     encoder = ObservationEncoder(spec, H, "auto", False, 16)
     encoder.reset_parameters()
@@ -225,8 +225,8 @@ def test_the_parts_together_are_one_linear_layer_over_all_their_numbers() -> Non
     torch.testing.assert_close(encoder(seen), torch.tanh(seen @ weight.t() + encoder.bias))
 
 
-def test_the_first_features_are_of_the_size_of_one() -> None:
-    """For every kind, so that the core begins neither deaf nor saturated."""
+def test_initial_features_have_unit_scale() -> None:
+    """For every kind of part, so that gates start neither closed nor saturated."""
     generator = torch.Generator().manual_seed(0)
     cells = torch.randint(1, 7, (500, 11, 11), generator=generator) * (
         torch.rand(500, 11, 11, generator=generator) < 0.3

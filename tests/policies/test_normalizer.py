@@ -10,7 +10,7 @@ from millpond.policies import PolicyError, build_policy
 from millpond.policies.normalizer import CLIP, FLOOR, Normalizer
 
 
-def test_pieces_give_the_statistics_of_the_whole() -> None:
+def test_statistics_of_batches_equal_those_of_all_data() -> None:
     numbers = torch.randn(1_000, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 1e-3, 50.0]) + 1e4
     normalizer = Normalizer(3)
     for piece in numbers.split([1, 400, 0, 599]):
@@ -21,10 +21,10 @@ def test_pieces_give_the_statistics_of_the_whole() -> None:
     assert normalizer.count == 1_000
 
 
-def test_ranks_together_keep_the_statistics_of_all() -> None:
+def test_ranks_share_the_statistics_of_all_ranks() -> None:
     numbers = torch.randn(2, 50, 3, generator=torch.Generator().manual_seed(0)) + 7
     sums: list[torch.Tensor] = []
-    Normalizer(3).update(numbers[1], sums.append)  # what the other rank would add
+    Normalizer(3).update(numbers[1], sums.append)  # the share of the other rank
     normalizer, alone = Normalizer(3), Normalizer(3)
     normalizer.update(numbers[0], lambda tensor: tensor.add_(sums[0]))
     alone.update(numbers.flatten(0, 1))
@@ -32,18 +32,18 @@ def test_ranks_together_keep_the_statistics_of_all() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_what_never_changed_has_a_floor_and_what_is_far_is_clipped() -> None:
+def test_constant_inputs_have_a_minimum_scale_and_outliers_are_clipped() -> None:
     normalizer = Normalizer(2)
     normalizer.update(torch.tensor([[1.0, -1.0], [1.0, 1.0]]))
     out = normalizer(torch.tensor([[1.0, 0.5], [1.0 + FLOOR / 2, 100.0]]))
     torch.testing.assert_close(out, torch.tensor([[0.0, 0.5], [0.5, CLIP]]), rtol=1e-4, atol=1e-4)
 
 
-def test_before_the_first_update_numbers_pass_as_they_are() -> None:
+def test_inputs_are_unchanged_before_the_first_update() -> None:
     torch.testing.assert_close(Normalizer(2)(torch.tensor([[0.5, -2.0]])), torch.tensor([[0.5, -2.0]]))
 
 
-def test_acting_does_not_change_the_statistics_and_updating_changes_what_is_seen() -> None:
+def test_only_updates_change_the_statistics() -> None:
     spec = ObservationSpec.packed([("view", "grid", (3, 3), "uint8"), ("speed", "vector", (2,), "float32")])
     policy = build_policy(spec, ActionSpec.discrete(3), hidden_size=8, normalize_observations=True)
     seen = torch.zeros(40, spec.shape[0], dtype=torch.uint8)
@@ -57,13 +57,13 @@ def test_acting_does_not_change_the_statistics_and_updating_changes_what_is_seen
     assert not torch.allclose(first, policy.value(seen, policy.initial_state(40)))
 
 
-def test_a_policy_without_statistics_takes_an_update_as_nothing() -> None:
+def test_update_of_a_policy_without_normalizer_does_nothing() -> None:
     policy = build_policy(ObservationSpec.single((2,), "float32", "vector"), ActionSpec.discrete(3))
     policy.update_normalizer(torch.randn(5, 2))
     assert not list(policy.buffers())
 
 
-def test_there_must_be_something_to_normalise() -> None:
+def test_normalizer_needs_a_vector() -> None:
     with pytest.raises(
         PolicyError, match=r"no part of the observation is a vector .*observation: grid.*set it to false"
     ):

@@ -1,4 +1,4 @@
-"""The policy of one's own that docs/policies.md shows works as it says."""
+"""The custom policy of docs/policies.md works as described there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millpond.policies import load_policy_factory
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
 
 
-def test_the_own_policy_of_the_page_acts_and_unrolls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_policy_of_the_docs_acts_and_unrolls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     (tmp_path / "page_policies.py").write_text(blocks[-1], encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,4 +1,4 @@
-"""The whole policy: what it acted is what it unrolls, for every core, every encoder and every kind of action."""
+"""The whole policy: unrolling equals acting, for every core, every encoder and every kind of action."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ACTIONS = {
 
 
 def observations(name: str, *lead: int, seed: int = 0) -> Tensor:
-    """Random but possible observations of a spec, [*lead, *shape]."""
+    """Return random valid observations of a spec, [*lead, *shape]."""
     generator = torch.Generator().manual_seed(seed)
     spec = OBSERVATIONS[name]
 
@@ -71,7 +71,7 @@ def make(observation: str = "grid", action: str = "discrete", core: str = "lstm"
 
 
 def masks(action: str, *lead: int) -> Tensor | None:
-    """Random masks that allow something in each choice."""
+    """Return random masks that allow at least one action of each choice."""
     sizes = ACTIONS[action].sizes
     if not sizes:
         return None
@@ -128,8 +128,8 @@ def test_row_replays(observation: str, action: str, core: str, masked: bool) -> 
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])
-def test_a_row_replays_from_the_middle_of_an_episode(core: str) -> None:
-    """The second half alone, from the state that was stored where it began."""
+def test_row_replays_from_the_middle_of_an_episode(core: str) -> None:
+    """The second half alone, from the state stored at its start."""
     policy = make(core=core)
     seen, state, half = observations("grid", B, T), policy.initial_state(B), T // 2
     acted = []
@@ -145,7 +145,7 @@ def test_a_row_replays_from_the_middle_of_an_episode(core: str) -> None:
     assert not torch.allclose(wrong.value, unrolled.value, atol=1e-3), "the stored state matters"
 
 
-def test_resets_matter_and_only_from_their_step_on() -> None:
+def test_reset_changes_outputs_from_its_step_on() -> None:
     policy = make()
     seen, state = observations("grid", B, T), torch.randn(B, 2, H)
     action = torch.zeros(B, T, dtype=torch.int32)
@@ -158,7 +158,7 @@ def test_resets_matter_and_only_from_their_step_on() -> None:
     assert same[torch.arange(B) != 2].all()
 
 
-def test_value_is_that_of_acting_and_changes_nothing() -> None:
+def test_value_equals_that_of_acting_without_side_effects() -> None:
     policy = make()
     seen, state = observations("grid", B), torch.randn(B, 2, H)
     before = state.clone()
@@ -169,7 +169,7 @@ def test_value_is_that_of_acting_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("core", "states"), [("lstm", 2), ("gru", 1), ("none", 0)])
-def test_the_state_has_its_shape_and_begins_as_zeros(core: str, states: int) -> None:
+def test_initial_state_is_zeros_of_the_right_shape(core: str, states: int) -> None:
     state = make(core=core).initial_state(3)
     assert state.shape == (3, states, H)
     assert state.dtype == torch.float32
@@ -177,7 +177,7 @@ def test_the_state_has_its_shape_and_begins_as_zeros(core: str, states: int) -> 
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
-def test_the_value_can_be_kept_from_training_the_core(core: str) -> None:
+def test_value_loss_can_be_detached_from_the_core(core: str) -> None:
     policy = make(core=core)
     given = observations("grid", B, T), policy.initial_state(B), torch.zeros(B, T, dtype=torch.bool)
     taken = torch.zeros(B, T, dtype=torch.int32)
@@ -192,10 +192,10 @@ def test_the_value_can_be_kept_from_training_the_core(core: str) -> None:
     assert none == (None,) * len(trained)
     expected = torch.autograd.grad(shared.value.sum(), alone, retain_graph=True)
     torch.testing.assert_close(torch.autograd.grad(apart.value.sum(), alone, retain_graph=True), expected)
-    torch.autograd.grad(apart.log_prob.sum(), trained)  # actions train all of it as before
+    torch.autograd.grad(apart.log_prob.sum(), trained)  # actions still train all of it
 
 
-def test_the_same_generator_gives_the_same_policy_and_the_same_actions() -> None:
+def test_same_generator_gives_the_same_policy_and_actions() -> None:
     one, two = make(), make()
     for first, second in zip(one.parameters(), two.parameters(), strict=True):
         assert torch.equal(first, second)
@@ -207,7 +207,7 @@ def test_the_same_generator_gives_the_same_policy_and_the_same_actions() -> None
     assert not torch.equal(drawn, two.act(seen, state, generator=torch.Generator().manual_seed(8)).action)
 
 
-def test_a_fresh_policy_is_nearly_uniform_and_its_weights_are_orthogonal() -> None:
+def test_initial_policy_is_nearly_uniform_with_orthogonal_weights() -> None:
     policy = build_policy(OBSERVATIONS["grid"], ActionSpec.discrete(5), hidden_size=64)
     unrolled = policy.unroll(
         observations("grid", B, T), policy.initial_state(B), resets(), torch.zeros(B, T, dtype=torch.int32)
@@ -218,7 +218,7 @@ def test_a_fresh_policy_is_nearly_uniform_and_its_weights_are_orthogonal() -> No
     torch.testing.assert_close(rows[-1].norm(), torch.tensor(1.0))
 
 
-def test_acting_leaves_no_graph_behind() -> None:
+def test_acting_builds_no_graph() -> None:
     policy = make()
     acted = policy.act(observations("grid", B), policy.initial_state(B))
     assert not any(tensor.requires_grad for tensor in acted)
@@ -253,7 +253,7 @@ def test_bfloat16_autocast_agrees_with_float32(core: str, action: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("observation", "core"), [("grid", "lstm"), ("tokens", "gru"), ("minatar", "none")])
-def test_a_compiled_policy_is_one_graph_and_agrees(core: str, observation: str) -> None:
+def test_compiled_policy_is_one_graph_and_agrees(core: str, observation: str) -> None:
     torch.compiler.reset()
     policy = make(observation, "discrete", core)
     seen, reset = observations(observation, B, T), resets()
@@ -276,7 +276,7 @@ def test_a_compiled_policy_is_one_graph_and_agrees(core: str, observation: str) 
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
 
 
-def test_a_policy_can_be_saved_and_loaded() -> None:
+def test_policy_can_be_saved_and_loaded() -> None:
     policy = make("vector", normalize_observations=True)
     policy.update_normalizer(observations("vector", 100))
     other = make("vector", normalize_observations=True)
