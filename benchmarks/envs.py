@@ -17,10 +17,9 @@ from collections.abc import Callable
 import numpy as np
 
 from hardware import processor
-from millpond.envs.env_batch import EnvBatch
-from millpond.envs.mettagrid.envs import MettaGridEnvs
+from millpond.envs.env_batch import EnvBatch, spawn_seeds
+from millpond.envs.mettagrid import MettaGridEnvs
 from millpond.envs.registry import make_env_batch
-from millpond.envs.seeds import spawn_seeds
 
 ENVS, ROUNDS, SECONDS = 1_360, 9, 0.15
 SCALING = (8, 64, 256, 1_360, 4_096, 8_192)

@@ -19,8 +19,8 @@ import json, importlib.metadata as m
 print(json.dumps({name: m.version(name) for name in ("torch", "numpy", "gymnasium")}))
 """
 SCENARIO = """
-from millpond.envs.mettagrid.scenario import forage_config
-from millpond.envs.mettagrid.scenario import Forage
+from millpond.envs.mettagrid import forage_config
+from millpond.envs.mettagrid import Forage
 print(forage_config(Forage()).model_dump_json())
 """
 

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 import pytest
 
 from millpond.envs.check import CheckResult, check_env
+from millpond.envs.env_batch import spawn_seeds
 from millpond.envs.random_play import play
 from millpond.envs.registry import make_env_batch
-from millpond.envs.seeds import spawn_seeds
 from tests.support import custom_envs
 
 OWN = custom_envs.__name__

@@ -9,9 +9,8 @@ import pytest
 
 from millpond.config.env import EnvConfig, VectorConfig
 from millpond.envs.check import check_env
-from millpond.envs.env_batch import EnvError
+from millpond.envs.env_batch import EnvError, spawn_seeds
 from millpond.envs.registry import describe, make_env_batch
-from millpond.envs.seeds import spawn_seeds
 from millpond.trainers.common.envs import build_vector
 
 GRID = {"num_agents": 3, "max_steps": 12, "width": 6, "height": 6, "walls": 0, "mines": 8, "generators": 2, "altars": 2}

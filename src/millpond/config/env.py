@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from millpond.config.base import ConfigSection, Count, Few, Fraction, Natural, Positive, Real, Switch
-from millpond.envs.episode_tracker import Aggregate
+from millpond.envs.env_batch import Aggregate
 
 
 class GridConfig(ConfigSection):

@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from millpond.envs.adapters.gymnasium import GymnasiumEnvs
 from millpond.envs.adapters.pettingzoo import PettingZooEnvs
-from millpond.envs.env_batch import Buffers, EnvBatch
+from millpond.envs.env_batch import Buffers, EnvBatch, spawn_seeds
 from millpond.envs.random_play import Trajectory, play, play_on
 from millpond.envs.registry import describe, describe_error, make_env_batch
 from millpond.envs.reward_wrappers import EpisodicEnvs, RewardEnvs
-from millpond.envs.seeds import spawn_seeds
 from millpond.envs.spaces import read_part
 from millpond.envs.spec import TOKEN_PADDING, EnvSpec
 from millpond.plurals import plural

@@ -1,17 +1,29 @@
-"""Families of environments: what an env id alone says, and the optional extra that its envs need."""
+"""Families of environments: what an env id says, the optional extra that its envs need, and how options are parsed.
+
+`parse_options` builds a frozen dataclass from the options of an environment; `load_dotted` loads the object named
+`package.module:name`.
+"""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 
 from millpond.envs.env_batch import EnvError
+from millpond.errors import MillpondError
+
+Options = TypeVar("Options")
 
 
 @dataclass(frozen=True)
@@ -100,3 +112,90 @@ def import_extra(module: str, *, extra: str, env_id: str) -> ModuleType:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
         raise _missing(env_id, extra) from error
+
+
+def parse_options(kind: type[Options], options: Mapping[str, Any], *, env_id: str) -> Options:
+    """Build the dataclass `kind` from a mapping. Unknown names and wrong types are errors.
+
+    Only an int for a float and a list for a tuple are converted.
+    """
+    declared = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    unknown = [name for name in options if name not in declared]
+    if unknown:
+        near = difflib.get_close_matches(str(unknown[0]), declared, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise EnvError(f"env {env_id!r} has no option {unknown[0]!r}{hint} Its options are: {', '.join(declared)}")
+    missing = [
+        n for n, f in declared.items() if n not in options and f.default is MISSING and f.default_factory is MISSING
+    ]
+    if missing:
+        raise EnvError(f"env {env_id!r} needs the option {missing[0]!r}; give it in the section env")
+    hints = typing.get_type_hints(kind)
+    return kind(**{name: _typed(value, hints[name], name, env_id) for name, value in options.items()})
+
+
+def _typed(value: Any, hint: Any, name: str, env_id: str) -> Any:
+    for choice in _choices(hint):
+        origin = typing.get_origin(choice) or choice
+        if origin is typing.Literal:
+            if value in typing.get_args(choice):
+                return value
+        elif origin is float and type(value) in (int, float):
+            return float(value)
+        elif origin is int and type(value) is int:
+            return value
+        elif origin is tuple and isinstance(value, list | tuple):
+            return tuple(value)
+        elif origin not in (int, float) and isinstance(origin, type) and isinstance(value, origin):
+            return value
+    expected = " or ".join(_name(choice) for choice in _choices(hint))
+    raise EnvError(f"env {env_id!r}: option {name}={value!r} must be {expected}, not {type(value).__name__}")
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _name(choice: Any) -> str:
+    if choice is type(None):
+        return "null"
+    if typing.get_origin(choice) is typing.Literal:
+        return " or ".join(repr(value) for value in typing.get_args(choice))
+    return getattr(typing.get_origin(choice) or choice, "__name__", str(choice))
+
+
+def require(rule_holds: bool, env_id: str, message: str) -> None:
+    """Raise an EnvError unless the rule holds; `message` names the option, its value, the rule and a fix."""
+    if not rule_holds:
+        raise EnvError(f"env {env_id!r}: {message}")
+
+
+def load_dotted(path: str, *, key: str = "", error: type[MillpondError] = EnvError) -> Any:
+    """Return the callable that `package.module:name` names.
+
+    `key`    the config key to name in error messages
+    `error`  the class of the errors that are raised
+    """
+    setting = f"{key}={path!r}" if key else repr(path)
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise error(f"{setting} must be written package.module:name")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not (module_name == missing.name or module_name.startswith(f"{missing.name}.")):
+            raise
+        raise error(
+            f"{setting}: there is no module {missing.name!r}; it must be on the Python path "
+            "(run from its folder with PYTHONPATH=. or install it)"
+        ) from missing
+    target: Any = module
+    for part in name.split("."):
+        if not hasattr(target, part):
+            raise error(f"{setting}: module {module_name} has no {name!r}")
+        target = getattr(target, part)
+    if not callable(target):
+        raise error(f"{setting} is a {type(target).__name__}, not a function or class")
+    return target

@@ -9,17 +9,17 @@ arguments are plain values, and nothing here imports torch.
 
 from __future__ import annotations
 
+import inspect
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from millpond.envs import families
 from millpond.envs.adapters import atari, minatar
 from millpond.envs.env_batch import Buffers, EnvBatch, EnvError
-from millpond.envs.families import install_command, missing_extra
-from millpond.envs.options import parse_options
+from millpond.envs.families import install_command, load_dotted, missing_extra, parse_options
 from millpond.envs.reward_wrappers import EpisodicEnvs, RewardEnvs, RewardOptions
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 from millpond.errors import MillpondError
@@ -61,15 +61,15 @@ def describe(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
 
         return describe_grid(own_options)
     if env_id == "recall":
-        from millpond.envs.recall import describe as describe_recall
+        from millpond.envs.probes import describe_recall
 
         return describe_recall(own_options)
     if env_id == "truncation":
-        from millpond.envs.truncation import describe as describe_truncation
+        from millpond.envs.probes import describe_truncation
 
         return describe_truncation(own_options)
     if env_id == "mettagrid":
-        from millpond.envs.mettagrid.scenario import describe as describe_mettagrid
+        from millpond.envs.mettagrid import describe as describe_mettagrid
 
         return describe_mettagrid(own_options)
     if family == "atari":
@@ -109,15 +109,15 @@ def _make(env_id: str, num_envs: int, own_options: Mapping[str, Any], buffers: B
 
         return GridEnvs(num_envs, own_options, buffers)
     if env_id == "recall":
-        from millpond.envs.recall import RecallEnvs
+        from millpond.envs.probes import RecallEnvs
 
         return RecallEnvs(num_envs, own_options, buffers)
     if env_id == "truncation":
-        from millpond.envs.truncation import TruncationEnvs
+        from millpond.envs.probes import TruncationEnvs
 
         return TruncationEnvs(num_envs, own_options, buffers)
     if env_id == "mettagrid":
-        from millpond.envs.mettagrid.envs import MettaGridEnvs
+        from millpond.envs.mettagrid import MettaGridEnvs
 
         return MettaGridEnvs(num_envs, own_options, buffers)
     if family == "atari":
@@ -140,10 +140,102 @@ def _make(env_id: str, num_envs: int, own_options: Mapping[str, Any], buffers: B
         loop = parse_options(LoopOptions, own_options, env_id=env_id)
         return PettingZooEnvs(env_id, pettingzoo_maker(name, loop), num_envs, own_options, buffers)
     if name:
-        from millpond.envs.adapters.custom import custom_env
-
-        return custom_env(env_id, num_envs, own_options, buffers)
+        return make_custom(env_id, num_envs, own_options, buffers)
     raise unknown(env_id)
+
+
+def make_custom(path: str, num_envs: int, mapping: Mapping[str, Any], buffers: Buffers | None = None) -> EnvBatch:
+    """Make a batch of custom envs: `path` names a function or class as `package.module:make_env`.
+
+    It is called with the option `kwargs` and makes one env, of Gymnasium or a parallel one of PettingZoo. If it has a
+    parameter `num_envs`, it makes a whole `EnvBatch` instead and is called as `make(num_envs, buffers, **kwargs)`.
+    """
+    from millpond.envs.adapters.gymnasium import GymnasiumEnvs, LoopOptions
+    from millpond.envs.adapters.pettingzoo import PettingZooEnvs
+
+    factory = load_dotted(path)
+    options = parse_options(LoopOptions, mapping, env_id=path)
+    if makes_env_batch(factory):
+        arguments = {"num_envs": num_envs, "buffers": buffers, **options.kwargs}
+        require_arguments(factory, arguments, path)
+        env_batch: EnvBatch = factory(**arguments)
+        for name in ("spec", "num_envs", "buffers", "reset", "step", "episodes"):
+            if not hasattr(env_batch, name):
+                raise EnvError(f"{path!r} takes num_envs, so it must make an EnvBatch, but its result has no {name!r}")
+        if not isinstance(env_batch.spec, EnvSpec):
+            raise EnvError(f"{path!r}: spec of its EnvBatch must be a millpond.envs.spec.EnvSpec")
+        if buffers is not None and env_batch.buffers is not buffers:
+            raise EnvError(f"{path!r}: its EnvBatch must write into the buffers it is given, but it has its own")
+        return env_batch
+
+    require_arguments(factory, options.kwargs, path)
+
+    def make() -> Any:
+        try:
+            env = factory(**options.kwargs)
+        except TypeError as error:
+            refused = [name for name in options.kwargs if f"unexpected keyword argument {name!r}" in str(error)]
+            if not refused:
+                raise
+            raise EnvError(f"{path!r} does not take {refused[0]}={options.kwargs[refused[0]]!r}: {error}") from error
+        if options.max_steps is not None and not hasattr(env, "possible_agents"):
+            import gymnasium
+
+            env = gymnasium.wrappers.TimeLimit(env, options.max_steps)
+        return env
+
+    probe = make()
+    kind = GymnasiumEnvs if is_gymnasium(probe, path) else PettingZooEnvs
+    env_batch = kind(path, _with_first(probe, make), num_envs, mapping, buffers)
+    if options.max_steps is not None:
+        env_batch.spec = replace(env_batch.spec, max_steps=options.max_steps)
+    return env_batch
+
+
+def makes_env_batch(factory: Any) -> bool:
+    """True if a factory makes a whole `EnvBatch`."""
+    try:
+        return "num_envs" in inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def require_arguments(factory: Any, arguments: Mapping[str, Any], path: str) -> None:
+    """Refuse unknown and missing arguments of a factory, before its own code can raise a TypeError."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise EnvError(
+            f"{path!r} takes {signature}: {error}; its arguments are env.options.NAME=VALUE in a config and "
+            "kwargs.NAME=VALUE in `millpond envs check`"
+        ) from None
+
+
+def _with_first(probe: Any, make: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a factory that returns `probe` first, so that the probed env is not wasted."""
+    unused = [probe]
+    return lambda: unused.pop() if unused else make()
+
+
+def is_gymnasium(env: Any, path: str) -> bool:
+    """True for a Gymnasium env, False for a PettingZoo parallel one; anything else is refused."""
+    if hasattr(env, "agent_iter"):
+        raise EnvError(
+            f"{path!r} made a PettingZoo env in which agents act in turn; make it parallel: "
+            "pettingzoo.utils.aec_to_parallel(env)"
+        )
+    if hasattr(env, "possible_agents") or (hasattr(env, "agents") and callable(getattr(env, "action_space", None))):
+        return False
+    if all(hasattr(env, name) for name in ("reset", "step", "observation_space", "action_space")):
+        return True
+    raise EnvError(
+        f"{path!r} made a {type(env).__name__}, which is neither a gymnasium.Env (reset, step, observation_space, "
+        "action_space) nor a PettingZoo ParallelEnv (possible_agents)"
+    )
 
 
 def unknown(env_id: str) -> EnvError:

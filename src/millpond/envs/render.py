@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.env_batch import EnvBatch, EnvError
-from millpond.envs.families import family_of
-from millpond.envs.options import load_dotted
+from millpond.envs.families import family_of, load_dotted
 
 Frame = npt.NDArray[np.uint8]  # [height, width, 3]
 

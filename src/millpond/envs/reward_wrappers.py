@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.env_batch import Buffers, EnvBatch, EpisodeStats, load_arrays, save_arrays
-from millpond.envs.options import require
+from millpond.envs.families import require
 from millpond.envs.spec import EnvSpec
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from millpond.envs.options import load_dotted
+from millpond.envs.families import load_dotted
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.policies.errors import PolicyError
 from millpond.policies.normalizer import AllReduce

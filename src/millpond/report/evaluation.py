@@ -38,7 +38,7 @@ def normalized_return(learned: float, baselines: dict[str, float]) -> float | No
 
 @cache
 def _play_baselines(options: str) -> tuple[tuple[str, float], ...]:
-    from millpond.envs.grid.players import play_baseline
+    from millpond.envs.grid.envs import play_baseline
 
     settings = json.loads(options)
     return tuple(

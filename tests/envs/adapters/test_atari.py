@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from millpond.envs.adapters.atari import MINIMAL_ACTIONS, AtariEnvs, describe
-from millpond.envs.env_batch import EnvError
+from millpond.envs.env_batch import EnvError, draw, spawn_seeds
 from millpond.envs.random_play import play
-from millpond.envs.seeds import draw, spawn_seeds
 
 ale_py = pytest.importorskip("ale_py")
 

@@ -4,10 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from millpond.envs.env_batch import EnvError
+from millpond.envs.env_batch import EnvError, spawn_seeds
 from millpond.envs.random_play import play
 from millpond.envs.registry import make_env_batch
-from millpond.envs.seeds import spawn_seeds
 from millpond.envs.spaces import read_part
 from tests.support import custom_envs
 

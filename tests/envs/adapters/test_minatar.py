@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from millpond.envs.adapters.minatar import GAMES, MinAtarEnvs, describe, load_game
-from millpond.envs.env_batch import EnvError
+from millpond.envs.env_batch import EnvError, spawn_seeds
 from millpond.envs.random_play import play, play_on
-from millpond.envs.seeds import spawn_seeds
 
 
 @pytest.mark.parametrize("game", sorted(GAMES))

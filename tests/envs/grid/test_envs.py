@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from millpond.envs.env_batch import EnvError
-from millpond.envs.grid.envs import GridEnvs
+from millpond.envs.env_batch import EnvError, spawn_seeds
+from millpond.envs.grid.envs import TILE, GridEnvs, ScriptedPlayer, play_baseline
 from millpond.envs.grid.game import ALTAR, ALTAR_COOLING, GENERATOR, MINE, WALL, GridOptions
-from millpond.envs.grid.players import ScriptedPlayer
 from millpond.envs.random_play import play, play_on
-from millpond.envs.seeds import spawn_seeds
+from millpond.envs.render import render_rgb, write_gif
 from tests.support.grid_reference import ReferenceEnv
 
 SMALL = {"width": 8, "height": 7, "walls": 6, "mines": 2, "generators": 2, "altars": 2, "max_steps": 40}
@@ -263,3 +263,71 @@ def test_defaults_match_the_documentation():
         ("cells", 0, (11, 11)),
         ("inventory", 121, (3,)),
     ]
+
+
+def env_of_one() -> GridEnvs:
+    env_batch = GridEnvs(1, {"width": 9, "height": 6, "walls": 4, "mines": 1, "generators": 1, "altars": 1})
+    env_batch.reset(np.array([5], np.uint64))
+    return env_batch
+
+
+def test_text_shows_every_object_and_agent_at_its_position():
+    env_batch = env_of_one()
+    lines = env_batch.render_text(0).splitlines()
+    assert len(lines) == 6 + 1
+    assert all(len(line) == 9 for line in lines[:6])
+    drawn = "".join(lines[:6])
+    assert [drawn.count(character) for character in "#mgaz012"] == [4, 1, 1, 1, 0, 1, 1, 1]
+    assert "0: ore 0 battery 0 heart 0" in lines[6]
+
+
+def test_rgb_has_one_tile_per_cell_and_changes_when_an_agent_moves():
+    env_batch = env_of_one()
+    before = render_rgb(env_batch, 0)
+    assert before.shape == (6 * TILE, 9 * TILE, 3)
+    assert before.dtype == np.uint8
+    ScriptedPlayer("greedy", env_batch).act(0, 1)
+    env_batch.step(0, 1)
+    assert (env_batch.render_rgb(0) != before).any()
+
+
+def test_gif_holds_every_frame_of_an_episode(tmp_path):
+    env_batch = env_of_one()
+    player, frames = ScriptedPlayer("greedy", env_batch), []
+    for _ in range(12):
+        frames.append(env_batch.render_rgb(0))
+        player.act(0, 1)
+        env_batch.step(0, 1)
+    write_gif(frames, tmp_path / "episode.gif")
+    with Image.open(tmp_path / "episode.gif") as image:
+        assert image.n_frames == 12
+        assert image.size == (9 * TILE, 6 * TILE)
+
+
+def test_greedy_is_far_above_random():
+    random, greedy = (play_baseline(name, {}, num_envs=16) for name in ("random", "greedy"))
+    assert greedy["episode_return"] > 10 * random["episode_return"]
+    assert greedy["hearts"] > 10 * random["hearts"]
+    assert random["hearts"] > 0  # chance finds the whole chain, so there is something to learn from
+
+
+def test_greedy_walks_a_shortest_path_and_uses_the_object():
+    rules = {"num_agents": 1, "width": 7, "height": 5, "walls": 0, "mines": 1, "generators": 1, "altars": 1}
+    env_batch = GridEnvs(32, {**rules, "capacity": 1, "stagger": False})
+    env_batch.reset(np.arange(32, dtype=np.uint64))
+    player = ScriptedPlayer("greedy", env_batch)
+    for _ in range(3 * 12):
+        player.act(0, 32)
+        env_batch.step(0, 32)
+    # On an open map of 7x5 no two places are more than 10 steps apart, so 36 steps are enough for the whole chain.
+    assert (env_batch.state.made[:, 2] >= 1).all()
+
+
+def test_players_repeat():
+    scores = [play_baseline("random", {"max_steps": 50}, num_envs=8, seed=4) for _ in range(2)]
+    assert scores[0] == scores[1]
+
+
+def test_an_unknown_player_is_refused():
+    with pytest.raises(ValueError, match="'clever' must be 'random' or 'greedy'"):
+        ScriptedPlayer("clever", GridEnvs(1, {}))  # type: ignore[arg-type]

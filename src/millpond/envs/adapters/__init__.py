@@ -1,1 +1,1 @@
-"""Environments of other libraries as `EnvBatch`: Gymnasium, PettingZoo, Atari, MinAtar and custom envs."""
+"""Environments of other libraries as `EnvBatch`: Gymnasium, PettingZoo, Atari and MinAtar."""

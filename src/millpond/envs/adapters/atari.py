@@ -16,11 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, unsavable
-from millpond.envs.episode_tracker import EpisodeTracker
-from millpond.envs.families import import_extra
-from millpond.envs.options import parse_options, require
-from millpond.envs.seeds import check_seeds, draw
+from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, EpisodeTracker, check_seeds, draw, unsavable
+from millpond.envs.families import import_extra, parse_options, require
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 
 # Sizes of the games' minimal action sets, so that a plan needs no emulator. Games for two players only are left out.

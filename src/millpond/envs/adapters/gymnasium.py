@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, unsavable
-from millpond.envs.episode_tracker import Aggregate, EpisodeTracker
-from millpond.envs.options import parse_options
+from millpond.envs.env_batch import Aggregate, Buffers, EnvError, EpisodeStats, EpisodeTracker, check_seeds, unsavable
+from millpond.envs.families import parse_options
 from millpond.envs.render import render_env
-from millpond.envs.seeds import check_seeds
 from millpond.envs.spaces import ActionLayout, ObservationLayout, find_mask, mask_method, shows_mask, write_mask
 from millpond.envs.spec import EnvSpec
 

@@ -19,11 +19,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, buffer_arrays, load_arrays, save_arrays
-from millpond.envs.episode_tracker import EpisodeTracker
-from millpond.envs.families import require_extra
-from millpond.envs.options import parse_options, require
-from millpond.envs.seeds import check_seeds
+from millpond.envs.env_batch import (
+    Buffers,
+    EnvError,
+    EpisodeStats,
+    EpisodeTracker,
+    buffer_arrays,
+    check_seeds,
+    load_arrays,
+    save_arrays,
+)
+from millpond.envs.families import parse_options, require, require_extra
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 
 # game: (channels, actions that have an effect)

@@ -15,12 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.adapters.gymnasium import LoopOptions, MakeEnv, reset_one
-from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, unsavable
-from millpond.envs.episode_tracker import EpisodeTracker
-from millpond.envs.families import import_extra
-from millpond.envs.options import parse_options
+from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, EpisodeTracker, check_seeds, unsavable
+from millpond.envs.families import import_extra, parse_options
 from millpond.envs.render import render_env
-from millpond.envs.seeds import check_seeds
 from millpond.envs.spaces import ActionLayout, ObservationLayout, shows_mask, write_mask
 from millpond.envs.spec import EnvSpec
 

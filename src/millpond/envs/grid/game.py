@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.options import parse_options, require
+from millpond.envs.families import parse_options, require
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 
 # Codes of the map's cells, as agents see them.

@@ -24,6 +24,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from millpond.compiled import compiled
+from millpond.envs.env_batch import GAMMA, MIX_1, MIX_2, SHIFT_1, SHIFT_2, SHIFT_3
 from millpond.envs.grid.game import (
     AGENT,
     ALTAR,
@@ -43,7 +44,6 @@ from millpond.envs.grid.game import (
     GridRules,
     GridState,
 )
-from millpond.envs.seeds import GAMMA, MIX_1, MIX_2, SHIFT_1, SHIFT_2, SHIFT_3
 
 Array = npt.NDArray[Any]
 HALF = np.uint64(32)
@@ -73,7 +73,7 @@ def prefetch(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Calla
 
 @compiled
 def draw_below(random: Array, env: int, bound: int) -> int:
-    """Draw an integer in 0..bound-1 from the env's stream; the same numbers as `millpond.envs.seeds.draw_below`."""
+    """Draw an integer in 0..bound-1 from the env's stream; the same numbers as `millpond.envs.env_batch.draw_below`."""
     state = random[env] + GAMMA
     random[env] = state
     mixed = (state ^ (state >> SHIFT_1)) * MIX_1

@@ -11,9 +11,8 @@ import torch
 from millpond.config import PPORecipe
 from millpond.config.recipe import PolicyConfig
 from millpond.envs.check import CheckResult
-from millpond.envs.env_batch import EnvBatch
+from millpond.envs.env_batch import EnvBatch, spawn_seeds
 from millpond.envs.registry import describe_error, make_env_batch
-from millpond.envs.seeds import spawn_seeds
 from millpond.envs.spec import EnvSpec
 from millpond.policies import build_policy, load_policy_factory
 from millpond.rollout.collector import put_actions

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import yaml
 
-from millpond.envs.env_batch import EnvError
-from millpond.envs.mettagrid.envs import MettaGridEnvs
-from millpond.envs.mettagrid.scenario import Forage, describe, forage_config
+from millpond.envs.env_batch import EnvError, draw, spawn_seeds
+from millpond.envs.mettagrid import Forage, MettaGridEnvs, describe, forage_config
 from millpond.envs.random_play import play
-from millpond.envs.seeds import draw, spawn_seeds
 
 pytest.importorskip("mettagrid", reason="MettaGrid has wheels for Python 3.11 and 3.12 only")
 

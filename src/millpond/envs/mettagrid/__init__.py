@@ -1,1 +1,0 @@
-"""The real MettaGrid. Nothing heavy is imported here; see `scenario` and `envs`."""
