@@ -31,7 +31,7 @@ test-slow: full check  ## all tests, also the slow ones, and the numerical ones 
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m 'slow or not slow'
 	$(PYTHON) tests/processors.py generic avx2 avx512 avx512-bf16
 
-test-processors: full  ## numerical tests (policies, trainers, kernels, rollout, planner) as on other processors
+test-processors: full  ## numerical tests (fast, policies, trainers, kernels, rollout, planner) as on other processors
 	$(PYTHON) tests/processors.py
 
 coverage: full  ## the quick tests with line coverage, by package
