@@ -144,17 +144,17 @@ def test_reduced_parts_of_a_batch_equal_the_whole_batch(loss: str) -> None:
         meeting.wait()
 
     def learn(half: int) -> list[dict[str, float]]:
-        part, found = slice(half * 8, half * 8 + 8), []
+        part, metrics_of_half = slice(half * 8, half * 8 + 8), []
         for k in range(3):
             batch = SimpleNamespace(**{name: values[part] for name, values in vars(transitions(16, k)).items()})
             metrics = halves[half].update(batch, parts=2, all_reduce=all_reduce)
-            found.append({name: float(value) for name, value in metrics.items()})
-        return found
+            metrics_of_half.append({name: float(value) for name, value in metrics.items()})
+        return metrics_of_half
 
     expected = [{name: float(value) for name, value in whole.update(transitions(16, k)).items()} for k in range(3)]
     with ThreadPoolExecutor(2) as pool:
-        for found in pool.map(learn, range(2)):
-            for mine, theirs in zip(found, expected, strict=True):
+        for metrics_of_half in pool.map(learn, range(2)):
+            for mine, theirs in zip(metrics_of_half, expected, strict=True):
                 assert mine == pytest.approx(theirs, abs=1e-5)
     assert torch.equal(halves[0].online.data, halves[1].online.data)
     assert torch.equal(halves[0].target_parameters.data, halves[1].target_parameters.data)

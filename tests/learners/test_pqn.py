@@ -150,12 +150,12 @@ def test_final_observation_and_value_are_those_before_the_reset() -> None:
 def test_exploration_and_learning_rate_follow_each_agents_counters() -> None:
     config = SMALL.model_copy(update={"epsilon_share": 0.5, "lr_schedule": "linear"})
     group = make_group(CORRIDOR, config, total_collections=4)
-    seen, rates = [], []
+    epsilons, rates = [], []
     for _ in range(4):
         rates.append(group._learning_rate(0))
-        seen.append(group.collect()[0].epsilon)
+        epsilons.append(group.collect()[0].epsilon)
         group.learn()
-    assert seen == pytest.approx([1.0, 0.55, 0.1, 0.1])
+    assert epsilons == pytest.approx([1.0, 0.55, 0.1, 0.1])
     assert rates == pytest.approx([2e-3, 1.5e-3, 1e-3, 0.5e-3])
     assert group.updates == [32]
 

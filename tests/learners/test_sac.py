@@ -35,10 +35,10 @@ def small(**settings: Any) -> SAC:
 
 
 def test_actions_are_within_bounds_and_log_probabilities_match() -> None:
-    actor, seen = small().actor, torch.randn(500, 3)
-    action, log_prob = actor.sample(seen, torch.Generator().manual_seed(0))
+    actor, observation = small().actor, torch.randn(500, 3)
+    action, log_prob = actor.sample(observation, torch.Generator().manual_seed(0))
     assert bool((action[:, 0].abs() < 2).all() & (action[:, 1] > 0).all() & (action[:, 1] < 1).all())
-    mean, log_deviation = actor(seen)
+    mean, log_deviation = actor(observation)
     normal = torch.distributions.Normal(mean, log_deviation.exp())
     squashed = torch.distributions.TransformedDistribution(
         normal,
@@ -93,8 +93,8 @@ def test_actor_update_improves_its_objective_and_leaves_critics_unchanged() -> N
 
 def test_temperature_moves_entropy_towards_its_target() -> None:
     """If the entropy is above its target, alpha falls; if below, it rises."""
-    for wanted, rises in ((-100.0, False), (100.0, True)):
-        agent = small(target_entropy=wanted)
+    for target, rises in ((-100.0, False), (100.0, True)):
+        agent = small(target_entropy=target)
         agent.update(transitions(16))
         assert (float(agent.log_alpha) > 0) == rises
     assert small().target_entropy == -2.0
@@ -124,16 +124,16 @@ def test_training_continues_from_its_state_bit_for_bit() -> None:
         for k in range(3, 6):
             agent.update(transitions(16, k))
     assert tree_to_bytes(uncut.state_dict()) == tree_to_bytes(again.state_dict())
-    seen = torch.randn(5, 3)
-    assert torch.equal(uncut.act(seen), again.act(seen))
+    observation = torch.randn(5, 3)
+    assert torch.equal(uncut.act(observation), again.act(observation))
     with pytest.raises(LearnerError, match="the saved policy"):
         SAC(SEEN, TWO, seed=1, hidden_size=8).load_state_dict(uncut.state_dict())
 
 
 def test_learns_to_repeat_its_observation() -> None:
     """One step per episode: the reward is minus the distance between action and observation."""
-    seen, act = ObservationSpec.single((1,), "float32", "vector"), ActionSpec.continuous((-1.0,), (1.0,))
-    agent = SAC(seen, act, seed=1, hidden_size=32, learning_rate=3e-3)
+    observation, act = ObservationSpec.single((1,), "float32", "vector"), ActionSpec.continuous((-1.0,), (1.0,))
+    agent = SAC(observation, act, seed=1, hidden_size=32, learning_rate=3e-3)
     rng = torch.Generator().manual_seed(0)
     for _ in range(300):
         observation = torch.rand(64, 1, generator=rng) * 1.6 - 0.8
@@ -146,8 +146,8 @@ def test_learns_to_repeat_its_observation() -> None:
             discount=torch.zeros(64),
         )
         agent.update(batch)
-    asked = torch.linspace(-0.5, 0.5, 9).unsqueeze(1)
-    assert float((agent.act(asked, deterministic=True) - asked).abs().max()) < 0.2
+    observations = torch.linspace(-0.5, 0.5, 9).unsqueeze(1)
+    assert float((agent.act(observations, deterministic=True) - observations).abs().max()) < 0.2
 
 
 def test_unsupported_actions_and_observations_are_refused() -> None:

@@ -17,14 +17,14 @@ from tests.support.naive_lake import FRAME, MIXED, SCHEMAS, NaiveLake, assert_tr
 
 def in_ring(naive: NaiveLake, ring: int) -> NaiveLake:
     """Return the content of a ring of `ring` records per lane: the newest steps that fit, and their final observations."""
-    kept = NaiveLake()
+    newest = NaiveLake()
     for key, steps in naive.lanes.items():
         records, first = 0, len(steps)
         while first > 0 and records + 1 + (steps[first - 1].final is not None) <= ring:
             first -= 1
             records += 1 + (steps[first].final is not None)
-        kept.lanes[key] = steps[first:]
-    return kept
+        newest.lanes[key] = steps[first:]
+    return newest
 
 
 def valid_in_ring(naive: NaiveLake, ring: int, stack: int, n_step: int, repeat: bool) -> dict:
@@ -95,9 +95,9 @@ def test_parts_of_a_sample_concatenate_to_the_whole_sample() -> None:
 
 
 def test_size_is_announced_before_memory_is_allocated() -> None:
-    said: list[str] = []
-    pond = Pond.init(FRAME, 100, lanes=4, announce=said.append)
-    assert said == [f"pond: 100 records of {pond_record_bytes(FRAME):,} bytes on cpu: {pond.nbytes:,} bytes"]
+    announced: list[str] = []
+    pond = Pond.init(FRAME, 100, lanes=4, announce=announced.append)
+    assert announced == [f"pond: 100 records of {pond_record_bytes(FRAME):,} bytes on cpu: {pond.nbytes:,} bytes"]
     with pytest.raises(LakeError, match="records=10 is not a multiple of lanes=4; try 8"):
         Pond.init(FRAME, 10, lanes=4)
 

@@ -104,26 +104,32 @@ def test_fill_is_uniform_and_stores_each_record_once(tmp_path: Path, share: floa
         valid = naive.transitions(stack=3, n_step=2, gamma=0.5, repeat=False)
         n = max(1, int(share * len(valid)))
         pond = Pond.init(MIXED, 400)
-        seen = dict.fromkeys(valid, 0)
+        counts = dict.fromkeys(valid, 0)
         for _ in range(40):
-            said: list[tuple[int, int]] = []
+            reported: list[tuple[int, int]] = []
             records = fill(
-                pond, lake, n, rng, stack=3, n_step=2, progress=lambda done, of, said=said: said.append((done, of))
+                pond,
+                lake,
+                n,
+                rng,
+                stack=3,
+                n_step=2,
+                progress=lambda done, of, reported=reported: reported.append((done, of)),
             )
-            assert said[-1] == (records, records)
+            assert reported[-1] == (records, records)
             assert pond.transitions(3, 2) == n
             batch = pond.sample(400, rng, stack=3, n_step=2, gamma=0.5)
             ids = batch.column["id"].tolist()
             assert len(set(ids)) <= n
             for number in set(ids):
-                seen[number] += 1
+                counts[number] += 1
         for i in range(0, 400, 4):
             assert_transition(batch, i, valid[ids[i]], MIXED, stacked=True)
         assert records <= n * 6
         if share == 1.0:
             assert records <= lake.view("a").num_records + lake.view("b").num_records
         if share == 0.4:
-            assert abs(chi_square(np.array(list(seen.values())))) < 6
+            assert abs(chi_square(np.array(list(counts.values())))) < 6
         # A stack deeper than was filled is never invented.
         deeper = naive.transitions(stack=6, n_step=2, gamma=0.5, repeat=False)
         if pond.can_sample(stack=6, n_step=2):

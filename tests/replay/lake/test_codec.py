@@ -69,12 +69,12 @@ def test_record_checksum_excludes_its_own_bytes() -> None:
 def decode(source: np.ndarray, begins: np.ndarray, ends: np.ndarray, skip: int) -> tuple[np.ndarray, np.ndarray]:
     """Decode records in reverse order, between two guards that must stay unchanged."""
     width = (WIDTH, OTHER)[skip]
-    whole = np.full(GUARD + width * len(ends) + GUARD, 0xA5, np.uint8)
-    target, status = whole[GUARD:-GUARD], np.empty(len(ends), np.uint8)
+    guarded = np.full(GUARD + width * len(ends) + GUARD, 0xA5, np.uint8)
+    target, status = guarded[GUARD:-GUARD], np.empty(len(ends), np.uint8)
     state = np.full(len(ends), IN_LZ4, np.uint8)
     decompress_frames(source, begins, ends, state, np.arange(len(ends))[::-1].copy(), target, width, skip, status)
-    assert (whole[:GUARD] == 0xA5).all()
-    assert (whole[-GUARD:] == 0xA5).all()
+    assert (guarded[:GUARD] == 0xA5).all()
+    assert (guarded[-GUARD:] == 0xA5).all()
     return target.reshape(-1, width)[::-1], status
 
 

@@ -120,12 +120,12 @@ def test_reader_follows_writer_in_another_process(tmp_path: Path) -> None:
     with Lake.create(tmp_path, FRAME, segment_bytes=SEGMENT_BYTES) as lake:
         child, pipe = in_child(append_forever(tmp_path, 0))
         try:
-            rng, seen = np.random.default_rng(0), 0
-            while seen < 20:
+            rng, commits = np.random.default_rng(0), 0
+            while commits < 20:
                 acked = int(os.read(pipe, 1 << 16).split()[-1])
                 lake.refresh()
                 assert acked - 1 <= lake.reader("a").commits  # the last line of the pipe may be cut in two
-                seen = lake.reader("a").commits
+                commits = lake.reader("a").commits
                 if lake.transitions(2):
                     batch = lake.sample(64, rng, stack=2)
                     assert numbers_of(batch.observation[:, -1]) == batch.record["id"].tolist()

@@ -22,7 +22,7 @@ NO_DATA = {"lock", "maintenance"}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NaiveLake]:
+def intact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NaiveLake]:
     folder, naive, rng = tmp_path_factory.mktemp("whole") / "lake", NaiveLake(), np.random.default_rng(0)
     with Lake.create(folder, MIXED, segment_bytes=7_000) as lake:
         for name, lanes in (("a", 2), ("b", 3)):
@@ -52,80 +52,80 @@ def assert_only_valid_data_is_returned(folder: Path, naive: NaiveLake) -> None:
     )
 
 
-def test_changed_last_byte_of_any_file_is_reported(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
+def test_changed_last_byte_of_any_file_is_reported(intact: tuple[Path, NaiveLake], tmp_path: Path) -> None:
     folder = tmp_path / "lake"
-    shutil.copytree(whole[0], folder)
-    for struck in files(folder):
-        data = struck.read_bytes()
-        struck.write_bytes(data[:-2] + bytes([data[-2] ^ 16]) + data[-1:])
-        assert not verify(folder).good, struck
-        struck.write_bytes(data)
+    shutil.copytree(intact[0], folder)
+    for damaged_file in files(folder):
+        data = damaged_file.read_bytes()
+        damaged_file.write_bytes(data[:-2] + bytes([data[-2] ^ 16]) + data[-1:])
+        assert not verify(folder).good, damaged_file
+        damaged_file.write_bytes(data)
     assert verify(folder).good
 
 
 @settings(max_examples=40)
 @given(file=st.integers(0), place=st.integers(0), bit=st.integers(0, 7))
 def test_flipped_bit_is_reported_and_never_returned(
-    whole: tuple[Path, NaiveLake], file: int, place: int, bit: int
+    intact: tuple[Path, NaiveLake], file: int, place: int, bit: int
 ) -> None:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "lake"
-        shutil.copytree(whole[0], folder)
-        struck = files(folder)[file % len(files(folder))]
-        data = bytearray(struck.read_bytes())
+        shutil.copytree(intact[0], folder)
+        damaged_file = files(folder)[file % len(files(folder))]
+        data = bytearray(damaged_file.read_bytes())
         data[place % len(data)] ^= 1 << bit
-        struck.write_bytes(data)
-        assert_only_valid_data_is_returned(folder, whole[1])
+        damaged_file.write_bytes(data)
+        assert_only_valid_data_is_returned(folder, intact[1])
 
 
 @settings(max_examples=30)
 @given(file=st.integers(0), size=st.integers(0))
-def test_torn_file_is_reported_or_recovered(whole: tuple[Path, NaiveLake], file: int, size: int) -> None:
+def test_torn_file_is_reported_or_recovered(intact: tuple[Path, NaiveLake], file: int, size: int) -> None:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "lake"
-        shutil.copytree(whole[0], folder)
-        struck = files(folder)[file % len(files(folder))]
-        keep = size % struck.stat().st_size
-        with open(struck, "r+b") as torn:
+        shutil.copytree(intact[0], folder)
+        damaged_file = files(folder)[file % len(files(folder))]
+        keep = size % damaged_file.stat().st_size
+        with open(damaged_file, "r+b") as torn:
             torn.truncate(keep)
-        assert_only_valid_data_is_returned(folder, whole[1])
-        # Whatever it was, writing goes on or is refused with a reason, and what is then returned is still right.
+        assert_only_valid_data_is_returned(folder, intact[1])
+        # A writer then continues or is refused with a reason, and only valid data is returned.
         try:
             with Lake(folder) as lake, lake.writer("a", 2) as writer:
-                steps = whole[1].generate("unused", 2, 3, np.random.default_rng(1), MIXED, fresh=True, ends=0)
+                steps = intact[1].generate("unused", 2, 3, np.random.default_rng(1), MIXED, fresh=True, ends=0)
                 writer.append(steps)
         except LakeError:
             return
         finally:
-            whole[1].lanes.pop(("unused", 0), None)
-            whole[1].lanes.pop(("unused", 1), None)
+            intact[1].lanes.pop(("unused", 0), None)
+            intact[1].lanes.pop(("unused", 1), None)
         with Lake(folder) as lake:
             assert lake.transitions() > 0
 
 
-def test_damage_error_names_file_and_record(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
+def test_damage_error_names_file_and_record(intact: tuple[Path, NaiveLake], tmp_path: Path) -> None:
     folder = tmp_path / "lake"
-    shutil.copytree(whole[0], folder)
-    struck = sorted((folder / "streams" / "a").glob("*.lz4"))[0]
-    data = bytearray(struck.read_bytes())
+    shutil.copytree(intact[0], folder)
+    damaged_file = sorted((folder / "streams" / "a").glob("*.lz4"))[0]
+    data = bytearray(damaged_file.read_bytes())
     for place in range(20, len(data), 300):
         data[place] ^= 255
-    struck.write_bytes(data)
+    damaged_file.write_bytes(data)
     with Lake(folder) as lake:
-        with pytest.raises(LakeDamaged, match=rf"{struck.name}, record \d+: .*lake verify"):
+        with pytest.raises(LakeDamaged, match=rf"{damaged_file.name}, record \d+: .*lake verify"):
             lake.sample(500, np.random.default_rng(0))
         lake.sample(200, np.random.default_rng(0), on_damage="skip")
-        assert any(struck.name in str(damage) for damage in lake.damage)
+        assert any(damaged_file.name in str(damage) for damage in lake.damage)
     report = verify(folder)
     damaged = next(stream for stream in report.streams if stream.name == "a")
     assert 0 < damaged.readable < damaged.transitions
     assert "DAMAGED" in report.lines()[0]
-    assert struck.name in "\n".join(report.lines())
+    assert damaged_file.name in "\n".join(report.lines())
 
 
-def test_damaged_log_entry_is_rebuilt_from_records(whole: tuple[Path, NaiveLake], tmp_path: Path) -> None:
+def test_damaged_log_entry_is_rebuilt_from_records(intact: tuple[Path, NaiveLake], tmp_path: Path) -> None:
     folder = tmp_path / "lake"
-    shutil.copytree(whole[0], folder)
+    shutil.copytree(intact[0], folder)
     with Lake(folder) as lake:
         expected = lake.transitions(2)
     log = folder / "streams" / "b" / "commits"

@@ -19,12 +19,12 @@ from tests.support.naive_lake import FRAME, NaiveLake
 def fill_until_refused(writer: Writer, naive: NaiveLake, rng: np.random.Generator) -> tuple[int, str]:
     """Append until it is refused; the naive lake keeps only what was acknowledged."""
     for _ in range(2_000):
-        kept, numbers = {key: list(steps) for key, steps in naive.lanes.items()}, naive.numbers
+        before, numbers = {key: list(steps) for key, steps in naive.lanes.items()}, naive.numbers
         steps = naive.generate("a", 2, 20, rng, FRAME, fresh=False, ends=0.1)
         try:
             writer.append(steps)
         except LakeFull as error:
-            naive.lanes, naive.numbers = kept, numbers
+            naive.lanes, naive.numbers = before, numbers
             return writer.position, str(error)
     raise AssertionError("the disk never filled up")
 

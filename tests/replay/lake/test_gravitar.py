@@ -48,15 +48,15 @@ def record(folder: Path, steps: int, steps_per_append: int, frames_per_episode: 
                 action = rng.integers(0, 18, LANES)
                 following, reward, terminated, truncated, infos = env.step(action)
                 ended = terminated | truncated
-                behind = (
+                next_observed = (
                     np.where(ended[:, None, None, None], infos["final_obs"], following) if ended.any() else following
                 )
                 expected["now"].append(checksums(observed))
-                expected["then"].append(checksums(behind))
+                expected["then"].append(checksums(next_observed))
                 values = (observed[:, -1].copy(), action, reward, terminated, truncated)
                 for name, value in zip(columns, values, strict=True):
                     columns[name].append(value)
-                finals += [frame.copy() for frame in behind[ended, -1]]
+                finals += [frame.copy() for frame in next_observed[ended, -1]]
                 ended_episodes += int(ended.sum())
                 observed = following.copy()
             arrays = {name: np.stack(value) for name, value in columns.items()}
@@ -103,10 +103,10 @@ def test_200_000_transitions_are_stored_compactly(tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     expected, ended = record(folder, steps=25_000, steps_per_append=500, frames_per_episode=108_000)
     assert ended > 50
-    found = info(folder)
-    print("\n".join(found.lines()))
-    assert 200_000 - LANES <= found.transitions <= 200_000
-    assert found.bytes_a_transition <= DOCUMENTS_BYTES / 50
+    contents = info(folder)
+    print("\n".join(contents.lines()))
+    assert 200_000 - LANES <= contents.transitions <= 200_000
+    assert contents.bytes_a_transition <= DOCUMENTS_BYTES / 50
     for _ in range(5):
         compare(folder, expected, 4_000)
     assert verify(folder).good

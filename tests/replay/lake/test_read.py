@@ -13,8 +13,8 @@ from millpond.replay.lake.read import SpanReader, Spans
 from tests.support.naive_lake import FRAME, NaiveLake
 
 
-def spans(*rows: tuple[int, int, int, int]) -> Spans:
-    return Spans(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
+def spans(*spans_read: tuple[int, int, int, int]) -> Spans:
+    return Spans(*(np.array(column, np.int64) for column in zip(*spans_read, strict=True)))
 
 
 @pytest.mark.parametrize("how", ["map", "cold", "without NOWAIT"])
@@ -32,13 +32,13 @@ def test_spans_are_read_correctly_from_map_cache_and_disk(
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if how == "without NOWAIT":
         monkeypatch.setattr("millpond.replay.lake.read.NOWAIT", 0)
-    wanted = [(int(rng.integers(3)), int(rng.integers(49_000)), int(rng.integers(1, 900))) for _ in range(100)]
-    places = np.cumsum([0, *(count for _, _, count in wanted)])
+    requests = [(int(rng.integers(3)), int(rng.integers(49_000)), int(rng.integers(1, 900))) for _ in range(100)]
+    places = np.cumsum([0, *(count for _, _, count in requests)])
     buffer = np.zeros(places[-1], np.uint8)
     reader = SpanReader()
-    rows = [(file, offset, count, int(at)) for (file, offset, count), at in zip(wanted, places, strict=False)]
-    reader.read(paths, spans(*rows), buffer.data)
-    expected = np.concatenate([content[file][offset : offset + count] for file, offset, count in wanted])
+    spans_read = [(file, offset, count, int(at)) for (file, offset, count), at in zip(requests, places, strict=False)]
+    reader.read(paths, spans(*spans_read), buffer.data)
+    expected = np.concatenate([content[file][offset : offset + count] for file, offset, count in requests])
     np.testing.assert_array_equal(buffer, expected)
     reader.close()
 
@@ -51,7 +51,7 @@ def test_reads_past_the_end_give_zeros_and_see_a_file_grow(tmp_path: Path) -> No
     reader.read(paths, spans((0, 60, 80, 0)), buffer.data)
     assert buffer.tobytes() == b"a" * 40 + bytes(40)
     with open(path, "ab") as file:
-        file.write(b"b" * 100)  # behind what is mapped
+        file.write(b"b" * 100)  # after the mapped part
     reader.read(paths, spans((0, 60, 40, 0), (0, 100, 40, 40)), buffer.data)
     assert buffer.tobytes() == b"a" * 40 + b"b" * 40
     reader.close()

@@ -94,7 +94,7 @@ def test_final_observation_of_a_terminated_episode_is_stored_if_passed(
         last = batch.terminated & (batch.record["episode"] == 0)
         np.testing.assert_array_equal(batch.next_observation[last], np.repeat(final, last.sum(), axis=0))
         assert not batch.next_observation[batch.terminated & ~last].any()
-        assert not batch.discount[batch.terminated].any()  # nobody bootstraps from either
+        assert not batch.discount[batch.terminated].any()  # neither is bootstrapped from
     data = open_episodes(tmp_path)
     assert data.final_known.tolist() == [True, False]
     got = data.gather(np.array([0, 1]), np.array([[2], [2]])).next_observation["vector"][:, 0]
@@ -255,9 +255,9 @@ def test_append_with_missing_bytes_is_cut_off(tmp_path: Path, kind: str) -> None
     with Lake.create(tmp_path, FRAME) as lake:
         with lake.writer("a", 2) as writer:
             for _ in range(3):
-                kept = {key: list(lane) for key, lane in naive.lanes.items()}
+                acknowledged = {key: list(lane) for key, lane in naive.lanes.items()}
                 writer.append(naive.generate("a", 2, 4, rng, FRAME, fresh=False, ends=0.1))
-        naive.lanes = kept
+        naive.lanes = acknowledged
         with open(tmp_path / "streams" / "a" / f"000000.{kind}", "r+b") as file:
             file.truncate(file.seek(0, 2) - 1)
         with lake.writer("a", 2, continue_episodes=True) as writer:

@@ -44,15 +44,15 @@ def test_compaction_keeps_samples_while_others_read_and_write(tmp_path: Path) ->
     assert verify(folder).good
     with pytest.raises(LakeError, match="no stream"):
         compact(folder, "b")
-    # Taking back into a compacted segment: it stays, and a new segment begins behind it.
+    # Rollback into a compacted segment: it stays, and a new segment begins after it.
     writer.rollback(5)
-    kept = NaiveLake()
+    expected = NaiveLake()
     replay = np.random.default_rng(0)
     for _ in range(5):
-        kept.generate("a", 2, 7, replay, MIXED, fresh=False, ends=0.1)
-    writer.append(kept.generate("a", 2, 7, replay, MIXED, fresh=False, ends=0.1))
+        expected.generate("a", 2, 7, replay, MIXED, fresh=False, ends=0.1)
+    writer.append(expected.generate("a", 2, 7, replay, MIXED, fresh=False, ends=0.1))
     lake.refresh()
-    assert lake.transitions(3) == len(kept.transitions(stack=3, n_step=1, gamma=1.0, repeat=False))
+    assert lake.transitions(3) == len(expected.transitions(stack=3, n_step=1, gamma=1.0, repeat=False))
     writer.close()
     assert verify(folder).good
     for each in (lake, before, reader):

@@ -29,12 +29,12 @@ def test_exported_episodes_import_unchanged(tmp_path: Path, kind: str, name: str
     with Lake.create(tmp_path / "lake", schema) as lake, lake.writer("a", 2) as writer:
         for _ in range(15):
             writer.append(naive.generate("a", 2, 6, rng, schema, fresh=False, ends=0.1))
-    said: list[int] = []
-    exported = export(tmp_path / "lake", tmp_path / name, progress=said.append)
+    reported: list[int] = []
+    exported = export(tmp_path / "lake", tmp_path / name, progress=reported.append)
     imported = import_episodes(tmp_path / name, tmp_path / "again")
     with Lake(tmp_path / "lake") as lake, Lake(tmp_path / "again") as again:
         before, after = list(lake.episodes()), list(again.episodes())
-    assert exported.episodes == imported.episodes == len(before) == len(after) == said[-1] > 5
+    assert exported.episodes == imported.episodes == len(before) == len(after) == reported[-1] > 5
     assert exported.steps == imported.steps == sum(len(episode.reward) for episode in before)
     assert exported.without_final == sum(not episode.has_final for episode in before) > 0
     for one, other in zip(before, after, strict=True):

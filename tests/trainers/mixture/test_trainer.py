@@ -83,7 +83,7 @@ def test_run_matches_its_plan(tmp_path: Path, changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("ladder", [None, [0.4, 0.01]])
 def test_clones_equal_the_big_agent_bit_for_bit_and_then_diverge(tmp_path: Path, ladder: list[float] | None) -> None:
     trainer = start(tmp_path, "pond", {"mixture.epsilon_ladder": ladder, "mixture.epsilon_reset_to": 0.3})
-    reset, seen = trainer._reset, []
+    reset, updates = trainer._reset, []
 
     def checked() -> None:
         before = trainer.group.parameters.data.clone()
@@ -97,16 +97,16 @@ def test_clones_equal_the_big_agent_bit_for_bit_and_then_diverge(tmp_path: Path,
         assert [e.value for e in trainer.group.epsilons] == (ladder or [0.3, 0.3])
         assert [e.since_reset for e in trainer.group.epsilons] == [0, 0]
         assert trainer.diversity(trainer.group.networks) == 0.0
-        seen.append(trainer.group.updates[0])
+        updates.append(trainer.group.updates[0])
 
     trainer._reset = checked  # type: ignore[method-assign]
     finish(trainer)
-    assert len(seen) == 3
-    found = records(tmp_path / "pond")
-    assert found[0]["agent0/epsilon"] < 1.0
-    assert found[0]["diversity"] > 0.0
+    assert len(updates) == 3
+    recorded = records(tmp_path / "pond")
+    assert recorded[0]["agent0/epsilon"] < 1.0
+    assert recorded[0]["diversity"] > 0.0
     # The BigAgent's exploration begins again with each of its trainings.
-    assert [r["big/epsilon"] for r in found if "big/pond_transitions" in r] == [found[3]["big/epsilon"]] * 3
+    assert [r["big/epsilon"] for r in recorded if "big/pond_transitions" in r] == [recorded[3]["big/epsilon"]] * 3
 
 
 def test_agents_continue_without_resets(tmp_path: Path) -> None:
@@ -121,29 +121,29 @@ def test_score_belongs_to_the_weights_of_its_checkpoint(tmp_path: Path, changes:
     """A checkpoint in the middle of learning must not have the score of earlier weights."""
     trainer = start(tmp_path, "pond", changes)
     last: list[torch.Tensor] = []
-    kept: list[float | None] = []  # where weights changed and nobody evaluated them
+    scores: list[float | None] = []  # after updates without an evaluation
 
     def see(at: Address) -> None:
         now = [tensor.clone() for tensor in trainer.players.policy.state_dict().values()]
         changed = not last or not all(map(torch.equal, last, now))
         if changed and "eval/episode_return" not in trainer.extra:
-            kept.append(trainer.score)
+            scores.append(trainer.score)
         last[:] = now
 
     watch(trainer, see)
     finish(trainer)
-    assert kept
-    assert set(kept) == {None}
+    assert scores
+    assert set(scores) == {None}
     assert trainer.score is not None
 
 
 def test_recovery_after_a_reset_is_measured(tmp_path: Path) -> None:
     finish(start(tmp_path, "pond", {}))
-    found = records(tmp_path / "pond")
-    ended = [record for record in found if "recovered" in record]
-    resets = [record for record in found if "reset/before" in record]
+    recorded = records(tmp_path / "pond")
+    ended = [record for record in recorded if "recovered" in record]
+    resets = [record for record in recorded if "reset/before" in record]
     assert len(resets) == 3
-    assert 2 <= len(ended) <= 3  # the last reset has no round behind it, unless it was no loss at once
+    assert 2 <= len(ended) <= 3  # no round follows the last reset, unless it lost nothing
     for record in ended:
         assert record["recovered"] in (0.0, 1.0)
         assert 0 <= record["recovery"] <= 3 * 4
@@ -265,20 +265,20 @@ def test_counts_of_an_unsavable_environment_are_exact_after_a_kill(tmp_path: Pat
 def test_big_agent_sees_the_stacks_that_agents_saw(tmp_path: Path) -> None:
     """Stacks built from single frames equal the emulator's."""
     trainer = start(tmp_path, "pond", {**GRAVITAR, "mixture.collections_per_round": 6})
-    shown = set()
+    observed = set()
     collect = trainer.group.collect
 
-    def seen() -> Any:
+    def collect_and_remember() -> Any:
         collections = collect()
         for collection in collections:
-            shown.update(observation.tobytes() for observation in collection.observation.flatten(0, 1).numpy())
+            observed.update(observation.tobytes() for observation in collection.observation.flatten(0, 1).numpy())
         return collections
 
-    trainer.group.collect = seen  # type: ignore[method-assign]
+    trainer.group.collect = collect_and_remember  # type: ignore[method-assign]
     finish(trainer)
     assert trainer.big is not None
     batch = trainer.big.pond.sample(np.random.default_rng(1))
-    assert all(observation.tobytes() in shown for observation in batch.observation.numpy())
+    assert all(observation.tobytes() in observed for observation in batch.observation.numpy())
 
 
 def test_big_agent_is_loaded_for_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
