@@ -87,7 +87,7 @@ def test_clones_equal_the_big_agent_bit_for_bit_and_then_diverge(tmp_path: Path,
 
     def checked() -> None:
         before = trainer.group.parameters.data.clone()
-        assert not torch.equal(before[0], before[1])  # they have gone different ways since the last reset
+        assert not torch.equal(before[0], before[1])  # they have diverged since the last reset
         reset()
         assert trainer.big is not None
         big = trainer.big.dqn.network.state_dict()
@@ -105,7 +105,7 @@ def test_clones_equal_the_big_agent_bit_for_bit_and_then_diverge(tmp_path: Path,
     recorded = records(tmp_path / "pond")
     assert recorded[0]["agent0/epsilon"] < 1.0
     assert recorded[0]["diversity"] > 0.0
-    # The BigAgent's exploration begins again with each of its trainings.
+    # The BigAgent's exploration restarts in each mixture round.
     assert [r["big/epsilon"] for r in recorded if "big/pond_transitions" in r] == [recorded[3]["big/epsilon"]] * 3
 
 
