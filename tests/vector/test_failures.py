@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millpond.envs.registry import describe
+from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import Vector, VectorError, WorkerError, env_seed, make_vector
 from tests.support.playing import play
 from tests.support.vector_envs import (
@@ -374,3 +376,33 @@ def test_trainers_share_and_workers_restart_independently() -> None:
                 vector.send(actions())
             assert sorted(restarted) == lost
             steps(vector, 1)
+
+
+def step_often(vector: Vector) -> None:
+    for _ in range(100):
+        for _ in range(len(vector)):
+            batch = vector.recv()
+            vector.send(batch.action * 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"reward_scale": 2.0}])
+def test_the_env_that_raised_is_named(options: dict[str, Any]) -> None:
+    env_id = "tests.support.raising_env:make_env"
+    vector = make_vector(
+        describe(env_id, options),
+        EnvBatchFactory(env_id, options),
+        num_envs=8,
+        groups=2,
+        num_workers=2,
+        backend="processes",
+    )
+    with vector:
+        vector.reset(3)
+        seeds = vector.seeds.copy()
+        with pytest.raises(WorkerError) as caught:
+            step_often(vector)
+    error = caught.value
+    assert error.env is not None
+    assert error.seed == seeds[error.env]
+    assert "this env is tired" in str(error)
+    assert "raising_env.py" in str(error)

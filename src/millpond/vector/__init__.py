@@ -4,18 +4,17 @@ make         make_vector: choose a backend, start the workers, make the envs
 vector       Vector: recv, send, save_state, load_state
 scheduler    RoundRobin: receive and send slices of envs strictly in turn
 fleet        Fleet: all envs and their workers; restarts envs that crashed
-layout       which envs belong to which group, and which worker steps them
-worker       what a worker does, and the loop of a worker process
-backends/    how workers run: inline, threads, forked processes, spawned processes
+layout       which envs belong to which group, and which worker steps them; Batch, what recv returns
+worker       commands of a worker, the loop of a worker process, and reports of failures
+backends/    how workers run: pool (inline, threads), processes (forked), spawned
 """
 
-from millpond.vector.batch import Batch
-from millpond.vector.failures import VectorError, WorkerError
 from millpond.vector.fleet import env_seed, env_seeds
+from millpond.vector.layout import Batch, VectorError
 from millpond.vector.make import BackendChoice, choose_backend, make_vector
 from millpond.vector.scheduler import RoundRobin
 from millpond.vector.vector import Vector, group_name
-from millpond.vector.worker import MakeEnvBatch, ReportsProgress
+from millpond.vector.worker import MakeEnvBatch, ReportsProgress, WorkerError
 
 __all__ = [
     "BackendChoice",

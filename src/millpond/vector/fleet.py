@@ -11,11 +11,9 @@ import numpy.typing as npt
 
 from millpond.envs.spec import EnvSpec
 from millpond.vector.backends.pool import Pool
-from millpond.vector.batch import NO_TICKET, Batch, EnvSlice, SliceStatus
-from millpond.vector.failures import Failure, VectorError, WorkerError
-from millpond.vector.layout import Layout, Shard
+from millpond.vector.layout import NO_TICKET, Batch, EnvSlice, Layout, Shard, SliceStatus, VectorError
 from millpond.vector.shared_memory import Arena
-from millpond.vector.worker import Command, Op
+from millpond.vector.worker import Command, Failure, Op, WorkerError
 
 OnCrash = Literal["stop", "restart"]
 MAX_CRASHES_IN_A_ROW = 3

@@ -1,4 +1,4 @@
-"""The layout of a vector: which envs belong to which group, and which worker steps them.
+"""The layout of a vector: which envs belong to which group, which worker steps them, and the batches they fill.
 
     group 0 = A          group 1 = B                  8 envs, 2 groups, 2 workers
     0  1 | 2  3          4  5 | 6  7
@@ -7,17 +7,30 @@
 Groups are contiguous and of equal size. Every worker has a share of every group, so that all workers step whichever
 group was sent. A share is a `Shard`: the envs of one env batch. The trainer may step the last envs of each group
 itself: it counts as one more worker, after the others.
+
+An `EnvSlice` is a group, or a contiguous range of envs, that steps together; `Batch` is what `recv` returns for it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.env_batch import Buffers, EpisodeStats
 from millpond.envs.spec import EnvSpec
+from millpond.errors import MillpondError
 from millpond.plurals import plural
-from millpond.vector.failures import VectorError
+
+NO_TICKET = 0  # tickets start at 1
+
+
+class VectorError(MillpondError):
+    """A vector cannot do what was requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +143,81 @@ class Layout:
                         f"{shard.first:,} to {shard.last - 1:,}. Batches start at env {shown} and have {multiples} "
                         f"envs: use one of these starts, and a count that adds up whole batches"
                     )
+
+
+@dataclass(eq=False)
+class Batch:
+    """The envs first..last-1; all arrays are views [envs, agents, ...] that are valid until `send`.
+
+    The same object is returned at every turn of its group, with new contents. `reward`, `terminated`, `truncated`,
+    `final_observation` and `episodes` are results of the step that the last `send` started. If there was none (after
+    `reset`, and at the start of a round), `stepped` is False and they are zero and empty.
+
+    Where `restarted`, the env crashed and was restarted: the action was not taken, the observation is the first of a
+    new episode, and the unfinished row holds a trajectory without an end.
+    """
+
+    group: int  # index of the group, or of the range within a slice
+    first: int
+    last: int
+    action: npt.NDArray[Any]  # `send` writes the actions here; writable
+    observation: npt.NDArray[Any]
+    final_observation: npt.NDArray[Any]  # meaningful where terminated or truncated
+    reward: npt.NDArray[np.float32]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    alive: npt.NDArray[np.bool_]
+    action_mask: npt.NDArray[np.bool_]
+    restarted: npt.NDArray[np.bool_]  # [envs]
+    stepped: bool = False
+    episodes: list[EpisodeStats] = field(default_factory=list)  # `EpisodeStats.env` is the env's index in the vector
+
+    @staticmethod
+    def view(group: int, first: int, last: int, buffers: Buffers, restarted: npt.NDArray[np.bool_]) -> Batch:
+        arrays = buffers.envs(first, last)
+        return Batch(
+            group,
+            first,
+            last,
+            arrays.action,
+            arrays.observation,
+            arrays.final_observation,
+            arrays.reward,
+            arrays.terminated,
+            arrays.truncated,
+            arrays.alive,
+            arrays.action_mask,
+            restarted[first:last],
+        )
+
+    @property
+    def num_envs(self) -> int:
+        return self.last - self.first
+
+
+class SliceStatus(IntEnum):
+    """State of an `EnvSlice` between `send` and `recv`. The values are part of saved states."""
+
+    IDLE = 0  # no step was requested; the latest observation can be received
+    RECEIVED = 1  # the policy has the batch
+    STEPPING = 2  # sent: the workers are stepping
+    STEPPED = 3  # the step is done and not yet received
+
+
+@dataclass(eq=False)
+class EnvSlice:
+    """Contiguous envs that step together: a group, or one range of a slice of the vector."""
+
+    batch: Batch
+    tasks: tuple[Task, ...]
+    tickets: list[int]  # of the tasks' commands
+    status: SliceStatus = SliceStatus.IDLE
+    ended: list[EpisodeStats] = field(default_factory=list)  # episodes that were not yet received
+
+    @property
+    def first(self) -> int:
+        return self.batch.first
+
+    @property
+    def last(self) -> int:
+        return self.batch.last

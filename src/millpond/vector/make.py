@@ -10,12 +10,10 @@ from millpond.envs.spec import EnvSpec
 from millpond.plurals import plural
 from millpond.sizes import trainer_envs
 from millpond.vector.backends import processes
-from millpond.vector.backends.in_process import InlinePool, ThreadPool, TrainerSharePool
-from millpond.vector.backends.pool import Pool, pickle_job
+from millpond.vector.backends.pool import InlinePool, Pool, ThreadPool, TrainerSharePool, pickle_job
 from millpond.vector.backends.spawned import SpawnPool
-from millpond.vector.failures import VectorError
 from millpond.vector.fleet import Fleet, OnCrash
-from millpond.vector.layout import Layout
+from millpond.vector.layout import Layout, VectorError
 from millpond.vector.shared_memory import Arena
 from millpond.vector.vector import Vector
 from millpond.vector.worker import MakeEnvBatch, WorkerJob

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.vector.batch import Batch, EnvSlice, SliceStatus
-from millpond.vector.failures import VectorError
 from millpond.vector.fleet import Fleet
+from millpond.vector.layout import Batch, EnvSlice, SliceStatus, VectorError
 
 
 class RoundRobin:

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from millpond.envs.env_batch import Buffers
 from millpond.envs.spec import EnvSpec
-from millpond.vector.failures import VectorError
-from millpond.vector.layout import Layout
+from millpond.vector.layout import Layout, VectorError
 
 ALIGNMENT = 64  # bytes: no two arrays share a cache line
 

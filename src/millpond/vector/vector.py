@@ -13,9 +13,8 @@ import numpy.typing as npt
 from millpond.envs.env_batch import Buffers, EpisodeStats
 from millpond.envs.spec import EnvSpec
 from millpond.plurals import plural
-from millpond.vector.batch import Batch, SliceStatus
-from millpond.vector.failures import VectorError
 from millpond.vector.fleet import Fleet
+from millpond.vector.layout import Batch, SliceStatus, VectorError
 from millpond.vector.scheduler import RoundRobin
 from millpond.vector.worker import Op
 

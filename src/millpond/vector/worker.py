@@ -1,7 +1,8 @@
-"""The worker: env batches and the commands on them, and the main loop of a forked worker process.
+"""The worker: env batches and the commands on them, the main loop of a forked worker process, and reports of failures.
 
 A worker holds the env batches of its shards and executes commands. A forked worker process sleeps on an eventfd until
-there is a command, executes it, replies and sleeps again.
+there is a command, executes it, replies and sleeps again. A worker that raised, died or hung is reported as a `Failure`,
+which the trainer raises as a `WorkerError`.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ import signal
 import socket
 import struct
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.env_batch import Buffers, EnvBatch, EpisodeStats
 from millpond.envs.spec import EnvSpec
-from millpond.vector.failures import Failure, VectorError
-from millpond.vector.layout import Layout
+from millpond.errors import MillpondError
+from millpond.plurals import plural
+from millpond.vector.layout import Layout, VectorError
 from millpond.vector.shared_memory import Arena
 
 COMMAND = struct.Struct("=6q")  # op, shard, first, last, ticket, bytes of payload that follow on the data socket
@@ -40,6 +43,7 @@ ONE_THREAD = dict.fromkeys(
 )
 
 MakeEnvBatch = Callable[[int, Buffers, int], EnvBatch]
+FailureKind = Literal["raised", "died", "hung"]
 """make_env_batch(num_envs, buffers, first_env): the envs first_env.. of the vector, writing into `buffers`."""
 
 
@@ -151,12 +155,12 @@ def _require_in_place(env_batch: EnvBatch, num_envs: int, buffers: Buffers) -> N
     """Refuse an env batch that writes elsewhere: its results would never be seen."""
     if env_batch.num_envs != num_envs:
         raise VectorError(f"make_env_batch was asked for {num_envs} envs and returned a batch of {env_batch.num_envs}")
-    for field in fields(Buffers):
-        ours, theirs = getattr(buffers, field.name), getattr(env_batch.buffers, field.name)
+    for name in (array.name for array in fields(Buffers)):
+        ours, theirs = getattr(buffers, name), getattr(env_batch.buffers, name)
         same = ours.ctypes.data == theirs.ctypes.data and ours.shape == theirs.shape and ours.dtype == theirs.dtype
         if ours.size and not same:
             raise VectorError(
-                f"{env_batch.spec.id}: buffers.{field.name} of the env batch is not the array that make_env_batch was "
+                f"{env_batch.spec.id}: buffers.{name} of the env batch is not the array that make_env_batch was "
                 f"called with; an env batch must write into the buffers it gets"
             )
 
@@ -259,3 +263,85 @@ def outlive_parent() -> None:
 def _set_parent_death_signal(number: int) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Report of a command that failed."""
+
+    kind: FailureKind
+    doing: str  # "step", "reset", ...
+    what: str  # one line: the exception, the signal or the timeout
+    traceback: str = ""  # of the worker
+    pid: int | None = None
+    cause: BaseException | None = field(default=None, compare=False)  # if the worker runs in this process
+    refusal: str = ""  # message of a MillpondError, which is shown alone
+
+    @staticmethod
+    def of(error: BaseException, doing: str) -> Failure:
+        """Report an exception that a worker raised."""
+        what = "".join(traceback.format_exception_only(error)).strip()
+        refusal = str(error) if isinstance(error, MillpondError) else ""
+        return Failure("raised", doing, what, "".join(traceback.format_exception(error)), refusal=refusal)
+
+
+class WorkerError(MillpondError):
+    """A worker raised, died or hung. The message and the attributes hold everything that helps to find the reason.
+
+    `env` is the index of the env, or None if the env batch does not report it (see `ReportsProgress`); it is then one
+    of first_env..last_env-1. `seed` and `env_steps` belong to `env`, or to `first_env`: the seed from which the env was
+    started, and the steps that it has taken since. If the worker raised a `MillpondError`, this error has the same
+    message, without a traceback, and the exit code is 2.
+    """
+
+    exit_code = 1  # the input was valid: a worker failed
+
+    def __init__(
+        self,
+        failure: Failure,
+        *,
+        worker: int,
+        is_trainer: bool = False,
+        env: int | None,
+        first_env: int,
+        last_env: int,
+        seed: int,
+        env_steps: int,
+        advice: str,
+    ) -> None:
+        self.kind = failure.kind
+        self.doing = failure.doing
+        self.traceback = failure.traceback
+        self.worker = worker
+        self.pid = failure.pid
+        self.env = env
+        self.first_env = first_env
+        self.last_env = last_env
+        self.seed = seed
+        self.env_steps = env_steps
+        process = f" (pid {failure.pid})" if failure.pid else ""
+        who = "the trainer, with its share of the envs," if is_trainer else f"worker {worker}{process}"
+        where = f"env {env}" if env is not None else f"one of the envs {first_env} to {last_env - 1}; env {first_env}"
+        steps = plural(env_steps, "env step")
+        if failure.refusal:
+            self.exit_code = MillpondError.exit_code
+            at = "" if failure.doing == "build" else f" ({failure.doing} of {where}: seed {seed}, after {steps})"
+            super().__init__(f"{failure.refusal}{at}")
+            return
+        lines = [
+            f"{who} {failure.kind} during {failure.doing}: {failure.what}",
+            f"  {where}: seed {seed}, after {steps}",
+            f"  {advice}",
+        ]
+        if failure.traceback:
+            lines += ["the worker's traceback:", failure.traceback.rstrip()]
+        super().__init__("\n".join(lines))
+
+
+def describe_exit(code: int) -> str:
+    """Describe how a process ended: `code` is its exit status, or minus the signal that killed it."""
+    if code >= 0:
+        return f"exited with status {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
+    hint = "; out of memory is a common reason (see `dmesg`)" if name == "SIGKILL" else ""
+    return f"killed by signal {-code} ({name}){hint}"

@@ -19,13 +19,23 @@ from dataclasses import replace
 from typing import Any
 
 from millpond.cores import HelperAffinity, usable_cores
-from millpond.vector.backends.pool import Tickets, await_start, cannot_load, hung_failure, pickle_job
-from millpond.vector.failures import Failure, describe_exit
+from millpond.vector.backends.pool import CLOSE_SECONDS, Tickets, await_start, cannot_load, hung_failure, pickle_job
 from millpond.vector.fork_server import ENDED, FAILED, QUIT, STARTED, ForkedWorker, ForkServerClient
 from millpond.vector.shared_memory import Arena
-from millpond.vector.worker import COMMAND, REPLY, Command, Op, WorkerJob, clear_event, make_event, receive, set_event
+from millpond.vector.worker import (
+    COMMAND,
+    REPLY,
+    Command,
+    Failure,
+    Op,
+    WorkerJob,
+    clear_event,
+    describe_exit,
+    make_event,
+    receive,
+    set_event,
+)
 
-CLOSE_SECONDS = 2.0  # for workers to close their envs
 KILL_SECONDS = 10.0  # for the kernel to end a killed process
 FAULT_LOG_SECONDS = 1.0  # for a hung worker to write its stack
 REPLIES_PER_READ = 256

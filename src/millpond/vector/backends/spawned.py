@@ -29,19 +29,23 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy.random
 
-from millpond.vector.backends.pool import Tickets, await_start, cannot_load, hung_failure, pickle_job
-from millpond.vector.failures import Failure, describe_exit
+from millpond.vector.backends.pool import (
+    CLOSE_SECONDS,
+    Request,
+    Tickets,
+    await_start,
+    cannot_load,
+    hung_failure,
+    pickle_job,
+)
 from millpond.vector.shared_memory import Arena, NamedFile
-from millpond.vector.worker import ONE_THREAD, Command, EnvWorker, Op, WorkerJob
+from millpond.vector.worker import ONE_THREAD, Command, EnvWorker, Failure, Op, WorkerJob, describe_exit
 
 BOOT = "import sys; sys.path[:] = sys.argv[1:]; from millpond.vector.backends.spawned import main; main()"
 STARTED, FAILED = -1, -2  # instead of a ticket: the worker has loaded its job, or cannot load it
-CLOSE_SECONDS = 2.0  # for workers to close their envs
 KILL_SECONDS = 10.0  # for the system to end a killed process
 FAULT_LOG_SECONDS = 1.0  # for a hung worker to write its stack
 POLL_SECONDS = 0.05
-
-Request = tuple[int, Command, Any]  # ticket, command, payload
 
 
 @dataclass(eq=False)
