@@ -4,8 +4,9 @@ lake        `Lake`: open or create one, its streams, sampling
 format      files and folders, the commit log, the head
 lock        the lock that a stream's writer holds
 codec       checksums, lz4 frames, zstd chunks
-intrinsics  what Numba lacks: unaligned loads, the CRC32C instruction, calls of liblz4
-write       from steps to bytes; append, acknowledge, roll back; the limit `max_bytes`
+intrinsics  operations that Numba lacks: unaligned loads, the CRC32C instruction, calls of liblz4
+write       from steps to bytes; append, acknowledge, roll back
+capacity    the limit `max_bytes`: drop the oldest segments
 recover     the end of a stream after a crash, and cutting off what follows it
 stream      a reader's view of one stream, and the index of a segment
 read        from record numbers to bytes: many small reads at once
