@@ -86,7 +86,7 @@ def train_all(ranks: Ranks, root: str) -> dict[str, Any]:
 
 
 def begin_from(ranks: Ranks, root: str, other: str) -> bytes:
-    """What everybody of a rank begins with where another run's weights are asked for: its own agents, and the BigAgent."""
+    """Return the initial weights of a rank's agents and of the BigAgent, for a run that starts from another run's weights."""
     loaded = load("mixture", {**SMALL, "run_dir": root, **MIXTURES[other]})
     run = begin_on_all_ranks(ranks, lambda: (loaded, start_run(loaded, "next", ranks=ranks.count)))[1]
     source = Run.open(Path(root), other) if ranks.first else None
@@ -98,7 +98,7 @@ def begin_from(ranks: Ranks, root: str, other: str) -> bytes:
 
 
 def see_other_lakes(ranks: Ranks, root: str) -> str:
-    """What is said where every rank has a lake of its own."""
+    """Return the error that ranks raise if each has a separate lake."""
     recipe = load("mixture").recipe
     with Lake.create(Path(root) / str(ranks.rank), Schema.from_spec(make_spec(recipe.env, stacked=False))) as lake:
         lake.writer(f"agent{ranks.rank}", 1).close()

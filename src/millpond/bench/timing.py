@@ -15,7 +15,7 @@ MAX_SECONDS = 40.0  # of real rounds or cycles; after that no further one starts
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured. `quick` is for trying the command: its numbers mean nothing."""
+    """Amount of measuring. `quick` is for trying the command: its numbers mean nothing."""
 
     repeats: int = 7  # timings of each piece of work; their median counts
     iterations: int | None = None  # real iterations that are timed; None: as many as their size allows
