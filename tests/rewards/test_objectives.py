@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millpond.rewards.batches import StepSampler
 from millpond.rewards.objectives import (
     TEMPERATURE,
     decomposition_loss,
@@ -19,7 +20,6 @@ from millpond.rewards.objectives import (
     rrd_loss,
     success_loss,
 )
-from millpond.rewards.sampling import StepSampler
 
 
 def mean_over_all_samples(loss: str, reward: torch.Tensor, mean_return: torch.Tensor, count: int) -> torch.Tensor:

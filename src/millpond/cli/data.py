@@ -15,7 +15,7 @@ import typer
 from millpond.cli.options import EpisodesArgument, JsonOption
 from millpond.cli.output import print_json, print_text
 from millpond.data import AuditFinding, Episodes, audit, open_episodes, unfit
-from millpond.data.fitting import OBJECTIVES
+from millpond.data.audit import OBJECTIVES
 from millpond.planner.lines import figures, sentence, size, table
 from millpond.plurals import plural
 

@@ -49,8 +49,8 @@ def mixture_vs_single(
     intervals, curves, and a one-sentence answer. Stop it at any time: the same command continues.
     """
     from millpond.cores import usable_cores
-    from millpond.experiments.analysis import show
     from millpond.experiments.mixture_vs_single import ExperimentSettings
+    from millpond.experiments.results import show
     from millpond.experiments.run import report as report_experiment
     from millpond.experiments.run import run_experiment
 

@@ -8,11 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from millpond.data.source import Array, ArrayField, DataError, EndFlags, EpisodeSource, FieldSelection, select_fields
+from millpond.data.source import (
+    Array,
+    ArrayField,
+    DataError,
+    EndFlags,
+    EpisodeSource,
+    FieldSelection,
+    open_sources,
+    select_fields,
+)
 
 VECTOR = "vector"  # the name of all selected vectors, concatenated
 MEMORY_BYTES = 1 << 30
@@ -264,6 +274,26 @@ class Episodes:
 
     def _source(self, episode: int) -> EpisodeSource:
         return self.sources[int(self.task[episode])]
+
+
+def open_episodes(
+    path: str | Path,
+    keys: Sequence[str] = (),
+    images: bool = False,
+    *,
+    drop_columns: Sequence[str] = (),
+    memory_bytes: int = MEMORY_BYTES,
+) -> Episodes:
+    """Open recorded episodes. Only their sizes are read at first.
+
+    path          a file (.hdf5, .h5, .npz), a folder of such files, a lake, or a name in IN_PACKAGE
+    keys          fields of an observation to use, in this order; none: all vectors (and images, with `images`)
+    drop_columns  columns to drop from the vectors, such as `states:0`
+    memory_bytes  limit on frames held in memory; the rest is read when it is sampled
+    """
+    return Episodes(
+        str(path), open_sources(path), keys=keys, images=images, drop_columns=drop_columns, memory_bytes=memory_bytes
+    )
 
 
 class FrameStore(Protocol):

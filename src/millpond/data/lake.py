@@ -8,8 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from millpond.data.opening import open_sources
-from millpond.data.source import Array, ArrayField, DataError, EndFlags, EpisodeSource, require_same_fields
+from millpond.data.source import (
+    Array,
+    ArrayField,
+    DataError,
+    EndFlags,
+    EpisodeSource,
+    open_sources,
+    require_same_fields,
+)
 from millpond.replay import Field, Lake, Schema, Steps
 from millpond.replay.lake.sample import raise_damage
 from millpond.replay.schema import DAMAGED, FINAL, TERMINATED, TRUNCATED

@@ -2,8 +2,6 @@
 
 mixture_vs_single  settings, methods and runs of the experiment
 run                runs it, resumes it, and writes table, curves and results
-jobs               trainings in parallel processes
-results            scores and curves of finished runs, and the random player
-analysis           from results to a table and a conclusion
+results            scores and curves of finished runs, the random player, and the analysis: a table and a conclusion
 statistics         means, bootstrap intervals and permutation tests
 """

@@ -17,7 +17,6 @@ from typing import Any
 
 from millpond.config import MixtureRecipe, load
 from millpond.errors import MillpondError
-from millpond.experiments.jobs import TrainingJob
 from millpond.planner import MixturePlan
 from millpond.planner import plan as make_plan
 
@@ -44,6 +43,15 @@ class ExperimentSettings:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """Name of a run, its recipe, and overrides."""
+
+    name: str
+    recipe: str
+    overrides: tuple[str, ...]
 
 
 def check_settings(settings: ExperimentSettings) -> None:

@@ -1,9 +1,19 @@
-"""Run an experiment in a folder, and write its results; the same command resumes it."""
+"""Run an experiment in a folder, one process per training, and write its results; the same command resumes it.
+
+Finished trainings are skipped and interrupted ones resumed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
-from collections.abc import Callable, Mapping
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +22,10 @@ import numpy as np
 from millpond.config import load
 from millpond.durable import replace_file, replace_json
 from millpond.errors import MillpondError
-from millpond.experiments.analysis import Answer, analyse, show
-from millpond.experiments.jobs import run_jobs
-from millpond.experiments.mixture_vs_single import ExperimentSettings, all_jobs, check_settings
-from millpond.experiments.results import Results, RunResult, collect_results, random_scores
+from millpond.experiments.mixture_vs_single import ExperimentSettings, TrainingJob, all_jobs, check_settings
+from millpond.experiments.results import Answer, Results, RunResult, analyse, collect_results, random_scores, show
+from millpond.store import read_status
+from millpond.store.run import is_run
 from millpond.trainers.common.session import require_machine
 
 MAY_CHANGE = {"seeds", "games", "methods", "episodes"}  # settings that an existing folder accepts
@@ -26,6 +36,9 @@ COLOURS = {
     "no-resets": "#66a182",
     "live": "#6a4c93",
 }
+POLL_SECONDS = 0.2
+SAVE_TIMEOUT_SECONDS = 120.0
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 
 def run_experiment(
@@ -122,3 +135,84 @@ def draw_curves(results: Results, random: Mapping[str, float], settings: Experim
     axes[0].legend(frameon=False, fontsize=8)
     for path in paths:
         figure.savefig(path, dpi=140, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+class JobFailed(MillpondError):
+    """Some trainings ended with an error."""
+
+    exit_code = 1
+
+
+def run_jobs(
+    jobs: Sequence[TrainingJob], folder: Path, *, at_once: int, say: Callable[[str], None] = lambda line: None
+) -> None:
+    """Run each job to its end, in `folder`/runs/NAME, `at_once` in parallel; earlier runs are skipped or resumed.
+
+    If this process is interrupted or dies, the trainings save and stop.
+    """
+    waiting = [job for job in jobs if not is_finished(folder, job)]
+    if len(waiting) < len(jobs):
+        say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are already finished")
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    failed: list[str] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                job = waiting.pop(0)
+                running[job.name] = _start(job, folder)
+                say(f"{job.name} started")
+            time.sleep(POLL_SECONDS)
+            for name, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[name]
+                    done = process.returncode == 0 and read_status(folder / "runs" / name).state == "finished"
+                    failed += [] if done else [name]
+                    say(f"{name} {'finished' if done else 'FAILED'}; {len(waiting) + len(running)} left")
+    finally:
+        _stop(list(running.values()))
+    if failed:
+        logs = ", ".join(str(folder / "logs" / f"{name}.log") for name in failed)
+        raise JobFailed(
+            f"{len(failed)} of {len(jobs)} runs failed; see {logs}. Run the same command again to resume them"
+        )
+
+
+def is_finished(folder: Path, job: TrainingJob) -> bool:
+    path = folder / "runs" / job.name
+    return is_run(path) and read_status(path).state == "finished"
+
+
+def _start(job: TrainingJob, folder: Path) -> subprocess.Popen[bytes]:
+    """Start or resume a run, with one thread: the runs themselves are parallel."""
+    path = folder / "runs" / job.name
+    arguments = ["train", "--resume", str(path)]
+    if not is_run(path):
+        arguments = ["train", job.recipe, *job.overrides, f"run_dir={folder / 'runs'}", "--run", job.name]
+    with (folder / "logs" / f"{job.name}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "millpond", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+
+
+def _die_with_parent() -> None:
+    """Make the kernel send SIGTERM, which saves and stops a run, when the parent process dies."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Let the processes save and stop; kill those that take too long."""
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    for process in processes:
+        try:
+            process.wait(SAVE_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

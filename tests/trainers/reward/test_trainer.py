@@ -19,7 +19,7 @@ import torch
 from millpond.cli import main
 from millpond.config import load
 from millpond.data import DataError, audit, open_episodes
-from millpond.data.fitting import split_episodes
+from millpond.data.audit import split_episodes
 from millpond.data.npz import NpzSource
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.store import Checkpoints, RunError

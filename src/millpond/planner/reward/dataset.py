@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from millpond.config import RewardRecipe
 from millpond.data import DataError, Episodes, open_episodes, unfit
-from millpond.data.fitting import OBJECTIVES, refusal, split_episodes
-from millpond.data.opening import data_exists
+from millpond.data.audit import OBJECTIVES, refusal, split_episodes
+from millpond.data.source import data_exists
 
 
 @dataclass(frozen=True)

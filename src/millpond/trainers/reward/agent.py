@@ -23,8 +23,8 @@ from millpond.replay.schema import FINAL, Schema
 from millpond.replay.steps import Steps
 from millpond.replay.walk import complete_episodes
 from millpond.rewards import objectives
+from millpond.rewards.batches import StepSampler
 from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch
-from millpond.rewards.sampling import StepSampler
 from millpond.rollout.collector import put_actions
 from millpond.trainers.common.envs import VectorState, build_vector, evaluation_vector
 from millpond.trainers.common.evaluate import Evaluation, evaluate

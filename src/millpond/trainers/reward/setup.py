@@ -11,7 +11,7 @@ import torch
 
 from millpond.config import RewardRecipe
 from millpond.data import AuditFinding, DataError, Episodes, audit, refuse_unfit
-from millpond.data.fitting import split_episodes
+from millpond.data.audit import split_episodes
 from millpond.envs.spec import EnvSpec
 from millpond.learners import QNetwork, build_q_network
 from millpond.learners.sac import SACActor

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.rewards.sampling import (
+from millpond.rewards.batches import (
     MAX_PREFETCHED_BATCHES,
     MAX_PREFETCHED_BYTES,
     PrefetchedBatches,

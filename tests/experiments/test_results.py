@@ -8,7 +8,6 @@ import pytest
 
 from millpond.config import MixtureRecipe, load
 from millpond.errors import MillpondError
-from millpond.experiments.analysis import analyse, show
 from millpond.experiments.mixture_vs_single import (
     DEFAULT_METHODS,
     METHODS,
@@ -17,7 +16,7 @@ from millpond.experiments.mixture_vs_single import (
     check_settings,
     run_overrides,
 )
-from millpond.experiments.results import Results, RunResult
+from millpond.experiments.results import Results, RunResult, analyse, show
 from millpond.experiments.run import draw_curves, mean_curve
 from millpond.planner import MixturePlan, plan
 
