@@ -80,10 +80,8 @@ def _no_preset_notes(recipe: str | Path | Mapping[str, Any], overrides: Any, pre
 class KindRanks:
     """Division of a run of one kind among ranks."""
 
-    share: Callable[[Loaded, int], Loaded]  # the config of one of so many ranks
-    total: Callable[
-        [Planned, Loaded, int], Planned
-    ]  # the plan of all, from that of one process and the config of a rank
+    share: Callable[[Loaded, int], Loaded]  # config and number of ranks -> config of one rank
+    total: Callable[[Planned, Loaded, int], Planned]  # plan of one process, config of one rank, ranks -> plan of all
 
 
 @dataclass(frozen=True)
