@@ -18,7 +18,7 @@ import numpy as np
 
 from millpond.config import load
 from millpond.data import open_episodes
-from millpond.planner.lines import table
+from millpond.formatting import table
 from millpond.trainers.common.session import start_run
 from millpond.trainers.reward.evaluation import HeldOutEvaluation
 from millpond.trainers.reward.trainer import RewardTrainer

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from millpond.config.check import merge
+from millpond.formatting import many
 from millpond.planner import Host, plan
 from millpond.planner.compare import compare
 from millpond.planner.scale import scale, show_scale
 from millpond.planner.text import show, show_compare
-from millpond.plurals import many, plural, verb
 
 NOUNS = (
     "agent", "batch", "byte", "clone", "collection", "cycle", "env", "episode", "epoch", "frame", "group",
@@ -117,12 +117,3 @@ def test_comparisons_and_scales_are_grammatical() -> None:
             text = show_compare(compare(plan(deepcopy(first)), plan(deepcopy(second))))
             assert disagreements(text) == []
     assert disagreements(show_scale(scale("grid", [], "trainer.update_epochs=1,2", None, None))) == []
-
-
-def test_plurals_and_verbs() -> None:
-    assert [plural(count, "epoch") for count in (0, 1, 2)] == ["0 epochs", "1 epoch", "2 epochs"]
-    assert [many(word) for word in ("batch", "process", "entry", "day", "box", "update epoch")] == [
-        *("batches", "processes", "entries", "days", "boxes", "update epochs")
-    ]
-    assert [verb(1, word) for word in ("give", "go", "are")] == ["gives", "goes", "is"]
-    assert verb(2, "go") == "go"

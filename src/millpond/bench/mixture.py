@@ -18,9 +18,9 @@ from millpond.bench.result import Bench, Iteration, KindBench, Measurement, Stag
 from millpond.bench.stages import RandomSteps, measure_lake
 from millpond.bench.timing import Effort, Progress, Spread, limit_seconds, median_seconds
 from millpond.config import Loaded, MixtureRecipe
+from millpond.formatting import plural
 from millpond.planner import MixturePlan, plan_loaded
 from millpond.planner.mixture.numbers import drawn_in_round
-from millpond.plurals import plural
 from millpond.record.jsonlines import Record, read_records
 from millpond.replay import Schema, Steps
 from millpond.replay.schema import pond_record_bytes

@@ -25,9 +25,9 @@ from millpond.bench.timing import Effort, Progress, Spread, median_seconds
 from millpond.config import Loaded
 from millpond.config.env_options import env_options
 from millpond.envs.env_batch import Buffers
+from millpond.formatting import plural
 from millpond.loop import LevelEnd, Loop
 from millpond.planner import PPOPlan, plan_loaded
-from millpond.plurals import plural
 from millpond.record import Timer
 from millpond.record.jsonlines import Record, read_records
 from millpond.rollout.micro_batch import Advantages

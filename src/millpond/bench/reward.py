@@ -18,9 +18,9 @@ from millpond.bench.limits import FORWARD_AND_BACKWARD, Limits, count_flops
 from millpond.bench.result import Bench, Iteration, KindBench, Measurement, Stage
 from millpond.bench.timing import Effort, Progress, Spread, limit_seconds, median_seconds
 from millpond.config import Loaded
+from millpond.formatting import plural
 from millpond.loop import Loop
 from millpond.planner import RewardPlan, plan_loaded
-from millpond.plurals import plural
 from millpond.record.jsonlines import Record, read_records
 from millpond.trainers.common.session import start_run
 from millpond.trainers.reward.agent import RewardAgent

@@ -8,10 +8,9 @@ from typing import Any
 
 from millpond.bench.result import Arithmetic, Bench, KindBench, Stage
 from millpond.bench.timing import Spread
+from millpond.formatting import bar, figures, plural, sentence, size, table
 from millpond.kinds import KINDS
 from millpond.planner.estimate import duration
-from millpond.planner.lines import bar, figures, sentence, size, table
-from millpond.plurals import plural
 
 WATERFALL_WIDTH = 32  # characters
 IN_RUN, ALONE, LIMIT = "#0b6e99", "#edae49", "#444444"

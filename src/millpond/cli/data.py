@@ -16,8 +16,7 @@ from millpond.cli.options import EpisodesArgument, JsonOption
 from millpond.cli.output import print_json, print_text
 from millpond.data import AuditFinding, Episodes, audit, open_episodes, unfit
 from millpond.data.audit import OBJECTIVES
-from millpond.planner.lines import figures, sentence, size, table
-from millpond.plurals import plural
+from millpond.formatting import figures, plural, sentence, size, table
 
 BINS = 12
 BAR_WIDTH = 40

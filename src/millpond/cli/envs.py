@@ -12,8 +12,7 @@ from millpond.cli.output import print_json, print_text, progress
 from millpond.config.check import overlay
 from millpond.config.load import parse_override
 from millpond.envs.families import require_extra
-from millpond.planner.lines import sentence
-from millpond.plurals import plural
+from millpond.formatting import plural, sentence
 
 SECONDS_BETWEEN_LINES = 10.0
 MARKS = {"error": "FAIL", "warning": "warn", "ok": "ok"}  # status of a rule -> its mark in the text

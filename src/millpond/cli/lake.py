@@ -10,7 +10,7 @@ import typer
 
 from millpond.cli.options import JsonOption
 from millpond.cli.output import print_json, print_text, progress
-from millpond.plurals import plural
+from millpond.formatting import plural
 
 lake = typer.Typer(
     rich_markup_mode=None,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from millpond.planner.lines import ascii_only
+from millpond.formatting import ascii_only
 
 
 def print_text(text: str) -> None:

@@ -27,17 +27,16 @@ from millpond.config.load import leaves_agents_open
 from millpond.config.violations import show as show_value
 from millpond.envs.families import family_of, install_command, missing_extra
 from millpond.errors import MillpondError
+from millpond.formatting import figures, plural, sentence
 from millpond.planner import Host
 from millpond.planner import plan as make_plan
 from millpond.planner.compare import compare as compare_plans
 from millpond.planner.estimate import read_measured
 from millpond.planner.host import DeviceError
-from millpond.planner.lines import figures, sentence
 from millpond.planner.reward import preset_batches
 from millpond.planner.scale import scale as make_scale
 from millpond.planner.scale import show_scale
 from millpond.planner.text import show, show_compare
-from millpond.plurals import plural
 
 
 def plan(

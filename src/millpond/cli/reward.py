@@ -9,8 +9,7 @@ import typer
 
 from millpond.cli.options import BestOption, EpisodesArgument, JsonOption
 from millpond.cli.output import print_json, print_text
-from millpond.planner.lines import figures
-from millpond.plurals import plural
+from millpond.formatting import figures, plural
 
 reward = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Apply a learned reward.")
 

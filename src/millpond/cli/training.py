@@ -22,7 +22,7 @@ from millpond.cli.options import (
     recipe_and_overrides,
 )
 from millpond.cli.output import print_json, print_text, progress
-from millpond.planner.lines import figures, sentence
+from millpond.formatting import figures, sentence
 
 if TYPE_CHECKING:
     from millpond.config import Loaded

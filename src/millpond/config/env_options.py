@@ -16,8 +16,8 @@ from millpond.envs.families import FAMILIES, LOOPED, family_of
 from millpond.envs.registry import describe
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
+from millpond.formatting import plural
 from millpond.kinds import KINDS
-from millpond.plurals import plural
 
 
 def env_options(env: EnvConfig, *, stacked: bool = True) -> tuple[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 from millpond.data.episodes import Episodes
 from millpond.data.source import Array, DataError
 from millpond.data.survey import Survey, survey_episodes
-from millpond.plurals import plural, verb
+from millpond.formatting import plural, verb
 
 Severity = Literal["error", "warning", "note"]
 MAX_NAMES = 5  # names listed in a finding; `where` has them all

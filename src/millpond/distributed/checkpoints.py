@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from millpond.distributed.ranks import RankError, Ranks, launcher
-from millpond.plurals import plural
+from millpond.formatting import plural
 from millpond.store import Checkpoint, Checkpoints, Parts, ResumeError, Stateful
 from millpond.store.tree import tree_from_bytes, tree_to_bytes
 

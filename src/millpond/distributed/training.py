@@ -10,8 +10,8 @@ from types import FrameType
 from typing import Any
 
 from millpond.distributed.ranks import RankLostError, Ranks
+from millpond.formatting import plural
 from millpond.loop import Loop
-from millpond.plurals import plural
 from millpond.record import Recorder
 from millpond.store import Checkpoints, Run, training
 

@@ -17,7 +17,7 @@ from millpond.envs.registry import describe, describe_error, make_env_batch
 from millpond.envs.reward_wrappers import EpisodicEnvs, RewardEnvs
 from millpond.envs.spaces import read_part
 from millpond.envs.spec import TOKEN_PADDING, EnvSpec
-from millpond.plurals import plural
+from millpond.formatting import plural
 
 STEPS = 300  # per play, unless a number is set
 SECONDS = 10.0  # after which the first play of a slow env stops; the other plays then take as many steps

@@ -23,7 +23,7 @@ from millpond.envs.families import install_command, load_dotted, missing_extra, 
 from millpond.envs.reward_wrappers import EpisodicEnvs, RewardEnvs, RewardOptions
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 from millpond.errors import MillpondError
-from millpond.plurals import plural
+from millpond.formatting import plural
 
 BUILT_IN = tuple(family.name for family in families.FAMILIES.values() if ":" not in family.form)
 FAMILIES = tuple(family.name for family in families.FAMILIES.values() if family.form.startswith(f"{family.name}:"))

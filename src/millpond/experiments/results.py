@@ -29,8 +29,7 @@ from millpond.experiments.statistics import (
     mean,
     permutation_test,
 )
-from millpond.planner.lines import sentence, table
-from millpond.plurals import plural
+from millpond.formatting import plural, sentence, table
 from millpond.record import read_records
 from millpond.store import read_status
 from millpond.store.run import is_run

@@ -7,11 +7,10 @@ from typing import Any
 
 from millpond.config.check import flatten
 from millpond.config.violations import show as show_value
+from millpond.formatting import number, plural, size
 from millpond.kinds import KINDS
 from millpond.planner.kind import ComparisonRow
-from millpond.planner.lines import number, size
 from millpond.planner.planned import Planned
-from millpond.plurals import plural
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ from typing import Any
 
 from millpond.config import Recipe
 from millpond.errors import MillpondError
+from millpond.formatting import figures, plural, sentence
 from millpond.kinds import KINDS
 from millpond.planner.host import Host
 from millpond.planner.kind import Plan
-from millpond.planner.lines import figures, sentence
-from millpond.plurals import plural
 from millpond.processor import cache_folder
 
 FORMAT = 2

@@ -13,13 +13,13 @@ from millpond.config.load import env_of
 from millpond.config.violations import as_override
 from millpond.envs.families import install_command, missing_extra
 from millpond.errors import MillpondError
+from millpond.formatting import plural
 from millpond.kinds import KINDS
 from millpond.planner.advice import Advice
 from millpond.planner.estimate import Measured, TimeEstimate, estimate_time
 from millpond.planner.host import DeviceError, Host, require_device
 from millpond.planner.kind import Plan, PlanInputs
 from millpond.planner.reward.dataset import Dataset
-from millpond.plurals import plural
 
 Overrides = Iterable[str] | Mapping[str, Any]
 

@@ -11,9 +11,9 @@ from millpond.config.keys import keys, nearest_key
 from millpond.config.load import parse_override
 from millpond.config.violations import show as show_value
 from millpond.errors import MillpondError
+from millpond.formatting import sentence, table
 from millpond.kinds import KINDS
 from millpond.planner.host import Host
-from millpond.planner.lines import sentence, table
 from millpond.planner.planned import Planned, plan
 
 MAX_VALUES = 32

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from millpond.config.violations import as_override, as_overrides
 from millpond.config.violations import show as show_value
+from millpond.formatting import WIDTH, sentence
 from millpond.kinds import KINDS
 from millpond.planner.compare import Comparison, cell
 from millpond.planner.estimate import show_estimate
-from millpond.planner.lines import WIDTH, sentence
 from millpond.planner.planned import Planned
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from millpond.plurals import plural
+from millpond.formatting import plural
 from millpond.replay.draw import DrawnTransitions, draw_transitions
 from millpond.replay.errors import LakeError, PondFull
 from millpond.replay.schema import (

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.plurals import plural
+from millpond.formatting import plural
 from millpond.replay.errors import LakeError
 from millpond.replay.schema import Field, Schema
 

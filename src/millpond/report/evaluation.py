@@ -10,7 +10,7 @@ from millpond.config import load
 from millpond.config.env import EnvConfig
 from millpond.config.env_options import env_options
 from millpond.errors import MillpondError
-from millpond.plurals import plural
+from millpond.formatting import plural
 from millpond.record import Record
 from millpond.report.chart import chart, format_number, series
 from millpond.report.facts import Facts

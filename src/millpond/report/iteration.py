@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from millpond.planner.lines import number, size
-from millpond.plurals import plural
+from millpond.formatting import number, plural, size
 from millpond.record import show_seconds
 from millpond.report.chart import format_number
 from millpond.report.curves import phase_seconds

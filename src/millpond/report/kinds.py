@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.plurals import plural
+from millpond.formatting import plural
 from millpond.report.facts import UNKNOWN, Facts, KindReport
 from millpond.report.iteration import nine_stages
 

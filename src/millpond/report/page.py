@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.durable import replace_file
-from millpond.planner.lines import size
+from millpond.formatting import size
 from millpond.report.chart import format_number
 from millpond.report.curves import charted_metrics, curves, metric_chart, outer_phases, phase_bar, phases
 from millpond.report.evaluation import episode, evaluation_chart, evaluations

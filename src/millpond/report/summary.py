@@ -6,8 +6,7 @@ import re
 import shlex
 import time
 
-from millpond.planner.lines import size
-from millpond.plurals import plural
+from millpond.formatting import plural, size
 from millpond.record import show_seconds
 from millpond.report.chart import format_number
 from millpond.report.evaluation import RETURN, evaluation_records, interval_text, normalized_return, run_baselines

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from millpond.envs.env_batch import Buffers, EpisodeStats
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
-from millpond.plurals import plural
+from millpond.formatting import plural
 
 NO_TICKET = 0  # tickets start at 1
 

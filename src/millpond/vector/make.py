@@ -7,7 +7,7 @@ from typing import Literal
 
 from millpond.cores import usable_cores
 from millpond.envs.spec import EnvSpec
-from millpond.plurals import plural
+from millpond.formatting import plural
 from millpond.sizes import trainer_envs
 from millpond.vector.backends import processes
 from millpond.vector.backends.pool import InlinePool, Pool, ThreadPool, TrainerSharePool, pickle_job

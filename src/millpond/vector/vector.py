@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from millpond.envs.env_batch import Buffers, EpisodeStats
 from millpond.envs.spec import EnvSpec
-from millpond.plurals import plural
+from millpond.formatting import plural
 from millpond.vector.fleet import Fleet
 from millpond.vector.layout import Batch, SliceStatus, VectorError
 from millpond.vector.scheduler import RoundRobin

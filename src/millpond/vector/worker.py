@@ -30,7 +30,7 @@ import numpy.typing as npt
 from millpond.envs.env_batch import Buffers, EnvBatch, EpisodeStats
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
-from millpond.plurals import plural
+from millpond.formatting import plural
 from millpond.vector.layout import Layout, VectorError
 from millpond.vector.shared_memory import Arena
 

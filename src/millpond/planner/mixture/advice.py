@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from millpond.config import MixtureRecipe
 from millpond.envs.spec import EnvSpec
+from millpond.formatting import number, plural, size, verb
 from millpond.planner.advice import Advice, Adviser
 from millpond.planner.host import Host
-from millpond.planner.lines import number, size
 from millpond.planner.mixture.numbers import MixturePlan, plan_mixture
-from millpond.plurals import plural, verb
 
 SINGLE_AGENT_COLLECTION = 128 * 32  # transitions of one agent on Atari and MinAtar in the PQN paper
 MIN_REPLAY, MAX_REPLAY = 0.05, 64.0

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millpond.config import MixtureRecipe
+from millpond.formatting import box, exact_size, figures, number, plural, sentence, size
 from millpond.planner.kind import ComparisonRow, KindText
-from millpond.planner.lines import box, exact_size, figures, number, sentence, size
 from millpond.planner.mixture.numbers import MixturePlan
 from millpond.planner.planned import Planned
-from millpond.plurals import plural
 
 MODES = {
     "rounds": "the agents learn, the BigAgent learns from the lake, the agents are cloned from it",

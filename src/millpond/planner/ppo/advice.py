@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from millpond.config import PPORecipe
+from millpond.formatting import number, plural, size, verb
 from millpond.planner.advice import Advice, Adviser
 from millpond.planner.estimate import Measured, estimate_time
 from millpond.planner.host import Host
 from millpond.planner.kind import PlanInputs
-from millpond.planner.lines import number, size
 from millpond.planner.ppo.numbers import PPOPlan, plan_ppo
-from millpond.plurals import plural, verb
 from millpond.sizes import nearest_divisors, nearest_multiples
 
 MANY_AGENTS = 24

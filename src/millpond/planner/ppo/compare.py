@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from millpond.config.check import flatten
+from millpond.formatting import number, plural, size, verb
 from millpond.planner.kind import ComparisonRow
-from millpond.planner.lines import number, size
 from millpond.planner.planned import Planned
 from millpond.planner.ppo.numbers import PPOPlan
-from millpond.plurals import plural, verb
 
 
 def _plan(planned: Planned) -> PPOPlan:

@@ -13,10 +13,10 @@ from millpond.config import PPORecipe
 from millpond.config.check import flatten
 from millpond.config.ppo import batch_size, num_envs
 from millpond.envs.spec import EnvSpec
+from millpond.formatting import plural, verb
 from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
 from millpond.planner.kind import Plan
 from millpond.planner.memory import TrainingMemory, collecting_bytes, training_memory
-from millpond.plurals import plural, verb
 from millpond.rollout.schema import field_bytes, row_fields, state_shape
 from millpond.sizes import rows_per_round, trainer_envs
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millpond.config import PPORecipe
+from millpond.formatting import bar, box, exact_size, figures, number, plural, sentence, size, verb
 from millpond.planner.kind import KindText
-from millpond.planner.lines import bar, box, exact_size, figures, number, sentence, size
 from millpond.planner.ppo.compare import (
     SCALE_HEADER,
     compare_ppo,
@@ -14,7 +14,6 @@ from millpond.planner.ppo.compare import (
     scale_remarks,
 )
 from millpond.planner.ppo.numbers import PPOPlan
-from millpond.plurals import plural, verb
 
 FLOAT32 = 4
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millpond.config import RewardRecipe
+from millpond.formatting import number, plural
 from millpond.planner.advice import Advice, Adviser
-from millpond.planner.lines import number
 from millpond.planner.reward.numbers import RewardPlan, plan_reward
-from millpond.plurals import plural
 
 MAX_PASSES = 1_000
 

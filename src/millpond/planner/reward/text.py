@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millpond.config import RewardRecipe
+from millpond.formatting import figures, number, plural, sentence
 from millpond.planner.kind import ComparisonRow, KindText
-from millpond.planner.lines import figures, number, sentence
 from millpond.planner.planned import Planned
 from millpond.planner.reward.dataset import Dataset
 from millpond.planner.reward.numbers import RewardPlan
-from millpond.plurals import plural
 
 
 def show_reward(recipe: RewardRecipe, plan: RewardPlan) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.plurals import plural
+from millpond.formatting import plural
 from millpond.replay.lake.lake import Lake
 from millpond.replay.schema import ENDED, FINAL, FIRST
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from millpond.plurals import plural
+from millpond.formatting import plural
 from millpond.replay.errors import LakeError
 from millpond.replay.lake.format import Manifest, StreamFolder, StreamHead, read_log
 from millpond.replay.lake.read import SpanReader, read_frames, read_records

@@ -12,9 +12,9 @@ from torch import Tensor
 from millpond.envs.env_batch import EnvBatch
 from millpond.envs.families import require_extra
 from millpond.envs.render import render_rgb, write_gif
+from millpond.formatting import plural
 from millpond.kinds import KINDS
 from millpond.planner.host import require_device
-from millpond.plurals import plural
 from millpond.policies.parts import join_parts, torch_dtype
 from millpond.store import Checkpoints, NothingToPlayError, RunError, load_weights
 from millpond.trainers.common.envs import evaluation_vector, make_spec

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from millpond.config import PPORecipe
 from millpond.errors import MillpondError
-from millpond.planner.lines import figures, number
-from millpond.plurals import plural
+from millpond.formatting import figures, number, plural
 from millpond.report import Picture, write_report
 from millpond.report.evaluation import baseline_returns, normalized_return
 from millpond.store import NothingToPlayError, Run, find_run

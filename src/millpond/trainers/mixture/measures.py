@@ -11,10 +11,9 @@ from torch import Tensor
 
 from millpond.config import MixtureRecipe
 from millpond.distributed import ALONE, Ranks
+from millpond.formatting import figures, number, plural
 from millpond.learners import Collection, QNetwork
 from millpond.planner import MixturePlan
-from millpond.planner.lines import figures, number
-from millpond.plurals import plural
 from millpond.record import Counters
 from millpond.store.tree import tree_from_bytes, tree_to_bytes
 from millpond.trainers.common.envs import evaluation_vector

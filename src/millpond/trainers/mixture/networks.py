@@ -7,8 +7,8 @@ import torch
 
 from millpond.config import MixtureRecipe
 from millpond.envs.spec import EnvSpec
+from millpond.formatting import plural
 from millpond.learners import QNetwork, build_q_network
-from millpond.plurals import plural
 from millpond.store import Checkpoint
 from millpond.trainers.common.kinds import Player
 

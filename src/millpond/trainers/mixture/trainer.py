@@ -23,9 +23,9 @@ from millpond.distributed import (
     save_over_ranks,
     training_over_ranks,
 )
+from millpond.formatting import sentence
 from millpond.loop import Address, LevelEnd, Loop
 from millpond.planner import MixturePlan, plan_loaded
-from millpond.planner.lines import sentence
 from millpond.planner.mixture.numbers import big_updates_of_round
 from millpond.planner.planned import share_of_rank
 from millpond.record import Counters, Recorder, Timer

@@ -23,10 +23,10 @@ from millpond.distributed import (
     save_over_ranks,
     training_over_ranks,
 )
+from millpond.formatting import sentence
 from millpond.loop import Address, LevelEnd, Loop
 from millpond.losses import Coefficients, mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
-from millpond.planner.lines import sentence
 from millpond.planner.planned import plan_over_ranks, share_of_rank
 from millpond.processor import prepare_bfloat16
 from millpond.record import Counters, Recorder, Timer

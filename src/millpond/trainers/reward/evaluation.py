@@ -13,8 +13,7 @@ import torch
 from millpond.config import RewardRecipe
 from millpond.data import DataError, Episodes, open_episodes
 from millpond.errors import MillpondError
-from millpond.planner.lines import table
-from millpond.plurals import plural
+from millpond.formatting import plural, table
 from millpond.record import Counters, show_seconds
 from millpond.record.jsonlines import HELD_OUT
 from millpond.rewards.batches import recorded_inputs, step_batch

@@ -13,11 +13,10 @@ from millpond.config import RewardRecipe
 from millpond.data import AuditFinding, DataError, Episodes, audit, refuse_unfit
 from millpond.data.audit import split_episodes
 from millpond.envs.spec import EnvSpec
+from millpond.formatting import plural, sentence
 from millpond.learners import QNetwork, build_q_network
 from millpond.learners.sac import SACActor
-from millpond.planner.lines import sentence
 from millpond.planner.reward.dataset import Dataset, dataset_of, open_data, open_training_data
-from millpond.plurals import plural
 from millpond.rewards.batches import recorded_inputs
 from millpond.rewards.network import RewardInputs, RewardNetwork, reset_parameters
 from millpond.store import Checkpoint

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from millpond.config import Loaded, RewardRecipe
 from millpond.errors import MillpondError
+from millpond.formatting import plural, sentence
 from millpond.loop import LevelEnd, Loop, Redraw
 from millpond.planner import RewardPlan, plan_loaded
-from millpond.planner.lines import sentence
-from millpond.plurals import plural
 from millpond.record import Console, Counters, Recorder, Timer, cycle_rows
 from millpond.report import Picture
 from millpond.rewards.batches import RewardBatches, recorded_inputs
