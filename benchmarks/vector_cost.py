@@ -13,7 +13,7 @@ import numpy as np
 
 from hardware import processor
 from millpond.envs.env_batch import Buffers
-from millpond.vector import EnvBatchFactory, make_vector
+from millpond.vector import MakeEnvBatch, make_vector
 from timed_envs import SPEC, empty, generators
 
 RUNS, TURNS = 7, 500
@@ -56,7 +56,7 @@ def turn_seconds(num_envs: int, **options: Any) -> float:
         return best_of_runs(turn)
 
 
-def start_seconds(make_env_batch: EnvBatchFactory, num_envs: int, num_workers: int) -> tuple[float, float, float]:
+def start_seconds(make_env_batch: MakeEnvBatch, num_envs: int, num_workers: int) -> tuple[float, float, float]:
     """Return seconds until the vector is built, until the first batch, and to close."""
     start = time.perf_counter()
     vector = make_vector(
