@@ -49,7 +49,7 @@ format: full  ## format the code
 	$(PYTHON) -m ruff format .
 
 docs: full  ## generate the generated pages of docs/
-	$(PYTHON) -m millpond.config.reference > docs/configuration.md
+	$(PYTHON) -c 'from millpond.config.keys import configuration_page as page; print(page(), end="")' > docs/configuration.md
 
 constraints: full  ## pin the installed versions, after a change of dependencies
 	$(PYTHON) -m pip freeze --exclude-editable --exclude millpond | sed 's/+cpu$$//' | LC_ALL=C sort -f > constraints.txt

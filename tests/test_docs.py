@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from millpond.cli.app import app
-from millpond.config.reference import page
+from millpond.config.keys import configuration_page
 from tests.support.doc_session import (
     COMMENT,
     FENCE,
@@ -248,7 +248,7 @@ def test_extras_that_pages_install_exist() -> None:
 
 
 def test_configuration_page_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == page(), "run `make docs`"
+    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == configuration_page(), "run `make docs`"
 
 
 def test_links_between_pages_have_targets() -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from curves import Curves
 
-from millpond.config.env import EnvConfig, VectorConfig
 from millpond.config.mixture import PQNConfig
+from millpond.config.recipe import EnvConfig, VectorConfig
 from millpond.learners import AgentGroup, build_q_network
 from millpond.trainers.common.envs import build_vector, evaluation_vector
 from millpond.trainers.common.evaluate import evaluate

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from curves import Curves
 
-from millpond.config.env import EnvConfig, VectorConfig
+from millpond.config.recipe import EnvConfig, VectorConfig
 from millpond.learners import SAC
 from millpond.replay import Schema, Steps
 from millpond.replay.pond import Pond

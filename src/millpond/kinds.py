@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from millpond.bench.result import KindBench
     from millpond.config import Recipe
-    from millpond.config.violations import Rule
+    from millpond.config.rules import Rule
     from millpond.envs.spec import EnvSpec
     from millpond.planner.kind import KindPlanner, KindText
     from millpond.report.facts import KindReport

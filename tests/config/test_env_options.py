@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from millpond.config import load
-from millpond.config.env import EnvConfig
 from millpond.config.env_options import agents_from, env_options
+from millpond.config.recipe import EnvConfig
 from millpond.envs.registry import describe, make_env_batch
 from millpond.errors import MillpondError
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millpond.config.env import EnvConfig, VectorConfig
+from millpond.config.recipe import EnvConfig, VectorConfig
 from millpond.envs.check import check_env
 from millpond.envs.env_batch import EnvError, spawn_seeds
 from millpond.envs.registry import describe, make_env_batch

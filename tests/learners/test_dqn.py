@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from millpond.config.env import EnvConfig
 from millpond.config.mixture import DQNConfig
+from millpond.config.recipe import EnvConfig
 from millpond.learners import DQN, build_q_network
 from millpond.learners.dqn import td_loss
 from millpond.replay import Schema

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from millpond.config.env import EnvConfig, VectorConfig
+from millpond.config.recipe import EnvConfig, VectorConfig
 from millpond.learners import AgentGroup, LearnerError
 from millpond.replay import Schema
 from millpond.replay.pond import Pond

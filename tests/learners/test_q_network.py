@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from millpond.config.env import EnvConfig
+from millpond.config.recipe import EnvConfig
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.learners import LearnerError, build_q_network
 from millpond.policies.encoders.pixels import ChannelNorm

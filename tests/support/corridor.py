@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 import torch
 
-from millpond.config.env import EnvConfig, VectorConfig
 from millpond.config.mixture import PQNConfig
+from millpond.config.recipe import EnvConfig, VectorConfig
 from millpond.learners import AgentGroup, QNetwork, build_q_network
 from millpond.trainers.common.envs import build_vector
 from millpond.vector import Vector

@@ -24,7 +24,7 @@ from millpond.config.check import flatten
 from millpond.config.debug import DEBUG
 from millpond.config.keys import keys, kinds_of, nearest_key, sections
 from millpond.config.load import leaves_agents_open
-from millpond.config.violations import show as show_value
+from millpond.config.rules import show as show_value
 from millpond.envs.families import family_of, install_command, missing_extra
 from millpond.errors import MillpondError
 from millpond.formatting import figures, plural, sentence

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from millpond.config import rules
 from millpond.config.keys import keys, kinds_of, nearest_key, sections
 from millpond.config.recipe import Recipe
-from millpond.config.violations import ConfigError, Overrides, Rule, Values, Violation, show
+from millpond.config.rules import ConfigError, Overrides, Rule, Values, Violation, show
 from millpond.kinds import KINDS
 
 MAX_FIXES = 20  # more than there are rules; each fix repairs one

@@ -13,7 +13,7 @@ from typing import Any
 from millpond.config.check import flatten
 from millpond.config.mixture import SINGLE, frame_skip
 from millpond.config.recipe import Recipe
-from millpond.config.violations import Values
+from millpond.config.rules import Values
 from millpond.envs.families import family_of
 from millpond.kinds import KINDS
 from millpond.sizes import rows_per_round

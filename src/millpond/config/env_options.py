@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from millpond.config.check import refuse_violations
-from millpond.config.env import EnvConfig
-from millpond.config.recipe import Recipe
-from millpond.config.violations import Values, Violation
+from millpond.config.recipe import EnvConfig, Recipe
+from millpond.config.rules import Values, Violation
 from millpond.config.yaml import parse, read_text
 from millpond.envs.families import FAMILIES, LOOPED, family_of
 from millpond.envs.registry import describe

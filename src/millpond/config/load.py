@@ -14,10 +14,9 @@ from pydantic import ValidationError
 from millpond.config import puffer
 from millpond.config.check import check, merge, overlay
 from millpond.config.debug import DEBUG, debug_settings
-from millpond.config.env import EnvConfig
 from millpond.config.env_options import decides_its_agents, refuse_many_agents, refuse_wrong_agents
-from millpond.config.recipe import Recipe
-from millpond.config.violations import ConfigError, as_overrides
+from millpond.config.recipe import EnvConfig, Recipe
+from millpond.config.rules import ConfigError, as_overrides
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
 from millpond.envs.families import family_of
 from millpond.errors import MillpondError

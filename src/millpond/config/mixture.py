@@ -7,10 +7,21 @@ from typing import Literal
 
 from pydantic import Field
 
-from millpond.config.base import ConfigSection, Count, Few, Fraction, Natural, Positive, Real, Size, Switch
 from millpond.config.ppo import Schedule
-from millpond.config.recipe import Recipe, TrainerConfig
-from millpond.config.violations import Rule, Values, Violation
+from millpond.config.recipe import (
+    ConfigSection,
+    Count,
+    Few,
+    Fraction,
+    Natural,
+    Positive,
+    Real,
+    Recipe,
+    Size,
+    Switch,
+    TrainerConfig,
+)
+from millpond.config.rules import Rule, Values, Violation
 from millpond.sizes import nearest_divisors
 
 

@@ -11,9 +11,19 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from millpond.config.base import ConfigSection, Count, Few, Fraction, NonNegative, Positive, Size, Switch
-from millpond.config.recipe import Recipe, TrainerConfig
-from millpond.config.violations import Rule, Values, Violation, show
+from millpond.config.recipe import (
+    ConfigSection,
+    Count,
+    Few,
+    Fraction,
+    NonNegative,
+    Positive,
+    Recipe,
+    Size,
+    Switch,
+    TrainerConfig,
+)
+from millpond.config.rules import Rule, Values, Violation, show
 from millpond.envs.families import family_of
 from millpond.sizes import envs_per_group, nearest_divisors, nearest_multiples, rows_per_round, trainer_envs
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from millpond.config.base import whole_number
+from millpond.config.recipe import whole_number
 from millpond.config.yaml import RecipeFileError
 from millpond.envs.families import family_of
 

@@ -20,7 +20,7 @@ from millpond.config.ppo import (
     batch_size,
     batch_step,
 )
-from millpond.config.violations import Rule, Values, Violation
+from millpond.config.rules import Rule, Values, Violation
 from millpond.sizes import divisors, nearest_divisors, nearest_multiples
 
 THREADS = "vector.threads"

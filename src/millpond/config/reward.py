@@ -8,9 +8,18 @@ from typing import Literal
 
 from pydantic import Field
 
-from millpond.config.base import ConfigSection, Count, Fraction, Natural, Positive, Size, Switch
-from millpond.config.recipe import Recipe, TrainerConfig
-from millpond.config.violations import Rule, Values, Violation
+from millpond.config.recipe import (
+    ConfigSection,
+    Count,
+    Fraction,
+    Natural,
+    Positive,
+    Recipe,
+    Size,
+    Switch,
+    TrainerConfig,
+)
+from millpond.config.rules import Rule, Values, Violation
 
 
 class DataConfig(ConfigSection):

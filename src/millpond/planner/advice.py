@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from millpond.config import Recipe
 from millpond.config.check import check, find_fix, flatten, overlay, written
-from millpond.config.violations import ConfigError, as_overrides
+from millpond.config.rules import ConfigError, as_overrides
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.config.check import flatten
-from millpond.config.violations import show as show_value
+from millpond.config.rules import show as show_value
 from millpond.formatting import number, plural, size
 from millpond.kinds import KINDS
 from millpond.planner.kind import ComparisonRow

@@ -10,7 +10,7 @@ from typing import Any
 from millpond.config import Loaded, load
 from millpond.config.env_options import AgentCount, agents_from, env_spec
 from millpond.config.load import env_of
-from millpond.config.violations import as_override
+from millpond.config.rules import as_override
 from millpond.envs.families import install_command, missing_extra
 from millpond.errors import MillpondError
 from millpond.formatting import plural

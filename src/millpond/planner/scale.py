@@ -9,7 +9,7 @@ from typing import Any
 from millpond.config.check import flatten
 from millpond.config.keys import keys, nearest_key
 from millpond.config.load import parse_override
-from millpond.config.violations import show as show_value
+from millpond.config.rules import show as show_value
 from millpond.errors import MillpondError
 from millpond.formatting import sentence, table
 from millpond.kinds import KINDS

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millpond.config.violations import as_override, as_overrides
-from millpond.config.violations import show as show_value
+from millpond.config.rules import as_override, as_overrides
+from millpond.config.rules import show as show_value
 from millpond.formatting import WIDTH, sentence
 from millpond.kinds import KINDS
 from millpond.planner.compare import Comparison, cell

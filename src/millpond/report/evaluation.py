@@ -7,8 +7,8 @@ from base64 import b64encode
 from functools import cache
 
 from millpond.config import load
-from millpond.config.env import EnvConfig
 from millpond.config.env_options import env_options
+from millpond.config.recipe import EnvConfig
 from millpond.errors import MillpondError
 from millpond.formatting import plural
 from millpond.record import Record

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from millpond.config.env import EnvConfig, VectorConfig
 from millpond.config.env_options import env_options
+from millpond.config.recipe import EnvConfig, VectorConfig
 from millpond.envs.env_batch import Buffers, EnvBatch
 from millpond.envs.registry import describe, make_env_batch, prepare
 from millpond.envs.render import options_for_drawing

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from millpond.config.env import VectorConfig
+from millpond.config.recipe import VectorConfig
 from millpond.distributed import Place, Ranks
 from millpond.envs.env_batch import EpisodeStats
 from millpond.errors import MillpondError

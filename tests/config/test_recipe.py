@@ -1,10 +1,10 @@
-"""Numbers as people write them."""
+"""Numbers in sections are parsed as people write them."""
 
 from __future__ import annotations
 
 import pytest
 
-from millpond.config.base import NotWholeError, real_number, whole_number
+from millpond.config.recipe import NotWholeError, real_number, whole_number
 
 
 @pytest.mark.parametrize(
