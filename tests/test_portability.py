@@ -100,12 +100,9 @@ LAKE = """
     find = llvmlite.binding.address_of_symbol
     llvmlite.binding.address_of_symbol = lambda name: None if name.startswith("LZ4") else find(name)
 
-    from millpond.replay import Field, Lake, Schema, Steps
-
-    from millpond.replay.lake import intrinsics as memory
-    from millpond.replay.tools.compact import compact
-    from millpond.replay.errors import LakeBusy
-    from millpond.replay.tools.verify import verify
+    from millpond.replay import Field, Lake, LakeBusy, Schema, Steps
+    from millpond.replay.lake import codec
+    from millpond.replay.tools import compact, verify
 
     PICTURES = Schema((Field("observation", (40, 40), "uint8", "lz4"),), Field("action", (), "int32"))
 
@@ -117,7 +114,7 @@ LAKE = """
         never = np.zeros(shape, bool)
         writer.append(Steps(observation, np.zeros(shape, np.int64), np.ones(shape), never, never))
 
-    assert len(memory._callbacks) == 2
+    assert len(codec._callbacks) == 2
     if __name__ == "__main__":
         with Lake.create("lake", PICTURES, segment_bytes=20_000) as lake, lake.writer("a", 2) as writer:
             append(writer, 1)

@@ -13,8 +13,8 @@ import pytest
 
 import millpond
 from millpond.replay import Field, Lake, Schema, Steps
-from millpond.replay.tools.info import info as read_info
-from millpond.replay.tools.verify import verify
+from millpond.replay.tools import info as read_info
+from millpond.replay.tools import verify
 
 SCHEMA = Schema((Field.of("observation", (20, 20), "uint8"),), Field("action", (), "int32"))
 

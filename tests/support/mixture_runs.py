@@ -13,7 +13,7 @@ import torch
 from millpond.config import load
 from millpond.loop import Address
 from millpond.replay import Lake
-from millpond.replay.tools.verify import verify
+from millpond.replay.tools import verify
 from millpond.store import Checkpoints
 from millpond.trainers.common.session import start_run
 from millpond.trainers.mixture.trainer import MixtureTrainer

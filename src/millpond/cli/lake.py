@@ -37,7 +37,7 @@ def info(path: PathArgument, json: JsonOption = False) -> None:
       millpond lake info runs/mixture-1/lake
       millpond lake info runs/mixture-1/lake --json
     """
-    from millpond.replay.tools.info import info as read_info
+    from millpond.replay.tools import info as read_info
 
     with progress("reading") as update:
         contents = read_info(path, progress=update)
@@ -58,7 +58,7 @@ def verify(path: PathArgument, json: JsonOption = False) -> None:
       millpond lake verify runs/mixture-1/lake --json
     """
     from millpond.replay.lake.format import require_lake
-    from millpond.replay.tools.verify import verify as verify_lake
+    from millpond.replay.tools import verify as verify_lake
 
     require_lake(path)
     with progress("verifying") as update:
@@ -86,7 +86,7 @@ def compact(
       millpond lake compact runs/mixture-1/lake
       millpond lake compact runs/mixture-1/lake --stream agent0 --keep 2
     """
-    from millpond.replay.tools.compact import compact as compact_lake
+    from millpond.replay.tools import compact as compact_lake
 
     with progress("compacting") as update:
         done = compact_lake(path, stream, keep=keep, progress=update)
@@ -118,7 +118,7 @@ def export_episodes(
       millpond lake export runs/mixture-1/lake gravitar-random      # Minari
       millpond lake export runs/mixture-1/lake episodes.npz --stream agent0
     """
-    from millpond.replay.tools.export import export
+    from millpond.replay.export import export
 
     with progress("exporting") as update:
         done = export(path, target, stream=stream, progress=lambda count: update("episodes", count))

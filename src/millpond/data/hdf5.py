@@ -31,7 +31,7 @@ import numpy as np
 
 from millpond.data.source import NUMERIC_KINDS, Array, ArrayField, DataError, EndFlags, require_numbers
 from millpond.durable import open_file, read_at
-from millpond.replay.tools.export import FINAL_STORED
+from millpond.replay.export import FINAL_STORED
 
 MAX_COMPRESSION = 2000  # bytes that one stored byte can expand to; gzip reaches 1,032
 SUCCESS_INFOS = ("success", "is_success")

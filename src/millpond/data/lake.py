@@ -20,7 +20,7 @@ from millpond.data.source import (
 from millpond.replay import Field, Lake, Schema, Steps
 from millpond.replay.lake.sample import raise_damage
 from millpond.replay.schema import DAMAGED, FINAL, TERMINATED, TRUNCATED
-from millpond.replay.walk import complete_episodes, episode_records
+from millpond.replay.transitions import complete_episodes, episode_records
 
 UNNAMED_FIELDS = {"obs", "observations", "states"}  # names of the only observation array in layouts without field names
 

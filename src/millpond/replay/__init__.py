@@ -1,12 +1,13 @@
 """Replay that survives crashes, full disks and small memories: ponds on the training device, one lake on disk.
 
-    schema     the fields of a record, and their sizes in bytes
-    steps      `Steps` [T, L]: what is added to a pond or appended to a lake, validated once
-    pond       a ring of records on the training device
-    lake/      an append-only store on disk
-    transfer   pond to lake (`pour`) and lake to pond (`fill`, `restore_rings`)
-    walk, draw neighbours of a record in its lane, and uniform sampling: the same code for ponds and lakes
-    tools/     info, verify, compact, export
+    schema       the fields of a record and their sizes in bytes; errors
+    steps        `Steps` [T, L]: what is added to a pond or appended to a lake, validated once
+    pond         a ring of records on the training device
+    lake/        an append-only store on disk
+    transfer     pond to lake (`pour`) and lake to pond (`fill`, `restore_rings`)
+    transitions  valid transitions, sequences and episodes, and uniform sampling: the same code for ponds and lakes
+    tools        info, verify and compact: tools on a whole lake
+    export       complete episodes of a lake to a Minari dataset or an npz file
 
 Names are imported on first use: `millpond plan` needs the schema, but neither compiled code nor torch.
 """
@@ -17,12 +18,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millpond.replay.errors import LakeBusy, LakeDamaged, LakeError, LakeFull, PondFull
     from millpond.replay.lake.lake import Lake
     from millpond.replay.lake.sample import LakeBatch, LakeEpisode, Sequences
     from millpond.replay.lake.write import Ack, Writer
     from millpond.replay.pond import Pond
-    from millpond.replay.schema import Field, Schema
+    from millpond.replay.schema import Field, LakeBusy, LakeDamaged, LakeError, LakeFull, PondFull, Schema
     from millpond.replay.steps import Steps
     from millpond.replay.transfer import fill, pour
 
@@ -47,10 +47,12 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    **dict.fromkeys(("LakeBusy", "LakeDamaged", "LakeError", "LakeFull", "PondFull"), "errors"),
     **dict.fromkeys(("LakeBatch", "LakeEpisode", "Sequences"), "lake.sample"),
     **dict.fromkeys(("Ack", "Writer"), "lake.write"),
-    **dict.fromkeys(("Field", "Schema"), "schema"),
+    **dict.fromkeys(
+        ("Field", "LakeBusy", "LakeDamaged", "LakeError", "LakeFull", "PondFull", "Schema"),
+        "schema",
+    ),
     **dict.fromkeys(("fill", "pour"), "transfer"),
     "Lake": "lake.lake",
     "Pond": "pond",

@@ -17,8 +17,6 @@ import numpy as np
 import torch
 
 from millpond.formatting import plural
-from millpond.replay.draw import DrawnTransitions, draw_transitions
-from millpond.replay.errors import LakeError, PondFull
 from millpond.replay.schema import (
     COLUMNS,
     FINAL,
@@ -27,11 +25,13 @@ from millpond.replay.schema import (
     TERMINATED,
     TRUNCATED,
     Field,
+    LakeError,
+    PondFull,
     Schema,
     pond_record_bytes,
 )
 from millpond.replay.steps import LaneState, Steps, number_episodes, validate
-from millpond.replay.walk import NO_RECORD, count_transitions
+from millpond.replay.transitions import NO_RECORD, DrawnTransitions, count_transitions, draw_transitions
 
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)

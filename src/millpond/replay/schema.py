@@ -1,4 +1,6 @@
-"""The schema of a record: the fields of an observation, the action, extra numbers, provenance; and sizes in bytes.
+"""The schema of a record: fields, flags and sizes in bytes; and the errors of ponds and lakes.
+
+A record has the fields of an observation, the action, extra numbers, and provenance: where it came from.
 
 A field is stored in one of two ways. `fixed`: inside the record (numbers). `lz4`: in the frames file, each array
 compressed separately (images and other large arrays of bytes). All records have the same width, so that record r
@@ -15,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from millpond.envs.spec import EnvSpec
-from millpond.replay.errors import LakeError
+from millpond.errors import MillpondError
 
 Storage = Literal["fixed", "lz4"]
 
@@ -54,6 +56,30 @@ FRAME_HEADER_BYTES = 8
 
 # Columns of a pond besides the fields of the schema.
 COLUMNS = {"reward": "float32", "agent": "int64", "round": "int64", "policy_version": "int64", "epsilon": "float32"}
+
+
+class LakeError(MillpondError):
+    """Invalid input, or a request that a lake or pond cannot fulfil."""
+
+
+class LakeFull(LakeError):
+    """No space for an append. Nothing of it was stored, and nothing acknowledged was touched."""
+
+    exit_code = 1
+
+
+class LakeBusy(LakeError):
+    """Another writer holds the stream."""
+
+
+class LakeDamaged(LakeError):
+    """Bytes on disk do not match their checksum. They are never returned as data."""
+
+    exit_code = 1
+
+
+class PondFull(MillpondError):
+    """A pond would overwrite records that are not poured yet."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from millpond.formatting import plural
-from millpond.replay.errors import LakeError
-from millpond.replay.schema import Field, Schema
+from millpond.replay.schema import Field, LakeError, Schema
 
 Array = np.ndarray[Any, Any]
 PROVENANCE = ("agent", "round", "policy_version", "epsilon")

@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from millpond.replay.draw import draw_transitions
-from millpond.replay.errors import LakeError, PondFull
 from millpond.replay.lake.lake import Lake
 from millpond.replay.lake.read import DamageList
 from millpond.replay.lake.sample import Assembler, raise_damage
 from millpond.replay.lake.write import Ack, Writer
 from millpond.replay.pond import Pond
-from millpond.replay.schema import COLUMNS, CONTEXT, ENDED, FINAL, HAS_FINAL, TERMINATED, TRUNCATED
+from millpond.replay.schema import COLUMNS, CONTEXT, ENDED, FINAL, HAS_FINAL, TERMINATED, TRUNCATED, LakeError, PondFull
 from millpond.replay.steps import LaneState, Steps
-from millpond.replay.walk import NO_RECORD, RecordView, plan_transitions, succeeds
+from millpond.replay.transitions import NO_RECORD, RecordView, draw_transitions, plan_transitions, succeeds
 
 Array = np.ndarray[Any, Any]
 RECORDS_PER_BLOCK = 2_048

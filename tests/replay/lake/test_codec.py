@@ -14,16 +14,19 @@ from millpond.replay.lake.codec import (
     BAD_CHECKSUM,
     BAD_LENGTH,
     GOOD,
+    HAS_CRC32C,
     IN_LZ4,
     ONES,
+    Position,
+    compress_block,
     compress_frames,
+    decompress_block,
     decompress_frames,
     range_checksum,
     record_checksums,
     words_by_processor,
     words_by_table,
 )
-from millpond.replay.lake.intrinsics import HAS_CRC32C, Position, compress_block, decompress_block
 
 WIDTH, OTHER, GUARD = 300, 40, 64
 # Runs of small alphabets give matches of all distances and lengths; noise does not compress at all.

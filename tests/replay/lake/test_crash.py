@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from millpond.replay import Lake, LakeBusy
-from millpond.replay.tools.verify import verify
+from millpond.replay.tools import verify
 from tests.support.lake_crashes import (
     LANES,
     acknowledged_until_death,

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.replay import Lake, LakeDamaged, LakeError
-from millpond.replay.tools.compact import compact
-from millpond.replay.tools.verify import verify
+from millpond.replay.tools import compact, verify
 from tests.support.naive_lake import MIXED, NaiveLake, assert_transition
 
 # These two files hold a process id for people to read, nothing else.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from millpond.replay import Lake, LakeFull, Writer
-from millpond.replay.tools.verify import verify
+from millpond.replay.tools import verify
 from tests.support.naive_lake import FRAME, NaiveLake
 
 

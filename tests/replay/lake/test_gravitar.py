@@ -11,9 +11,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from millpond.replay import Field, Lake, Schema, Steps
-from millpond.replay.tools.compact import compact
-from millpond.replay.tools.info import info
-from millpond.replay.tools.verify import verify
+from millpond.replay.tools import compact, info, verify
 
 SCHEMA = Schema(
     (Field.of("observation", (84, 84), "uint8"),), Field("action", (), "int32"), (Field("id", (), "int64"),)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from millpond.replay import Lake
-from millpond.replay.tools.verify import verify
+from millpond.replay.tools import verify
 from tests.support.lake_crashes import (
     LANES,
     acknowledged_until_death,

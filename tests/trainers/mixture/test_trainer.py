@@ -17,7 +17,7 @@ from millpond.config import load
 from millpond.errors import MillpondError
 from millpond.loop import Address
 from millpond.replay import Lake
-from millpond.replay.tools.verify import verify
+from millpond.replay.tools import verify
 from millpond.trainers.common.session import resume_run, start_run
 from millpond.trainers.mixture import trainer as module
 from millpond.trainers.mixture.trainer import MixtureTrainer

@@ -28,7 +28,6 @@ import numpy as np
 
 from millpond.compiled import compiled
 from millpond.durable import open_file, read_at
-from millpond.replay.errors import LakeDamaged
 from millpond.replay.lake.codec import (
     ABSENT,
     CHUNK_HEADER,
@@ -37,14 +36,16 @@ from millpond.replay.lake.codec import (
     NOWHERE,
     STATUS_TEXT,
     UNUSABLE,
+    Position,
+    copy_bytes,
     decode_chunk,
     decompress_frames,
+    preadv2,
     record_checksums,
 )
-from millpond.replay.lake.intrinsics import Position, copy_bytes, preadv2
 from millpond.replay.lake.stream import View
-from millpond.replay.schema import Schema
-from millpond.replay.walk import NO_RECORD
+from millpond.replay.schema import LakeDamaged, Schema
+from millpond.replay.transitions import NO_RECORD
 
 Array = np.ndarray[Any, Any]
 NOWAIT = getattr(os, "RWF_NOWAIT", 0)  # 0 if the system cannot tell what is cached

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from millpond.durable import open_file, sync, sync_folder
-from millpond.replay.errors import LakeDamaged, LakeError
 from millpond.replay.lake.codec import record_checksums
 from millpond.replay.lake.format import StreamFolder, StreamHead, commit_dtype, read_log
 from millpond.replay.lake.stream import write_index
-from millpond.replay.schema import ENDED, FINAL, Schema
+from millpond.replay.schema import ENDED, FINAL, LakeDamaged, LakeError, Schema
 from millpond.replay.steps import LaneState
 
 Array = np.ndarray[Any, Any]

@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from millpond.replay.draw import DrawnSequences, DrawnTransitions
-from millpond.replay.errors import LakeDamaged
 from millpond.replay.lake.read import DamageList, SpanReader, read_frames, read_records
 from millpond.replay.lake.stream import View
-from millpond.replay.schema import TERMINATED, TRUNCATED, Schema
-from millpond.replay.walk import NO_RECORD
+from millpond.replay.schema import TERMINATED, TRUNCATED, LakeDamaged, Schema
+from millpond.replay.transitions import NO_RECORD, DrawnSequences, DrawnTransitions
 
 Array = np.ndarray[Any, Any]
 Observation = Any  # an array, or a dict of arrays where the schema has several fields

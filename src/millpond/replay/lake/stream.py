@@ -24,7 +24,7 @@ import numpy as np
 from millpond.replay.lake.codec import chunk_positions, record_checksums
 from millpond.replay.lake.format import StreamFolder, acknowledged, read_log
 from millpond.replay.schema import DAMAGED, FRAME_HEADER_BYTES, Schema
-from millpond.replay.walk import count_transitions
+from millpond.replay.transitions import count_transitions
 
 Array = np.ndarray[Any, Any]
 

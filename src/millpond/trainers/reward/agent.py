@@ -21,7 +21,7 @@ from millpond.learners.sac import SACActor
 from millpond.replay.pond import Pond
 from millpond.replay.schema import FINAL, Schema
 from millpond.replay.steps import Steps
-from millpond.replay.walk import complete_episodes
+from millpond.replay.transitions import complete_episodes
 from millpond.rewards import objectives
 from millpond.rewards.batches import StepSampler
 from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch

@@ -21,10 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from millpond.replay.errors import LakeError
 from millpond.replay.lake.lake import Lake
 from millpond.replay.lake.sample import LakeEpisode
-from millpond.replay.schema import Field, Schema
+from millpond.replay.schema import Field, LakeError, Schema
 
 Array = np.ndarray[Any, Any]
 FINAL_STORED = "final_observation_stored"  # attribute of a Minari episode: its last observation is not a repetition

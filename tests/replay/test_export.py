@@ -11,8 +11,8 @@ import pytest
 from millpond.data import DataError, open_episodes
 from millpond.data.lake import import_episodes
 from millpond.replay import Field, Lake, LakeEpisode, LakeError, Schema, Steps
-from millpond.replay.tools.export import export
-from millpond.replay.tools.info import info
+from millpond.replay.export import export
+from millpond.replay.tools import info
 from tests.support.naive_lake import FRAME, MIXED, VECTOR, NaiveLake
 
 SCHEMAS = {"frame": FRAME, "vector": VECTOR, "mixed": MIXED}

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from millpond.replay import Lake, LakeError
-from millpond.replay.tools.compact import compact
-from millpond.replay.tools.verify import verify
+from millpond.replay.tools import compact, verify
 from tests.support.naive_lake import MIXED, NaiveLake, assert_transition
 
 

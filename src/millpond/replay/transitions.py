@@ -1,4 +1,4 @@
-"""Walk along lanes: frame stacks, n-step paths, complete episodes, and which records begin a valid transition.
+"""Transitions, sequences and episodes among the records of a pond or a lake, and drawing them uniformly.
 
 The records of one append are runs, one per lane: run `c * lanes + l` holds the records of lane l in append c, from
 `run_begin[run]` up to `run_begin[run + 1]`. So the record before the first of a run is the last of `run - lanes`.
@@ -6,21 +6,33 @@ The records of one append are runs, one per lane: run `c * lanes + l` holds the 
 A transition is valid if its record is a step, its next observation is stored (the lane's next record, or the final
 observation; a terminated step needs none), and the frames before it that its stack needs were not dropped.
 
+To draw uniformly, every record of every stream is equally likely to be drawn, and those that begin no valid transition
+are drawn again. So each valid transition has the same probability, whatever the lengths of streams, episodes and files,
+and no list of valid ones is needed. The result depends only on the generator's state and on the records.
+
 A record is named by its number in the stream, NO_RECORD where there is none.
+
+n drawn   s stack   N n_step   T burn-in + length
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 
 from millpond.compiled import compiled
-from millpond.replay.schema import CONTEXT, DAMAGED, ENDED, FINAL, FIRST, HAS_FINAL
+from millpond.replay.schema import CONTEXT, DAMAGED, ENDED, FINAL, FIRST, HAS_FINAL, LakeError
 
 Array = np.ndarray[Any, Any]
 NO_RECORD = -1
 NOT_DRAWN = FINAL | DAMAGED | CONTEXT
+
+# Draws without a valid record before all records are tried, to tell bad luck from an empty lake.
+MAX_FRUITLESS_DRAWS = 4_096
+MAX_PER_DRAW = 1 << 20
 
 
 class RecordView(Protocol):
@@ -265,3 +277,141 @@ def episode_records(view: RecordView, start: int, length: int) -> Array:
     out = np.empty(length, np.int64)
     _episode_records(start, view.run_begin, view.lanes, out)
     return out
+
+
+# -- uniform sampling
+
+
+@dataclass(frozen=True)
+class DrawnTransitions:
+    """Transitions as records of their streams (NO_RECORD: zeros)."""
+
+    stream: Array  # [n]
+    observed: Array  # [n, s]
+    next_observed: Array  # [n, s]
+    path: Array  # [n, N]
+    steps: Array  # [n]
+
+    def part(self, which: slice) -> DrawnTransitions:
+        """Return a slice of them."""
+        return DrawnTransitions(*(getattr(self, field.name)[which] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class DrawnSequences:
+    """Sequences as records of their streams; `following` is the record after the last step."""
+
+    stream: Array  # [n]
+    path: Array  # [n, T]
+    following: Array  # [n]
+
+
+def draw_transitions(
+    views: Sequence[RecordView],
+    shares: Array | None,
+    n: int,
+    rng: np.random.Generator,
+    *,
+    stack: int,
+    n_step: int,
+    repeat: bool,
+) -> DrawnTransitions:
+    """Draw n transitions. `shares`: how many from each stream (sum n); None: uniform over all streams together."""
+
+    def plan(view: RecordView, records: Array) -> tuple[Array, tuple[Array, ...]]:
+        observed, next_observed = (np.empty((len(records), stack), np.int64) for _ in range(2))
+        path, steps = np.empty((len(records), n_step), np.int64), np.empty(len(records), np.int32)
+        plan_transitions(records, view.flags, view.run_begin, view.lanes, repeat, observed, next_observed, path, steps)
+        return steps > 0, (observed, next_observed, path, steps)
+
+    kind = f"transitions (stack {stack}, n_step {n_step})"
+    stream, columns = _draw(views, shares, n, rng, plan, kind)
+    return DrawnTransitions(stream, *columns)
+
+
+def draw_sequences(
+    views: Sequence[RecordView], shares: Array | None, n: int, rng: np.random.Generator, *, length: int, burn_in: int
+) -> DrawnSequences:
+    """Draw n sequences of `length` steps; `shares` as for `draw_transitions`."""
+
+    def plan(view: RecordView, records: Array) -> tuple[Array, tuple[Array, ...]]:
+        path = np.empty((len(records), burn_in + length), np.int64)
+        following, valid = np.empty(len(records), np.int64), np.empty(len(records), bool)
+        plan_sequences(records, view.flags, view.run_begin, view.lanes, burn_in, path, following, valid)
+        return valid, (path, following)
+
+    stream, columns = _draw(views, shares, n, rng, plan, f"sequences of {length} steps")
+    return DrawnSequences(stream, *columns)
+
+
+# (view, records [k]) -> which records are valid [k], and the columns of the result [k, ...]
+PlanRecords = Callable[[RecordView, Array], tuple[Array, tuple[Array, ...]]]
+
+
+def _draw(
+    views: Sequence[RecordView], shares: Array | None, n: int, rng: np.random.Generator, plan: PlanRecords, kind: str
+) -> tuple[Array, tuple[Array, ...]]:
+    if n < 1:
+        raise LakeError(f"n={n} must be at least 1")
+    if shares is None:
+        return _draw_from(views, np.arange(len(views)), n, rng, plan, kind)
+    drawn = [
+        _draw_from(views, np.array([number]), int(share), rng, plan, kind)
+        for number, share in enumerate(shares)
+        if share
+    ]
+    order = rng.permutation(n)  # so that no part of a batch belongs to one stream
+    stream = np.concatenate([stream for stream, _ in drawn])[order]
+    columns = zip(*(columns for _, columns in drawn), strict=True)
+    return stream, tuple(np.concatenate(column)[order] for column in columns)
+
+
+def _draw_from(
+    views: Sequence[RecordView], numbers: Array, n: int, rng: np.random.Generator, plan: PlanRecords, kind: str
+) -> tuple[Array, tuple[Array, ...]]:
+    """Draw n from the streams `numbers` together."""
+    counts = np.array([views[number].num_records for number in numbers], np.int64)
+    ends = np.cumsum(counts)
+    total, done, tried = int(ends[-1]) if len(ends) else 0, 0, 0
+    if total == 0:
+        raise LakeError(f"the lake has no {kind} yet; append first")
+    streams: list[Array] = []
+    columns: list[tuple[Array, ...]] = []
+    while done < n:
+        rate = max(done, 1) / max(tried, 1) if tried else 1.0
+        per_draw = min(int((n - done) / rate * 1.05) + 8, MAX_PER_DRAW)
+        drawn = rng.integers(0, total, per_draw)
+        which = np.searchsorted(ends, drawn, side="right") if len(ends) > 1 else np.zeros(per_draw, np.int64)
+        stream, valid_columns = _plan_each(views, numbers, which, drawn - (ends - counts)[which], plan)
+        streams.append(stream[: n - done])
+        columns.append(tuple(column[: n - done] for column in valid_columns))
+        done, tried = done + len(streams[-1]), tried + per_draw
+        if done == 0 and tried > MAX_FRUITLESS_DRAWS and not any(_any_valid(views[k], plan) for k in numbers):
+            raise LakeError(f"none of the lake's {total:,} records begins one of the requested {kind}")
+    return np.concatenate(streams), tuple(np.concatenate(column) for column in zip(*columns, strict=True))
+
+
+def _plan_each(
+    views: Sequence[RecordView], numbers: Array, which: Array, records: Array, plan: PlanRecords
+) -> tuple[Array, tuple[Array, ...]]:
+    """Plan every drawn record within its stream; return the valid ones in the order in which they were drawn."""
+    if len(numbers) == 1:
+        valid, columns = plan(views[numbers[0]], records)
+        return np.full(int(valid.sum()), numbers[0], np.int32), tuple(column[valid] for column in columns)
+    places, pieces = [], []
+    for k, number in enumerate(numbers):
+        mine = np.flatnonzero(which == k)
+        valid, columns = plan(views[number], records[mine])
+        places.append(mine[valid])
+        pieces.append((np.full(int(valid.sum()), number, np.int32), *(column[valid] for column in columns)))
+    order = np.argsort(np.concatenate(places))
+    stream, *rest = (np.concatenate(column)[order] for column in zip(*pieces, strict=True))
+    return stream, tuple(rest)
+
+
+def _any_valid(view: RecordView, plan: PlanRecords) -> bool:
+    """Return True if any record of a stream is valid."""
+    return any(
+        bool(plan(view, np.arange(begin, min(begin + MAX_PER_DRAW, view.num_records)))[0].any())
+        for begin in range(0, view.num_records, MAX_PER_DRAW)
+    )
