@@ -19,7 +19,7 @@ from millpond.config.keys import keys, sections
 from millpond.kinds import KINDS, Kind, Lazy
 from millpond.planner import plan_loaded
 from millpond.planner.kind import Draft, KindPlanner, KindText, Plan
-from millpond.planner.text import show
+from millpond.planner.planned import show
 from millpond.report.facts import KindReport
 
 ROOT = Path(millpond.__file__).parent

@@ -19,8 +19,6 @@ CONCEPTS: dict[str, str] = {
     "millpond.cli.bench": "a command, like its siblings",
     "millpond.cli.experiment": "a command, like its siblings",
     "millpond.cli.reward": "a command, like its siblings",
-    "millpond.planner.ppo.ranks": "sizes under torchrun",
-    "millpond.planner.reward.advice": "the advice of a kind, like its siblings",
     "millpond.record.tensorboard": "a sink, like its siblings",
     "millpond.record.weights_and_biases": "a sink, like its siblings",
     "millpond.report.kinds": "the rows of the table of kinds about reports",

@@ -10,7 +10,7 @@ from millpond.config import PPORecipe, load
 from millpond.config.puffer import read
 from millpond.errors import MillpondError
 from millpond.planner import PPOPlan, plan
-from millpond.planner.text import show
+from millpond.planner.planned import show
 
 DATA = Path(__file__).parent.parent / "data"
 METTA = DATA / "puffer_metta.ini"

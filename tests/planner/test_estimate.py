@@ -20,7 +20,7 @@ from millpond.planner.estimate import (
     this_machine,
     with_measured,
 )
-from millpond.planner.text import show
+from millpond.planner.planned import show
 
 SIZES = {
     "metta": {"num_envs": 2_720, "minibatch_size": 16_384, "agent_steps": 1_572_864, "update_epochs": 1},

@@ -11,9 +11,8 @@ import pytest
 from millpond.config.check import merge
 from millpond.formatting import many
 from millpond.planner import Host, plan
-from millpond.planner.compare import compare
-from millpond.planner.scale import scale, show_scale
-from millpond.planner.text import show, show_compare
+from millpond.planner.compare import compare, scale, show_compare, show_scale
+from millpond.planner.planned import show
 
 NOUNS = (
     "agent", "batch", "byte", "clone", "collection", "cycle", "env", "episode", "epoch", "frame", "group",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.planner import MixturePlan, plan
-from millpond.planner.text import show
+from millpond.planner.planned import show
 
 
 def mixture(recipe: str, overrides: dict[str, Any] | None = None) -> MixturePlan:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millpond.config import ConfigError, load
 from millpond.planner import Host, PPOPlan, plan, plan_loaded
-from millpond.planner.text import show
+from millpond.planner.planned import show
 
 CONTRACT = {
     "num_envs": 2720, "envs_per_group": 1360, "groups": 2, "num_workers": 16, "envs_per_worker": 170, "num_agents": 3,

@@ -17,7 +17,7 @@ from millpond.config import load
 from millpond.config.reward import RewardConfig
 from millpond.data import DataError
 from millpond.planner import RewardPlan, plan
-from millpond.planner.text import show
+from millpond.planner.planned import show
 from tests.support.episode_files import (
     WrittenEpisode,
     make_episodes,

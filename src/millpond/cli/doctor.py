@@ -18,7 +18,7 @@ from millpond.cli.options import JsonOption
 from millpond.cli.output import print_json, print_text
 from millpond.envs.families import install_command
 from millpond.formatting import figures, sentence, size
-from millpond.planner.host import Host
+from millpond.planner.estimate import Host
 from millpond.processor import check_bfloat16, cpu_name
 
 LIBRARIES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "safetensors", "lz4", "tensorboard", "rich")

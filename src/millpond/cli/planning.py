@@ -31,12 +31,11 @@ from millpond.formatting import figures, plural, sentence
 from millpond.planner import Host
 from millpond.planner import plan as make_plan
 from millpond.planner.compare import compare as compare_plans
-from millpond.planner.estimate import read_measured
-from millpond.planner.host import DeviceError
+from millpond.planner.compare import scale as make_scale
+from millpond.planner.compare import show_compare, show_scale
+from millpond.planner.estimate import DeviceError, read_measured
+from millpond.planner.planned import show
 from millpond.planner.reward import preset_batches
-from millpond.planner.scale import scale as make_scale
-from millpond.planner.scale import show_scale
-from millpond.planner.text import show, show_compare
 
 
 def plan(

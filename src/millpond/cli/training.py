@@ -93,7 +93,7 @@ def _train(
     from millpond.config import load
     from millpond.distributed import join
     from millpond.planner import plan_loaded
-    from millpond.planner.text import show_alerts
+    from millpond.planner.planned import show_alerts
     from millpond.store import Run
     from millpond.trainers.common.envs import env_agents
     from millpond.trainers.common.kinds import make_trainer, require_trainer

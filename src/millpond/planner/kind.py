@@ -1,4 +1,7 @@
-"""Interfaces that each kind of recipe implements for the planner. The table in `millpond.kinds` names the implementations."""
+"""Interfaces that each kind of recipe implements for the planner: plan, advice, ranks, text.
+
+The table in `millpond.kinds` names the implementations.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from millpond.config import Loaded
+from millpond.config import Loaded, Recipe
+from millpond.config.check import check, find_fix, flatten, overlay, written
+from millpond.config.rules import ConfigError, as_overrides
 from millpond.envs.spec import EnvSpec
-from millpond.planner.host import Host
 
 if TYPE_CHECKING:
-    from millpond.planner.advice import Advice
-    from millpond.planner.estimate import Measured, TimeEstimate
+    from millpond.planner.estimate import Host, Measured, TimeEstimate
     from millpond.planner.planned import Planned
-    from millpond.planner.reward.dataset import Dataset
+    from millpond.planner.reward.numbers import Dataset
+
+RecipeT = TypeVar("RecipeT", bound=Recipe)
 
 
 class Plan(ABC):
@@ -49,6 +54,45 @@ class PlanInputs:
     host: Host | None  # None: for any machine
     measured: tuple[Measured, ...] = ()
     dataset: Dataset | None = None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A reason to change something, and the overrides that do it; these may be empty."""
+
+    topic: str
+    reason: str
+    overrides: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.reason}" + (f" -> {as_overrides(dict(self.overrides))}" if self.overrides else "")
+
+
+class Adviser(Generic[RecipeT]):
+    """Makes advice about one recipe. `find_problems` returns the topics in which a recipe has a problem.
+
+    Overrides are checked before they are shown: the config stays valid, the problem is solved, and no new problem appears.
+    """
+
+    def __init__(self, recipe: RecipeT, find_problems: Callable[[RecipeT], set[str]]) -> None:
+        self._recipe = recipe
+        self._flat, self._written = flatten(recipe), written(recipe)
+        self._values = recipe.model_dump(exclude_unset=True)
+        self._find_problems = find_problems
+        self._problems = find_problems(recipe)
+
+    def __call__(self, topic: str, reason: str, overrides: Mapping[str, Any]) -> Iterator[Advice]:
+        """Yield the advice with its overrides completed until they are valid; nothing if they cause other problems."""
+        whole = find_fix(self._flat, self._written, overrides)
+        if whole is None:
+            return
+        try:
+            changed = check(overlay(self._values, whole))
+        except ConfigError:
+            return
+        after = self._find_problems(changed)  # type: ignore[arg-type]
+        if not after - self._problems and topic not in after:
+            yield Advice(topic, reason, tuple(whole.items()))
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,33 @@
-"""From a recipe to its plan: numbers, advice, notes, and alerts about what does not fit together."""
+"""From a recipe to its plan: numbers, advice, notes, alerts about what does not fit together; and the plan as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millpond.config import Loaded, load
 from millpond.config.env_options import AgentCount, agents_from, env_spec
 from millpond.config.load import env_of
-from millpond.config.rules import as_override
+from millpond.config.rules import as_override, as_overrides
 from millpond.envs.families import install_command, missing_extra
 from millpond.errors import MillpondError
-from millpond.formatting import plural
+from millpond.formatting import plural, sentence
 from millpond.kinds import KINDS
-from millpond.planner.advice import Advice
-from millpond.planner.estimate import Measured, TimeEstimate, estimate_time
-from millpond.planner.host import DeviceError, Host, require_device
-from millpond.planner.kind import Plan, PlanInputs
-from millpond.planner.reward.dataset import Dataset
+from millpond.planner.estimate import (
+    DeviceError,
+    Host,
+    Measured,
+    TimeEstimate,
+    estimate_time,
+    require_device,
+    show_estimate,
+)
+from millpond.planner.kind import Advice, Plan, PlanInputs
+
+if TYPE_CHECKING:
+    from millpond.planner.reward.numbers import Dataset
 
 Overrides = Iterable[str] | Mapping[str, Any]
 
@@ -161,3 +169,56 @@ def _mismatch(plan: Plan, configured: int, asked: AgentCount) -> str:
     effect = plan.with_agents(asked.agents)
     text += f". {effect}" if effect else ""
     return f"{text}; to follow {asked.source}: env.num_agents={asked.agents}"
+
+
+def show(planned: Planned) -> str:
+    """Return a plan as text: alerts first, then the plan, then advice."""
+    recipe, plan = planned.loaded.recipe, planned.plan
+    lines = sentence(f"{planned.loaded.name}: {recipe.description}" if recipe.description else planned.loaded.name, 0)
+    if planned.loaded.changes:
+        lines += sentence(f"with {as_overrides(planned.loaded.changes)}")
+    lines += show_alerts(planned.alerts)
+    lines.append("")
+    lines += KINDS[recipe.kind].text.load().show(recipe, plan)
+    lines += show_estimate(planned.estimate) if planned.estimate is not None else []
+    lines += _rewards(planned)
+    lines += show_source(planned)
+    if planned.advice:
+        lines += ["", "Advice"]
+        for advice in planned.advice:
+            lines += sentence(f"{advice.topic}: {advice.reason}.", 2, "- ")
+            if advice.overrides:
+                lines += sentence(as_overrides(dict(advice.overrides)), 8)
+    return "\n".join(lines)
+
+
+def show_alerts(alerts: tuple[str, ...]) -> list[str]:
+    """Return alerts as lines that stand out."""
+    return [line for alert in alerts for line in ["", *sentence(f"{alert}.", 0, "!! ALERT: ")]]
+
+
+def show_source(planned: Planned) -> list[str]:
+    """Return notes, and what a PufferLib file leaves to defaults or sets without a meaning here."""
+    loaded = planned.loaded
+    lines: list[str] = []
+    if loaded.notes:
+        lines += ["", "Notes", *(line for note in loaded.notes for line in sentence(f"{note}.", 2, "- "))]
+    if loaded.defaulted:
+        shown = ", ".join(as_override(key, value) for key, value in loaded.defaulted.items())
+        lines += ["", "Defaults of PufferLib 3.0", *sentence(shown)]
+    if loaded.ignored:
+        lines += ["", "Ignored, since it has no meaning here", *sentence(", ".join(loaded.ignored))]
+    return lines
+
+
+def _rewards(planned: Planned) -> list[str]:
+    """Return a sentence on changes to rewards, if there are any."""
+    env = planned.loaded.recipe.env
+    changes = []
+    if env.reward_scale != 1:
+        changes.append(f"multiplied by {env.reward_scale:g}")
+    if env.reward_clip is not None:
+        changes.append(f"clipped to +-{env.reward_clip:g}")
+    if env.episodic:
+        changes.append("paid in one sum at the end of each episode")
+    return ["", *sentence(f"Rewards are {', and '.join(changes)}.")] if changes else []

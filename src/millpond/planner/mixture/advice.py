@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from millpond.config import MixtureRecipe
 from millpond.envs.spec import EnvSpec
 from millpond.formatting import number, plural, size, verb
-from millpond.planner.advice import Advice, Adviser
-from millpond.planner.host import Host
+from millpond.planner.estimate import Host
+from millpond.planner.kind import Advice, Adviser
 from millpond.planner.mixture.numbers import MixturePlan, plan_mixture
 
 SINGLE_AGENT_COLLECTION = 128 * 32  # transitions of one agent on Atari and MinAtar in the PQN paper

@@ -5,8 +5,7 @@ from __future__ import annotations
 from millpond.config import PPORecipe
 from millpond.planner.kind import Draft, KindPlanner, KindRanks, PlanInputs
 from millpond.planner.ppo.advice import advise_ppo
-from millpond.planner.ppo.numbers import estimate_ppo, plan_ppo, ppo_speed_settings
-from millpond.planner.ppo.ranks import ppo_share, ppo_total
+from millpond.planner.ppo.numbers import estimate_ppo, plan_ppo, ppo_share, ppo_speed_settings, ppo_total
 
 
 def draft_ppo(recipe: PPORecipe, inputs: PlanInputs) -> Draft:

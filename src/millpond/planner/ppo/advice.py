@@ -8,10 +8,8 @@ from typing import Literal
 
 from millpond.config import PPORecipe
 from millpond.formatting import number, plural, size, verb
-from millpond.planner.advice import Advice, Adviser
-from millpond.planner.estimate import Measured, estimate_time
-from millpond.planner.host import Host
-from millpond.planner.kind import PlanInputs
+from millpond.planner.estimate import Host, Measured, estimate_time
+from millpond.planner.kind import Advice, Adviser, PlanInputs
 from millpond.planner.ppo.numbers import PPOPlan, plan_ppo
 from millpond.sizes import nearest_divisors, nearest_multiples
 

@@ -9,9 +9,8 @@ from typing import Any
 from millpond.config import RewardRecipe, load
 from millpond.formatting import plural
 from millpond.planner.kind import Draft, KindPlanner, PlanInputs
-from millpond.planner.reward.advice import advise_reward
-from millpond.planner.reward.dataset import read_dataset
-from millpond.planner.reward.numbers import estimate_reward, plan_reward, reward_speed_settings
+from millpond.planner.reward.numbers import estimate_reward, plan_reward, read_dataset, reward_speed_settings
+from millpond.planner.reward.text import advise_reward
 
 
 def draft_reward(recipe: RewardRecipe, inputs: PlanInputs) -> Draft:

@@ -14,7 +14,7 @@ from millpond.envs.families import require_extra
 from millpond.envs.render import render_rgb, write_gif
 from millpond.formatting import plural
 from millpond.kinds import KINDS
-from millpond.planner.host import require_device
+from millpond.planner.estimate import require_device
 from millpond.policies.parts import join_parts, torch_dtype
 from millpond.store import Checkpoints, NothingToPlayError, RunError, load_weights
 from millpond.trainers.common.envs import evaluation_vector, make_spec

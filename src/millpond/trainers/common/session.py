@@ -17,7 +17,7 @@ from millpond.distributed.checkpoints import require_ranks
 from millpond.durable import replace_file
 from millpond.envs.families import FAMILIES, family_of, require_extra
 from millpond.loop import Loop
-from millpond.planner.host import require_device
+from millpond.planner.estimate import require_device
 from millpond.planner.planned import plan_over_ranks
 from millpond.record import Axis, Console, Counters, Sink, TensorBoard, Timer, WeightsAndBiases
 from millpond.store import Run, RunError, check_changes, find_run

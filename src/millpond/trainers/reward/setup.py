@@ -16,7 +16,7 @@ from millpond.envs.spec import EnvSpec
 from millpond.formatting import plural, sentence
 from millpond.learners import QNetwork, build_q_network
 from millpond.learners.sac import SACActor
-from millpond.planner.reward.dataset import Dataset, dataset_of, open_data, open_training_data
+from millpond.planner.reward.numbers import Dataset, dataset_of, open_data, open_training_data
 from millpond.rewards.batches import recorded_inputs
 from millpond.rewards.network import RewardInputs, RewardNetwork, reset_parameters
 from millpond.store import Checkpoint
