@@ -1,11 +1,9 @@
 """Learners of action values: PQN agents side by side, DQN from replay, SAC for continuous actions."""
 
-from millpond.learners.collector import Collection
+from millpond.learners.collector import Collection, Epsilon, epsilon_greedy
 from millpond.learners.dqn import DQN, TransitionBatch
-from millpond.learners.errors import LearnerError
-from millpond.learners.exploration import Epsilon, epsilon_greedy
 from millpond.learners.pqn import AgentGroup
-from millpond.learners.q_network import QNetwork, build_q_network
+from millpond.learners.q_network import LearnerError, QNetwork, build_q_network
 from millpond.learners.sac import SAC
 
 __all__ = [

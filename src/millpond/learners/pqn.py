@@ -19,11 +19,9 @@ from torch import Tensor
 
 from millpond.config.mixture import PQNConfig
 from millpond.kernels.lambda_return import lambda_return_numba, lambda_return_torch
-from millpond.learners.collector import Collection, CollectionStorage, QCollector
-from millpond.learners.errors import LearnerError
-from millpond.learners.exploration import Epsilon
+from millpond.learners.collector import Collection, CollectionStorage, Epsilon, QCollector
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
-from millpond.learners.q_network import QNetwork, StackedQNetworks, check_spec
+from millpond.learners.q_network import LearnerError, QNetwork, StackedQNetworks, check_spec
 from millpond.schedules import named
 from millpond.vector import Vector
 

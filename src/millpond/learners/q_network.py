@@ -12,11 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
-from millpond.learners.errors import LearnerError
+from millpond.errors import MillpondError
 from millpond.learners.flat_parameters import FlatParameters
 from millpond.policies.encoders.observation import EncoderKind, ObservationEncoder
 from millpond.policies.encoders.vector import VectorEncoder
 from millpond.policies.policy import Act
+
+
+class LearnerError(MillpondError):
+    """A learner does not fit its environment, config or saved state."""
 
 
 class QNetwork(nn.Module):

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.learners.dqn import TransitionBatch
-from millpond.learners.errors import LearnerError
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer
+from millpond.learners.q_network import LearnerError
 from millpond.policies.policy import Act
 
 LAYERS = ("0", "2", "4")
