@@ -1,4 +1,4 @@
-"""The ponds of all agents, the lake, and the thread that pours ponds into it.
+"""The ponds of all agents, the lake, the thread that pours ponds into it, and the BigPond that is filled from it.
 
 Every agent has its own stream of the lake, written by the rank that has the agent. The layout of a stream does not
 depend on when a pond was poured: each collection is divided into the same appends, so that a resumed run draws from the
@@ -11,19 +11,26 @@ import time
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from millpond.config import MixtureRecipe
 from millpond.distributed import ALONE, Ranks
-from millpond.replay import Lake, LakeError, Steps, Writer
+from millpond.planner import MixturePlan
+from millpond.replay import Lake, LakeError, Schema, Steps, Writer
 from millpond.replay.lake.format import read_log
-from millpond.replay.pond import Pond
+from millpond.replay.pond import Pond, PondBatch
 from millpond.replay.schema import FINAL
-from millpond.replay.transfer import pour
+from millpond.replay.steps import join_lanes
+from millpond.replay.transfer import fill, pour, restore_rings
 from millpond.sizes import divisors
-from millpond.trainers.mixture.ranks import refresh_together
+from millpond.trainers.common.envs import make_spec
+from millpond.trainers.mixture.ranks import agent_name, agents_of_rank, refresh_together
+
+FILL = 4  # purpose of a seed, after those in `agents`
 
 
 @dataclass(frozen=True)
@@ -188,3 +195,78 @@ class Ponds:
         self._positions = dict(state["positions"])
         if self.ranks.first:
             self.env_steps, self.tail_env_steps = int(state["env_steps"]), int(state["tail_env_steps"])
+
+
+def make_ponds(recipe: MixtureRecipe, plan: MixturePlan, folder: Path, ranks: Ranks = ALONE) -> Ponds | None:
+    """Build the ponds of this rank's players and open the lake; None in mode single, which replays nothing."""
+    if plan.mode == "single":
+        return None
+    spec = make_spec(recipe.env, stacked=False)
+    lake = Lake.create(folder, Schema.from_spec(spec), max_bytes=recipe.lake.max_bytes)
+    agents = agents_of_rank(ranks, plan.agents)
+    streams = [StreamConfig(agent_name(number), plan.envs_per_agent, plan.pond_rows) for number in agents]
+    if plan.own_envs and ranks.first:
+        streams.append(StreamConfig("big", plan.own_envs, plan.own_pond_rows))
+    return Ponds(
+        lake,
+        streams,
+        num_steps=recipe.pqn.num_steps,
+        acknowledge_every=recipe.lake.acknowledge_every,
+        collections_per_pour=plan.collections_per_pour,
+        device=torch.device(recipe.device),
+        savable=spec.savable,
+        ranks=ranks,
+    )
+
+
+class BigPond:
+    """The BigAgent's replay buffer: `fill(round)` or `add(steps)`, then `sample(rng)`.
+
+    In mode rounds it is filled uniformly from the lake in each round. In mode live it is a ring that the steps of all
+    agents are added to as they are collected. It is not in checkpoints: it can be restored from the lake.
+    """
+
+    def __init__(self, recipe: MixtureRecipe, plan: MixturePlan, lake: Lake, device: torch.device) -> None:
+        self.recipe, self.plan, self.lake, self.device = recipe, plan, lake, device
+        self.stack = recipe.env.frame_stack if recipe.env.frame_stack > 1 else None
+        self.pond: Pond | None = None
+
+    @property
+    def empty(self) -> bool:
+        return self.pond is None
+
+    def fill(self, round_number: int) -> int:
+        """Fill with transitions of the lake, drawn uniformly; return their number. A function of lake, seed and round."""
+        n_step = self.recipe.dqn.n_step
+        count = min(self.plan.big_pond_transitions, self.lake.transitions(self.stack, n_step))
+        if count == 0:
+            raise LakeError(f"{self.lake.folder} has no transitions with stack {self.stack or 1} and n_step {n_step}")
+        self.pond = None  # free its memory before allocating the next
+        records = min(self.plan.big_pond_rows, sum(self.lake.view(name).num_records for name in self.lake.streams))
+        self.pond = Pond.init(self.lake.schema, records, device=self.device)
+        rng = np.random.default_rng([self.recipe.seed, FILL, round_number])
+        fill(self.pond, self.lake, count, rng, stack=self.stack, n_step=n_step)
+        self.lake.release()
+        return count
+
+    def add(self, steps: list[Steps]) -> None:
+        """Add one collection of every stream (mode live)."""
+        self._ring().add(join_lanes(steps))
+
+    def restore(self, streams: list[str], *, continue_episodes: bool) -> None:
+        """Restore the ring from the lake (mode live)."""
+        if all(name in self.lake.streams for name in streams):
+            restore_rings(self._ring(), self.lake, streams, continue_episodes=continue_episodes)
+
+    def _ring(self) -> Pond:
+        if self.pond is None:
+            lanes = self.plan.agents * self.plan.envs_per_agent + self.plan.own_envs
+            self.pond = Pond.init(self.lake.schema, self.plan.big_pond_rows, lanes=lanes, device=self.device)
+        return self.pond
+
+    def sample(self, rng: np.random.Generator, part: slice = slice(None)) -> PondBatch:
+        """Draw one batch and return the given part of it, with stacks of frames."""
+        if self.pond is None:
+            raise LakeError("the BigPond is empty: fill it or add to it before sampling")
+        dqn = self.recipe.dqn
+        return self.pond.sample(dqn.batch_size, rng, stack=self.stack, n_step=dqn.n_step, gamma=dqn.gamma, part=part)

@@ -38,6 +38,10 @@ def agents_of_rank(ranks: Ranks, agents: int) -> range:
     return range(ranks.rank * share, (ranks.rank + 1) * share)
 
 
+def agent_name(number: int) -> str:
+    return f"agent{number}"
+
+
 def share_networks(ranks: Ranks, networks: Sequence[QNetwork]) -> None:
     """Update the copies of other ranks' networks."""
     if ranks.alone:

@@ -36,12 +36,12 @@ from millpond.trainers.common.envs import VectorState
 from millpond.trainers.common.evaluate import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.session import make_sinks
-from millpond.trainers.mixture.big_agent import BigAgent, spread
-from millpond.trainers.mixture.build import agent_name, make_players, make_ponds
+from millpond.trainers.mixture.agents import SAMPLER, BigAgent, make_players, seed_for, spread
 from millpond.trainers.mixture.measures import Diversity, Evaluator, Recovery, summarise_mixture
-from millpond.trainers.mixture.networks import SAMPLER, seed_for
+from millpond.trainers.mixture.ponds import make_ponds
 from millpond.trainers.mixture.ranks import (
     StateGroup,
+    agent_name,
     agents_of_rank,
     collection_stats,
     evaluate_on_first,

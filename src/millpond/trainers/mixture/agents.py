@@ -1,0 +1,210 @@
+"""The agents of a mixture and the BigAgent: their seeds, Q-networks and envs.
+
+The BigAgent learns with DQN from the BigPond, and in mode live acts, too. With several ranks each has a copy of both: all
+draw the same batches, and each learns from its part of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from millpond.config import MixtureRecipe
+from millpond.distributed import ALONE, Ranks
+from millpond.envs.spec import EnvSpec
+from millpond.formatting import plural
+from millpond.learners import DQN, AgentGroup, Collection, Epsilon, QNetwork, build_q_network
+from millpond.planner import MixturePlan
+from millpond.replay import Lake
+from millpond.store import Checkpoint
+from millpond.trainers.common.envs import build_vector, make_spec
+from millpond.trainers.common.kinds import Player
+from millpond.trainers.mixture.ponds import BigPond
+from millpond.trainers.mixture.ranks import agent_name, agents_of_rank
+from millpond.vector import Vector
+
+# Purposes of seeds: each purpose and agent has an independent generator. `ponds.FILL` is another one.
+NETWORK, EXPLORATION, ENVS, SAMPLER = range(4)
+
+
+def seed_for(seed: int, purpose: int, number: int = 0) -> int:
+    """Derive the seed of a purpose and an agent from the run's seed."""
+    return int(np.random.SeedSequence([seed, purpose, number]).generate_state(1)[0])
+
+
+def make_network(recipe: MixtureRecipe, spec: EnvSpec, number: int = 0) -> QNetwork:
+    """Build the Q-network of agent `number`."""
+    return build_q_network(
+        spec.observation,
+        spec.action,
+        encoder=recipe.policy.encoder,
+        hidden_size=recipe.policy.hidden_size,
+        normalize_observations=recipe.policy.normalize_observations,
+        generator=torch.Generator().manual_seed(seed_for(recipe.seed, NETWORK, number)),
+    )
+
+
+def mixture_player(recipe: MixtureRecipe, spec: EnvSpec, checkpoint: Checkpoint) -> Player:
+    """Return the BigAgent of a run, or its one agent if it has no BigAgent."""
+    network = make_network(recipe, spec)
+    if "big" not in checkpoint.weights:
+        return Player(network, weights="agent0", greedy=True)
+    updates = plural(checkpoint.state["big"]["dqn"]["updates"], "update")
+    return Player(network, weights="big", greedy=True, description=f"the BigAgent after {updates} of its own")
+
+
+def spread(updates: int, collections: int, index: int) -> int:
+    """Return how many of all updates follow collection `index`, spread as evenly as possible."""
+    return math.floor((index + 1) * updates / collections) - math.floor(index * updates / collections)
+
+
+class BigAgent:
+    """`replayed` counts the transitions of each agent (itself last) that it learned from.
+
+    `epsilon` restarts with each mixture round, and its schedule counts updates.
+    """
+
+    def __init__(
+        self,
+        recipe: MixtureRecipe,
+        plan: MixturePlan,
+        spec: EnvSpec,
+        lake: Lake,
+        vector: Vector | None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        device, self.ranks = torch.device(recipe.device), ranks
+        self.dqn = DQN(make_network(recipe, spec, plan.agents), recipe.dqn, device=device)
+        self.epsilon = Epsilon(
+            recipe.mixture.big_epsilon_reset_to, recipe.dqn.epsilon_end, over=recipe.dqn.epsilon_over
+        )
+        self.pond = BigPond(recipe, plan, lake, device)
+        self.sampler = np.random.default_rng([recipe.seed, SAMPLER])
+        self.replayed = torch.zeros(plan.agents + 1, dtype=torch.int64)
+        own = recipe.dqn.batch_size // ranks.count
+        self._part = slice(ranks.rank * own, (ranks.rank + 1) * own)  # of each batch
+        self._actor: AgentGroup | None = None
+        if vector is not None:
+            self._actor = AgentGroup(
+                [copy.deepcopy(self.dqn.network)],
+                [vector],
+                recipe.pqn.model_copy(update={"num_envs": vector.num_envs}),
+                seeds=[seed_for(recipe.seed, EXPLORATION, plan.agents)],
+                total_collections=plan.collections,
+                device=device,
+            )
+            self._actor.epsilons = [self.epsilon]
+
+    def collect(self) -> dict[str, Collection]:
+        """Collect in its own envs, if this rank has them, with the current parameters; return the collection by name."""
+        if self._actor is None:
+            return {}
+        since = self.epsilon.since_reset
+        self._actor.networks[0].load_state_dict(self.dqn.network.state_dict())
+        (collection,) = self._actor.collect()
+        self.epsilon.since_reset = since  # it counts updates, not steps
+        return {"big": collection}
+
+    def update(self, count: int, record: Callable[[str, Tensor], None]) -> None:
+        """Take `count` gradient steps, each on a new batch."""
+        replayed = torch.zeros_like(self.replayed)
+        for _ in range(count):
+            batch = self.pond.sample(self.sampler, self._part)
+            metrics = self.dqn.update(batch, parts=self.ranks.count, all_reduce=self.ranks.all_reduce)
+            for name, value in metrics.items():
+                record(f"big/{name}", value)
+            self.epsilon.advance(1)
+            replayed += torch.bincount(batch.column["agent"], minlength=len(replayed)).cpu()
+        if self.ranks.all_reduce is not None:
+            self.ranks.all_reduce(replayed)
+        self.replayed += replayed
+
+    def state_dict(self) -> dict[str, Any]:
+        actor = self._actor
+        return {
+            "dqn": self.dqn.state_dict(),
+            "epsilon": self.epsilon.state_dict(),
+            "sampler": self.sampler.bit_generator.state,
+            "replayed": self.replayed.clone(),
+            "exploration": None if actor is None else actor.generators[0].get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.dqn.load_state_dict(state["dqn"])
+        self.epsilon.load_state_dict(state["epsilon"])
+        self.sampler.bit_generator.state = state["sampler"]
+        self.replayed.copy_(state["replayed"])
+        if self._actor is not None:
+            self._actor.generators[0].set_state(state["exploration"])
+
+
+@dataclass
+class Players:
+    """Agents and BigAgent of this rank, with their envs. Their names are those of the lake's streams and of the metrics.
+
+    `networks`: of all agents; those of other ranks are copies as of the last `share_networks`.
+    """
+
+    spec: EnvSpec
+    group: AgentGroup
+    big: BigAgent | None
+    names: list[str]  # of this rank's agents
+    networks: list[QNetwork]
+    vectors: dict[str, Vector] = field(default_factory=dict)
+    seeds: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def policy(self) -> QNetwork:
+        """The result of the run: the BigAgent's network, or that of the one agent if there is no BigAgent."""
+        return self.group.networks[0] if self.big is None else self.big.dqn.network
+
+    def reset_vectors(self) -> None:
+        for name, vector in self.vectors.items():
+            vector.reset(self.seeds[name])
+
+    def close(self) -> None:
+        for vector in self.vectors.values():
+            vector.close()
+
+
+def make_players(recipe: MixtureRecipe, plan: MixturePlan, lake: Lake | None, ranks: Ranks = ALONE) -> Players:
+    """Build agents and BigAgent of this rank, with initial parameters and envs that are not reset yet.
+
+    Every rank has the BigAgent; only rank 0 has its envs.
+    """
+    spec = make_spec(recipe.env, stacked=True)
+    numbers = agents_of_rank(ranks, plan.agents)
+    networks = [make_network(recipe, spec, number).to(recipe.device) for number in range(plan.agents)]
+    vectors: dict[str, Vector] = {}
+    seeds: dict[str, int] = {}
+
+    def envs(name: str, number: int, count: int) -> Vector:
+        vectors[name] = build_vector(recipe.env, recipe.vector, num_envs=count, groups=1, num_workers=1, stacked=True)
+        seeds[name] = seed_for(recipe.seed, ENVS, number)
+        return vectors[name]
+
+    try:
+        group = AgentGroup(
+            [networks[number] for number in numbers],
+            [envs(agent_name(number), number, plan.envs_per_agent) for number in numbers],
+            recipe.pqn,
+            seeds=[seed_for(recipe.seed, EXPLORATION, number) for number in numbers],
+            total_collections=plan.collections,
+            device=recipe.device,
+        )
+        big = None
+        if lake is not None:
+            own = envs("big", plan.agents, plan.own_envs) if plan.own_envs and ranks.first else None
+            big = BigAgent(recipe, plan, spec, lake, own, ranks)
+    except BaseException:
+        for vector in vectors.values():
+            vector.close()
+        raise
+    return Players(spec, group, big, [agent_name(number) for number in numbers], networks, vectors, seeds)
