@@ -21,7 +21,6 @@ CONCEPTS: dict[str, str] = {
     "millpond.cli.reward": "a command, like its siblings",
     "millpond.record.tensorboard": "a sink, like its siblings",
     "millpond.record.weights_and_biases": "a sink, like its siblings",
-    "millpond.report.kinds": "the rows of the table of kinds about reports",
     "millpond.trainers.ppo.muon": "an optimiser with a paper and tests of its own",
 }
 

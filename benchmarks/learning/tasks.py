@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from millpond.config import PPORecipe, load
-from millpond.report.evaluation import baseline_returns
+from millpond.report.summary import baseline_returns
 from millpond.store import Checkpoints, Run
 from millpond.trainers.common.play import LoadedPolicy
 

@@ -79,7 +79,7 @@ KINDS: dict[str, Kind] = {
             player=Lazy("millpond.trainers.common.build:ppo_player"),
             prepare=None,
             bench=Lazy("millpond.bench.ppo:BENCH"),
-            report=Lazy("millpond.report.kinds:PPO"),
+            report=Lazy("millpond.report.page:PPO"),
         ),
         Kind(
             name="mixture",
@@ -94,7 +94,7 @@ KINDS: dict[str, Kind] = {
             player=Lazy("millpond.trainers.mixture.agents:mixture_player"),
             prepare=None,
             bench=Lazy("millpond.bench.mixture:BENCH"),
-            report=Lazy("millpond.report.kinds:MIXTURE"),
+            report=Lazy("millpond.report.page:MIXTURE"),
         ),
         Kind(
             name="reward",
@@ -109,7 +109,7 @@ KINDS: dict[str, Kind] = {
             player=Lazy("millpond.trainers.reward.setup:reward_player"),
             prepare=Lazy("millpond.trainers.reward.setup:prepare_recorded"),
             bench=Lazy("millpond.bench.reward:BENCH"),
-            report=Lazy("millpond.report.kinds:REWARD"),
+            report=Lazy("millpond.report.page:REWARD"),
         ),
     )
 }

@@ -20,10 +20,10 @@ from PIL import Image, ImageSequence
 import millpond
 from millpond.config import load
 from millpond.errors import MillpondError
-from millpond.report import Block, Facts, Picture, kinds, read_facts, write_report
+from millpond.report import Block, Facts, Picture, read_facts, write_report
 from millpond.report.iteration import stages
 from millpond.report.markup import tag
-from millpond.report.page import page, sections_of
+from millpond.report.page import MIXTURE, page, sections_of
 from millpond.store import Checkpoints, Run
 from millpond.trainers.common import reporting
 from millpond.trainers.common.play import evaluate_run
@@ -183,7 +183,7 @@ def test_kind_adds_sections_and_a_section_that_raises_does_not_affect_others(tra
     def broken(facts: Facts) -> Block:
         raise KeyError("gone")
 
-    monkeypatch.setattr(kinds, "MIXTURE", replace(kinds.MIXTURE, sections=(rounds, broken)))
+    monkeypatch.setattr("millpond.report.page.MIXTURE", replace(MIXTURE, sections=(rounds, broken)))
     facts = replace(read_facts(trained.folder), kind="mixture")
     html = Page(page(facts, sections_of(facts)))
     assert "6 of them" in html.text

@@ -1,4 +1,4 @@
-"""The page of a run: its last sections (checkpoints, plan, config, host), the order of all sections, and writing the files.
+"""The page of a run: its last sections (checkpoints, plan, config, host), the sections of each kind, their order, and writing.
 
 The page is one HTML file without scripts that loads nothing; charts can also be written as SVG files.
 """
@@ -13,13 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from millpond.durable import replace_file
-from millpond.formatting import size
+from millpond.formatting import plural, size
 from millpond.report.chart import format_number
 from millpond.report.curves import charted_metrics, curves, metric_chart, outer_phases, phase_bar, phases
-from millpond.report.evaluation import episode, evaluation_chart, evaluations
-from millpond.report.facts import Facts, Picture, read_facts
+from millpond.report.facts import UNKNOWN, Facts, KindReport, Picture, read_facts
+from millpond.report.iteration import nine_stages
 from millpond.report.markup import Block, Markup, join, standalone, style_sheet, table, tag
-from millpond.report.summary import summary
+from millpond.report.summary import episode, evaluation_chart, evaluations, summary
+
+# Nothing may be loaded from anywhere, whatever text a run contains: styles and images are in the page itself.
+CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+Section = Callable[[Facts], Block | None]  # None where the run has nothing to show in it
 
 
 def checkpoints(facts: Facts) -> Block | None:
@@ -75,13 +80,40 @@ def _show(value: Any) -> str:
     return format_number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-Section = Callable[[Facts], Block | None]  # None where the run has nothing to show in it
+def _always(facts: Facts) -> bool:
+    return True
+
+
+def _with_agent(facts: Facts) -> bool:
+    return not facts.setting("reward.reward_only", True)
+
+
+def _policy(facts: Facts) -> list[list[str]]:
+    if not facts.setting("policy.core"):
+        return []
+    return [["policy", f"core {facts.setting('policy.core')}, {facts.setting('policy.hidden_size')} units"]]
+
+
+def _agents(facts: Facts) -> list[list[str]]:
+    if not facts.plan.get("agents"):
+        return []
+    big = "" if facts.setting("mixture.mode") == "single" else " and the BigAgent (DQN)"
+    units = facts.setting("policy.hidden_size")
+    return [["agents", f"{plural(facts.plan['agents'], 'PQN agent')}{big}, {units} units each"]]
+
+
+def _reward_network(facts: Facts) -> list[list[str]]:
+    data = [] if facts.has_agent else [["data", str(facts.setting("data.path", UNKNOWN))]]
+    units = facts.setting("reward.hidden_size")
+    return [*data, ["reward network", f"objective {facts.setting('reward.objective', UNKNOWN)}, {units} units"]]
+
+
+PPO = KindReport(has_agent=_always, subject=_policy, sections=(nine_stages,))
+MIXTURE = KindReport(has_agent=_always, subject=_agents)
+REWARD = KindReport(has_agent=_with_agent, subject=_reward_network)
 
 FIRST: tuple[Section, ...] = (summary, episode, evaluations)
 LAST: tuple[Section, ...] = (curves, phases, checkpoints, plan, config, host)
-
-# Nothing may be loaded from anywhere, whatever text a run contains: styles and images are in the page itself.
-CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def write_report(folder: Path, picture: Picture | None = None) -> Path:

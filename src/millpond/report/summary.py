@@ -1,17 +1,30 @@
-"""The first section of a report: what was trained, how well, how fast, when and where."""
+"""The first sections of a report: summary, an animated episode, evaluations next to scripted players.
+
+The summary says what was trained, how well, how fast, when and where.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import time
+from base64 import b64encode
+from functools import cache
 
+from millpond.config import load
+from millpond.config.env_options import env_options
+from millpond.config.recipe import EnvConfig
+from millpond.errors import MillpondError
 from millpond.formatting import plural, size
-from millpond.record import show_seconds
-from millpond.report.chart import format_number
-from millpond.report.evaluation import RETURN, evaluation_records, interval_text, normalized_return, run_baselines
+from millpond.record import Record, show_seconds
+from millpond.report.chart import chart, format_number, series
 from millpond.report.facts import Facts
 from millpond.report.markup import Block, Markup, join, table, tag
+
+RETURN, LOW, HIGH = "eval/episode_return", "eval/episode_return_low", "eval/episode_return_high"
+MAX_ROWS = 40  # of the table, the newest evaluations
+BASELINE_EPISODES = 64
 
 TableRow = list[str]  # name, value
 
@@ -122,3 +135,112 @@ def _table_rows(facts: Facts) -> list[TableRow]:
         if host.get("command"):
             rows.append(["command", shlex.join(["millpond", *map(str, host["command"][1:])])])
     return rows
+
+
+def baseline_returns(env: EnvConfig) -> dict[str, float]:
+    """Return the mean returns of the scripted players `random` and `greedy`; empty if the environment has no players."""
+    if env.id != "grid":
+        return {}
+    _, options = env_options(env.model_copy(update={"stagger": False}))
+    return dict(_play_baselines(json.dumps(options, sort_keys=True)))
+
+
+def normalized_return(learned: float, baselines: dict[str, float]) -> float | None:
+    """Return (learned - random) / (greedy - random): 0 is the random player, 1 the greedy one."""
+    if not {"random", "greedy"} <= baselines.keys() or baselines["greedy"] == baselines["random"]:
+        return None
+    return (learned - baselines["random"]) / (baselines["greedy"] - baselines["random"])
+
+
+@cache
+def _play_baselines(options: str) -> tuple[tuple[str, float], ...]:
+    from millpond.envs.grid.envs import play_baseline
+
+    settings = json.loads(options)
+    return tuple(
+        (player, float(play_baseline(player, settings, num_envs=BASELINE_EPISODES)["episode_return"]))
+        for player in ("random", "greedy")
+    )
+
+
+def run_baselines(facts: Facts) -> dict[str, float]:
+    """Return the baselines of this run's environment; empty if nothing was evaluated or the config cannot be loaded."""
+    if not facts.config_text or not evaluation_records(facts):
+        return {}
+    try:
+        return baseline_returns(load(facts.folder / "config.yaml").recipe.env)
+    except MillpondError as error:
+        problem = f"no scripted players to compare with: {error}"
+        if problem not in facts.problems:
+            facts.problems.append(problem)
+        return {}
+
+
+def evaluation_records(facts: Facts) -> list[Record]:
+    """Return the records that have an evaluation."""
+    return [record for record in facts.records if RETURN in record]
+
+
+def interval_text(record: Record) -> str:
+    """Return the 95% interval of a record's evaluation, `LOW to HIGH`."""
+    low, high = record.get(LOW, record[RETURN]), record.get(HIGH, record[RETURN])
+    return f"{format_number(low)} to {format_number(high)}"
+
+
+def episode(facts: Facts) -> Block | None:
+    """Return the GIF of an episode, embedded in the page, or a sentence that says why there is none."""
+    picture = facts.picture
+    if picture is None:
+        return None
+    if picture.gif is None:
+        return Block("An episode", tag("p", picture.caption, class_="quiet"))
+    source = f"data:image/gif;base64,{b64encode(picture.gif).decode('ascii')}"
+    image = tag("img", src=source, alt="an episode of the policy, animated")
+    return Block("An episode", tag("figure", image, tag("figcaption", picture.caption), class_="episode"))
+
+
+def evaluation_chart(facts: Facts) -> Markup | None:
+    """Draw the evaluations with their intervals, and the baselines as levels."""
+    curve = series(evaluation_records(facts), facts.axis, RETURN, band=(LOW, HIGH))
+    return chart([curve], x_label=facts.axis.replace("_", " "), y_label="return", levels=run_baselines(facts))
+
+
+def evaluations(facts: Facts) -> Block | None:
+    """Return the curve of evaluations, and a table of them."""
+    records, picture = evaluation_records(facts), evaluation_chart(facts)
+    if picture is None:
+        return None
+    episodes = facts.setting("eval.episodes")
+    each = f"{plural(episodes, 'episode')} each, " if isinstance(episodes, int) else ""
+    intro = tag("p", f"{each}on separate seeds; the band is a 95% bootstrap interval of the mean.")
+    skipped = f"The newest {MAX_ROWS} of {len(records)}." if len(records) > MAX_ROWS else None
+    body = join(
+        intro,
+        tag("figure", picture, class_="wide"),
+        tag("p", skipped, class_="quiet") if skipped else None,
+        _table(facts, records),
+    )
+    return Block("Evaluation", body)
+
+
+def _table(facts: Facts, records: list[Record]) -> Markup:
+    """Return one row per evaluation, the best one marked."""
+    baselines = run_baselines(facts)
+    best = max(records, key=lambda record: record[RETURN])
+    infos = sorted({name for record in records for name in record if name.startswith("eval/env/")})
+    header = [facts.axis.replace("_", " "), "updates", "return", "95% interval", "length"]
+    header += ["of greedy"] if normalized_return(0.0, baselines) is not None else []
+    header += [name.removeprefix("eval/env/") for name in infos]
+    rows = []
+    for record in records[-MAX_ROWS:]:
+        normalized = normalized_return(record[RETURN], baselines)
+        row = [
+            format_number(record.get(facts.axis, 0)),
+            format_number(record.get("updates", 0)),
+            format_number(record[RETURN]) + (" (best)" if record is best else ""),
+            interval_text(record),
+            format_number(record.get("eval/episode_length", 0.0)),
+        ]
+        row += [f"{normalized:.0%}"] if normalized is not None else []
+        rows.append(row + [format_number(record[name]) if name in record else "" for name in infos])
+    return table(header, rows, left=0)

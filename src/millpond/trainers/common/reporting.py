@@ -11,7 +11,7 @@ from millpond.config import PPORecipe
 from millpond.errors import MillpondError
 from millpond.formatting import figures, number, plural
 from millpond.report import Picture, write_report
-from millpond.report.evaluation import baseline_returns, normalized_return
+from millpond.report.summary import baseline_returns, normalized_return
 from millpond.store import NothingToPlayError, Run, find_run
 from millpond.store.checkpoints import list_checkpoints
 from millpond.trainers.common.evaluate import Evaluation
