@@ -1,5 +1,8 @@
-"""Work shared out among as many threads as torch has been given: compiled kernels, and stretches of torch's own
-operations, each in a thread of its own."""
+"""Sharing work among as many threads as torch may use: compiled loops, and sequences of torch operations.
+
+Torch itself shares out every single operation, which costs a synchronisation of all threads a few thousand times per
+minibatch, and leaves threads idle in operations that cannot be shared. Here each thread computes its share from start to end.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from millpond.cores import HelperAffinity
 Result = TypeVar("Result")
 
 
-class _Team:
-    """Threads, started when they are first needed. In each of them torch computes with that one alone."""
+class _ThreadPool:
+    """Threads, started when first needed. In each of them torch uses that thread only."""
 
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="millpond-thread", initializer=self._join)
@@ -31,16 +34,16 @@ class _Team:
 
 
 @lru_cache(maxsize=1)
-def _team() -> _Team:
-    return _Team()
+def _thread_pool() -> _ThreadPool:
+    return _ThreadPool()
 
 
-os.register_at_fork(after_in_child=_team.cache_clear)  # threads do not survive a fork
+os.register_at_fork(after_in_child=_thread_pool.cache_clear)  # threads do not survive a fork
 
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Torch has this many threads, inside."""
+    """Let torch use `count` threads inside the context."""
     before = torch.get_num_threads()
     if count == before:
         yield
@@ -52,73 +55,74 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class _Here(threading.local):
-    """How many threads this one may share its work with: as many as torch has, unless it has a share itself."""
+class _Local(threading.local):
+    """Number of threads that the current one may share work among: as many as torch has, unless it runs a share itself."""
 
     threads: int | None = None
 
 
-_here = _Here()
+_local = _Local()
 
 
 def _allowed() -> int:
-    return _here.threads or torch.get_num_threads()
+    return _local.threads or torch.get_num_threads()
 
 
-def threads_for(count: int, least: int) -> int:
-    """How many threads so many items are shared out among, none with fewer than `least`."""
-    return max(1, min(_allowed(), count // least))
+def threads_for(count: int, min_per_thread: int) -> int:
+    """Return the number of threads that share `count` items, each with at least `min_per_thread`."""
+    return max(1, min(_allowed(), count // min_per_thread))
 
 
 @contextmanager
 def _in_thread(threads_inside: int) -> Iterator[None]:
-    """Torch computes with one thread, and compiled loops may be shared out among so many."""
-    before, _here.threads = _here.threads, threads_inside
+    """Let torch use one thread, and compiled loops share work among `threads_inside`."""
+    before, _local.threads = _local.threads, threads_inside
     try:
         with torch_threads(1):
             yield
     finally:
-        _here.threads = before
+        _local.threads = before
 
 
 @contextmanager
 def torch_in_one_thread() -> Iterator[None]:
-    """Inside, torch computes with the caller's thread alone, and work can be shared out here as before.
+    """Let torch use the caller's thread only; work can still be shared by this module.
 
-    For short operations in between: after one that torch itself shares out, its own threads look for more to do for some
-    milliseconds, on a core that ours need.
+    For short operations between shared work: after an operation that torch shares out, its threads spin for some
+    milliseconds on cores that the threads of this module need.
     """
     with _in_thread(_allowed()):
         yield
 
 
-def pieces(count: int, least: int) -> list[tuple[int, int]]:
-    """range(count) in as many pieces (start, stop) as `threads_for` says."""
-    number = threads_for(count, least)
+def pieces(count: int, min_per_thread: int) -> list[tuple[int, int]]:
+    """Split range(count) into pieces (start, stop), one per thread."""
+    number = threads_for(count, min_per_thread)
     return [(count * k // number, count * (k + 1) // number) for k in range(number)]
 
 
-def in_threads(function: Callable[[int, int], Result], count: int, least: int) -> list[Result]:
-    """Call function(start, stop) for pieces of range(count), one a thread, none smaller than `least`; torch computes
-    with one thread in each, and so does the BLAS that compiled loops call.
+def in_threads(function: Callable[[int, int], Result], count: int, min_per_thread: int) -> list[Result]:
+    """Call function(start, stop) for pieces of range(count), one per thread; return the results in order.
 
-    For compiled loops, which let go of Python's lock, and for long work of torch, which otherwise shares out every
-    operation: a meeting of all threads a few thousand times a minibatch, and idle ones in whatever cannot be shared out.
-    Short work of torch is best left to one thread, or threads wait for each other's lock; the loops inside it can have
-    threads of their own then. Gradient and inference modes are each thread's own: the function sets what it needs.
+    Torch uses one thread in each, and so does the BLAS that compiled loops call. It is for compiled loops, which release the
+    GIL, and for long sequences of torch operations; short ones are best left to one thread, or threads wait for the GIL, and
+    the loops inside them can then be shared. Gradient and inference modes are per thread: the function sets its own.
     """
-    edges = pieces(count, least)
+    edges = pieces(count, min_per_thread)
     return one_each((partial(function, start, stop) for start, stop in edges), len(edges))
 
 
 def one_each(calls: Iterable[Callable[[], Result]], number: int) -> list[Result]:
-    """The same for so many pieces that are there already, in their order. A call is begun as soon as it comes, so that
-    the next can be made ready meanwhile; the caller's own thread takes the last one."""
+    """Run each call in a thread of its own; return the results in order.
+
+    A call starts as soon as the iterable yields it, so that the next can be prepared meanwhile. The caller's thread runs
+    the last one.
+    """
     if number == 1:
         with torch_in_one_thread():
             return [call() for call in calls]
-    team, coming = _team(), iter(calls)
-    with _in_thread(1), team.helpers.pin_caller():
-        others = [team.pool.submit(next(coming)) for _ in range(number - 1)]
-        last = next(coming)()
+    threads, remaining = _thread_pool(), iter(calls)
+    with _in_thread(1), threads.helpers.pin_caller():
+        others = [threads.pool.submit(next(remaining)) for _ in range(number - 1)]
+        last = next(remaining)()
         return [*(future.result() for future in others), last]

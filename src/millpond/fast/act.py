@@ -74,7 +74,7 @@ class NetworkActor:
     """
 
     def __init__(self, policy: Policy, autocast: bool) -> None:
-        self.network, self.autocast = with_compiled_parts(policy, autocast), autocast
+        self.policy, self.autocast = with_compiled_parts(policy, autocast), autocast
         images = "pixels" in getattr(policy.encoder, "kinds", ())  # a custom encoder need not have any
         self.min_per_thread = MIN_IMAGES_PER_THREAD if images else MIN_OBSERVATIONS_PER_THREAD
 
@@ -88,7 +88,7 @@ class NetworkActor:
         with torch.inference_mode():
             numbers, after = self._step(torch.from_numpy(observation), state)
             mask = None if action_mask is None else torch.from_numpy(action_mask)
-            action, log_prob = self.network.head.sample(numbers[:, :-1], mask, generator, False)
+            action, log_prob = self.policy.head.sample(numbers[:, :-1], mask, generator, False)
             state.copy_(after)
             return Acted(action.numpy(), log_prob, numbers[:, -1].float())
 
@@ -101,14 +101,14 @@ class NetworkActor:
         """Return the network's outputs [B, outputs + 1] and the state after the step."""
         if threads_for(len(observation), self.min_per_thread) == 1:
             with torch_threads(1):
-                return self.network.step(observation, state)
+                return self.policy.step(observation, state)
 
         def share(start: int, stop: int) -> tuple[Tensor, Tensor]:
             casting: AbstractContextManager[Any] = nullcontext()
             if self.autocast:
                 casting = torch.autocast("cpu", dtype=torch.bfloat16)
             with torch.inference_mode(), casting:  # modes are per thread
-                return self.network.step(observation[start:stop], state[start:stop])
+                return self.policy.step(observation[start:stop], state[start:stop])
 
         numbers, after = zip(*in_threads(share, len(observation), self.min_per_thread), strict=True)
         return torch.cat(numbers), torch.cat(after)
@@ -135,6 +135,7 @@ class ChoiceActor:
         assert isinstance(core, LSTM)
         assert isinstance(head, ChoiceHead)
         self._torch = NetworkActor(policy, autocast=False)
+        self.policy = self._torch.policy
         self._sizes, self._several = np.array(head.sizes, np.int64), head.several
         layers = core.w_input, core.w_hidden, core.bias, policy.output.weight, policy.output.bias
         self._weights: list[Any] = [layer.detach().numpy() for layer in layers]
@@ -194,7 +195,7 @@ class ChoiceActor:
         if self._encoder is not None:
             return self._encoder.forward(observation)[0]
         with torch.inference_mode():
-            return self._torch.network.encoder(torch.from_numpy(observation)).contiguous().numpy()
+            return self.policy.encoder(torch.from_numpy(observation)).contiguous().numpy()
 
     def _allocate(self, batch: int) -> _Buffers:
         choices = len(self._sizes)

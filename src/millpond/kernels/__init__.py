@@ -1,1 +1,1 @@
-"""Fast arithmetic on arrays: each kernel with a plain reference beside it. Pure: arrays in, arrays out."""
+"""Recursions over time: advantages and lambda returns, each with a plain reference beside it. Pure functions of arrays."""

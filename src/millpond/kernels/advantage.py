@@ -1,4 +1,4 @@
-"""Advantages: GAE and V-trace in one recursion, three ways.
+"""Advantages: GAE and V-trace in one recursion, as a reference, in numba and in torch.
 
     R rows   T horizon   A agents
 
@@ -8,9 +8,8 @@
 with rho_t = min(rho_clip, ratio_t) and c_t = min(c_clip, ratio_t). A ratio of one everywhere is generalised advantage
 estimation (Schulman et al., 2016); with lambda = 1, V_t + A_t is the target v_t of V-trace (Espeholt et al., 2018).
 
-A terminated step has no future. A truncated one has a future that was not seen: it bootstraps from `final_value`, the
-value of the true final observation, and the chain of advantages stops there. The last column looks at `next_value`.
-A step at which the agent was not alive has advantage 0.
+A terminated step has no future. A truncated step bootstraps from `final_value`, the value of the true final observation, and
+ends the trace. The last column bootstraps from `next_value`. A step at which the agent was not alive has advantage 0.
 """
 
 from __future__ import annotations
@@ -43,23 +42,23 @@ def advantage_reference(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
 ) -> Floats:
-    """The recursion as it is written above, one agent of one row at a time."""
+    """Compute the recursion as written above, one agent of one row at a time."""
     rows, horizon, agents = reward.shape
     advantage = np.zeros_like(reward)
     for row in range(rows):
         for agent in range(agents):
-            following, ahead = float(next_value[row, agent]), 0.0
+            following, trace = float(next_value[row, agent]), 0.0
             for t in reversed(range(horizon)):
                 at = (row, t, agent)
                 if not alive[at]:
-                    following, ahead = 0.0, 0.0
+                    following, trace = 0.0, 0.0
                     continue
                 ended = terminated[at] or truncated[at]
                 future = 0.0 if terminated[at] else float(final_value[at]) if truncated[at] else following
                 weight = 1.0 if ratio is None else float(ratio[at])
                 delta = min(rho_clip, weight) * (float(reward[at]) + gamma * future - float(value[at]))
-                ahead = delta + (0.0 if ended else gamma * lam * min(c_clip, weight) * ahead)
-                advantage[at], following = ahead, float(value[at])
+                trace = delta + (0.0 if ended else gamma * lam * min(c_clip, weight) * trace)
+                advantage[at], following = trace, float(value[at])
     return advantage
 
 
@@ -79,10 +78,10 @@ def advantage_numba(
     c_clip: float = 1.0,
     out: Floats | None = None,
 ) -> Floats:
-    """The same on the CPU: rows in parallel, in place."""
+    """Compute the same on the CPU: rows in parallel, in place."""
     advantage = np.empty_like(reward) if out is None else out
     numbers = (np.float32(number) for number in (gamma, lam, rho_clip, c_clip))
-    weights = reward if ratio is None else ratio  # never read where there is none
+    weights = reward if ratio is None else ratio  # never read if there is no ratio
     _advantage(
         reward, value, next_value, terminated, truncated, final_value, alive, weights, ratio is not None, *numbers,
         advantage,
@@ -107,15 +106,15 @@ def _advantage(
     c_clip: Any,
     advantage: Any,
 ) -> None:
-    """The recursion of `advantage_reference` in float32, rows in parallel."""
+    """Compute the recursion of `advantage_reference` in float32, rows in parallel."""
     rows, horizon, agents = reward.shape
     for row in numba.prange(rows):
         for agent in range(agents):
-            following, ahead = next_value[row, agent], np.float32(0.0)
+            following, trace = next_value[row, agent], np.float32(0.0)
             for t in range(horizon - 1, -1, -1):
                 if not alive[row, t, agent]:
                     advantage[row, t, agent] = 0.0
-                    following, ahead = np.float32(0.0), np.float32(0.0)
+                    following, trace = np.float32(0.0), np.float32(0.0)
                     continue
                 weight = ratio[row, t, agent] if use_ratio else np.float32(1.0)
                 rho, c = min(weight, rho_clip), min(weight, c_clip)
@@ -125,8 +124,8 @@ def _advantage(
                     future, carry = final_value[row, t, agent], np.float32(0.0)
                 else:
                     future, carry = following, gamma * lam * c
-                ahead = rho * (reward[row, t, agent] + gamma * future - value[row, t, agent]) + carry * ahead
-                advantage[row, t, agent] = ahead
+                trace = rho * (reward[row, t, agent] + gamma * future - value[row, t, agent]) + carry * trace
+                advantage[row, t, agent] = trace
                 following = value[row, t, agent]
 
 
@@ -145,7 +144,7 @@ def advantage_torch(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
 ) -> torch.Tensor:
-    """The same on any device: a loop over time of operations on whole columns, without a sync."""
+    """Compute the same on any device: a loop over time of operations on whole columns, without a sync."""
     import torch
 
     # V_{t+1}; a column in which the agent was not alive counts as 0, as in the reference
@@ -162,8 +161,8 @@ def advantage_torch(
     carry = torch.where(terminated | truncated | ~alive, torch.zeros_like(carry), carry)
     delta = torch.where(alive, delta, torch.zeros_like(delta))
     advantage = torch.empty_like(reward)
-    ahead = torch.zeros_like(next_value)
+    trace = torch.zeros_like(next_value)
     for t in reversed(range(reward.shape[1])):
-        ahead = torch.addcmul(delta[:, t], carry[:, t], ahead)
-        advantage[:, t] = ahead
+        trace = torch.addcmul(delta[:, t], carry[:, t], trace)
+        advantage[:, t] = trace
     return advantage

@@ -1,13 +1,12 @@
-"""Lambda returns of Q-learning, three ways: the targets of PQN (Gallici et al., 2024), computed backwards in time.
+"""Lambda returns of Q-learning, the targets of PQN (Gallici et al., 2024), as a reference, in numba and in torch.
 
     T steps   E envs
 
     G_t = r_t + gamma [ lambda G_{t+1} + (1 - lambda) M_{t+1} ]        M_t = max over a of Q(s_t, a)
 
-and G at the end of a collection is M of the next observation. A terminated step has no future. A truncated one has a
-future that was not seen: it is `final_value`, the largest Q of the true final observation, and nothing of the next
-episode. A `lost` step was never taken (its env crashed and was started anew): its return is M_t, so that the step
-before it bootstraps from there, and nobody learns from it.
+and G at the end of a collection is M of the next observation. A terminated step has no future. A truncated step bootstraps
+from `final_value`, the largest Q of the true final observation. A `lost` step was never taken (its env crashed and was
+restarted): its return is M_t, so that the step before it bootstraps from there, and it is not trained on.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Flags = npt.NDArray[np.bool_]
 def lambda_return_reference(
     reward: Floats,  # [T, E]
     value: Floats,  # [T, E]; M_t
-    next_value: Floats,  # [E]; M behind the last step
+    next_value: Floats,  # [E]; M after the last step
     terminated: Flags,  # [T, E]
     truncated: Flags,  # [T, E]
     final_value: Floats,  # [T, E]; read only where truncated
@@ -37,22 +36,22 @@ def lambda_return_reference(
     gamma: float,
     lam: float,
 ) -> Floats:
-    """The recursion as it is written above, one env at a time."""
+    """Compute the recursion as written above, one env at a time."""
     steps, envs = reward.shape
     returns = np.zeros_like(reward)
     for env in range(envs):
-        ahead = following = float(next_value[env])
+        next_return = following = float(next_value[env])
         for t in reversed(range(steps)):
             at = (t, env)
             if lost[at]:
-                ahead = float(value[at])
+                next_return = float(value[at])
             elif terminated[at]:
-                ahead = float(reward[at])
+                next_return = float(reward[at])
             elif truncated[at]:
-                ahead = float(reward[at]) + gamma * float(final_value[at])
+                next_return = float(reward[at]) + gamma * float(final_value[at])
             else:
-                ahead = float(reward[at]) + gamma * (lam * ahead + (1 - lam) * following)
-            returns[at], following = ahead, float(value[at])
+                next_return = float(reward[at]) + gamma * (lam * next_return + (1 - lam) * following)
+            returns[at], following = next_return, float(value[at])
     return returns
 
 
@@ -68,7 +67,7 @@ def lambda_return_numba(
     gamma: float,
     lam: float,
 ) -> Floats:
-    """The same on the CPU, in one pass over memory."""
+    """Compute the same on the CPU, in one pass over memory."""
     returns = np.empty_like(reward)
     arrays = (reward, value, next_value, terminated, truncated, final_value, lost)
     _lambda_return(*(np.ascontiguousarray(array) for array in arrays), np.float32(gamma), np.float32(lam), returns)
@@ -88,15 +87,15 @@ def _lambda_return(
     lam: Any,
     returns: Any,
 ) -> None:
-    """The recursion of `lambda_return_reference` in float32, row after row as they lie in memory."""
+    """Compute the recursion of `lambda_return_reference` in float32, row by row in memory order."""
     steps, envs = reward.shape
     rest = np.float32(1.0) - lam
     for t in range(steps - 1, -1, -1):
         for env in range(envs):
             if t == steps - 1:
-                following = ahead = next_value[env]
+                following = next_return = next_value[env]
             else:
-                following, ahead = value[t + 1, env], returns[t + 1, env]
+                following, next_return = value[t + 1, env], returns[t + 1, env]
             if lost[t, env]:
                 returns[t, env] = value[t, env]
             elif terminated[t, env]:
@@ -104,7 +103,7 @@ def _lambda_return(
             elif truncated[t, env]:
                 returns[t, env] = reward[t, env] + gamma * final_value[t, env]
             else:
-                returns[t, env] = reward[t, env] + gamma * (lam * ahead + rest * following)
+                returns[t, env] = reward[t, env] + gamma * (lam * next_return + rest * following)
 
 
 def lambda_return_torch(
@@ -119,7 +118,7 @@ def lambda_return_torch(
     gamma: float,
     lam: float,
 ) -> torch.Tensor:
-    """The same on any device: a loop over time of operations on whole rows, without a sync."""
+    """Compute the same on any device: a loop over time of operations on whole rows, without a sync."""
     import torch
 
     following = torch.cat([value[1:], next_value.unsqueeze(0)])
@@ -129,8 +128,8 @@ def lambda_return_torch(
     known = torch.where(lost, value, reward + gamma * future)
     carry = torch.where(terminated | truncated | lost, 0.0, gamma * lam).to(reward.dtype)
     returns = torch.empty_like(reward)
-    ahead = next_value
+    next_return = next_value
     for t in reversed(range(reward.shape[0])):
-        ahead = torch.addcmul(known[t], carry[t], ahead)
-        returns[t] = ahead
+        next_return = torch.addcmul(known[t], carry[t], next_return)
+        returns[t] = next_return
     return returns

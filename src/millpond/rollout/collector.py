@@ -27,29 +27,6 @@ Array = npt.NDArray[Any]
 Phase = Callable[[str], AbstractContextManager[Any]]
 
 
-class Acted(NamedTuple):
-    """action [n, *action], log_prob [n], value [n]. Actors may overwrite them in their next call."""
-
-    action: Array
-    log_prob: Array | Tensor
-    value: Array | Tensor
-
-
-class Actor(Protocol):
-    """Acts for a batch of agents."""
-
-    def freeze_weights(self) -> None:
-        """Prepare for a collection, during which the weights stay unchanged."""
-
-    def act(
-        self, observation: Array, state: Tensor, action_mask: Array | None, generator: torch.Generator | None
-    ) -> Acted:
-        """observation [n, *obs], state [n, S, H] (updated in place), action_mask [n, choices]."""
-
-    def value(self, observation: Array, state: Tensor) -> Tensor:
-        """Return the value [n] of observations with their states; nothing changes."""
-
-
 class PlayablePolicy(Protocol):
     """A policy as collection and evaluation call it."""
 
@@ -66,6 +43,33 @@ class PlayablePolicy(Protocol):
     def value(self, observation: Tensor, state: Tensor) -> Tensor: ...
 
     def initial_state(self, batch: int, device: torch.device) -> Tensor: ...
+
+
+class Acted(NamedTuple):
+    """action [n, *action], log_prob [n], value [n]. Actors may overwrite them in their next call."""
+
+    action: Array
+    log_prob: Array | Tensor
+    value: Array | Tensor
+
+
+class Actor(Protocol):
+    """Acts for a batch of agents."""
+
+    @property
+    def policy(self) -> PlayablePolicy:
+        """The policy, computed as the actor does, to evaluate it with."""
+
+    def freeze_weights(self) -> None:
+        """Prepare for a collection, during which the weights stay unchanged."""
+
+    def act(
+        self, observation: Array, state: Tensor, action_mask: Array | None, generator: torch.Generator | None
+    ) -> Acted:
+        """observation [n, *obs], state [n, S, H] (updated in place), action_mask [n, choices]."""
+
+    def value(self, observation: Array, state: Tensor) -> Tensor:
+        """Return the value [n] of observations with their states; nothing changes."""
 
 
 class PolicyActor:
@@ -105,6 +109,8 @@ class Collected:
 
 
 class _Turns(Protocol):
+    """All envs of a vector, or a slice of them, in turns of a group."""
+
     def recv(self) -> Batch: ...
     def send(self, actions: npt.ArrayLike | None = None) -> None: ...
     def end_round(self) -> None: ...
@@ -155,7 +161,7 @@ class Collector:
         return done
 
     def finish(self) -> None:
-        """After training: move the surplus rows to the front."""
+        """Move the surplus rows to the front, after training."""
         if self.kept_rows:
             self.rows.keep(self._surplus_from, self.kept_rows)
 
@@ -219,7 +225,7 @@ class Collector:
             self.state[batch.first : batch.last][torch.from_numpy(ended).to(self.device)] = 0.0
 
     def _value_final_observations(self, batch: Batch, row: int, t: int) -> None:
-        """A truncated step bootstraps from the true final observation, with the state before the reset."""
+        """Store the values of true final observations, with the states before the reset, for truncated steps."""
         where = np.argwhere(batch.truncated)  # [k, 2]: env, agent
         env, agent = where[:, 0], where[:, 1]
         state = self.state[batch.first : batch.last][env, agent]

@@ -1,9 +1,9 @@
-"""Rows of experience: preallocated, in the environment's own dtypes, written in place.
+"""Rows of experience: preallocated, in the environment's dtypes, written in place.
 
-    R rows   T horizon   A agents of an env   a agents of a row: A where a row is an env, 1 where it is an agent
+    R rows   T horizon   A agents of an env   a agents of a row: A if a row is an env, 1 if it is an agent
 
-Every array is [R, T, a, ...] (or [R, a, ...] where it belongs to the whole row). One env fills `A // a` rows at a time,
-one below the other, so that [n, A, ...] of n neighbouring envs is a reshape of what their rows hold at a time step.
+Every array is [R, T, a, ...] (or [R, a, ...] if it belongs to the whole row). One env fills `A // a` consecutive rows at a
+time, so that [n, A, ...] of n neighbouring envs is a reshape of their rows at a time step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TORCH = {"bool": torch.bool, "uint8": torch.uint8, "int32": torch.int32, "int64"
 
 
 class Rows:
-    """The arrays of `row_fields`, which the plan counted the bytes of."""
+    """The arrays of `row_fields`, whose bytes the plan counts."""
 
     def __init__(
         self, fields: Sequence[RowField], rows: int, horizon: int, num_agents: int, agents_per_row: int, device: str
@@ -40,7 +40,7 @@ class Rows:
             time = (horizon,) if field.per_step else ()
             shape = (rows, *time, agents_per_row, *field.shape)
             self.arrays[field.name] = torch.zeros(shape, dtype=TORCH[field.dtype], device=self.device)
-        # On the CPU the same memory as NumPy arrays, whose small slices cost a fraction of torch's.
+        # On the CPU also as NumPy arrays of the same memory, whose small slices cost a fraction of torch's.
         self._views: dict[str, Array] | None = (
             {name: tensor.numpy() for name, tensor in self.arrays.items()} if self.device.type == "cpu" else None
         )
@@ -53,25 +53,25 @@ class Rows:
         return sum(tensor.nbytes for tensor in self.arrays.values())
 
     def write(self, name: str, first_row: int, t: int, values: Array | Tensor) -> None:
-        """Put [n, A, ...] of n neighbouring envs at time `t` of the rows from `first_row` on."""
+        """Write [n, A, ...] of n neighbouring envs at time `t` of the rows from `first_row` on."""
         count = values.shape[0] * self.rows_per_env
         if self._views is not None:
             place = self._views[name][first_row : first_row + count, t]
-            given = values.numpy() if isinstance(values, Tensor) else values
-            place[...] = given.reshape(place.shape)
+            array = values.numpy() if isinstance(values, Tensor) else values
+            place[...] = array.reshape(place.shape)
         else:
             target = self.arrays[name][first_row : first_row + count, t]
-            given_tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
-            target.copy_(given_tensor.reshape(target.shape), non_blocking=True)
+            tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
+            target.copy_(tensor.reshape(target.shape), non_blocking=True)
 
     def write_row(self, name: str, first_row: int, values: Tensor) -> None:
-        """Put [n, A, ...] that belong to whole rows."""
+        """Write [n, A, ...] that belong to whole rows."""
         count = values.shape[0] * self.rows_per_env
         target = self.arrays[name][first_row : first_row + count]
         target.copy_(values.reshape(target.shape))
 
     def drop(self, first_row: int, envs: Array, t: int) -> int:
-        """Forget the steps before `t` of these envs' rows; returns how many living agent steps that were."""
+        """Mark the steps before `t` of these envs' rows as not alive; return the number of agent steps lost by it."""
         dropped = 0
         for env in np.flatnonzero(envs):
             start = first_row + int(env) * self.rows_per_env
@@ -81,7 +81,7 @@ class Rows:
         return dropped
 
     def keep(self, first_row: int, count: int) -> None:
-        """Move rows to the front, where the next iteration goes on from them."""
+        """Move rows to the front, where the next iteration continues after them."""
         for tensor in self.arrays.values():
             tensor[:count] = tensor[first_row : first_row + count].clone()
 
@@ -96,11 +96,11 @@ class Rows:
         }
 
     def state_dict(self, kept: int) -> dict[str, Tensor]:
-        """The rows that wait for the next iteration."""
+        """Return the first rows, which wait for the next iteration."""
         return {name: tensor[:kept].clone() for name, tensor in self.arrays.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take up the rows of `state_dict`; where there are none, whatever their shapes were."""
+        """Restore the rows of `state_dict`; if there are none, their shapes do not matter."""
         for name, tensor in state.items():
             if not len(tensor):
                 continue
@@ -121,7 +121,7 @@ def as_sequences(array: Tensor, rows: Tensor, device: torch.device) -> Tensor:
 
 
 def resets(terminated: Tensor, truncated: Tensor) -> Tensor:
-    """Where a sequence's state is zeroed before the step: behind each end of an episode. [b, T] -> [b, T]"""
-    began = torch.zeros_like(terminated)  # with the memory laid out as it is there
+    """Return where the recurrent state is zeroed before a step: after each end of an episode. [B, T] -> [B, T]"""
+    began = torch.zeros_like(terminated)  # in the same memory layout
     torch.logical_or(terminated[:, :-1], truncated[:, :-1], out=began[:, 1:])
     return began

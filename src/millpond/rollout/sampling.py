@@ -1,4 +1,4 @@
-"""Which rows make a minibatch."""
+"""Sampling of minibatches from rows. R rows  b rows of a minibatch"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALLEST = 1e-6  # added to priorities, so that every row can be drawn
 
 @dataclass(frozen=True)
 class Draw:
-    """The rows of one minibatch, and the importance weight of each."""
+    """The rows of one minibatch and their importance weights."""
 
     rows: npt.NDArray[np.int64]  # [b]
     weight: npt.NDArray[np.float32]  # [b]
@@ -31,11 +31,11 @@ def draw_minibatches(
     alpha: float = 0.0,
     beta: float = 1.0,
 ) -> Iterator[Draw]:
-    """The minibatches of one epoch.
+    """Yield the minibatches of one update epoch.
 
-    `uniform` is a fresh permutation: every row exactly once. `prioritized` draws each minibatch afresh, without
-    replacement within it, with probability p_i ~ priority_i ** alpha, and weights (R p_i) ** -beta that undo the
-    bias as beta reaches 1. With alpha 0 all rows are alike, which is the permutation.
+    `uniform` is a new permutation: every row exactly once. `prioritized` draws each minibatch independently, without
+    replacement within it, with probability p_i ~ priority_i ** alpha, and weights (R p_i) ** -beta that correct the bias as
+    beta approaches 1. With alpha 0 it is the permutation.
     """
     if sampling == "prioritized" and alpha > 0:
         if priority is None:
@@ -53,5 +53,5 @@ def draw_minibatches(
 
 
 def annealed_beta(beta0: float, progress: float) -> float:
-    """From beta0 at the start of the run to 1 at its end."""
+    """Return beta at `progress` of the run: from beta0 at the start to 1 at the end."""
     return beta0 + (1.0 - beta0) * min(max(progress, 0.0), 1.0)

@@ -42,7 +42,7 @@ def ppo_player(recipe: PPORecipe, spec: EnvSpec, checkpoint: Checkpoint) -> Play
 
 
 def check_policy_on(env_id: str, options: Mapping[str, Any]) -> CheckResult:
-    """Find out whether the built-in policy acts on an environment's observations, one at a time and in a batch, and learns."""
+    """Check that the built-in policy acts on an environment's observations, one at a time and in a batch, and learns."""
     rule = "a policy acts and learns"
     fix = "show Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these, with finite numbers"
     try:

@@ -1,1 +1,1 @@
-"""Recurrent PPO: rows, advantages, minibatches."""
+"""PPO: `trainer` runs the loop, `update` trains on rows, `build` makes the parts that a config describes."""

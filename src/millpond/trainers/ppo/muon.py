@@ -1,10 +1,10 @@
-"""Muon: momentum whose matrices are made orthogonal before they are followed (Jordan et al., 2024).
+"""Muon: momentum with orthogonalised matrices (Jordan et al., 2024).
 
     m <- beta m + g           u = g + beta m                            (Nesterov)
-    W <- W - lr sqrt(max(1, rows / columns)) orthogonal(u)              matrices; of filters, the first axis is the rows
+    W <- W - lr sqrt(max(1, rows / columns)) orthogonal(u)              matrices; rows of filters: the first axis
     b <- b - lr u                                                       vectors
 
-As PufferLib, whose default it is, uses it: vectors follow the momentum as it is, and one number is kept a parameter.
+As in PufferLib, whose default it is: vectors follow the momentum unchanged, and there is one state number per parameter.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 
 ROUNDS = 5
-A, B, C = 3.4445, -4.7750, 2.0315  # of Jordan: steepest at 0, and singular values end between 0.7 and 1.2
+A, B, C = 3.4445, -4.7750, 2.0315  # Jordan's: steepest at 0; singular values end between 0.7 and 1.2
 
 
 def orthogonal(matrix: Tensor, rounds: int = ROUNDS) -> Tensor:
-    """U V' of a matrix U S V', nearly: all singular values near 1, by Newton and Schulz's iteration.
+    """Return about U V' of a matrix U S V', with all singular values near 1, by the Newton-Schulz iteration.
 
         X <- A X + B (X X') X + C (X X')^2 X
 
-    It acts on each singular value s alone, as A s + B s^3 + C s^5, and starts with all of them in 0..1. It is taken
-    on the side on which X X' is smaller.
+    It maps each singular value s to A s + B s^3 + C s^5, starting with all of them in 0..1. It is computed on the side on
+    which X X' is smaller.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     x: Tensor = matrix.t() if tall else matrix
@@ -44,7 +44,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Follow the gradients that there are; a closure is not called."""
+        """Update the parameters that have gradients; a closure is not called."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

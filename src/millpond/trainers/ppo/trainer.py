@@ -1,4 +1,4 @@
-"""Recurrent PPO: collect rows, estimate advantages, train minibatches, record, save; again.
+"""Recurrent PPO: collect rows, estimate advantages, train on minibatches, record, save; repeat.
 
 iteration > update_epoch > minibatch
 """
@@ -56,7 +56,7 @@ from millpond.trainers.ppo.update import estimate_advantages, train_minibatch
 
 
 class PPOTrainer:
-    """Everything of one PPO run. `train()` runs it to its end, or to where it is stopped."""
+    """One PPO run. `train()` runs it to its end, or until it is stopped."""
 
     def __init__(self, loaded: Loaded, run: Run, *, weights_from: Run | None = None, ranks: Ranks = ALONE) -> None:
         recipe, share = loaded.recipe, share_of_rank(loaded, ranks.count)
@@ -65,7 +65,7 @@ class PPOTrainer:
         assert isinstance(planned, PPOPlan)
         assert isinstance(total, PPOPlan)
         self.recipe, self.run, self.ranks = recipe, run, ranks
-        self.plan, self.share = total, planned  # of all ranks together, and of this one
+        self.plan, self.share = total, planned  # of all ranks, and of this one
         self.device = rank_device(recipe.device, ranks.place)
         if recipe.trainer.precision == "bfloat16" and self.device.type == "cpu":
             prepare_bfloat16()
@@ -141,7 +141,7 @@ class PPOTrainer:
             restore_over_ranks(ranks, self.checkpoints, self.parts)
 
     def train(self) -> None:
-        """The whole algorithm."""
+        """Run the algorithm."""
         with training_over_ranks(self.ranks, self.run, self.loop, self.recorder):
             for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
                 if at.begins("iteration"):
@@ -153,7 +153,7 @@ class PPOTrainer:
                 if at.begins("iteration"):
                     self._record_collection(collected, advantages)
         if self.ranks.first:
-            self.figures = self._figures()  # before the report, whose time is not the training's
+            self.figures = self._figures()  # before the report, whose time is not part of training
             self.picture = report_at_end(self.run)
 
     def close(self) -> None:
@@ -161,11 +161,11 @@ class PPOTrainer:
         self.vector.close()
 
     def opening(self) -> list[str]:
-        """How the envs are stepped, and why so."""
+        """Describe how the envs are stepped, and why."""
         return sentence(f"vector: {self.vector.backend}; {self.vector.reason}")
 
     def summary(self) -> list[str]:
-        """Return, speed and where the time went, when the run is over."""
+        """Describe return, speed and times of a finished run."""
         if not self.loop.done:
             return []
         return [*self.figures, "", *next_steps(self.run, self.picture, longer="trainer.total_timesteps")]
@@ -186,7 +186,7 @@ class PPOTrainer:
         return collected
 
     def _acting_threads(self) -> int:
-        """While the policy looks at one group of envs, worker processes step the other: they need cores too."""
+        """Leave cores to worker processes, which step one group of envs while the policy acts for the other."""
         workers = self.vector.num_workers if self.vector.backend == "processes" and self.vector.groups > 1 else 0
         return max(1, torch.get_num_threads() - workers)
 
@@ -237,7 +237,7 @@ class PPOTrainer:
         if self.recipe.ppo.target_kl is not None:
             self._end_early(at, float(step.metrics["approx_kl"]))
 
-    # -- what the schedules say now
+    # -- current values of the schedules
 
     def _progress(self) -> float:
         return self.loop.totals["iteration"] / max(1, self.plan.iterations)
@@ -280,7 +280,7 @@ class PPOTrainer:
         return loop
 
     def _save(self) -> None:
-        """The score belongs to the policy that was evaluated: a checkpoint between evaluations has none."""
+        """Save a checkpoint. It has a score only right after an evaluation, which the score belongs to."""
         score, self.score = self.score, None
         save_over_ranks(self.ranks, self.checkpoints, self.counters.updates, self.parts, score)
 
@@ -293,7 +293,7 @@ class PPOTrainer:
                 self.loop.end("update_epoch")
 
     def _record_collection(self, collected: Collected, advantages: Advantages) -> None:
-        """Values of the whole iteration, recorded once."""
+        """Record the values of a whole iteration."""
         steps = max(1, collected.agent_steps)
         reward, alive = self.rows["reward"][: self.share.segments], self.rows["alive"][: self.share.segments]
         mean_reward, _ = mean_and_variance(reward, alive, self.ranks.all_reduce)
@@ -308,9 +308,9 @@ class PPOTrainer:
                 self.loop.record(f"env/{name}", float(value))
 
     def _end_iteration(self, ended: LevelEnd) -> None:
-        if self.recipe.policy.normalize_observations:  # not before: rows are trained as they were acted
-            seen, alive = (self.rows[name][: self.share.segments] for name in ("observation", "alive"))
-            self.policy.update_normalizer(seen[alive], self.ranks.all_reduce)
+        if self.recipe.policy.normalize_observations:  # not earlier: rows are trained as they were collected
+            observation, alive = (self.rows[name][: self.share.segments] for name in ("observation", "alive"))
+            self.policy.update_normalizer(observation[alive], self.ranks.all_reduce)
         self.collector.finish()
 
     def _write_record(self, ended: LevelEnd) -> None:
@@ -334,7 +334,8 @@ class PPOTrainer:
         self.score = self.last_evaluation.mean
 
     def evaluate(self, episodes: int) -> Evaluation:
-        """Episodes of the policy as it is now, in envs of their own."""
+        """Evaluate the current policy in separate envs."""
         vector = evaluation_vector(self.recipe.env, self.recipe.vector, episodes)
         with vector:
-            return evaluate(self.policy, vector, episodes=episodes, seed=self.recipe.eval.seed, device=self.device)
+            policy = self.collector.actor.policy
+            return evaluate(policy, vector, episodes=episodes, seed=self.recipe.eval.seed, device=self.device)
