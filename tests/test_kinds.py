@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 import millpond
-from millpond.bench.result import KindBench
+from millpond.bench.run import KindBench
 from millpond.config import Recipe, load
 from millpond.config.keys import keys, sections
 from millpond.kinds import KINDS, Kind, Lazy

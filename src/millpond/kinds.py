@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from millpond.bench.result import KindBench
+    from millpond.bench.run import KindBench
     from millpond.config import Recipe
     from millpond.config.rules import Rule
     from millpond.envs.spec import EnvSpec

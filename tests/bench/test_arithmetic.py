@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from millpond.bench.arithmetic import Network, PlainNetwork, ReadyBatch, make_ready_batches
-from millpond.bench.timing import Effort
+from millpond.bench.measure import Effort
 from millpond.config import load
 from millpond.envs.registry import describe
 from millpond.losses import Coefficients

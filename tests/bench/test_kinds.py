@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from millpond.bench.measure import Effort
 from millpond.bench.mixture import measured_rounds, mixture_settings
-from millpond.bench.result import Bench
-from millpond.bench.run import run_bench, store_for_plans
+from millpond.bench.run import Bench, run_bench, store_for_plans
 from millpond.bench.show import draw_bench, show_bench, waterfall
-from millpond.bench.timing import Effort
 from millpond.config import load
 from millpond.config.debug import debug_settings
 from millpond.planner import MixturePlan, plan

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.bench.result import Bench
-from millpond.bench.run import run_bench, store_for_plans
+from millpond.bench.run import Bench, run_bench, store_for_plans
 from millpond.bench.show import draw_bench, show_bench, waterfall
 from millpond.config import load
 from millpond.config.debug import debug_settings

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from millpond.bench.timing import Effort, timed
+from millpond.bench.measure import Effort, timed
 from millpond.envs.spec import EnvSpec, Part
 from millpond.losses import Coefficients
 from millpond.policies.heads import make_head

@@ -13,10 +13,20 @@ from typing import Any
 
 import torch
 
-from millpond.bench.limits import FORWARD_AND_BACKWARD, Limits, count_flops
-from millpond.bench.result import Bench, Iteration, KindBench, Measurement, Stage
-from millpond.bench.stages import RandomSteps, measure_lake
-from millpond.bench.timing import Effort, Progress, Spread, limit_seconds, median_seconds
+from millpond.bench.measure import (
+    FORWARD_AND_BACKWARD,
+    Effort,
+    Limits,
+    Progress,
+    RandomSteps,
+    Spread,
+    Stage,
+    count_flops,
+    limit_seconds,
+    measure_lake,
+    median_seconds,
+)
+from millpond.bench.run import Bench, Iteration, KindBench, Measurement
 from millpond.config import Loaded, MixtureRecipe
 from millpond.formatting import plural
 from millpond.planner import MixturePlan, plan_loaded

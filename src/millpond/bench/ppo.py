@@ -18,10 +18,20 @@ import numpy.typing as npt
 import torch
 
 from millpond.bench.arithmetic import Network, ReadyBatch, make_ready_batches, plain_networks
-from millpond.bench.limits import FORWARD_AND_BACKWARD, Limits, count_flops
-from millpond.bench.result import Arithmetic, Bench, Iteration, KindBench, Measurement, Stage
-from millpond.bench.stages import RandomActions, RandomSteps, measure_lake
-from millpond.bench.timing import Effort, Progress, Spread, median_seconds
+from millpond.bench.measure import (
+    FORWARD_AND_BACKWARD,
+    Effort,
+    Limits,
+    Progress,
+    RandomActions,
+    RandomSteps,
+    Spread,
+    Stage,
+    count_flops,
+    measure_lake,
+    median_seconds,
+)
+from millpond.bench.run import Arithmetic, Bench, Iteration, KindBench, Measurement
 from millpond.config import Loaded
 from millpond.config.env_options import env_options
 from millpond.envs.env_batch import Buffers

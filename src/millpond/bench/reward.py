@@ -14,9 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from millpond.bench.limits import FORWARD_AND_BACKWARD, Limits, count_flops
-from millpond.bench.result import Bench, Iteration, KindBench, Measurement, Stage
-from millpond.bench.timing import Effort, Progress, Spread, limit_seconds, median_seconds
+from millpond.bench.measure import (
+    FORWARD_AND_BACKWARD,
+    Effort,
+    Limits,
+    Progress,
+    Spread,
+    Stage,
+    count_flops,
+    limit_seconds,
+    median_seconds,
+)
+from millpond.bench.run import Bench, Iteration, KindBench, Measurement
 from millpond.config import Loaded
 from millpond.formatting import plural
 from millpond.loop import Loop

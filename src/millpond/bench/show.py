@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millpond.bench.result import Arithmetic, Bench, KindBench, Stage
-from millpond.bench.timing import Spread
+from millpond.bench.measure import Spread, Stage
+from millpond.bench.run import Arithmetic, Bench, KindBench
 from millpond.formatting import bar, figures, plural, sentence, size, table
 from millpond.kinds import KINDS
 from millpond.planner.estimate import duration
