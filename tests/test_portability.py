@@ -66,7 +66,7 @@ def test_every_module_imports(bare_system: dict[str, str], tmp_path: Path) -> No
                 importlib.import_module(name)
         assert not hasattr(os, "memfd_create")
         del os.sysconf  # not earlier: Python's own asyncio needs it on Unix
-        assert millpond.cores.memory_bytes() == 0
+        assert millpond.cpu.memory_bytes() == 0
         print(len(names))
     """
     assert int(run(code, bare_system, tmp_path)) > 100

@@ -18,9 +18,6 @@ CONCEPTS: dict[str, str] = {
     "millpond.cli.app": "the commands in one list, which --help prints",
     "millpond.cli.bench": "a command, like its siblings",
     "millpond.cli.experiment": "a command, like its siblings",
-    "millpond.cli.reward": "a command, like its siblings",
-    "millpond.record.tensorboard": "a sink, like its siblings",
-    "millpond.record.weights_and_biases": "a sink, like its siblings",
     "millpond.trainers.ppo.muon": "an optimiser with a paper and tests of its own",
 }
 

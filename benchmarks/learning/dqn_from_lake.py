@@ -23,7 +23,7 @@ from millpond.replay import Lake, Schema
 from millpond.replay.pond import Pond
 from millpond.replay.transfer import fill, pour
 from millpond.trainers.common.envs import evaluation_vector
-from millpond.trainers.common.evaluate import evaluate
+from millpond.trainers.common.play import evaluate
 
 
 def fill_a_lake(folder: Path, env_steps: int, seed: int) -> tuple[Schema, int]:

@@ -20,7 +20,7 @@ from millpond.config.mixture import PQNConfig
 from millpond.config.recipe import EnvConfig, VectorConfig
 from millpond.learners import AgentGroup, build_q_network
 from millpond.trainers.common.envs import build_vector, evaluation_vector
-from millpond.trainers.common.evaluate import evaluate
+from millpond.trainers.common.play import evaluate
 
 VECTOR = VectorConfig(backend="inline")
 CARTPOLE = PQNConfig(

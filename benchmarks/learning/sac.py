@@ -19,7 +19,7 @@ from millpond.replay import Schema, Steps
 from millpond.replay.pond import Pond
 from millpond.rollout.collector import put_actions
 from millpond.trainers.common.envs import build_vector, evaluation_vector
-from millpond.trainers.common.evaluate import evaluate
+from millpond.trainers.common.play import evaluate
 
 INLINE = VectorConfig(backend="inline")
 

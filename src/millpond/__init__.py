@@ -78,8 +78,13 @@ def train(
     from millpond.config import load as load_config
     from millpond.distributed import join
     from millpond.trainers.common.envs import env_agents
-    from millpond.trainers.common.kinds import make_trainer, require_trainer
-    from millpond.trainers.common.session import begin_on_all_ranks, setting_up, start_run
+    from millpond.trainers.common.session import (
+        begin_on_all_ranks,
+        make_trainer,
+        require_trainer,
+        setting_up,
+        start_run,
+    )
 
     merged = _merge_overrides(overrides, settings)
     recorded = None

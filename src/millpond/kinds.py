@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from millpond.planner.kind import KindPlanner, KindText
     from millpond.report.facts import KindReport
     from millpond.store import Checkpoint
-    from millpond.trainers.common.kinds import Player, Trainer
+    from millpond.trainers.common.session import Player, Trainer
     from millpond.trainers.reward.setup import RecordedData
 
 T = TypeVar("T")

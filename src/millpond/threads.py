@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from millpond.cores import HelperAffinity
+from millpond.cpu import HelperAffinity
 
 Result = TypeVar("Result")
 

@@ -15,7 +15,7 @@ from millpond.distributed import RankError, Ranks
 from millpond.loop import Address
 from millpond.replay import Lake, Schema
 from millpond.store import Checkpoints, Run, read_status
-from millpond.store.tree import tree_from_bytes, tree_to_bytes
+from millpond.store.checkpoint import tree_from_bytes, tree_to_bytes
 from millpond.trainers.common.envs import make_spec
 from millpond.trainers.common.session import begin_on_all_ranks, resume_run, start_run
 from millpond.trainers.mixture import measures as mixture_measures

@@ -15,7 +15,7 @@ from millpond.policies import build_policy
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
 from millpond.rollout.schema import row_fields
-from millpond.trainers.common.over_ranks import begin_with_weights
+from millpond.trainers.common.envs import begin_with_weights
 from millpond.trainers.ppo.update import Updater, estimate_advantages, train_minibatch
 from tests.support.rank_processes import run_ranks
 

@@ -17,7 +17,7 @@ from millpond.learners import DQN, build_q_network
 from millpond.learners.dqn import td_loss
 from millpond.replay import Schema
 from millpond.replay.pond import Pond
-from millpond.trainers.common.evaluate import evaluate
+from millpond.trainers.common.play import evaluate
 from tests.support.corridor import CORRIDOR, SMALL, make, make_group, network_for
 
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ from millpond.config.recipe import EnvConfig, VectorConfig
 from millpond.learners import AgentGroup, LearnerError
 from millpond.replay import Schema
 from millpond.replay.pond import Pond
-from millpond.store.tree import tree_from_bytes, tree_to_bytes
+from millpond.store.checkpoint import tree_from_bytes, tree_to_bytes
 from millpond.trainers.common.envs import build_vector
-from millpond.trainers.common.evaluate import evaluate
+from millpond.trainers.common.play import evaluate
 from tests.support.corridor import CORRIDOR, SMALL, make, make_group, network_for
 
 CARTPOLE = EnvConfig(id="gymnasium:CartPole-v1", reward_scale=0.1)

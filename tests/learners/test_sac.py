@@ -13,7 +13,7 @@ from torch import nn
 
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.learners import SAC, LearnerError
-from millpond.store.tree import tree_from_bytes, tree_to_bytes
+from millpond.store.checkpoint import tree_from_bytes, tree_to_bytes
 
 SEEN = ObservationSpec.single((3,), "float32", "vector")
 TWO = ActionSpec.continuous((-2.0, 0.0), (2.0, 1.0))

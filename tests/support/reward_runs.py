@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.config import load
-from millpond.trainers.common.kinds import require_trainer
-from millpond.trainers.common.session import start_run
+from millpond.trainers.common.session import require_trainer, start_run
 from millpond.trainers.reward.trainer import RewardTrainer
 
 TINY_REWARD = {

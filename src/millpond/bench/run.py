@@ -28,7 +28,7 @@ from millpond.planner.estimate import (
     with_measured,
 )
 from millpond.processor import can_use_bfloat16
-from millpond.store.host_facts import host_facts
+from millpond.store.run import host_facts
 from millpond.trainers.common.envs import env_agents
 from millpond.trainers.common.session import require_machine
 

@@ -9,12 +9,11 @@ import typer
 from millpond import __version__
 from millpond.cli import planning, training
 from millpond.cli.bench import bench
-from millpond.cli.data import data
+from millpond.cli.data import data, reward
 from millpond.cli.doctor import doctor
 from millpond.cli.envs import envs
 from millpond.cli.experiment import experiments
 from millpond.cli.lake import lake
-from millpond.cli.reward import reward
 
 app = typer.Typer(
     name="millpond",

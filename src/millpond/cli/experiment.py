@@ -48,7 +48,7 @@ def mixture_vs_single(
     Runs the mixture, one agent alone, one agent with the same resets, and the mixture without resets; prints a table with
     intervals, curves, and a one-sentence answer. Stop it at any time: the same command continues.
     """
-    from millpond.cores import usable_cores
+    from millpond.cpu import usable_cores
     from millpond.experiments.mixture_vs_single import ExperimentSettings
     from millpond.experiments.results import show
     from millpond.experiments.run import report as report_experiment

@@ -96,8 +96,15 @@ def _train(
     from millpond.planner.planned import show_alerts
     from millpond.store import Run
     from millpond.trainers.common.envs import env_agents
-    from millpond.trainers.common.kinds import make_trainer, require_trainer
-    from millpond.trainers.common.session import begin_on_all_ranks, open_run, resume_run, setting_up, start_run
+    from millpond.trainers.common.session import (
+        begin_on_all_ranks,
+        make_trainer,
+        open_run,
+        require_trainer,
+        resume_run,
+        setting_up,
+        start_run,
+    )
 
     recorded = None
     with join() as ranks:

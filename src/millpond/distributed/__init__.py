@@ -3,9 +3,8 @@
 A single process uses `ALONE`, which calls no collective.
 """
 
-from millpond.distributed.checkpoints import PerRank, restore_over_ranks, save_over_ranks
 from millpond.distributed.ranks import ALONE, Place, RankError, RankLostError, Ranks, join
-from millpond.distributed.training import NoRecorder, training_over_ranks
+from millpond.distributed.training import NoRecorder, PerRank, restore_over_ranks, save_over_ranks, training_over_ranks
 
 __all__ = [
     "ALONE",

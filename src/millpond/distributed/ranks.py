@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from millpond.cores import usable_cores
+from millpond.cpu import usable_cores
 from millpond.errors import MillpondError
 from millpond.store.status import Process
 

@@ -34,8 +34,7 @@ from millpond.record import read_records
 from millpond.store import read_status
 from millpond.store.run import is_run
 from millpond.trainers.common.envs import evaluation_vector
-from millpond.trainers.common.evaluate import Evaluation, evaluate
-from millpond.trainers.common.play import evaluate_run
+from millpond.trainers.common.play import Evaluation, evaluate, evaluate_run
 
 RESULT_FILE = "experiment_result.json"
 B, A = "mixture", "single"

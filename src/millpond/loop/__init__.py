@@ -5,7 +5,7 @@ Imports only the errors of Millpond. `record` may import this package, and `stor
 
 from millpond.loop.levels import Address, LoopError, NonFiniteError, Until
 from millpond.loop.loop import LevelEnd, Loop, Redraw
-from millpond.loop.moments import Moments
+from millpond.loop.statistics import Moments
 from millpond.loop.stopping import stop_on_signals
 
 __all__ = [

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, SupportsFloat
 
 from millpond.loop.levels import Address, Levels, LoopError, NonFiniteError, Size
-from millpond.loop.moments import Moments
+from millpond.loop.statistics import BadValue, Moments, Window, merge_into
 from millpond.loop.stopping import TimeLimit
-from millpond.loop.window import BadValue, Window, merge_into
 
 
 class LevelEnd:

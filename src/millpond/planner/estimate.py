@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.config import Recipe
-from millpond.cores import memory_bytes, usable_cores
+from millpond.cpu import memory_bytes, usable_cores
 from millpond.errors import MillpondError
 from millpond.formatting import figures, plural, sentence
 from millpond.kinds import KINDS

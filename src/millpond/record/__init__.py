@@ -15,9 +15,8 @@ from millpond.record.jsonlines import (
     read_records,
 )
 from millpond.record.recorder import COUNTERS, Axis, Counters, Recorder, Sink
-from millpond.record.tensorboard import TensorBoard
+from millpond.record.sinks import TensorBoard, WeightsAndBiases
 from millpond.record.timer import Timer
-from millpond.record.weights_and_biases import WeightsAndBiases
 
 __all__ = [
     "COUNTERS",

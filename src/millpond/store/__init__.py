@@ -3,21 +3,25 @@
 May import `loop` and `record`; neither imports this package. torch is imported when it is first needed.
 """
 
-from millpond.store.checkpoint import Checkpoint, Parts, Stateful, load_weights, read_checkpoint, write_checkpoint
-from millpond.store.checkpoints import Checkpoints
-from millpond.store.errors import (
+from millpond.store.checkpoint import (
+    Checkpoint,
     CheckpointError,
     DamagedCheckpointError,
     DiskFullError,
     NothingToPlayError,
+    Parts,
     ResumeError,
     RunError,
+    Stateful,
     UnsafeCheckpointError,
+    load_weights,
+    read_checkpoint,
+    write_checkpoint,
 )
-from millpond.store.host_facts import host_facts
+from millpond.store.checkpoints import Checkpoints
 from millpond.store.listing import RunRow, list_runs, show_runs
 from millpond.store.random_state import RandomState
-from millpond.store.run import Run, check_changes, find_run, training
+from millpond.store.run import Run, check_changes, find_run, host_facts, training
 from millpond.store.status import RunStatus, read_status
 
 __all__ = [

@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 
 from millpond.store.checkpoint import (
     Checkpoint,
+    CheckpointError,
+    DamagedCheckpointError,
     Parts,
     delete_checkpoint,
     read_checkpoint,
@@ -18,7 +20,6 @@ from millpond.store.checkpoint import (
     recover,
     write_checkpoint,
 )
-from millpond.store.errors import CheckpointError, DamagedCheckpointError
 
 DIGITS = 12
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.store.errors import CheckpointError
+from millpond.store.checkpoint import CheckpointError
 
 
 class RandomState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from millpond.cores import usable_cores
+from millpond.cpu import usable_cores
 from millpond.envs.spec import EnvSpec
 from millpond.formatting import plural
 from millpond.sizes import trainer_envs

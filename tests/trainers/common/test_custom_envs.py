@@ -21,8 +21,7 @@ from millpond.policies import build_policy
 from millpond.store import RunError
 from millpond.trainers.common.build import check_policy_on
 from millpond.trainers.common.envs import evaluation_vector
-from millpond.trainers.common.evaluate import EndlessEpisodeError, evaluate
-from millpond.trainers.common.play import evaluate_run
+from millpond.trainers.common.play import EndlessEpisodeError, evaluate, evaluate_run
 from tests.support import custom_envs
 
 DOCS = Path(__file__).parents[3] / "docs"

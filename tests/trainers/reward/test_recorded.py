@@ -10,7 +10,7 @@ import torch
 
 from millpond.config import load
 from millpond.data import DataError
-from millpond.trainers.common.kinds import require_trainer
+from millpond.trainers.common.session import require_trainer
 from tests.support.episode_files import write_libero
 from tests.support.reward_runs import TINY_REWARD, train_tiny_reward
 

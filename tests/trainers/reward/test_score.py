@@ -13,7 +13,7 @@ import torch
 from millpond.cli import main
 from millpond.config import load
 from millpond.data import DataError
-from millpond.trainers.common.kinds import require_trainer
+from millpond.trainers.common.session import require_trainer
 from millpond.trainers.reward.evaluation import score_run
 from tests.support.episode_files import WrittenEpisode, make_episodes, write_npz, write_robosuite
 from tests.support.reward_runs import TINY_REWARD, train_tiny_reward

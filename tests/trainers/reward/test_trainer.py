@@ -24,9 +24,8 @@ from millpond.data.npz import NpzSource
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.store import Checkpoints, RunError
 from millpond.store.checkpoint import Checkpoint, read_checkpoint
-from millpond.trainers.common.kinds import require_trainer
 from millpond.trainers.common.play import LoadedPolicy
-from millpond.trainers.common.session import resume_run, start_run
+from millpond.trainers.common.session import require_trainer, resume_run, start_run
 from millpond.trainers.reward.trainer import RewardTrainer
 
 SMALL = {

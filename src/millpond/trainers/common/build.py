@@ -17,7 +17,7 @@ from millpond.envs.spec import EnvSpec
 from millpond.policies import build_policy, load_policy_factory
 from millpond.rollout.collector import put_actions
 from millpond.store import Checkpoint
-from millpond.trainers.common.kinds import Player
+from millpond.trainers.common.session import Player
 
 TRIAL_STEPS = 4
 CLOSE = 1e-3  # between what acting and unrolling say of a step

@@ -14,7 +14,7 @@ from millpond.report import Picture, write_report
 from millpond.report.summary import baseline_returns, normalized_return
 from millpond.store import NothingToPlayError, Run, find_run
 from millpond.store.checkpoints import list_checkpoints
-from millpond.trainers.common.evaluate import Evaluation
+from millpond.trainers.common.play import Evaluation
 
 MAX_FRAMES = 512  # frames of a GIF
 

@@ -25,7 +25,7 @@ from millpond.planner import MixturePlan
 from millpond.replay import Lake
 from millpond.store import Checkpoint
 from millpond.trainers.common.envs import build_vector, make_spec
-from millpond.trainers.common.kinds import Player
+from millpond.trainers.common.session import Player
 from millpond.trainers.mixture.ponds import BigPond
 from millpond.trainers.mixture.ranks import agent_name, agents_of_rank
 from millpond.vector import Vector

@@ -15,9 +15,9 @@ from millpond.formatting import figures, number, plural
 from millpond.learners import Collection, QNetwork
 from millpond.planner import MixturePlan
 from millpond.record import Counters
-from millpond.store.tree import tree_from_bytes, tree_to_bytes
+from millpond.store.checkpoint import tree_from_bytes, tree_to_bytes
 from millpond.trainers.common.envs import evaluation_vector
-from millpond.trainers.common.evaluate import Evaluation, evaluate
+from millpond.trainers.common.play import Evaluation, evaluate
 from millpond.vector import Vector
 
 DIVERSITY_OBSERVATIONS = 256

@@ -18,9 +18,9 @@ from millpond.learners import DQN, Collection, QNetwork
 from millpond.loop import Loop
 from millpond.replay import Lake, Steps
 from millpond.store import Run, RunError, Stateful, load_weights
-from millpond.store.tree import tree_from_bytes, tree_to_bytes
-from millpond.trainers.common.evaluate import Evaluation
-from millpond.trainers.common.over_ranks import rank_device, rank_vector
+from millpond.store.checkpoint import tree_from_bytes, tree_to_bytes
+from millpond.trainers.common.envs import rank_device, rank_vector
+from millpond.trainers.common.play import Evaluation
 
 
 def recipe_of_rank(recipe: MixtureRecipe, ranks: Ranks) -> MixtureRecipe:

@@ -33,7 +33,7 @@ from millpond.replay import Steps
 from millpond.report import Picture
 from millpond.store import Checkpoints, Parts, RandomState, Run, RunError
 from millpond.trainers.common.envs import VectorState
-from millpond.trainers.common.evaluate import Evaluation
+from millpond.trainers.common.play import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.mixture.agents import SAMPLER, BigAgent, make_players, seed_for, spread

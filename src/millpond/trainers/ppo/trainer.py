@@ -40,15 +40,17 @@ from millpond.schedules import named
 from millpond.store import Checkpoints, Parts, RandomState, Run
 from millpond.threads import torch_in_one_thread, torch_threads
 from millpond.trainers.common.build import make_policy
-from millpond.trainers.common.envs import VectorState, build_vector, evaluation_vector
-from millpond.trainers.common.evaluate import Evaluation, evaluate
-from millpond.trainers.common.over_ranks import (
+from millpond.trainers.common.envs import (
+    VectorState,
     begin_with_weights,
+    build_vector,
     collected_by_all,
+    evaluation_vector,
     rank_device,
     rank_seeds,
     rank_vector,
 )
+from millpond.trainers.common.play import Evaluation, evaluate
 from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater

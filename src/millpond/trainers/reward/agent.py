@@ -27,7 +27,7 @@ from millpond.rewards.batches import StepSampler
 from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch
 from millpond.rollout.collector import put_actions
 from millpond.trainers.common.envs import VectorState, build_vector, evaluation_vector
-from millpond.trainers.common.evaluate import Evaluation, evaluate
+from millpond.trainers.common.play import Evaluation, evaluate
 from millpond.trainers.reward.setup import AGENT_HIDDEN_SIZE, make_player
 
 

@@ -20,7 +20,7 @@ from millpond.rewards.batches import recorded_inputs, step_batch
 from millpond.rewards.metrics import METRICS, JudgedEpisode, judge_by_baselines, measure
 from millpond.rewards.network import TRANSITION_OBJECTIVES, RewardInputs, RewardNetwork
 from millpond.store import Checkpoints, RunError
-from millpond.trainers.common.evaluate import Evaluation
+from millpond.trainers.common.play import Evaluation
 from millpond.trainers.common.session import open_run
 from millpond.trainers.reward.setup import RecordedData, make_network
 

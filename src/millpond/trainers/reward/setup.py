@@ -20,7 +20,7 @@ from millpond.planner.reward.numbers import Dataset, dataset_of, open_data, open
 from millpond.rewards.batches import recorded_inputs
 from millpond.rewards.network import RewardInputs, RewardNetwork, reset_parameters
 from millpond.store import Checkpoint
-from millpond.trainers.common.kinds import Player
+from millpond.trainers.common.session import Player
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 AGENT_HIDDEN_SIZE = 256

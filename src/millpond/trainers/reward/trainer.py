@@ -24,7 +24,7 @@ from millpond.record import Console, Counters, Recorder, Timer, cycle_rows
 from millpond.report import Picture
 from millpond.rewards.batches import RewardBatches, recorded_inputs
 from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, training
-from millpond.trainers.common.evaluate import Evaluation
+from millpond.trainers.common.play import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.reward.agent import PondBatches, RewardAgent

@@ -18,7 +18,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from millpond.cores import HelperAffinity, usable_cores
+from millpond.cpu import HelperAffinity, usable_cores
 from millpond.vector.backends.pool import CLOSE_SECONDS, Tickets, await_start, cannot_load, hung_failure, pickle_job
 from millpond.vector.fork_server import ENDED, FAILED, QUIT, STARTED, ForkedWorker, ForkServerClient
 from millpond.vector.shared_memory import Arena
