@@ -1,4 +1,4 @@
-"""The Python interface, used as a reader of the docs would."""
+"""The Python interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixture whose agents are shared out over two ranks is the mixture of one process; killed, it goes on as it was."""
+"""A mixture with its agents on two ranks equals the mixture of one process, also after a rank was killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.mixture_runs import (
 )
 from tests.support.rank_processes import run_ranks, run_torchrun, start_and_signal
 
-# Name -> what differs from `SMALL`, whose two agents have a rank each.
+# Name -> settings that differ from `SMALL`, whose two agents have one rank each.
 MIXTURES: dict[str, dict[str, Any]] = {
     "rounds": {"mixture.agents": 4, "mixture.total_frames": 8 * 128, "mixture.epsilon_ladder": [0.4, 0.3, 0.2, 0.1]},
     "live": LIVE,
@@ -45,7 +45,7 @@ LONG = {"mixture.collections_per_round": 2, "mixture.total_frames": 10 * 64, "lo
 
 
 def train(ranks: Ranks, root: str, name: str, changes: dict[str, Any], stops: tuple[int, ...] = ()) -> bytes:
-    """Train, each time stopped by one of the ranks after so many portions and taken up again; the BigAgent's state."""
+    """Train, stopped by one of the ranks after so many portions and resumed each time; return the BigAgent's state."""
     settings = {**SMALL, "run_dir": root, **changes}
 
     def begin() -> Any:
@@ -74,7 +74,7 @@ def stop_at(trainer: MixtureTrainer, stop: int) -> Callable[[Address], None]:
 
 
 def train_all(ranks: Ranks, root: str) -> dict[str, Any]:
-    """Everything that the tests compare, in one pair of processes."""
+    """Compute everything that the tests compare, in one pair of processes."""
     train(ranks, root, "uncut", LONG)  # with as many threads as under torchrun
     torch.set_num_threads(1)
     module.UPDATES_PER_PORTION = 2  # type: ignore[misc]
@@ -111,13 +111,13 @@ def see_other_lakes(ranks: Ranks, root: str) -> str:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder of all runs of two ranks, and what each rank found."""
+    """Folder of all runs of two ranks, and the results of each rank."""
     root = tmp_path_factory.mktemp("two")
     return root, run_ranks(2, train_all, str(root))
 
 
 def close(ours: Any, theirs: Any, path: str = "") -> None:
-    """Trees with the same numbers to 1e-5."""
+    """Assert that two trees have the same numbers to 1e-5."""
     if isinstance(ours, dict):
         assert ours.keys() == theirs.keys()
         for name, part in ours.items():
@@ -138,10 +138,10 @@ def test_two_ranks_train_the_same_mixture_as_one_process(
     torch.set_num_threads(1)
     alone = finish(start(tmp_path, name, MIXTURES[name]))
     torch.set_num_threads(threads)
-    assert lake_contents(two[0] / name) == lake_contents(tmp_path / name)  # agent by agent, all rounds of it
+    assert lake_contents(two[0] / name) == lake_contents(tmp_path / name)  # per agent, all rounds
     assert alone.big is not None
     first, second = (tree_from_bytes(found[name], name) for found in two[1])
-    close(first, alone.big.state_dict())  # network, target, optimiser, sampler, what was replayed
+    close(first, alone.big.state_dict())  # network, target, optimiser, sampler, replayed transitions
     for part, tensor in first["dqn"]["network"].items():
         assert torch.equal(tensor, second["dqn"]["network"][part])
         assert torch.equal(first["dqn"]["target"][part], second["dqn"]["target"][part])
@@ -173,7 +173,7 @@ def arguments(name: str) -> list[str]:
 
 
 def kill_and_resume(two: tuple[Path, list[dict[str, Any]]], root: Path, rank: int) -> str:
-    """The only line about it; the resumed run is the uncut one, lake included."""
+    """Assert that one line reports it, and that the resumed run equals the uninterrupted one, including the lake."""
     code, _, errors, killed = start_and_signal(root, "cut", arguments("cut"), rank, signal.SIGKILL)
     assert code == 1
     newest = Checkpoints(root / "runs" / "cut" / "checkpoints").updates()[-1]

@@ -30,13 +30,13 @@ def spec() -> EnvSpec:
 
 
 def stored_rows(first: int, count: int) -> Rows:
-    """Rows `first` to `first + count` of a fixed set of random ones, many of whose steps do not count."""
+    """Return rows `first` to `first + count` of a fixed set of random rows, many of whose steps are not valid."""
     fields = row_fields(spec(), (2, HIDDEN))
     rng = np.random.default_rng(5)
     whole = Rows(fields, ROWS, HORIZON, AGENTS, AGENTS, "cpu")
     for name, tensor in whole.arrays.items():
         if tensor.dtype == torch.bool:
-            # The later a row, the more of its agents are gone, so that the halves count differently.
+            # Later rows have fewer agents alive, so that the halves have different numbers of valid steps.
             chance = np.linspace(0.95, 0.2, ROWS).reshape(-1, *[1] * (tensor.ndim - 1)) if name == "alive" else 0.1
             tensor.copy_(torch.from_numpy(rng.random(tensor.shape) < chance))
         elif tensor.dtype.is_floating_point:
@@ -51,10 +51,10 @@ def stored_rows(first: int, count: int) -> Rows:
 
 
 def two_steps(ranks: Ranks, normalize: bool, micro_batch_rows: int) -> dict[str, Any]:
-    """Statistics, advantages and two optimiser steps on this rank's rows."""
+    """Compute statistics, advantages and two optimiser steps on this rank's rows."""
     share = ROWS // ranks.count
     rows = stored_rows(ranks.rank * share, share)
-    torch.manual_seed(ranks.rank)  # rank 0's weights count
+    torch.manual_seed(ranks.rank)  # the weights of rank 0 are broadcast
     policy = build_policy(
         spec().observation, spec().action, core="lstm", hidden_size=HIDDEN, normalize_observations=True
     )
@@ -89,7 +89,7 @@ def two_steps(ranks: Ranks, normalize: bool, micro_batch_rows: int) -> dict[str,
 
 
 def both_cases(ranks: Ranks) -> list[dict[str, Any]]:
-    """Normalised advantages and whole minibatches; raw ones and minibatches in parts."""
+    """Normalised advantages with whole minibatches; raw advantages with micro-batches."""
     return [two_steps(ranks, True, 6), two_steps(ranks, False, 2)]
 
 

@@ -25,7 +25,7 @@ SETTINGS = {
     "trainer.num_envs": 8,
     "trainer.bptt_horizon": 8,
     "trainer.batch_unit": "agent_steps",
-    "trainer.batch_size": 8 * 28,  # 14 rows a rank: one round of 12, then one env tops up 2 and has 1 to spare
+    "trainer.batch_size": 8 * 28,  # 14 rows per rank: one round of 12, then one env adds 3, of which 1 is surplus
     "trainer.minibatch_size": 8 * 14,
     "trainer.update_epochs": 2,
     "trainer.total_iterations": ITERATIONS,
@@ -44,7 +44,7 @@ def arguments(name: str) -> list[str]:
 
 
 def records(folder: Path) -> list[dict[str, float]]:
-    """The metrics, times excepted."""
+    """Return the metrics without times."""
     timed = ("seconds", "agent_steps_per_second")
     return [
         {k: v for k, v in json.loads(line).items() if k not in timed and not k.startswith("time/")}
@@ -142,7 +142,7 @@ def test_last_rank_alive_reports_that_rank_0_died(uncut: Path, tmp_path: Path) -
 def test_signal_stops_all_ranks_after_the_same_iteration(
     uncut: Path, tmp_path: Path, rank: int | None, number: signal.Signals
 ) -> None:
-    """Ctrl-C reaches torchrun, which passes it on; SIGTERM may come to any process; where torchrun dies, ranks hear it."""
+    """Ctrl-C reaches torchrun, which forwards it; SIGTERM may reach any process; ranks get SIGTERM if torchrun dies."""
     _, output, errors, _ = start_and_signal(tmp_path, "cut", arguments("cut"), rank, number)
     heard = "SIGINT" if number == signal.SIGINT else "SIGTERM"
     assert f"stopped ({heard}) before iteration" in output, errors

@@ -74,7 +74,7 @@ def test_hooks_run_inner_to_outer_before_the_save():
 
 
 def test_every_counts_items_over_the_whole_run():
-    # the documents' line every 100 batches is 50 a cycle of 100 x 50 batches, though an iteration has only 50
+    # every=100 batches gives 50 lines per cycle of 100 x 50 batches, though an iteration has only 50 batches
     loop = Loop(cycle=1, iteration=100, batch=50)
     lines = []
     loop.at_end("batch", lambda ended: lines.append(ended.number), every=100)
@@ -109,7 +109,7 @@ def test_tensors_on_a_device_are_read_once_at_the_end_of_the_parent(monkeypatch)
     buffer = torch.zeros(())
     for at in loop.run():
         assert len(reads) == at["iteration"]
-        buffer.fill_(at["batch"])  # reused in place: what was recorded must not change with it
+        buffer.fill_(at["batch"])  # reused in place: recorded values must not change with it
         loop.record("loss", buffer, weight=torch.tensor(2.0))
         loop.record("norm", 1.0)
     assert reads == [10, 10]
@@ -213,7 +213,7 @@ def test_max_seconds_stops_and_saves():
 
 
 class Clock:
-    """Seconds that pass only when somebody says so."""
+    """A clock that is advanced by hand."""
 
     def __init__(self):
         self.now = 0.0
@@ -228,9 +228,9 @@ class Clock:
         ([1.0] * 100, 10.5, 10),
         ([1.0] * 100, 10.0, 10),  # the tenth ends in time
         ([1.0] * 100, 9.9, 9),
-        ([5.0] + [1.0] * 99, 10.5, 6),  # the first compiles, so it predicts nothing
-        ([1.0, 1.0, 4.0, 1.0, 1.0, 1.0] * 9, 11.0, 5),  # at 8 the 4 is remembered
-        ([3.0] * 100, 0.5, 1),  # one at least
+        ([5.0] + [1.0] * 99, 10.5, 6),  # the first item compiles, so it is not used for the prediction
+        ([1.0, 1.0, 4.0, 1.0, 1.0, 1.0] * 9, 11.0, 5),  # at 8 s the item of 4 s is still among the last three
+        ([3.0] * 100, 0.5, 1),  # at least one item
     ],
 )
 def test_max_seconds_stops_if_the_next_item_would_end_too_late(lengths, max_seconds, items):
@@ -304,7 +304,7 @@ def test_resume_from_every_cut_with_uneven_and_open_levels():
 
 
 def test_processes_agree_on_stops_at_every_boundary() -> None:
-    """Another process's reason stops this one, too; a reason of its own waits for all to hear it."""
+    """The reason of another process stops this one too; its own reason waits until all processes have it."""
     loop, heard = Loop(iteration=5, batch=3), []
     loop.resumable_at("iteration")
 

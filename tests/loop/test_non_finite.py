@@ -66,7 +66,7 @@ def test_non_finite_value_names_its_address_and_saves_its_batch(tmp_path, monkey
     assert len(drawn) == (15 if lazy else 13)  # on a device it is read at the end of the iteration
     assert saves[-1] <= 11
     with pytest.raises(NonFiniteError):
-        loop.save()  # what has seen a nan is not saved over a good checkpoint
+        loop.save()  # a state after a nan does not replace a good checkpoint
 
 
 def test_first_of_several_non_finite_values_is_named(monkeypatch):

@@ -31,7 +31,7 @@ def test_plain_lines_without_a_terminal(tmp_path):
     text = io.StringIO()
     train(tmp_path / "metrics.jsonl", Terminal(file=text, width=80))
     lines = text.getvalue().splitlines()
-    assert len(lines) == 6  # one a record, however long: nothing is wrapped
+    assert len(lines) == 6  # one per record, however long: nothing is wrapped
     assert "\x1b" not in text.getvalue()
     assert lines[1].startswith("epoch 0/2 (")
     assert "cycle 1/3 (" in lines[1]

@@ -104,7 +104,7 @@ def test_unfinished_line_is_not_read_and_damaged_line_is_an_error(tmp_path):
 
 
 class Failing:
-    """A remote sink whose server is gone from the third record on."""
+    """A remote sink whose server fails from the third record on."""
 
     def __init__(self, remote):
         self.remote = remote

@@ -47,7 +47,7 @@ def test_offline_rows_use_the_axis_of_the_run(tmp_path, monkeypatch):
         counters.updates = number * 50
         recorder.write({"R_loss": 1 / (number + 1)})
     recorder.close()
-    wandb.teardown()  # ends wandb's own process, which may still be writing
+    wandb.teardown()  # ends the process of wandb, which may still be writing
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-k3x9.wandb")
     rows, metrics = rows_and_metrics(file)
     assert [(row["_step"], row["updates"], row["R_loss"]) for row in rows] == [

@@ -105,14 +105,14 @@ def test_unsafe_pickle_is_refused(tmp_path, monkeypatch):
     write_checkpoint(tmp_path / "c", example())
     torch.save({"optimizer": Stranger()}, tmp_path / "c" / STATE)
     data = (tmp_path / "c" / STATE).read_bytes()
-    manifest = json.loads((tmp_path / "c" / MANIFEST).read_bytes())  # a stranger can compute checksums, too
+    manifest = json.loads((tmp_path / "c" / MANIFEST).read_bytes())  # an attacker can compute checksums, too
     del manifest["sha256"]
     manifest["files"][STATE] = {"bytes": len(data), "sha256": _sha256(data)}
     (tmp_path / "c" / MANIFEST).write_bytes(_seal(manifest))
     with pytest.raises(UnsafeCheckpointError, match=r"state\.pt is refused: .* loading it could run code"):
         read_checkpoint(tmp_path / "c")
     assert not (tmp_path / "stranger-was-here").exists()
-    with pytest.raises(FileExistsError):  # the same file does run code where pickles are trusted
+    with pytest.raises(FileExistsError):  # the same file runs code if it is loaded without weights_only
         (tmp_path / "stranger-was-here").mkdir() or torch.load(tmp_path / "c" / STATE, weights_only=False)
     assert isinstance(pickle.dumps(Stranger()), bytes)
 

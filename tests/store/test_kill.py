@@ -29,7 +29,7 @@ def same(one, other):
 
 @pytest.fixture(scope="module")
 def uncut(tmp_path_factory):
-    """The run that nobody killed: its last checkpoint and its records."""
+    """Last checkpoint and records of a run that was not killed."""
     root = tmp_path_factory.mktemp("uncut")
     assert Training(root).wait() == 0
     return outcome(root)
@@ -75,7 +75,7 @@ def test_run_killed_at_random_moments_resumes_exactly(tmp_path, uncut):
     assert deaths >= 5
 
 
-# The moment, and what it leaves behind in the folder of checkpoints for the next start to clear away.
+# The moment, and the folder that it leaves among the checkpoints, which the next start removes.
 MOMENTS = [
     ("before rename .writing 1", ".writing-000000000005"),  # the first checkpoint, all synced but not in its place
     ("after rename .writing 1", None),  # in its place, the name not yet synced

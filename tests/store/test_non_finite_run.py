@@ -1,4 +1,4 @@
-"""A value that is not finite, in the real training run."""
+"""A non-finite value in a real training run."""
 
 import pytest
 from safetensors.torch import load_file

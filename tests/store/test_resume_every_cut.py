@@ -86,7 +86,7 @@ def test_resume_from_every_step_is_exact(tmp_path):
 
 @pytest.mark.parametrize("cut", [17, 60])
 def test_comparison_detects_a_lost_state(tmp_path, cut):
-    """The test above can fail: without the generator's state the outcome differs."""
+    """The test above can fail: without the generator's state the result differs."""
     random.seed(7)
     expected = Player(tmp_path / "whole", resume=False).play().outcome()
     random.seed(7)

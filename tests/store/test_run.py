@@ -75,7 +75,7 @@ def test_resume(tmp_path):
     with pytest.raises(RunError, match=r"run 'pond' is running \(process \d+\) and cannot be resumed"):
         Run.resume(tmp_path, "pond")
     write_status(run.folder, "stopped")
-    resumed = Run.resume(tmp_path, str(run.folder))  # a folder will do, too
+    resumed = Run.resume(tmp_path, str(run.folder))  # by its folder
     assert resumed.resumed
     assert resumed.run_id == run.run_id
     assert len(json.loads(resumed.host_path.read_text())["resumes"]) == 1
