@@ -46,7 +46,7 @@ NO_MEMORY = np.zeros((0, 0, 0), np.float32)
 
 
 class Arrays(NamedTuple):
-    """What was stored of the sequences, each [T, B, ...]; `allowed` [0, 0, 0] if every action is."""
+    """Stored arrays of the sequences, each [T, B, ...]; `allowed` [0, 0, 0] if every action is."""
 
     reset: Flags
     action: npt.NDArray[np.int32]  # [T, B, C]

@@ -30,7 +30,7 @@ def advise_mixture(recipe: MixtureRecipe, plan: MixturePlan, spec: EnvSpec | Non
 
 @dataclass(frozen=True)
 class MixtureAdviceContext:
-    """What advice is about, and the adviser that makes it."""
+    """The plan that advice is about, and the adviser that collects it."""
 
     recipe: MixtureRecipe
     plan: MixturePlan

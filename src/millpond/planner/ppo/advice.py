@@ -36,7 +36,7 @@ def advise_ppo(recipe: PPORecipe, plan: PPOPlan, inputs: PlanInputs) -> list[Adv
 
 @dataclass(frozen=True)
 class PPOAdviceContext:
-    """What advice is about, and the adviser that makes it."""
+    """The plan that advice is about, and the adviser that collects it."""
 
     recipe: PPORecipe
     plan: PPOPlan

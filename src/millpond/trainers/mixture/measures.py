@@ -83,7 +83,7 @@ class Recovery:
 
 
 class Diversity:
-    """How often two agents choose different actions: the mean over pairs, on a fixed set of observations.
+    """Return the share of actions in which two agents differ: the mean over pairs, on a fixed set of observations.
 
     These are taken from the first collections, equally many of every agent. Arguments are those of this rank's agents.
     """
