@@ -7,7 +7,8 @@
 
 Trains each recipe at a small size, in float32 and with the same seed, once with each checkout, and compares every record of
 `metrics.jsonl` (except times and speeds) and every tensor of the last checkpoint's weights. `--set` overrides settings of the
-second checkout only, and `--tolerance` allows a relative difference. Exits with 1 if anything differs.
+second checkout only. `--tolerance` allows a difference: relative for numbers above 1, absolute below. Exits with 1 if anything
+differs.
 """
 
 from __future__ import annotations
@@ -58,23 +59,24 @@ SIZES: dict[str, tuple[str, ...]] = {
         "eval.episodes=2",
     ),
 }
-MEASURED = ("seconds", "time/", "TimeCost", "per_second")  # parts of the names of metrics that differ from run to run
+# Parts of the names of metrics that differ between equal runs. The lake's bytes include a lock file with a process id.
+MEASURED = ("seconds", "time/", "TimeCost", "per_second", "lake/bytes")
 
 
 @dataclass
 class Comparison:
-    """How far two trainings of one recipe are apart."""
+    """Differences between two trainings of one recipe."""
 
     records: int = 0
     metrics: int = 0
     tensors: int = 0
-    largest: float = 0.0  # relative difference
+    largest: float = 0.0  # difference: relative for numbers above 1, else absolute
     differences: list[str] = field(default_factory=list)
 
     def compare(self, name: str, old: float, new: float, tolerance: float) -> None:
         if old == new or (math.isnan(old) and math.isnan(new)):
             return
-        difference = abs(old - new) / max(abs(old), abs(new), 1e-3)
+        difference = abs(old - new) / max(abs(old), abs(new), 1.0)
         self.largest = max(self.largest, difference)
         if not difference <= tolerance:
             self.differences.append(f"{name}: {old!r} against {new!r}")
@@ -91,13 +93,13 @@ def train(checkout: Path, recipe: str, settings: list[str], folder: Path) -> Pat
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Records of a run without what was measured by the clock."""
+    """Return the records of a run without what differs between equal runs."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in one.items() if not any(part in k for part in MEASURED)} for one in records]
 
 
 def read_weights(run: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of the newest checkpoint's weights, named FILE/TENSOR."""
+    """Return every tensor of the newest checkpoint's weights, named FILE/TENSOR."""
     newest = max((run / "checkpoints").iterdir(), key=lambda path: int(path.name) if path.name.isdigit() else -1)
     files = sorted(newest.rglob("*.safetensors"))
     return {f"{path.stem}/{name}": tensor for path in files for name, tensor in load_file(path).items()}
@@ -132,9 +134,9 @@ def compare_weights(
         if old[name].shape != new[name].shape:
             yield f"weights {name}: {tuple(old[name].shape)} against {tuple(new[name].shape)}"
         elif not torch.equal(old[name], new[name]):
-            largest = (old[name].double() - new[name].double()).abs().max().item()
-            scale = max(old[name].double().abs().max().item(), 1e-3)
-            comparison.compare(f"weights {name}, relative to the largest", 1.0, 1.0 + largest / scale, tolerance)
+            scale = torch.maximum(old[name].double().abs(), new[name].double().abs()).clamp(min=1.0)
+            largest = ((old[name].double() - new[name].double()).abs() / scale).max().item()
+            comparison.compare(f"weights {name}, largest difference", 0.0, largest, tolerance)
 
 
 def main() -> None:
@@ -143,7 +145,9 @@ def main() -> None:
     parser.add_argument("new", type=Path, help="another one, or the same")
     parser.add_argument("--recipes", nargs="*", default=list(SIZES), choices=list(SIZES), metavar="RECIPE")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides for the second checkout")
-    parser.add_argument("--tolerance", type=float, default=0.0, help="relative difference that is allowed")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.0, help="allowed difference: relative above 1, absolute below"
+    )
     arguments = parser.parse_args()
     checkouts = [folder.resolve() for folder in (arguments.old, arguments.new)]
     for checkout in checkouts:
@@ -160,7 +164,7 @@ def main() -> None:
             "DIFFERENT" if result.differences else f"within {arguments.tolerance:g}" if result.largest else "identical"
         )
         counts = f"{result.records} records, {result.metrics} metrics, {result.tensors} tensors"
-        print(f"{recipe:<14}{verdict:<14}{counts}; largest relative difference {result.largest:.3g}", flush=True)
+        print(f"{recipe:<14}{verdict:<14}{counts}; largest difference {result.largest:.3g}", flush=True)
         for line in result.differences[:8]:
             print(f"    {line}")
         differ |= bool(result.differences)

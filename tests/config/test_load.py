@@ -10,7 +10,7 @@ from millpond.config import ConfigError, PPORecipe, load, recipe_names
 from millpond.config.check import flatten
 from millpond.errors import MillpondError
 
-NAMED_IN_THE_DESIGN = {
+PACKAGED_RECIPES = {
     *("grid", "metta", "mettagrid", "puffer-metta"),
     *("mixture", "mixture-minatar", "mixture-gravitar", "mixture-seed"),
     *("reward", "reward-libero", "reward-online"),
@@ -18,10 +18,10 @@ NAMED_IN_THE_DESIGN = {
 
 
 def test_all_recipes_are_packaged() -> None:
-    assert set(recipe_names()) == NAMED_IN_THE_DESIGN
+    assert set(recipe_names()) == PACKAGED_RECIPES
 
 
-@pytest.mark.parametrize("name", sorted(NAMED_IN_THE_DESIGN))
+@pytest.mark.parametrize("name", sorted(PACKAGED_RECIPES))
 def test_every_recipe_and_its_presets_are_valid(name: str) -> None:
     recipe = load(name).recipe
     assert recipe.description

@@ -22,18 +22,9 @@ from millpond.trainers.mixture import measures as mixture_measures
 from millpond.trainers.mixture import trainer as module
 from millpond.trainers.mixture.ranks import refresh_together
 from millpond.trainers.mixture.trainer import MixtureTrainer
-from tests.support.mixture_runs import (
-    LIVE,
-    SMALL,
-    assert_same_run,
-    finish,
-    lake_contents,
-    records,
-    start,
-    watch,
-    weights,
-)
+from tests.support.mixture_runs import LIVE, SMALL, assert_same_run, finish, lake_contents, start, watch, weights
 from tests.support.rank_processes import run_ranks, run_torchrun, start_and_signal
+from tests.support.records import records
 
 # Name -> settings that differ from `SMALL`, whose two agents have one rank each.
 MIXTURES: dict[str, dict[str, Any]] = {

@@ -17,7 +17,8 @@ from millpond.fast.update import FastUpdater
 from millpond.policies import Policy, build_policy
 from millpond.rollout.collector import PolicyActor
 from millpond.trainers.ppo.update import Updater
-from tests.support.ppo_runs import records, train_small
+from tests.support.ppo_runs import train_small
+from tests.support.records import records
 
 VECTOR = ObservationSpec.single((4,), "float32", "vector")
 

@@ -31,7 +31,8 @@ from millpond.trainers.common.session import start_run
 from millpond.trainers.mixture.trainer import MixtureTrainer
 from millpond.trainers.reward.trainer import RewardTrainer
 from tests.support.html_page import Page
-from tests.support.ppo_runs import records, train_small
+from tests.support.ppo_runs import train_small
+from tests.support.records import records
 
 
 @pytest.fixture(scope="module")

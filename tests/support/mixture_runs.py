@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from millpond.replay.tools import verify
 from millpond.store import Checkpoints
 from millpond.trainers.common.session import start_run
 from millpond.trainers.mixture.trainer import MixtureTrainer
+from tests.support.records import records
 
 # 2 agents x 4 envs x 8 steps: 64 frames per collection of all; 8 collections in rounds of 3, 3 and 2.
 SMALL: dict[str, Any] = {
@@ -58,15 +58,6 @@ def finish(trainer: MixtureTrainer) -> MixtureTrainer:
     finally:
         trainer.close()
     return trainer
-
-
-def records(folder: Path) -> list[dict[str, float]]:
-    """Return the metrics, without times and bytes on disk."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    apart = ("seconds", "lake/bytes")
-    return [
-        {k: v for k, v in json.loads(line).items() if k not in apart and not k.startswith("time/")} for line in lines
-    ]
 
 
 def weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:

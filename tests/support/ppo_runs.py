@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +44,6 @@ def train_small(root: Path, name: str, **changes: Any) -> PPOTrainer:
     finally:
         trainer.close()
     return trainer
-
-
-def records(folder: Path) -> list[dict[str, float]]:
-    """Return the metrics, without times."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    timed = ("seconds", "agent_steps_per_second")
-    return [
-        {k: v for k, v in json.loads(line).items() if k not in timed and not k.startswith("time/")} for line in lines
-    ]
 
 
 RECIPES = Path(__file__).parents[2] / "benchmarks" / "learning"

@@ -10,7 +10,8 @@ import pytest
 from millpond.store import Checkpoints, Run, list_runs, show_runs
 from millpond.store.checkpoint import read_manifest
 from millpond.trainers.common.play import evaluate_run
-from tests.support.ppo_runs import records, train_small
+from tests.support.ppo_runs import train_small
+from tests.support.records import records
 
 RETURN = "eval/episode_return"
 

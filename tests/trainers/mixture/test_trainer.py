@@ -21,7 +21,8 @@ from millpond.replay.tools import verify
 from millpond.trainers.common.session import resume_run, start_run
 from millpond.trainers.mixture import trainer as module
 from millpond.trainers.mixture.trainer import MixtureTrainer
-from tests.support.mixture_runs import LIVE, SMALL, assert_same_run, finish, records, start, watch
+from tests.support.mixture_runs import LIVE, SMALL, assert_same_run, finish, start, watch
+from tests.support.records import records
 
 ONE = {"mixture.agents": 1, "mixture.total_frames": 8 * 32}
 

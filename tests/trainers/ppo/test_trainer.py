@@ -22,7 +22,8 @@ from millpond.store import Checkpoints
 from millpond.trainers.common.play import LoadedPolicy
 from millpond.trainers.common.session import resume_run, start_run
 from millpond.trainers.ppo.trainer import PPOTrainer
-from tests.support.ppo_runs import SMALL, records, train_small
+from tests.support.ppo_runs import SMALL, train_small
+from tests.support.records import records
 
 CARTPOLE = {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1, "env.stagger": False}
 
