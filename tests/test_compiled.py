@@ -57,6 +57,31 @@ def test_change_of_an_inlined_callee_recompiles(tmp_path: Path) -> None:
     assert run(tmp_path, kind="inlined", addend=3) == (104, 1)
 
 
+MOVING = """
+from typing import NamedTuple
+from millpond.compiled import compiled
+
+class {name}(NamedTuple):
+    x: int
+
+@compiled
+def run(pair):
+    return pair.x
+
+print(run({name}(3)))
+"""
+
+
+def test_cache_that_names_a_class_of_another_name_is_replaced(tmp_path: Path) -> None:
+    """The index of a cache is a pickle with the classes of arguments; reading an old one must not fail."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    for name in ("Before", "After"):
+        (tmp_path / "moving.py").write_text(MOVING.format(name=name))
+        command = [sys.executable, "-c", "import moving"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
 def test_processor_features_do_not_change_the_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
     """numba caches code of several processors side by side; with different stamps they would evict each other."""
     from millpond.fast import packed_gemm

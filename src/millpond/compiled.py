@@ -24,9 +24,7 @@ Result = TypeVar("Result")
 # Sums may be reordered and products fused, so that loops use whole vector registers. Numbers may not be assumed finite: a NaN
 # must come out where a NaN went in, or divergence would be hidden.
 FAST: dict[str, Any] = {"fastmath": {"contract", "reassoc", "nsz", "arcp"}, "error_model": "numpy"}
-OF_PROCESSOR = {
-    "USE_PACKED_GEMM"
-}  # constants that follow from the processor, for each of which numba has its own cache
+OF_PROCESSOR = {"USE_PACKED_GEMM"}  # constants that follow from the processor; numba caches code per processor anyway
 
 
 def target_features() -> frozenset[str]:
@@ -73,11 +71,13 @@ def extend_source_stamp(dispatcher: Any, mark: str) -> None:
     """Make numba's cache depend on `mark`, too.
 
     numba has no public way to do this for single functions (NUMBA_CACHE_LOCATOR_CLASSES is for a whole process, and new), so
-    this writes a private attribute. Raises RuntimeError if numba has changed: code is then not cached at all, since it
-    might be stale.
+    this writes private attributes. The mark is part of the version, too: numba unpickles the index of a cache only if its
+    version is right, and an index may name classes that have moved since. Raises RuntimeError if numba has changed: code is
+    then not cached at all, since it might be stale.
     """
     try:
         cache_file = dispatcher._cache._cache_file
+        cache_file._version = (cache_file._version, cache_file._source_stamp, mark)
         cache_file._source_stamp = (cache_file._source_stamp, mark)
     except AttributeError as error:
         raise RuntimeError(f"this version of numba has another cache: {error}") from error
