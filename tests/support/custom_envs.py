@@ -347,3 +347,16 @@ def make_counter_of_any(**settings: Any) -> Counter:
 
 
 not_callable = 3
+
+
+class GlobalDraws(Counter):
+    """Draws its offset and its rewards from NumPy's global generator."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        observation, infos = super().reset(seed=seed)
+        self.offset = float(np.random.randint(50))  # noqa: NPY002
+        return observation, infos
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, _, terminated, truncated, infos = super().step(action)
+        return observation, float(np.random.random()), terminated, truncated, infos  # noqa: NPY002

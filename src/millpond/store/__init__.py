@@ -20,7 +20,7 @@ from millpond.store.checkpoint import (
 )
 from millpond.store.checkpoints import Checkpoints
 from millpond.store.listing import RunRow, list_runs, show_runs
-from millpond.store.random_state import RandomState
+from millpond.store.random_state import RandomState, seed_global_generators
 from millpond.store.run import Run, check_changes, find_run, host_facts, training
 from millpond.store.status import RunStatus, read_status
 
@@ -47,6 +47,7 @@ __all__ = [
     "load_weights",
     "read_checkpoint",
     "read_status",
+    "seed_global_generators",
     "show_runs",
     "training",
     "write_checkpoint",

@@ -1,4 +1,4 @@
-"""State of all random generators of a run."""
+"""Seeds and state of all random generators of a run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from typing import Any
 import numpy as np
 
 from millpond.store.checkpoint import CheckpointError
+
+
+def seed_global_generators(*, python: int, numpy: int, torch: int) -> None:
+    """Seed the global generators, which environments and libraries may draw from."""
+    from torch import manual_seed
+
+    random.seed(python)
+    np.random.seed(numpy)  # noqa: NPY002 (the global generator is seeded on purpose)
+    manual_seed(torch)
 
 
 class RandomState:

@@ -124,11 +124,11 @@ class VectorState:
 
 
 def rank_seeds(seed: int, rank: int) -> list[int]:
-    """Return the seeds of a rank: for Python, torch, the sampler, the actions and the envs.
+    """Return the seeds of a rank: for Python, torch, the sampler, the actions, the envs and NumPy.
 
     The seeds of rank 0 equal those of a run with one rank.
     """
-    return [int(s) for s in np.random.SeedSequence(seed, spawn_key=(rank,) if rank else ()).generate_state(5)]
+    return [int(s) for s in np.random.SeedSequence(seed, spawn_key=(rank,) if rank else ()).generate_state(6)]
 
 
 def rank_device(device: str, place: Place) -> torch.device:

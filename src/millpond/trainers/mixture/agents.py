@@ -32,6 +32,7 @@ from millpond.vector import Vector
 
 # Purposes of seeds: each purpose and agent has an independent generator. `ponds.FILL` is another one.
 NETWORK, EXPLORATION, ENVS, SAMPLER = range(4)
+GLOBAL_NUMPY = 5
 
 
 def seed_for(seed: int, purpose: int, number: int = 0) -> int:

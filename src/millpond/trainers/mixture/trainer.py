@@ -7,11 +7,9 @@ With several ranks each has a share of the agents, and all train the one BigAgen
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
-import torch
 
 from millpond.config import Loaded, MixtureRecipe
 from millpond.distributed import (
@@ -31,12 +29,12 @@ from millpond.planner.planned import share_of_rank
 from millpond.record import Counters, Recorder, Timer
 from millpond.replay import Steps
 from millpond.report import Picture
-from millpond.store import Checkpoints, Parts, RandomState, Run, RunError
+from millpond.store import Checkpoints, Parts, RandomState, Run, RunError, seed_global_generators
 from millpond.trainers.common.envs import VectorState
 from millpond.trainers.common.play import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.session import make_sinks
-from millpond.trainers.mixture.agents import SAMPLER, BigAgent, make_players, seed_for, spread
+from millpond.trainers.mixture.agents import GLOBAL_NUMPY, SAMPLER, BigAgent, make_players, seed_for, spread
 from millpond.trainers.mixture.measures import Diversity, Evaluator, Recovery, summarise_mixture
 from millpond.trainers.mixture.ponds import make_ponds
 from millpond.trainers.mixture.ranks import (
@@ -67,8 +65,11 @@ class MixtureTrainer:
         self.recipe = recipe = recipe_of_rank(recipe, ranks)
         self.plan, self.run, self.ranks = planned, run, ranks
         self.live = planned.mode == "live"
-        random.seed(recipe.seed)
-        torch.manual_seed(seed_for(recipe.seed, SAMPLER))
+        seed_global_generators(
+            python=recipe.seed,
+            torch=seed_for(recipe.seed, SAMPLER),
+            numpy=seed_for(recipe.seed, GLOBAL_NUMPY, ranks.rank),
+        )
         self.timer, self.counters = Timer(), Counters()
         self.ponds = make_ponds(recipe, planned, run.folder / "lake", ranks)
         self.players = make_players(recipe, planned, None if self.ponds is None else self.ponds.lake, ranks)

@@ -5,7 +5,6 @@ iteration > update_epoch > minibatch
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -37,7 +36,7 @@ from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw, annealed_beta, draw_minibatches
 from millpond.rollout.schema import row_fields
 from millpond.schedules import named
-from millpond.store import Checkpoints, Parts, RandomState, Run
+from millpond.store import Checkpoints, Parts, RandomState, Run, seed_global_generators
 from millpond.threads import torch_in_one_thread, torch_threads
 from millpond.trainers.common.build import make_policy
 from millpond.trainers.common.envs import (
@@ -72,8 +71,7 @@ class PPOTrainer:
         if recipe.trainer.precision == "bfloat16" and self.device.type == "cpu":
             prepare_bfloat16()
         seeds = rank_seeds(recipe.seed, ranks.rank)
-        random.seed(seeds[0])
-        torch.manual_seed(seeds[1])
+        seed_global_generators(python=seeds[0], torch=seeds[1], numpy=seeds[5])
         self.sampler = np.random.default_rng(seeds[2])
 
         self.timer, self.counters = Timer(), Counters()

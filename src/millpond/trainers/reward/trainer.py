@@ -9,7 +9,6 @@ epoch      summary on held-out episodes, checkpoint every `save_freq`; the end o
 from __future__ import annotations
 
 import copy
-import random
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from millpond.planner import RewardPlan, plan_loaded
 from millpond.record import Console, Counters, Recorder, Timer, cycle_rows
 from millpond.report import Picture
 from millpond.rewards.batches import RewardBatches, recorded_inputs
-from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, training
+from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, seed_global_generators, training
 from millpond.trainers.common.play import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.session import make_sinks
@@ -49,9 +48,8 @@ class RewardTrainer:
         assert isinstance(planned, RewardPlan)
         self.recipe, self.plan, self.run = recipe, planned, run
         self.device = torch.device(recipe.device)
-        seeds = np.random.SeedSequence(recipe.seed).generate_state(6)
-        random.seed(int(seeds[0]))
-        torch.manual_seed(int(seeds[1]))
+        seeds = np.random.SeedSequence(recipe.seed).generate_state(7)
+        seed_global_generators(python=int(seeds[0]), torch=int(seeds[1]), numpy=int(seeds[6]))
         self.sampler = np.random.default_rng(int(seeds[2]))
         noise = torch.Generator(self.device).manual_seed(int(seeds[4]))
 
