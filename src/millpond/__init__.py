@@ -87,6 +87,7 @@ def train(
     )
 
     merged = _merge_overrides(overrides, settings)
+    cwd = Path.cwd()  # an env may change it, even when it is only asked for its agents
     recorded = None
     with join() as ranks:
 
@@ -94,7 +95,7 @@ def train(
             nonlocal recorded
             loaded = load_config(recipe, merged, preset, ask_env=env_agents)
             recorded = require_trainer(loaded)
-            return loaded, start_run(loaded, run, overwrite=overwrite, ranks=ranks.count, recorded=recorded)
+            return loaded, start_run(loaded, run, overwrite=overwrite, ranks=ranks.count, recorded=recorded, cwd=cwd)
 
         loaded, started = begin_on_all_ranks(ranks, begin)
         with setting_up(started, ranks):

@@ -106,6 +106,7 @@ def _train(
         start_run,
     )
 
+    cwd = Path.cwd()  # an env may change it, even when it is only asked for its agents
     recorded = None
     with join() as ranks:
 
@@ -117,7 +118,9 @@ def _train(
             recorded = require_trainer(loaded)
             if weights_from is not None:
                 open_run(weights_from, loaded.recipe.run_dir)  # fails, if it does, before a folder is created
-            return loaded, start_run(loaded, run_name, overwrite=overwrite, ranks=ranks.count, recorded=recorded)
+            return loaded, start_run(
+                loaded, run_name, overwrite=overwrite, ranks=ranks.count, recorded=recorded, cwd=cwd
+            )
 
         loaded, run = begin_on_all_ranks(ranks, begin)
         say = print_text if ranks.first else _print_nothing
@@ -126,7 +129,7 @@ def _train(
             dataset = recorded.dataset if recorded is not None else None
             notes = [line for note in loaded.notes for line in sentence(f"{note}.", 2, "- ")]
             alerts = show_alerts(plan_loaded(loaded, dataset=dataset).alerts)
-            say("\n".join([*alerts, *notes, f"run {run.folder}"]))
+            say("\n".join([*alerts, *notes, f"run {run.shown}"]))
             trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)
         try:
             say("\n".join(trainer.opening()))
@@ -135,7 +138,7 @@ def _train(
             if summary:
                 say("\n" + "\n".join(summary))
             elif run.report_path.is_file():  # stopped before its end
-                say(f"Report: {run.report_path}")
+                say(f"Report: {run.shown / run.report_path.name}")
         finally:
             trainer.close()
 

@@ -37,10 +37,15 @@ EXTRAS = ("ale-py", "mettagrid", "minatar", "pettingzoo", "wandb")
 
 
 class Run:
-    """A run folder and its contents. Created by `start` and `resume`; `open` only reads."""
+    """A run folder and its contents. Created by `start` and `resume`; `open` only reads.
 
-    def __init__(self, folder: Path, *, resumed: bool) -> None:
-        self.folder = folder
+    `folder` is absolute, so that an env that changes the working directory does not move the run. `cwd` is the directory
+    that a relative path starts from; None is the working directory. `shown` is the path as it was passed, for messages.
+    """
+
+    def __init__(self, folder: Path, *, resumed: bool, cwd: Path | None = None) -> None:
+        self.shown = folder
+        self.folder = folder = (cwd or Path.cwd()) / folder
         self.name = folder.name
         self.resumed = resumed
         self.config_path = folder / CONFIG
@@ -53,7 +58,15 @@ class Run:
         self.launcher = ""  # prefix of `millpond` in a command that starts as many ranks
 
     @staticmethod
-    def start(root: Path, name: str, *, config_yaml: str, plan: Mapping[str, Any], overwrite: bool = False) -> Run:
+    def start(
+        root: Path,
+        name: str,
+        *,
+        config_yaml: str,
+        plan: Mapping[str, Any],
+        overwrite: bool = False,
+        cwd: Path | None = None,
+    ) -> Run:
         """Create the folder of a new run atomically. An existing one is an error unless it may be overwritten.
 
         The run is being set up until its training starts; see `abandon`.
@@ -62,13 +75,14 @@ class Run:
             raise RunError(
                 f"{name!r} is not a valid run name; use letters, digits, '.', '_' and '-', a letter or digit first"
             )
-        folder = root / name
+        run = Run(root / name, resumed=False, cwd=cwd)
+        folder, root = run.folder, run.folder.parent
         root.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(root, name)
         if folder.exists():
             if not overwrite and not died_in_setup(folder):
                 raise RunError(
-                    f"{folder} already exists. Continue it: --resume {name}. Keep it and start another: --run NAME. "
+                    f"{run.shown} already exists. Continue it: --resume {name}. Keep it and start another: --run NAME. "
                     f"Delete it and start again: --overwrite"
                 )
             _remove(folder)
@@ -82,7 +96,7 @@ class Run:
         write_status(temporary, "running", SETTING_UP)
         os.rename(temporary, folder)
         sync_folder(root)
-        return Run(folder, resumed=False)
+        return run
 
     @staticmethod
     def open(root: Path, run: str) -> Run:
@@ -92,13 +106,14 @@ class Run:
     @staticmethod
     def resume(root: Path, run: str) -> Run:
         """Open a run to continue it. A run that is running is an error."""
-        folder = find_run(root, run)
+        opened = Run(find_run(root, run), resumed=True)
+        folder = opened.folder
         _refuse_running(folder, "resumed")
         host = json.loads((folder / HOST).read_text())
         host["resumes"].append(host_facts())
         replace_json(folder / HOST, host)
         write_status(folder, "running")
-        return Run(folder, resumed=True)
+        return opened
 
     def abandon(self, error: BaseException) -> None:
         """Abandon a run that failed before it trained. The folder of a new run is removed, so that its name is free.
@@ -125,7 +140,7 @@ class Run:
     @property
     def reference(self) -> str:
         """Argument that names this run in commands: its name if it is in the default folder, else its path."""
-        return self.name if self.folder.parent == Path("runs") else str(self.folder)
+        return self.name if self.shown.parent == Path("runs") else str(self.shown)
 
     def save_batch(self, address: Address, batch: Mapping[str, Any]) -> Path:
         """Save the batch of a value that was not finite, as safetensors."""

@@ -43,8 +43,8 @@ def next_steps(run: Run, picture: Picture | None, *, longer: str) -> list[str]:
     """Return the last lines of a run's summary: its folder, and commands that use it. `longer`: key that extends it."""
     drawn = picture is not None and picture.gif is not None
     return [
-        f"Run folder: {run.folder}",
-        *([f"Report: {run.report_path}"] if run.report_path.is_file() else []),
+        f"Run folder: {run.shown}",
+        *([f"Report: {run.shown / run.report_path.name}"] if run.report_path.is_file() else []),
         *([f"  millpond eval {run.reference} --episodes 100"] if picture is not None else []),
         *([f"  millpond eval {run.reference} --episodes 1 --render {run.name}.gif"] if drawn else []),
         f"  {run.resume_command} {longer}=...   # longer",

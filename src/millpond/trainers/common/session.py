@@ -71,27 +71,35 @@ def config_text(loaded: Loaded) -> str:
 
 
 def start_run(
-    loaded: Loaded, name: str | None, *, overwrite: bool = False, ranks: int = 1, recorded: RecordedData | None = None
+    loaded: Loaded,
+    name: str | None,
+    *,
+    overwrite: bool = False,
+    ranks: int = 1,
+    recorded: RecordedData | None = None,
+    cwd: Path | None = None,
 ) -> Run:
     """Create the folder of a new run. The default name is that of the recipe with the next free number.
 
     `recorded`: the episodes of a reward run, if they are already open, so that its plan does not open them again.
+    `cwd`: the directory that a relative `run_dir` starts from; None is the working directory.
     """
     root = Path(loaded.recipe.run_dir)
     dataset = recorded.dataset if recorded is not None else None
     plan = {**plan_over_ranks(loaded, ranks, dataset).to_json(), "ranks": ranks}
     if name is not None:
-        return Run.start(root, name, config_yaml=config_text(loaded), plan=plan, overwrite=overwrite)
+        return Run.start(root, name, config_yaml=config_text(loaded), plan=plan, overwrite=overwrite, cwd=cwd)
     stem = Path(loaded.name).stem
     number = 1
-    while (root / f"{stem}-{number}").exists():
+    while ((cwd or Path.cwd()) / root / f"{stem}-{number}").exists():
         number += 1
-    return Run.start(root, f"{stem}-{number}", config_yaml=config_text(loaded), plan=plan)
+    return Run.start(root, f"{stem}-{number}", config_yaml=config_text(loaded), plan=plan, cwd=cwd)
 
 
 def resume_run(name: str, overrides: Iterable[str], run_dir: str = "runs", *, ranks: int = 1) -> tuple[Loaded, Run]:
     """Open a run to continue it, and return its config with the changes that a resumed run may have."""
-    folder = find_run(Path(run_dir), name)
+    shown = find_run(Path(run_dir), name)
+    folder = Path.cwd() / shown  # an env may change the working directory when it is asked for its agents
     plan = folder / "plan.json"
     saved = json.loads(plan.read_text()).get("ranks", 1) if plan.is_file() else 1
     require_ranks(saved, ranks, f"run {folder.name!r}", name)
@@ -100,6 +108,7 @@ def resume_run(name: str, overrides: Iterable[str], run_dir: str = "runs", *, ra
     require_machine(after.recipe)
     changes = check_changes(flatten(before.recipe), flatten(after.recipe), may_change)
     run = Run.resume(folder.parent, folder.name)
+    run.shown = shown
     if changes:
         replace_file(run.config_path, config_text(after).encode())
     return after, run
@@ -112,7 +121,7 @@ def begin_on_all_ranks(ranks: Ranks, begin: Callable[[], tuple[Loaded, Run]]) ->
     def begin_and_describe() -> dict[str, Any]:
         started.append(begin())
         loaded, run = started[0]
-        return {"name": loaded.name, "config": config_text(loaded), "run": str(run.folder), "resumed": run.resumed}
+        return {"name": loaded.name, "config": config_text(loaded), "run": str(run.shown), "resumed": run.resumed}
 
     facts = ranks.run_on_first(begin_and_describe)
     if not started:

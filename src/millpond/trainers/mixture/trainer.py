@@ -135,7 +135,7 @@ class MixtureTrainer:
         """Return lines about the vectors and the lake, printed when a run starts."""
         vector = next(iter(self.players.vectors.values()))
         lines = sentence(f"vectors, one per agent: {vector.backend}; {vector.reason}")
-        return lines + ([] if self.ponds is None else [f"lake {self.ponds.lake.folder}"])
+        return lines + ([] if self.ponds is None else [f"lake {self.run.shown / self.ponds.lake.folder.name}"])
 
     def summary(self) -> list[str]:
         """Return lines about evaluation, speed and time, printed when a run is complete."""
