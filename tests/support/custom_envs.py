@@ -360,3 +360,10 @@ class GlobalDraws(Counter):
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, _, terminated, truncated, infos = super().step(action)
         return observation, float(np.random.random()), terminated, truncated, infos  # noqa: NPY002
+
+
+def grid_envs(num_envs: int, buffers: Buffers | None = None) -> Any:
+    """Return a custom batch that has the spec of the built-in environment `grid`."""
+    from millpond.envs.grid.envs import GridEnvs
+
+    return GridEnvs(num_envs, {}, buffers)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from millpond.envs.env_batch import Buffers
+from millpond.envs.registry import describe
 from millpond.vector import BackendChoice, VectorError, WorkerError, choose_backend, make_vector
 from tests.support.vector_envs import CountingEnvs, counting, counting_spec
 
@@ -21,10 +22,16 @@ def chosen(*, backend: str = "auto", workers: int = 16, threads: int | None = No
 @pytest.mark.parametrize(
     ("changes", "backend", "count", "reason"),
     [
-        ({"releases_gil": True}, "threads", 4, "releases the GIL; 4 threads"),
-        ({"releases_gil": True, "threads": 3}, "threads", 3, "3 threads"),
-        ({"releases_gil": True, "envs_per_group": 2}, "threads", 2, "2 threads"),
-        ({"releases_gil": True, "native_vector": True}, "threads", 4, "4 threads"),
+        ({"id": "grid", "releases_gil": True}, "threads", 4, "releases the GIL; 4 threads"),
+        ({"id": "grid", "releases_gil": True, "threads": 3}, "threads", 3, "3 threads"),
+        ({"id": "grid", "releases_gil": True, "envs_per_group": 2}, "threads", 2, "2 threads"),
+        ({"id": "grid", "releases_gil": True, "native_vector": True}, "threads", 4, "4 threads"),
+        ({"id": "mine:Envs", "releases_gil": True}, "processes", 4, "a crash in a thread cannot be caught; 4 worker"),
+        ({"id": "mine:grid", "releases_gil": True, "threads": 3}, "processes", 4, "not part of Millpond"),
+        ({"id": "gymnasium:grid", "releases_gil": True}, "processes", 4, "not part of Millpond"),
+        ({"releases_gil": True, "native_vector": True}, "processes", 4, "counting is not part of Millpond"),
+        ({"releases_gil": True, "workers": 1}, "inline", 1, "cannot be caught and one worker was requested"),
+        ({"releases_gil": True, "why_not_processes": "it is a lambda"}, "inline", 1, "not possible: it is a lambda"),
         ({"releases_gil": True, "native_vector": True, "partial_step": False}, "native", 1, "next to the policy"),
         ({"native_vector": True, "partial_step": False}, "native", 1, "in the trainer's own thread"),
         ({}, "processes", 4, "4 worker processes of the 16 requested, as there are 4 cores"),
@@ -36,6 +43,7 @@ def chosen(*, backend: str = "auto", workers: int = 16, threads: int | None = No
         ({"why_not_processes": "it is a lambda"}, "inline", 1, "processes are not possible: it is a lambda"),
         ({"backend": "inline"}, "inline", 1, "as configured"),
         ({"backend": "threads"}, "threads", 4, "holds the GIL"),
+        ({"backend": "threads"}, "threads", 4, "cannot be caught and ends the run"),
         ({"backend": "threads", "releases_gil": True, "threads": 9}, "threads", 9, "as configured: 9 threads"),
         ({"backend": "processes"}, "processes", 16, "as configured: 16 worker processes"),
         ({"backend": "native", "native_vector": True}, "native", 1, "as configured: one env batch per group"),
@@ -102,3 +110,12 @@ def test_env_batch_of_another_size_is_refused() -> None:
 
     with pytest.raises(WorkerError, match="asked for 2 envs and returned a batch of 3"):
         make_vector(counting_spec(), make, num_envs=4, backend="inline")
+
+
+def test_custom_batch_with_the_spec_of_a_built_in_environment_is_not_stepped_in_threads() -> None:
+    own, custom = describe("grid", {}), describe("tests.support.custom_envs:grid_envs", {})
+    machine = {"backend": "auto", "envs_per_group": 8, "num_workers": 2, "threads": None, "cores": 4}
+    assert own.releases_gil
+    assert custom.releases_gil
+    assert choose_backend(own, **machine).backend == "threads"  # type: ignore[arg-type]
+    assert choose_backend(custom, **machine).backend == "processes"  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ class Family:
 
     `single_agent`  every env has one agent
     `partial_step`  a slice of the batch can be stepped alone
+    `built_in`      its envs are Millpond's own code
     `extra`         the extra of Millpond that installs `module`, which the envs need; None if nothing is needed
     """
 
@@ -41,14 +42,15 @@ class Family:
     module: str = ""
     single_agent: bool = False
     partial_step: bool = True
+    built_in: bool = False
 
 
 FAMILIES = {
     family.name: family
     for family in (
-        Family("grid", "grid"),
-        Family("recall", "recall", single_agent=True),
-        Family("truncation", "truncation", single_agent=True),
+        Family("grid", "grid", built_in=True),
+        Family("recall", "recall", single_agent=True, built_in=True),
+        Family("truncation", "truncation", single_agent=True, built_in=True),
         Family("mettagrid", "mettagrid", extra="metta", module="mettagrid"),
         Family("gymnasium", "gymnasium:ID", single_agent=True),
         Family("pettingzoo", "pettingzoo:MODULE", extra="pettingzoo", module="pettingzoo"),

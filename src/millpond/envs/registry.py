@@ -87,7 +87,8 @@ def describe(env_id: str, options: Mapping[str, Any]) -> EnvSpec:
         raise
     except Exception as error:
         raise EnvError(f"env {env_id!r} cannot be made: {describe_error(error)}") from error
-    return env_batch.spec
+    # A custom batch may reuse the spec of a built-in environment; under its own id it does not count as one.
+    return replace(env_batch.spec, id=env_id) if env_batch.spec.id in BUILT_IN else env_batch.spec
 
 
 def make_env_batch(env_id: str, num_envs: int, options: Mapping[str, Any], buffers: Buffers | None = None) -> EnvBatch:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from millpond.cpu import usable_cores
+from millpond.envs.families import family_of
 from millpond.envs.spec import EnvSpec
 from millpond.formatting import plural
 from millpond.sizes import trainer_envs
@@ -19,6 +20,7 @@ from millpond.vector.vector import Vector
 from millpond.vector.worker import MakeEnvBatch, WorkerJob
 
 Backend = Literal["inline", "threads", "processes", "native"]
+NOT_CAUGHT = "a crash of an env in a thread (such as a segmentation fault) cannot be caught and ends the run"
 
 
 def make_vector(
@@ -112,6 +114,7 @@ def choose_backend(
 ) -> BackendChoice:
     """Return the configured backend; for `auto`, the one that should be fastest.
 
+    A crash in a thread ends the trainer's process, so `auto` uses threads for Millpond's own environments only.
     `why_not_processes` is the reason why worker processes cannot be used, if there is one.
     """
     max_workers = min(cores, envs_per_group)
@@ -122,7 +125,7 @@ def choose_backend(
     if backend == "threads":
         count = threads or max_workers
         serial = "" if spec.releases_gil else f"; {spec.id} holds the GIL, so they cannot step at the same time"
-        return BackendChoice("threads", count, f"as configured: {plural(count, 'thread')}{serial}")
+        return BackendChoice("threads", count, f"as configured: {plural(count, 'thread')}{serial}; {NOT_CAUGHT}")
     if backend == "processes":
         return BackendChoice("processes", num_workers, f"as configured: {plural(num_workers, 'worker process')}")
     if backend == "native":
@@ -139,19 +142,21 @@ def choose_backend(
         return BackendChoice("native", 1, f"{spec.id} steps all its envs in one call; {_describe_native(spec)}")
     if cores == 1:
         return BackendChoice("inline", 1, "there is one core, so envs cannot step while the policy acts")
-    if spec.releases_gil:
+    family = family_of(spec.id)
+    if spec.releases_gil and family is not None and family.built_in:
         count = threads or max_workers
         return BackendChoice("threads", count, f"{spec.id} releases the GIL; {plural(count, 'thread')}")
+    why_not_threads = f"{spec.id} " + (
+        "is not part of Millpond, and a crash in a thread cannot be caught" if spec.releases_gil else "holds the GIL"
+    )
     count = min(num_workers, max_workers)
     if why_not_processes:
-        return BackendChoice(
-            "inline", 1, f"{spec.id} holds the GIL, and processes are not possible: {why_not_processes}"
-        )
+        return BackendChoice("inline", 1, f"{why_not_threads}, and processes are not possible: {why_not_processes}")
     if count == 1:
         only = "one worker was requested" if num_workers == 1 else "a group has one env"
-        return BackendChoice("inline", 1, f"{spec.id} holds the GIL and {only}, so a process would only add overhead")
+        return BackendChoice("inline", 1, f"{why_not_threads} and {only}, so a process would only add overhead")
     fewer = f" of the {num_workers} requested, as there are {cores} cores" if count < num_workers else ""
-    return BackendChoice("processes", count, f"{spec.id} holds the GIL; {plural(count, 'worker process')}{fewer}")
+    return BackendChoice("processes", count, f"{why_not_threads}; {plural(count, 'worker process')}{fewer}")
 
 
 def _describe_native(spec: EnvSpec) -> str:
