@@ -1,16 +1,32 @@
-"""Durable and atomic writes: after a power cut a file has its old or its new content. Reads and writes at a position.
+"""Durable and atomic writes: after a power cut a file has its old or its new content. Locks between processes.
 
-Calls that only some systems have (pread, pwrite, O_DIRECTORY) are used if available, and emulated if not.
+Calls that only some systems have (pread, pwrite, O_DIRECTORY, flock) are used if available, and emulated if not.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 import threading
+import time
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    import sqlite3
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    HAS_FLOCK = False
+else:
+    HAS_FLOCK = True
+
+RETRY_SECONDS = 0.01  # between two attempts to take a lock, without flock
 _seek_lock = threading.Lock()  # held while a file's position is moved, on systems without pread and pwrite
 
 
@@ -119,3 +135,127 @@ def _temporary(path: Path, data: bytes) -> Path:
         temporary.unlink(missing_ok=True)
         raise
     return temporary
+
+
+@dataclass(frozen=True)
+class LockHolder:
+    """The process that holds, or last held, a lock. Host and time are unknown in files of Millpond 0.2 and before."""
+
+    pid: int
+    host: str = ""
+    since: float | None = None
+
+    @staticmethod
+    def from_bytes(data: bytes) -> LockHolder | None:
+        """Read the content of a lock's file; None if nobody has written it, or it is torn."""
+        words = data.decode("utf-8", "replace").split()
+        try:
+            return LockHolder(int(words[0]), words[1], float(words[2])) if len(words) > 1 else LockHolder(int(words[0]))
+        except (ValueError, IndexError):
+            return None
+
+    def to_bytes(self) -> bytes:
+        return f"{self.pid} {self.host} {self.since}\n".encode()
+
+
+class LockHeld(Exception):
+    """Another process holds the lock, or another owner in this process; `holder` is None if it is unknown."""
+
+    def __init__(self, path: Path, holder: LockHolder | None) -> None:
+        super().__init__(f"{path} is locked by {holder}")
+        self.holder = holder
+
+
+class FileLock:
+    """An exclusive lock on a file, held until `release` or until the process ends, however it ends.
+
+    It is `flock` if the system has it, else the lock of an SQLite database beside the file: SQLite uses what the system
+    offers, and there, too, the locks of a process end with it. Child processes do not hold it.
+    `previous` is the process that held it before.
+    """
+
+    def __init__(self, path: Path, *, wait: bool = False) -> None:
+        self.path = path
+        self.fd = -1
+        self._database: sqlite3.Connection | None = None
+        self._take(wait)
+        while not self._is_at_path():  # its folder was removed or renamed before the lock was taken
+            self.release()
+            self._take(wait)
+        try:
+            self.previous = self._holder()
+            os.ftruncate(self.fd, 0)
+            write_all(self.fd, LockHolder(os.getpid(), socket.gethostname(), time.time()).to_bytes(), 0)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        if self.fd >= 0:
+            _held_locks.discard(self)
+            if self._database is not None:
+                self._database.close()
+                self._database = None
+            os.close(self.fd)
+            self.fd = -1
+
+    def _take(self, wait: bool) -> None:
+        self.fd = open_file(self.path, os.O_RDWR | os.O_CREAT)
+        _held_locks.add(self)
+        try:
+            if HAS_FLOCK:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            else:
+                self._database = _lock_database(self.path.with_name(f"{self.path.name}.sqlite"), wait)
+        except BlockingIOError:
+            time.sleep(RETRY_SECONDS)  # a process that has just taken it writes its name next
+            holder = self._holder()
+            self.release()
+            raise LockHeld(self.path, holder) from None
+        except BaseException:
+            self.release()
+            raise
+
+    def _is_at_path(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self.fd), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def _holder(self) -> LockHolder | None:
+        content = bytearray(400)
+        return LockHolder.from_bytes(bytes(content[: read_at(self.fd, memoryview(content), 0)]))
+
+
+_held_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def _close_locks_after_fork() -> None:
+    """Close a forked child's copies: with them it would hold the locks of a parent that was killed."""
+    for lock in list(_held_locks):
+        os.close(lock.fd)
+        lock.fd = -1
+    _held_locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_locks_after_fork)
+
+
+def _lock_database(path: Path, wait: bool) -> sqlite3.Connection:
+    """Open a transaction that excludes all others; raise BlockingIOError if there is one and `wait` is False."""
+    import sqlite3
+
+    database = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
+    while True:
+        try:
+            database.execute("BEGIN EXCLUSIVE")
+            return database
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != "SQLITE_BUSY":
+                database.close()
+                raise
+            if not wait:
+                database.close()
+                raise BlockingIOError(errno.EAGAIN, "locked by another process") from error
+            time.sleep(RETRY_SECONDS)

@@ -144,3 +144,39 @@ def test_ctrl_c_finishes_the_iteration_saves_and_prints_how_to_resume(trained: P
     assert [json.loads(line)["updates"] for line in metrics.read_text().splitlines()] == list(
         range(1, int(updates) + 3)
     )
+
+
+def test_run_in_training_is_neither_resumed_nor_overwritten_and_a_killed_one_resumes(tmp_path: Path) -> None:
+    """Debug runs with worker processes, which must not hold the lock of a trainer that was killed."""
+    settings = ["vector.backend=processes", "trainer.num_workers=2", "checkpoint.interval=1", "log.tensorboard=false"]
+    command = ["train", "grid", "--debug", "--run", "one", *settings]
+    trainer = subprocess.Popen(
+        [sys.executable, "-m", "millpond", *command, "trainer.total_iterations=1_000_000"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+    )
+    folder = tmp_path / "runs" / "one"
+    try:
+        while not list(folder.glob("checkpoints/0*")):
+            assert trainer.poll() is None
+            time.sleep(0.05)
+        facts = [(folder / name).read_bytes() for name in ("host.json", "state.json", "config.yaml", "lock")]
+        for arguments, verb in (
+            (["train", "--resume", "one", "log.console_seconds=3"], "resumed"),
+            ([*command, "--overwrite"], "overwritten"),
+        ):
+            refused = millpond(tmp_path, *arguments)
+            assert refused.returncode == 2
+            (line,) = refused.stderr.splitlines()
+            assert line.startswith(f"millpond: run 'one' is running (process {trainer.pid} on ")
+            assert line.endswith(f" and cannot be {verb}; stop it first, or wait for its end")
+        assert facts == [(folder / name).read_bytes() for name in ("host.json", "state.json", "config.yaml", "lock")]
+        assert [path.name for path in folder.parent.iterdir()] == ["one"]
+        assert trainer.poll() is None
+    finally:
+        trainer.kill()
+        trainer.wait()
+    resumed = millpond(tmp_path, "train", "--resume", "one", "trainer.max_seconds=1")
+    assert resumed.returncode == 0, resumed.stderr
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        json.loads(line)

@@ -1,7 +1,9 @@
 """A real training process is killed with SIGKILL, at random moments and while it saves, and then resumed."""
 
+import json
 import random
 import signal
+import time
 
 import pytest
 import torch
@@ -96,6 +98,30 @@ def test_run_killed_during_a_write_resumes_exactly(tmp_path, uncut, moment, left
     names = [path.name for path in (tmp_path / tiny_training.NAME / "checkpoints").iterdir()]
     assert [name for name in names if name.startswith(".")] == ([left_behind] if left_behind else [])
     assert Training(tmp_path, resume=True).wait() == 0
+    assert_same_outcome(tmp_path, uncut)
+
+
+def test_of_two_simultaneous_resumes_one_trains(tmp_path, uncut):
+    """Five times, two processes resume the same run; the one that trains is killed, and the last one finishes."""
+    assert Training(tmp_path).kill_at(12, 0.0) == -signal.SIGKILL
+    folder = tmp_path / tiny_training.NAME
+    for trial in range(5):
+        output = [tmp_path / f"{trial}-{number}" for number in range(2)]
+        both = [Training(tmp_path, resume=True, batch_sleep=0.02, output=path) for path in output]
+        while all(training.process.is_alive() for training in both):
+            time.sleep(0.005)
+        loser = next(number for number in range(2) if not both[number].process.is_alive())
+        winner = both[1 - loser]
+        assert winner.process.is_alive()
+        assert both[loser].wait() == 1
+        refused = output[loser].read_text().splitlines()[-1]
+        assert f"run 'tiny' is running (process {winner.process.pid} on " in refused
+        assert "and cannot be resumed; stop it first" in refused
+        if trial < 4:
+            assert winner.kill_at(16 + 8 * trial, 0.0) == -signal.SIGKILL
+        else:
+            assert winner.wait() == 0
+    assert len(json.loads((folder / "host.json").read_text())["resumes"]) == 5  # those that were refused left no trace
     assert_same_outcome(tmp_path, uncut)
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from millpond.durable import FileLock
 from millpond.loop import Address, Loop
 from millpond.record import Counters, Recorder
 from millpond.store import (
@@ -49,9 +50,11 @@ def test_existing_folder_is_refused_with_the_alternatives(tmp_path):
     run = start(tmp_path)
     with pytest.raises(RunError, match=r"pond already exists.*--resume pond.*--run NAME.*--overwrite"):
         start(tmp_path)
-    with pytest.raises(RunError, match=r"is running \(process \d+\) and cannot be overwritten"):
+    with pytest.raises(RunError, match=rf"is running \(process {os.getpid()} on .*\) and cannot be overwritten"):
         start(tmp_path, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["pond"]
     write_status(run.folder, "stopped")
+    run.close()
     run.metrics_path.write_text("{}\n")
     assert not start(tmp_path, overwrite=True).metrics_path.exists()
 
@@ -72,9 +75,10 @@ def test_invalid_names_are_refused(tmp_path, name):
 
 def test_resume(tmp_path):
     run = start(tmp_path)
-    with pytest.raises(RunError, match=r"run 'pond' is running \(process \d+\) and cannot be resumed"):
+    with pytest.raises(RunError, match=r"run 'pond' is running .* and cannot be resumed; that is this process"):
         Run.resume(tmp_path, "pond")
     write_status(run.folder, "stopped")
+    run.close()
     resumed = Run.resume(tmp_path, str(run.folder))  # by its folder
     assert resumed.resumed
     assert resumed.run_id == run.run_id
@@ -83,6 +87,53 @@ def test_resume(tmp_path):
         Run.resume(tmp_path, "lake")
     with pytest.raises(RunError, match="there are no runs yet"):
         Run.resume(tmp_path / "empty", "lake")
+
+
+def edit_state(run, **process):
+    state = json.loads((run.folder / "state.json").read_text())
+    (run.folder / "state.json").write_text(json.dumps({**state, "process": {**state["process"], **process}}))
+
+
+def test_process_in_another_container_that_let_go_of_the_lock_has_ended(tmp_path):
+    """A container has its own host name and process ids; the lock is that of the kernel, which it shares."""
+    run = start(tmp_path)
+    run.close()
+    edit_state(run, host="container")
+    (run.folder / "lock").write_text(f"{os.getpid()} container 1.0\n")
+    Run.resume(tmp_path, "pond").close()
+
+
+@pytest.mark.parametrize("verb", ["resumed", "overwritten"])
+@pytest.mark.parametrize("process", [{"started": "boot 1", "host": "far"}, {"host": "container"}])
+def test_process_elsewhere_that_may_be_alive_is_refused_with_the_way_on(tmp_path, process, verb):
+    """The locks of another machine may not reach here, and the lock does not name the other container's process."""
+    run = start(tmp_path)
+    run.close()
+    edit_state(run, **process)
+    for _ in range(2):  # being refused does not make the next attempt succeed
+        with pytest.raises(RunError, match=rf"on {process['host']}, since .* cannot be {verb}.*delete .*state\.json"):
+            Run.resume(tmp_path, "pond") if verb == "resumed" else start(tmp_path, overwrite=True)
+    (run.folder / "state.json").unlink()
+    Run.resume(tmp_path, "pond") if verb == "resumed" else start(tmp_path, overwrite=True)
+
+
+def test_run_that_is_being_created_is_not_created_twice(tmp_path):
+    (tmp_path / ".creating-pond").mkdir()
+    lock = FileLock(tmp_path / ".creating-pond" / "lock")
+    with pytest.raises(RunError, match=r"run 'pond' is running .* and cannot be started again"):
+        start(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".creating-pond"]
+    lock.release()
+    start(tmp_path)
+
+
+def test_folder_that_cannot_be_locked_is_refused_by_its_path(tmp_path):
+    run = start(tmp_path)
+    run.close()
+    (run.folder / "lock").unlink()
+    (run.folder / "lock").mkdir()
+    with pytest.raises(RunError, match=r"pond/lock cannot be locked \(Is a directory\)"):
+        Run.resume(tmp_path, "pond")
 
 
 def test_leftovers_of_a_crashed_start_are_removed(tmp_path):
@@ -123,6 +174,7 @@ Run.start(pathlib.Path(sys.argv[1]), "pond", config_yaml="", plan={})
 
 def test_run_that_died_during_setup_does_not_block_its_name(tmp_path):
     run = start(tmp_path)
+    run.close()
     first = run.run_id
     dead = {"pid": 1 << 22, "started": "before", "host": Process.this().host}
     state = json.loads((run.folder / "state.json").read_text())
@@ -144,7 +196,9 @@ def test_abandoned_new_run_is_removed_and_a_resumed_one_keeps_the_reason(tmp_pat
     run = start(tmp_path)
     run.abandon(ValueError("no"))
     assert list(tmp_path.iterdir()) == []
-    write_status(start(tmp_path).folder, "stopped")
+    stopped = start(tmp_path)
+    write_status(stopped.folder, "stopped")
+    stopped.close()
     for error, state, note in (
         (RunError("no\nlines"), "failed", "could not be resumed: RunError: no"),
         (KeyboardInterrupt(), "stopped", "interrupted before it continued"),

@@ -15,6 +15,7 @@ import random
 import signal
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,7 @@ def train(
     if resume:
         checkpoints.restore(parts)
 
-    with training(run, loop, recorder):
+    with closing(run), training(run, loop, recorder):
         for at in loop.run(max_seconds=max_seconds):
             with timer("train"):
                 indices = draw()["indices"]

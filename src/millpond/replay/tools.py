@@ -21,7 +21,7 @@ import numpy as np
 from millpond.durable import sync_folder
 from millpond.formatting import plural
 from millpond.replay.lake.codec import encode_chunk
-from millpond.replay.lake.format import Lock, Manifest, StreamFolder, StreamHead, read_log
+from millpond.replay.lake.format import Manifest, StreamFolder, StreamHead, lock_stream, read_log
 from millpond.replay.lake.lake import Lake
 from millpond.replay.lake.read import SpanReader, read_frames, read_records
 from millpond.replay.lake.stream import StreamReader, View, build_index, load_index, write_index
@@ -345,7 +345,7 @@ def compact(
 
 def _compact_segment(stream: StreamFolder, schema: Schema, number: int) -> tuple[int, int] | None:
     """Return the bytes before and after; None if the segment was dropped meanwhile."""
-    maintenance = Lock(stream.path / "maintenance", "maintenance", wait=True)
+    maintenance = lock_stream(stream.path / "maintenance", "maintenance", wait=True)
     reader = SpanReader()
     try:
         view = StreamReader(stream, schema).view

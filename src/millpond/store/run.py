@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -19,18 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millpond.cpu import memory_bytes, usable_cores
-from millpond.durable import replace_json, sync_folder, write_file
+from millpond.durable import HAS_FLOCK, FileLock, LockHeld, LockHolder, replace_json, sync_folder, write_file
 from millpond.loop import Address, Loop, stop_on_signals
 from millpond.processor import cpu_name
 from millpond.record import Recorder
 from millpond.store.checkpoint import ResumeError, RunError
 from millpond.store.checkpoints import Checkpoints
-from millpond.store.status import SETTING_UP, died_in_setup, read_status, write_status
+from millpond.store.status import SETTING_UP, STATE_FILE, died_in_setup, read_status, write_status
 
 if TYPE_CHECKING:
     import torch
 
-CONFIG, PLAN, HOST = "config.yaml", "plan.json", "host.json"
+CONFIG, PLAN, HOST, LOCK = "config.yaml", "plan.json", "host.json", "lock"
 CREATING, REMOVING = ".creating-", ".removing-"
 PACKAGES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "lz4", "safetensors", "tensorboard")
 EXTRAS = ("ale-py", "mettagrid", "minatar", "pettingzoo", "wandb")
@@ -41,9 +42,13 @@ class Run:
 
     `folder` is absolute, so that an env that changes the working directory does not move the run. `cwd` is the directory
     that a relative path starts from; None is the working directory. `shown` is the path as it was passed, for messages.
+
+    A run that was started or resumed holds the lock of its folder until `close` or the end of the process, so that no
+    other process trains it.
     """
 
     def __init__(self, folder: Path, *, resumed: bool, cwd: Path | None = None) -> None:
+        self._lock: FileLock | None = None
         self.shown = folder
         self.folder = folder = (cwd or Path.cwd()) / folder
         self.name = folder.name
@@ -78,24 +83,38 @@ class Run:
         run = Run(root / name, resumed=False, cwd=cwd)
         folder, root = run.folder, run.folder.parent
         root.mkdir(parents=True, exist_ok=True)
-        _clear_leftovers(root, name)
-        if folder.exists():
-            if not overwrite and not died_in_setup(folder):
-                raise RunError(
-                    f"{run.shown} already exists. Continue it: --resume {name}. Keep it and start another: --run NAME. "
-                    f"Delete it and start again: --overwrite"
-                )
-            _remove(folder)
+        if folder.exists() and not overwrite and not died_in_setup(folder):
+            raise _already_exists(run.shown)
         temporary = root / f"{CREATING}{name}"
-        temporary.mkdir()
-        write_file(temporary / CONFIG, config_yaml.encode())
-        write_file(temporary / PLAN, json.dumps(dict(plan), indent=2).encode() + b"\n")
-        host = {"run_id": uuid.uuid4().hex[:12], **host_facts(), "resumes": []}
-        write_file(temporary / HOST, json.dumps(host, indent=2).encode() + b"\n")
-        (temporary / "checkpoints").mkdir()
-        write_status(temporary, "running", SETTING_UP)
-        os.rename(temporary, folder)
-        sync_folder(root)
+        temporary.mkdir(exist_ok=True)
+        lock = _lock(temporary, name, "started again")
+        try:
+            _clear_leftovers(root, name)
+            if folder.exists():
+                _remove(folder)
+            write_file(temporary / CONFIG, config_yaml.encode())
+            write_file(temporary / PLAN, json.dumps(dict(plan), indent=2).encode() + b"\n")
+            host = {"run_id": uuid.uuid4().hex[:12], **host_facts(), "resumes": []}
+            write_file(temporary / HOST, json.dumps(host, indent=2).encode() + b"\n")
+            (temporary / "checkpoints").mkdir()
+            write_status(temporary, "running", SETTING_UP)
+            _release_to_rename(lock)
+            try:
+                os.rename(temporary, folder)
+            except FileExistsError:
+                raise _already_exists(run.shown) from None
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+                raise _already_exists(run.shown) from None
+            sync_folder(root)
+            if not HAS_FLOCK:
+                lock = _lock(folder, name, "started again", wait=True)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            lock.release()
+            raise
+        run._lock = lock
         return run
 
     @staticmethod
@@ -108,12 +127,23 @@ class Run:
         """Open a run to continue it. A run that is running is an error."""
         opened = Run(find_run(root, run), resumed=True)
         folder = opened.folder
-        _refuse_running(folder, "resumed")
-        host = json.loads((folder / HOST).read_text())
-        host["resumes"].append(host_facts())
-        replace_json(folder / HOST, host)
-        write_status(folder, "running")
+        lock = _lock(folder, folder.name, "resumed")
+        try:
+            _refuse_running(folder, "resumed", lock.previous)
+            host = json.loads((folder / HOST).read_text())
+            host["resumes"].append(host_facts())
+            replace_json(folder / HOST, host)
+            write_status(folder, "running")
+        except BaseException:
+            lock.release()
+            raise
+        opened._lock = lock
         return opened
+
+    def close(self) -> None:
+        """Release the lock of the folder: from now on, another process may train this run."""
+        if self._lock is not None:
+            self._lock.release()
 
     def abandon(self, error: BaseException) -> None:
         """Abandon a run that failed before it trained. The folder of a new run is removed, so that its name is free.
@@ -121,11 +151,12 @@ class Run:
         A resumed run keeps everything, and its state says why it could not continue.
         """
         if not self.resumed:
-            _remove_tree(self.folder)
+            _remove_tree(self.folder, self._lock)
         elif isinstance(error, KeyboardInterrupt):
             write_status(self.folder, "stopped", "interrupted before it continued")
         else:
             write_status(self.folder, "failed", f"could not be resumed: {type(error).__name__}: {error}")
+        self.close()
 
     @property
     def run_id(self) -> str:
@@ -181,33 +212,93 @@ def is_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / HOST).is_file() and not folder.name.startswith(".")
 
 
-def _refuse_running(folder: Path, verb: str) -> None:
+def _already_exists(folder: Path) -> RunError:
+    return RunError(
+        f"{folder} already exists. Continue it: --resume {folder.name}. Keep it and start another: --run NAME. "
+        f"Delete it and start again: --overwrite"
+    )
+
+
+def _lock(folder: Path, name: str, verb: str, *, wait: bool = False) -> FileLock:
+    """Take the lock of a run folder; if another process holds it, the error names that process."""
+    try:
+        return FileLock(folder / LOCK, wait=wait)
+    except LockHeld as held:
+        raise _running(name, verb, held.holder) from None
+    except OSError as error:
+        raise RunError(
+            f"run {name!r} cannot be {verb}: {folder / LOCK} cannot be locked ({error.strerror or error}); "
+            f"a run needs a folder that can be written, on a file system with locks"
+        ) from error
+
+
+def _running(name: str, verb: str, holder: LockHolder | None, hint: str = "") -> RunError:
+    this = holder is not None and (holder.pid, holder.host) == (os.getpid(), socket.gethostname())
+    hint = ("that is this process: call close() on its Run" if this else "stop it first, or wait for its end") + hint
+    who = f"process {holder.pid}" if holder else "in a process that is unknown"
+    if holder and holder.host:
+        who += f" on {holder.host}"
+    if holder and holder.since:
+        who += f", since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(holder.since))}"
+    return RunError(f"run {name!r} is running ({who}) and cannot be {verb}; {hint}")
+
+
+def _refuse_running(folder: Path, verb: str, previous: LockHolder | None) -> None:
+    """Refuse a run whose state names a process that may be alive, although the lock is free.
+
+    The process may be one of Millpond 0.2 or before, which took no lock, or on a machine whose locks do not reach here.
+    `previous` is the last holder of the lock. A process of this machine that held it and no longer does has ended, also
+    one in another container, which cannot be seen from here.
+    """
     status = read_status(folder)
-    if status.state == "running":
-        where = f"process {status.process.pid}" + ("" if status.process.here else f" on {status.process.host}")
-        raise RunError(f"run {folder.name!r} is running ({where}) and cannot be {verb}; stop it first")
+    process = status.process
+    if status.state != "running":
+        return
+    if (
+        process.same_boot
+        and not process.here
+        and previous
+        and (previous.pid, previous.host) == (process.pid, process.host)
+    ):
+        return
+    hint = "" if process.here else f"; if you know that it has ended, delete {folder / STATE_FILE}"
+    raise _running(folder.name, verb, LockHolder(process.pid, process.host, status.since), hint)
 
 
 def _remove(folder: Path) -> None:
     if not is_run(folder):
         raise RunError(f"{folder} is not a run folder ({CONFIG} or {HOST} is missing), so it is not overwritten")
-    _refuse_running(folder, "overwritten")
-    _remove_tree(folder)
+    lock = _lock(folder, folder.name, "overwritten")
+    try:
+        _refuse_running(folder, "overwritten", lock.previous)
+        _remove_tree(folder, lock)
+    finally:
+        lock.release()
 
 
-def _remove_tree(folder: Path) -> None:
+def _remove_tree(folder: Path, lock: FileLock | None) -> None:
     """Remove a folder; its name is free at once, even if the process dies while files are deleted."""
     removed = folder.with_name(f"{REMOVING}{folder.name}")
+    _release_to_rename(lock)
     os.rename(folder, removed)
     shutil.rmtree(removed)
 
 
+def _release_to_rename(lock: FileLock | None) -> None:
+    """Release a lock where a folder with open files cannot be renamed, as on Windows: another holder prevents it, too."""
+    if lock is not None and not HAS_FLOCK:
+        lock.release()
+
+
 def _clear_leftovers(root: Path, name: str) -> None:
     """Remove the leftovers of a process that died while it created or removed a run of this name."""
-    for kind in (CREATING, REMOVING):
-        path = root / f"{kind}{name}"
-        if path.exists():
+    for path in (root / f"{CREATING}{name}").iterdir():
+        if path.is_dir():
             shutil.rmtree(path)
+        elif not path.name.startswith(LOCK):
+            path.unlink()
+    if (root / f"{REMOVING}{name}").exists():
+        shutil.rmtree(root / f"{REMOVING}{name}")
 
 
 @contextmanager

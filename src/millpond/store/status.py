@@ -31,6 +31,12 @@ class Process:
     def here(self) -> bool:
         return self.host == socket.gethostname()
 
+    @property
+    def same_boot(self) -> bool:
+        """True if it was started since this machine booted, perhaps in a container with another host name (Linux)."""
+        boot = self.started.partition(" ")[0]
+        return sys.platform == "linux" and boot == Process.this().started.partition(" ")[0]
+
     def is_alive(self) -> bool:
         """Return True if the process is running; one on another machine cannot be checked and counts as running."""
         return not self.here or process_start(self.pid) == self.started

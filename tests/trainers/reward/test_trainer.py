@@ -276,6 +276,7 @@ def test_stopping_within_an_iteration_and_resuming_changes_nothing(tmp_path: Pat
 
     stopped._update = stopping_update  # type: ignore[method-assign]
     stopped.train()
+    stopped.close()
     assert not stopped.loop.done
     loaded, run = resume_run("stopped", [], str(tmp_path))
     RewardTrainer(loaded, run).train()

@@ -13,38 +13,25 @@ streams/NAME/000000.index       flags and frame positions of a complete segment;
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import struct
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import google_crc32c
 import numpy as np
 
-from millpond.durable import create_file, open_file, read_at, write_all
+from millpond.durable import FileLock, LockHeld, create_file, write_all
 from millpond.replay.lake.codec import record_checksums
 from millpond.replay.schema import LakeBusy, LakeDamaged, LakeError, Schema
-
-if TYPE_CHECKING:
-    import sqlite3
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    HAS_FLOCK = False
-else:
-    HAS_FLOCK = True
 
 Array = np.ndarray[Any, Any]
 FORMAT, VERSION = "millpond-lake", 1
 SEGMENT_BYTES = 256 << 20
 MAX_LANES = 65_536
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-RETRY_SECONDS = 0.01  # between two attempts to take a lock, without flock
 
 
 def signed_json(tree: dict[str, Any]) -> bytes:
@@ -226,58 +213,15 @@ def this_boot() -> bytes | None:
 # -- locks: released when their process ends, however it ends
 
 
-class Lock:
-    """An exclusive lock on a file, held until `release` or until the process ends.
-
-    It is `flock` if the system has it, else the lock of an SQLite database beside the file: SQLite uses what the system
-    offers, and there, too, the locks of a process end with it.
-    """
-
-    def __init__(self, path: Path, what: str, *, wait: bool = False) -> None:
-        self.path = path
-        self.fd = open_file(path, os.O_RDWR | os.O_CREAT)
-        self._database: sqlite3.Connection | None = None
-        try:
-            if HAS_FLOCK:
-                fcntl.flock(self.fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            else:
-                self._database = _lock_database(path.with_name(f"{path.name}.sqlite"), wait)
-        except BlockingIOError:
-            pid = bytearray(20)
-            count = read_at(self.fd, memoryview(pid), 0)
-            holder = pid[:count].decode("ascii", "replace").strip() or "unknown"
-            os.close(self.fd)
-            raise LakeBusy(
-                f"{what} is held by another process (pid {holder}); a stream has one writer: close it, or use another stream"
-            ) from None
-        os.ftruncate(self.fd, 0)
-        write_all(self.fd, f"{os.getpid()}\n".encode(), 0)
-
-    def release(self) -> None:
-        if self.fd >= 0:
-            if self._database is not None:
-                self._database.close()
-            os.close(self.fd)
-            self.fd = -1
-
-
-def _lock_database(path: Path, wait: bool) -> sqlite3.Connection:
-    """Open a transaction that excludes all others; raise BlockingIOError if there is one and `wait` is False."""
-    import sqlite3
-
-    database = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
-    while True:
-        try:
-            database.execute("BEGIN EXCLUSIVE")
-            return database
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorname != "SQLITE_BUSY":
-                database.close()
-                raise
-            if not wait:
-                database.close()
-                raise BlockingIOError(errno.EAGAIN, "locked by another process") from error
-            time.sleep(RETRY_SECONDS)
+def lock_stream(path: Path, what: str, *, wait: bool = False) -> FileLock:
+    """Take a lock of a stream; raise `LakeBusy` if another process holds it and `wait` is False."""
+    try:
+        return FileLock(path, wait=wait)
+    except LockHeld as held:
+        raise LakeBusy(
+            f"{what} is held by another process (pid {held.holder.pid if held.holder else 'unknown'}); "
+            f"a stream has one writer: close it, or use another stream"
+        ) from None
 
 
 # -- the commit log: all appends that count, in order, each with its own checksum

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from millpond.durable import open_file, sync, sync_folder, write_all
+from millpond.durable import FileLock, open_file, sync, sync_folder, write_all
 from millpond.replay.lake.codec import compress_frames, record_checksums
-from millpond.replay.lake.format import Lock, Manifest, StreamFolder, StreamHead, commit_dtype, this_boot
+from millpond.replay.lake.format import Manifest, StreamFolder, StreamHead, commit_dtype, lock_stream, this_boot
 from millpond.replay.lake.recover import Recovered, cut_after, recover
 from millpond.replay.lake.stream import write_index
 from millpond.replay.schema import FINAL, FIRST, HAS_FINAL, TERMINATED, TRUNCATED, LakeBusy, LakeError, LakeFull, Schema
@@ -57,7 +57,7 @@ class Writer:
     def __init__(self, lake: Path, manifest: Manifest, stream: StreamFolder, *, continue_episodes: bool) -> None:
         self.lake, self.manifest, self.stream = lake, manifest, stream
         self.schema = manifest.schema
-        self._lock: Lock | None = Lock(stream.path / "lock", f"stream {stream.name!r}")
+        self._lock: FileLock | None = lock_stream(stream.path / "lock", f"stream {stream.name!r}")
         self._files: dict[str, int] = {}
         try:
             self.recovered = recover(stream, self.schema)
@@ -157,7 +157,7 @@ class Writer:
             raise LakeError(f"stream {self.stream.name!r}: position={position} is not in 0..{self.commits}")
         removed = self.commits - position
         self._close_segment()
-        maintenance = Lock(self.stream.path / "maintenance", "maintenance", wait=True)
+        maintenance = lock_stream(self.stream.path / "maintenance", "maintenance", wait=True)
         try:
             self._continue_at(cut_after(self.stream, self.schema, position, acknowledged=True))
             self._generation += 1
@@ -352,7 +352,7 @@ def _complete_segments(stream: StreamFolder) -> dict[int, int]:
 def _drop_from_idle(stream: StreamFolder, oldest: int) -> bool:
     """Drop a segment of a stream without an active writer; return False if it has one."""
     try:
-        lock = Lock(stream.path / "lock", f"stream {stream.name!r}")
+        lock = lock_stream(stream.path / "lock", f"stream {stream.name!r}")
     except LakeBusy:
         return False
     try:
@@ -368,7 +368,7 @@ def _drop_from_idle(stream: StreamFolder, oldest: int) -> bool:
 
 def _remove(stream: StreamFolder, number: int) -> None:
     """Unlink a segment's files, records first: without them it no longer exists, and a writer removes its other files."""
-    maintenance = Lock(stream.path / "maintenance", "maintenance", wait=True)
+    maintenance = lock_stream(stream.path / "maintenance", "maintenance", wait=True)
     try:
         for kind in SUFFIXES:
             stream.segment(number, kind).unlink(missing_ok=True)

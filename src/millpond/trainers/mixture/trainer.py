@@ -125,11 +125,12 @@ class MixtureTrainer:
             self.picture = report_at_end(self.run)
 
     def close(self) -> None:
-        """Finish pouring, stop workers, close files."""
+        """Finish pouring, stop workers, close files, and release the run folder."""
         if self.ponds is not None:
             self.ponds.close()
         self.evaluator.close()
         self.players.close()
+        self.run.close()
 
     def opening(self) -> list[str]:
         """Return lines about the vectors and the lake, printed when a run starts."""

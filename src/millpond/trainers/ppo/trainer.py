@@ -157,8 +157,9 @@ class PPOTrainer:
             self.picture = report_at_end(self.run)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and release the run folder."""
         self.vector.close()
+        self.run.close()
 
     def opening(self) -> list[str]:
         """Describe how the envs are stepped, and why."""

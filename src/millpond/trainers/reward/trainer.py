@@ -192,9 +192,10 @@ class RewardTrainer:
             self.loop.record(name, value)
 
     def close(self) -> None:
-        """Stop the workers, if there are any."""
+        """Stop the workers, if there are any, and release the run folder."""
         if self.agent is not None:
             self.agent.close()
+        self.run.close()
 
     def opening(self) -> list[str]:
         """Lines printed at the start: totals of the hierarchy, and the data."""
