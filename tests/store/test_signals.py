@@ -1,5 +1,6 @@
 """A real training process is sent signals."""
 
+import json
 import os
 import signal
 import subprocess
@@ -64,3 +65,71 @@ def test_second_interrupt_stops_at_once(tmp_path):
     status = read_status(tmp_path / tiny_training.NAME)
     assert status.state == "stopped"
     assert "interrupted within a step" in status.note
+
+
+# Tests may run where SIGHUP is ignored, which child processes inherit.
+NOT_IGNORED = "import runpy, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); sys.argv = sys.argv[1:];"
+RUN_MODULE = "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+CONTROLLED_BY_STDIN = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+
+
+def start(command, **options):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SLEEP": "0.1", "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(command, env=environment, **options)
+
+
+def test_hangup_finishes_the_step_saves_and_prints_how_to_resume(tmp_path):
+    command = [sys.executable, "-c", NOT_IGNORED + RUN_MODULE, "tests.support.tiny_training", str(tmp_path)]
+    with start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.strip() == "12":
+                break
+        process.send_signal(signal.SIGHUP)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "SIGHUP: finishing this step, then saving." in err
+    assert_stopped(tmp_path / tiny_training.NAME, "SIGHUP", out.splitlines())
+
+
+def test_hangup_does_not_stop_a_run_under_nohup(tmp_path):
+    command = ["nohup", sys.executable, "-m", "tests.support.tiny_training", str(tmp_path)]
+    with start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.strip() == "12":
+                break
+        process.send_signal(signal.SIGHUP)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "SIGHUP" not in out + err
+    assert read_status(tmp_path / tiny_training.NAME).state == "finished"
+
+
+def test_run_with_worker_processes_saves_and_stops_when_its_terminal_is_closed(tmp_path):
+    settings = ["vector.backend=processes", "trainer.num_workers=2", "trainer.num_envs=8", "trainer.async_factor=1",
+                "trainer.bptt_horizon=8", "trainer.batch_size=192", "trainer.minibatch_size=192", "eval.interval=null",
+                "policy.hidden_size=16", "eval.episodes=1", "checkpoint.interval=null"]  # fmt: skip
+    arguments = ["millpond", "train", "grid", *settings, "--run", "hung"]
+    program = CONTROLLED_BY_STDIN + NOT_IGNORED + RUN_MODULE
+    terminal, side = os.openpty()
+    command = [sys.executable, "-c", program, *arguments]
+    process = start(command, stdin=side, stdout=side, stderr=side, cwd=tmp_path, start_new_session=True)
+    os.close(side)
+    run, deadline = tmp_path / "runs" / "hung", time.monotonic() + 90
+    metrics = run / "metrics.jsonl"
+    os.set_blocking(terminal, False)
+    printed = b""
+    while not (metrics.is_file() and metrics.stat().st_size) and time.monotonic() < deadline:
+        assert process.poll() is None, printed
+        try:
+            printed += os.read(terminal, 1 << 16)
+        except BlockingIOError:
+            time.sleep(0.05)
+    os.close(
+        terminal
+    )  # writing to it fails from now on, and the kernel sends SIGHUP to the first process of the session,
+    os.killpg(process.pid, signal.SIGHUP)  # as a shell does to all processes of its jobs
+    assert process.wait(60) == 0
+    status = read_status(run)
+    assert (status.state, status.note) == ("stopped", "SIGHUP")
+    (updates,) = Checkpoints(run / "checkpoints").updates()
+    assert json.loads(metrics.read_text().splitlines()[-1])["updates"] == updates

@@ -52,8 +52,9 @@ def train(
 ) -> None:
     """Train a recipe, or continue a run.
 
-    Ctrl-C finishes the step, saves, and prints how to resume; a second Ctrl-C stops at once. The run folder, runs/NAME,
-    holds everything: config, plan, host, metrics, TensorBoard files, checkpoints, report.
+    Ctrl-C finishes the step, saves, and prints how to resume; a second Ctrl-C stops at once. A closed terminal
+    saves and stops, too, unless the run was started with nohup. The run folder, runs/NAME, holds everything: config,
+    plan, host, metrics, TensorBoard files, checkpoints, report.
 
     \b
       millpond train                                # the built-in environment, minutes on two cores

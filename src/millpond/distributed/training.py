@@ -12,12 +12,11 @@ from typing import Any
 
 from millpond.distributed.ranks import RankError, RankLostError, Ranks, launcher
 from millpond.formatting import plural
-from millpond.loop import Loop
+from millpond.loop import Loop, stop_signals
 from millpond.record import Recorder
 from millpond.store import Checkpoint, Checkpoints, Parts, ResumeError, Run, Stateful, training
 from millpond.store.checkpoint import tree_from_bytes, tree_to_bytes
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KEY = "of_ranks"
 
 
@@ -45,19 +44,20 @@ def training_over_ranks(ranks: Ranks, run: Run, loop: Loop, recorder: Recorder |
             yield
         return
     loop.agree_on_stops(lambda reason: next((other for other in ranks.all_gather(reason) if other), None))
-    before = _install(dict.fromkeys(SIGNALS, signal.SIG_IGN))
+    signals = stop_signals()  # before they are ignored here
+    before = _install(dict.fromkeys(signals, signal.SIG_IGN))
     try:
         if isinstance(recorder, Recorder):
-            with training(run, loop, recorder):
-                _install({number: _unless_lost(ranks, signal.getsignal(number)) for number in SIGNALS})
+            with training(run, loop, recorder, signals):
+                _install({number: _unless_lost(ranks, signal.getsignal(number)) for number in signals})
                 yield
         else:
-            _install({number: _unless_lost(ranks, _stop(loop)) for number in SIGNALS})
+            _install({number: _unless_lost(ranks, _stop(loop)) for number in signals})
             yield
-            _install(dict.fromkeys(SIGNALS, signal.SIG_IGN))
+            _install(dict.fromkeys(signals, signal.SIG_IGN))
     except RankLostError as error:
         # Signals stay ignored from here on: torchrun's SIGTERM must not end the rank that reports the error.
-        _install(dict.fromkeys(SIGNALS, signal.SIG_IGN))
+        _install(dict.fromkeys(signals, signal.SIG_IGN))
         raise RankLostError(f"{error}. {_resume_hint(run)}", quiet=error.quiet) from error
     _install(before)
 

@@ -6,7 +6,7 @@ Imports only the errors of Millpond. `record` may import this package, and `stor
 from millpond.loop.levels import Address, LoopError, NonFiniteError, Until
 from millpond.loop.loop import LevelEnd, Loop, Redraw
 from millpond.loop.statistics import Moments
-from millpond.loop.stopping import stop_on_signals
+from millpond.loop.stopping import stop_on_signals, stop_signals
 
 __all__ = [
     "Address",
@@ -18,4 +18,5 @@ __all__ = [
     "Redraw",
     "Until",
     "stop_on_signals",
+    "stop_signals",
 ]

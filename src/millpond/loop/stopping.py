@@ -1,4 +1,4 @@
-"""Stop a loop early: on SIGINT and SIGTERM, and before a time limit is over."""
+"""Stop a loop early: on SIGINT, SIGTERM and SIGHUP, and before a time limit is over."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -45,16 +45,26 @@ class TimeLimit:
         return left <= 0.0 or max(self._durations, default=0.0) > left
 
 
-@contextmanager
-def stop_on_signals(loop: Loop) -> Iterator[None]:
-    """Within this context SIGINT and SIGTERM stop the loop; a second SIGINT raises KeyboardInterrupt at once.
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that stop a run: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as `nohup` does."""
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    return tuple(signals)
 
-    Only the main thread can handle signals; in other threads the context does nothing.
+
+@contextmanager
+def stop_on_signals(loop: Loop, signals: Sequence[signal.Signals] | None = None) -> Iterator[None]:
+    """Within this context signals stop the loop; a second SIGINT raises KeyboardInterrupt at once.
+
+    `signals` is by default `stop_signals()`. Only the main thread can handle signals; in other threads the context does
+    nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     interrupted = False
+    terminals = [stream for stream in (1, 2) if os.isatty(stream)]
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
@@ -63,12 +73,22 @@ def stop_on_signals(loop: Loop) -> Iterator[None]:
             raise KeyboardInterrupt
         interrupted = interrupted or number == signal.SIGINT
         loop.stop(name)
+        _discard_output_to_closed(terminals)
         # os.write, because a handler may interrupt a print, and buffered streams are not reentrant.
         os.write(2, f"\n{name}: finishing this step, then saving. Ctrl-C (again) stops at once.\n".encode())
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in signals or stop_signals()}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _discard_output_to_closed(terminals: Sequence[int]) -> None:
+    """Send the output to terminals that were closed to the null device: writing to them would fail before the save."""
+    for stream in terminals:
+        if not os.isatty(stream):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream)
+            os.close(null)

@@ -8,12 +8,13 @@ import os
 import platform
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -302,14 +303,16 @@ def _clear_leftovers(root: Path, name: str) -> None:
 
 
 @contextmanager
-def training(run: Run, loop: Loop, recorder: Recorder) -> Iterator[None]:
-    """Within this context the run is `running`, and SIGINT and SIGTERM stop it after the step.
+def training(
+    run: Run, loop: Loop, recorder: Recorder, signals: Sequence[signal.Signals] | None = None
+) -> Iterator[None]:
+    """Within this context the run is `running`, and SIGINT, SIGTERM and SIGHUP (or `signals`) stop it after the step.
 
     Afterwards it is `finished`, `stopped` (with a printed command that resumes it) or `failed`.
     """
     write_status(run.folder, "running")
     try:
-        with closing(recorder), stop_on_signals(loop):
+        with closing(recorder), stop_on_signals(loop, signals):
             recorder.begin()
             yield
     except KeyboardInterrupt:

@@ -145,7 +145,7 @@ class ForkServer:
 
 def main(control: int, memory: int, parent: int) -> None:
     """Run the fork server; it reads the pickled job from stdin."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group, but for the trainer to handle
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to the whole group, for the trainer to handle
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(parent)  # an import may hang; until then the thread that started this process waits for it
     job_bytes = sys.stdin.buffer.read()

@@ -237,8 +237,9 @@ def _end_processes(processes: list[subprocess.Popen[bytes]], owner: int) -> None
 
 def main() -> None:
     """Run a worker: read the job, then execute commands until stdin ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group, but for the trainer to handle
-        signal.signal(number, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # sent to the whole process group, but for the trainer to handle
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     stdin = sys.stdin.buffer
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of an environment must not get among the replies
