@@ -9,6 +9,7 @@ from pydantic import Field
 
 from millpond.config.ppo import Schedule
 from millpond.config.recipe import (
+    CheckpointConfig,
     ConfigSection,
     Count,
     Few,
@@ -114,11 +115,22 @@ class LakeConfig(ConfigSection):
     )
 
 
+class MixtureCheckpointConfig(CheckpointConfig):
+    """Mixtures keep every checkpoint unless the config says otherwise."""
+
+    keep_last: Count | None = Field(
+        None, description="Number of newest checkpoints to keep, besides the best; null: all, the default of mixtures."
+    )
+
+
 class MixtureRecipe(Recipe):
     """Recipe of a mixture."""
 
     kind: Literal["mixture"] = Field("mixture", description="Kind of recipe.")
     trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="Length of the run.")
+    checkpoint: MixtureCheckpointConfig = Field(
+        default_factory=MixtureCheckpointConfig, description="Which checkpoints are saved and kept."
+    )
     mixture: MixtureConfig = Field(default_factory=MixtureConfig, description="Rounds, ponds, resets.")
     pqn: PQNConfig = Field(default_factory=PQNConfig, description="The learners of the agents.")
     dqn: DQNConfig = Field(default_factory=DQNConfig, description="The learner of the BigAgent.")

@@ -241,7 +241,9 @@ class CheckpointConfig(ConfigSection):
     interval: Count | None = Field(
         None, description="Save every this many of the outermost level (iteration, round, epoch)."
     )
-    keep_last: Count | None = Field(None, description="Number of newest checkpoints to keep; null: all.")
+    keep_last: Count | None = Field(
+        5, description="Number of newest checkpoints to keep, besides the best; null: all, the default of mixtures."
+    )
     keep_every: Count | None = Field(None, description="Of the older ones, keep one in this many; null: none.")
 
 
