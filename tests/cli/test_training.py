@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,7 +161,7 @@ def test_run_in_training_is_neither_resumed_nor_overwritten_and_a_killed_one_res
         while not list(folder.glob("checkpoints/0*")):
             assert trainer.poll() is None
             time.sleep(0.05)
-        facts = [(folder / name).read_bytes() for name in ("host.json", "state.json", "config.yaml", "lock")]
+        facts = [(folder / name).read_bytes() for name in ("host.json", "config.yaml", "lock")]
         for arguments, verb in (
             (["train", "--resume", "one", "log.console_seconds=3"], "resumed"),
             ([*command, "--overwrite"], "overwritten"),
@@ -170,7 +171,7 @@ def test_run_in_training_is_neither_resumed_nor_overwritten_and_a_killed_one_res
             (line,) = refused.stderr.splitlines()
             assert line.startswith(f"millpond: run 'one' is running (process {trainer.pid} on ")
             assert line.endswith(f" and cannot be {verb}; stop it first, or wait for its end")
-        assert facts == [(folder / name).read_bytes() for name in ("host.json", "state.json", "config.yaml", "lock")]
+        assert facts == [(folder / name).read_bytes() for name in ("host.json", "config.yaml", "lock")]
         assert [path.name for path in folder.parent.iterdir()] == ["one"]
         assert trainer.poll() is None
     finally:
@@ -180,3 +181,18 @@ def test_run_in_training_is_neither_resumed_nor_overwritten_and_a_killed_one_res
     assert resumed.returncode == 0, resumed.stderr
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         json.loads(line)
+    assert "starts again" not in resumed.stdout
+
+    shutil.rmtree(folder / "checkpoints")
+    lost = millpond(tmp_path, "train", "--resume", "one")
+    assert lost.returncode == 2
+    (line,) = lost.stderr.splitlines()
+    assert line.startswith("millpond: run 'one' has lost its checkpoints: 0")
+    state = json.loads((folder / "state.json").read_text())
+    del state["checkpoint"]  # as if it had never saved
+    (folder / "state.json").write_text(json.dumps(state))
+    again = millpond(tmp_path, "train", "--resume", "one", "trainer.max_seconds=1")
+    assert again.returncode == 0, again.stderr
+    assert "run one ended before it saved a checkpoint: it starts again from the beginning" in " ".join(
+        again.stdout.split()
+    )

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import time
 
@@ -122,6 +123,38 @@ def test_of_two_simultaneous_resumes_one_trains(tmp_path, uncut):
         else:
             assert winner.wait() == 0
     assert len(json.loads((folder / "host.json").read_text())["resumes"]) == 5  # those that were refused left no trace
+    assert_same_outcome(tmp_path, uncut)
+
+
+def test_run_that_lost_its_checkpoints_is_refused_and_unchanged(tmp_path, uncut):
+    assert Training(tmp_path).kill_at(22, 0.0) == -signal.SIGKILL
+    folder, copy = tmp_path / tiny_training.NAME, tmp_path / "copy"
+    (folder / "checkpoints").rename(copy)
+    unchanged = [(folder / name).read_bytes() for name in ("state.json", "host.json", "metrics.jsonl")]
+    assert Training(tmp_path, resume=True, output=tmp_path / "output").wait() == 1
+    newest = max(path.name for path in copy.iterdir() if path.name.isdigit())
+    refused = (tmp_path / "output").read_text().splitlines()[-1]
+    assert f"run 'tiny' has lost its checkpoints: {newest} was written, and there is none in" in refused
+    assert "Restore it from a copy and resume again, or start a new run" in refused
+    assert unchanged == [(folder / name).read_bytes() for name in ("state.json", "host.json", "metrics.jsonl")]
+    assert not (folder / "checkpoints").exists()
+    copy.rename(folder / "checkpoints")
+    assert Training(tmp_path, resume=True).wait() == 0
+    assert json.loads((folder / "state.json").read_text())["checkpoint"] == 60
+    assert_same_outcome(tmp_path, uncut)
+
+
+def test_run_killed_before_it_saved_and_one_without_the_record_start_again(tmp_path, uncut):
+    assert Training(tmp_path, batch_sleep=0.02).kill_at(2, 0.0) == -signal.SIGKILL
+    folder = tmp_path / tiny_training.NAME
+    assert "checkpoint" not in json.loads((folder / "state.json").read_text())
+    assert Training(tmp_path, resume=True).kill_at(22, 0.0) == -signal.SIGKILL
+    state = json.loads((folder / "state.json").read_text())
+    del state["checkpoint"]  # as Millpond 0.2 wrote it
+    (folder / "state.json").write_text(json.dumps(state))
+    for path in (folder / "checkpoints").iterdir():
+        shutil.rmtree(path)
+    assert Training(tmp_path, resume=True).wait() == 0
     assert_same_outcome(tmp_path, uncut)
 
 

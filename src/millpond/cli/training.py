@@ -129,6 +129,10 @@ def _train(
             source = Run.open(Path(loaded.recipe.run_dir), weights_from) if weights_from and ranks.first else None
             dataset = recorded.dataset if recorded is not None else None
             notes = [line for note in loaded.notes for line in sentence(f"{note}.", 2, "- ")]
+            if run.starts_again:
+                notes += sentence(
+                    f"run {run.name} ended before it saved a checkpoint: it starts again from the beginning.", 2, "- "
+                )
             alerts = show_alerts(plan_loaded(loaded, dataset=dataset).alerts)
             say("\n".join([*alerts, *notes, f"run {run.shown}"]))
             trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)

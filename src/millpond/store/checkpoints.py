@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from millpond.store.checkpoint import (
+    REPLACED,
     Checkpoint,
     CheckpointError,
     DamagedCheckpointError,
@@ -20,6 +21,7 @@ from millpond.store.checkpoint import (
     recover,
     write_checkpoint,
 )
+from millpond.store.status import record_checkpoint, recorded_checkpoint
 
 DIGITS = 12
 
@@ -67,9 +69,22 @@ class Checkpoints:
         if score is not None and (self._best is None or self._beats(score, self._best[1])):
             self._best = (updates, score)
         write_checkpoint(self.path(updates), parts.collect(updates, score, self._best))
+        record_checkpoint(self.folder.parent, updates)
         for old in set(self.updates()) - self._updates_to_keep():
             delete_checkpoint(self.path(old))
         return self.path(updates)
+
+    def any_written(self) -> bool:
+        """Return True if there is a checkpoint to resume from; refuse a run whose checkpoints were written and are gone."""
+        if self.updates() or any(self.folder.glob(REPLACED + "*")):
+            return True
+        lost = recorded_checkpoint(self.folder.parent)
+        if lost is not None:
+            raise CheckpointError(
+                f"run {self.folder.parent.name!r} has lost its checkpoints: {self.path(lost).name} was written, and there is "
+                f"none in {self.folder}. Restore it from a copy and resume again, or start a new run: --run NAME"
+            )
+        return False
 
     def find(self) -> NewestCheckpoint:
         """Read the newest undamaged checkpoint. Damaged ones are skipped with a warning that names them."""

@@ -61,6 +61,7 @@ class Run:
         self.tensorboard_path = folder / "tensorboard"
         self.checkpoints_path = folder / "checkpoints"
         self.report_path = folder / "report.html"
+        self.starts_again = False  # resumed, but it had ended before it saved
         self.launcher = ""  # prefix of `millpond` in a command that starts as many ranks
 
     @staticmethod
@@ -125,12 +126,13 @@ class Run:
 
     @staticmethod
     def resume(root: Path, run: str) -> Run:
-        """Open a run to continue it. A run that is running is an error."""
+        """Open a run to continue it. A run that is running, or whose checkpoints were written and are gone, is an error."""
         opened = Run(find_run(root, run), resumed=True)
         folder = opened.folder
         lock = _lock(folder, folder.name, "resumed")
         try:
             _refuse_running(folder, "resumed", lock.previous)
+            opened.starts_again = not Checkpoints(opened.checkpoints_path).any_written()
             host = json.loads((folder / HOST).read_text())
             host["resumes"].append(host_facts())
             replace_json(folder / HOST, host)

@@ -101,9 +101,31 @@ class RunStatus:
 
 
 def write_status(folder: Path, state: State, note: str = "") -> None:
-    replace_json(
-        folder / STATE_FILE, {"state": state, "note": note, "since": time.time(), "process": Process.this().as_dict()}
-    )
+    """Write the state of a run; the record of its newest checkpoint stays."""
+    fields = {"state": state, "note": note, "since": time.time(), "process": Process.this().as_dict()}
+    checkpoint = recorded_checkpoint(folder)
+    replace_json(folder / STATE_FILE, fields if checkpoint is None else {**fields, "checkpoint": checkpoint})
+
+
+def record_checkpoint(folder: Path, updates: int) -> None:
+    """Record durably that a run has written a checkpoint, so that its loss is noticed. A folder without state has none."""
+    fields = _read_fields(folder)
+    if fields is not None:
+        replace_json(folder / STATE_FILE, {**fields, "checkpoint": updates})
+
+
+def recorded_checkpoint(folder: Path) -> int | None:
+    """Return the updates of the newest checkpoint that was written; None if none was, or by Millpond 0.2 or before."""
+    checkpoint = (_read_fields(folder) or {}).get("checkpoint")
+    return checkpoint if isinstance(checkpoint, int) else None
+
+
+def _read_fields(folder: Path) -> dict[str, Any] | None:
+    try:
+        fields = json.loads((folder / STATE_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return fields if isinstance(fields, dict) else None
 
 
 def read_status(folder: Path) -> RunStatus:
