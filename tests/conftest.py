@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -14,7 +16,12 @@ settings.load_profile("millpond")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make bfloat16 safe before any test uses torch: on some virtual machines its instructions kill the process."""
+    """Make bfloat16 safe before any test uses torch: on some virtual machines its instructions kill the process.
+
+    A shell starts background jobs with SIGINT ignored; tests send it to child processes, which would inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[BFLOAT16] = can_use_bfloat16()
 
 
