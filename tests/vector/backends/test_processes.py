@@ -352,7 +352,7 @@ def test_invalid_trainer_shares_are_refused(options: dict[str, Any], says: str) 
 
 
 def test_trainer_share_without_worker_processes_is_reported_as_unused() -> None:
-    spec = counting_spec(releases_gil=True)
+    spec = counting_spec(id="grid", releases_gil=True)
     with make_vector(spec, counting, num_envs=8, threads=2, trainer_share=0.1) as vector:
         assert vector.backend == "threads"
         assert vector.reason.endswith("vector.trainer_share has no effect")
