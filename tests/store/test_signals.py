@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from millpond.store import Checkpoints, read_status
 from tests.support import tiny_training
 from tests.support.training_process import Training
@@ -25,21 +27,6 @@ def assert_stopped(folder, name, lines):
     # the save of the stop is the only one that is not at the end of an iteration
     (updates,) = [updates for updates in Checkpoints(folder / "checkpoints").updates() if updates % 5]
     assert 13 <= updates < 20
-
-
-def test_interrupt_finishes_the_step_saves_and_prints_how_to_resume(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SLEEP": "0.1", "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "tests.support.tiny_training", str(tmp_path)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
-        for line in process.stdout:
-            if line.strip() == "12":
-                break
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert "SIGINT: finishing this step, then saving." in err
-    assert_stopped(tmp_path / tiny_training.NAME, "SIGINT", out.splitlines())
 
 
 def test_run_stopped_by_sigterm_resumes_exactly(tmp_path):
@@ -78,17 +65,18 @@ def start(command, **options):
     return subprocess.Popen(command, env=environment, **options)
 
 
-def test_hangup_finishes_the_step_saves_and_prints_how_to_resume(tmp_path):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+def test_signal_finishes_the_step_saves_and_prints_how_to_resume(tmp_path, name):
     command = [sys.executable, "-c", NOT_IGNORED + RUN_MODULE, "tests.support.tiny_training", str(tmp_path)]
     with start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             if line.strip() == "12":
                 break
-        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.Signals[name])
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert "SIGHUP: finishing this step, then saving." in err
-    assert_stopped(tmp_path / tiny_training.NAME, "SIGHUP", out.splitlines())
+    assert f"{name}: finishing this step, then saving." in err
+    assert_stopped(tmp_path / tiny_training.NAME, name, out.splitlines())
 
 
 def test_hangup_does_not_stop_a_run_under_nohup(tmp_path):
