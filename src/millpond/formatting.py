@@ -6,6 +6,22 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 WIDTH = 80
+_SPACES = dict.fromkeys(map(ord, "\t\n\x0b\x0c\r"), " ")  # as textwrap replaces them
+
+
+def printable(text: str) -> str:
+    r"""Return text for a terminal: control characters, which could move the cursor or hide text, are shown as \x1b.
+
+    So are line breaks, and characters that reverse the direction of writing.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return text for a terminal, as `printable` does, and keep its line breaks."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def plural(count: int, word: str) -> str:
@@ -51,7 +67,7 @@ def number(value: float) -> str:
 
 def figures(rows: Iterable[tuple[str, str] | tuple[str, str, str]], indent: int = 2) -> list[str]:
     """Format lines of label, figure and optional remark; figures are right-aligned, remarks wrapped."""
-    table = [(row[0], row[1], row[2] if len(row) > 2 else "") for row in rows]
+    table = [(printable(row[0]), printable(row[1]), row[2] if len(row) > 2 else "") for row in rows]
     if not table:
         return []
     label_width = min(max(len(label) for label, _, _ in table), 40)
@@ -75,7 +91,7 @@ def figures(rows: Iterable[tuple[str, str] | tuple[str, str, str]], indent: int 
 def sentence(text: str, indent: int = 2, first: str = "") -> list[str]:
     """Wrap a sentence; `first` starts its first line, such as a bullet. An override is never broken."""
     return textwrap.wrap(
-        text,
+        printable(text.translate(_SPACES)),
         WIDTH,
         initial_indent=" " * indent + first,
         subsequent_indent=" " * (indent + len(first)),
@@ -103,7 +119,7 @@ def bar(first: float, last: float, whole: float, width: int) -> str:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: int = 2) -> list[str]:
     """Format columns, the first left-aligned and the others right-aligned; one figure per line if they are too wide."""
-    body = [list(row) for row in rows]
+    body = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(header), *body]) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:

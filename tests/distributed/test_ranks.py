@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -156,3 +158,30 @@ def fall_silent(ranks: Ranks) -> str:
 def test_rank_that_hangs_times_out() -> None:
     message, _ = run_ranks(2, fall_silent, timeout=timedelta(seconds=SILENCE))
     assert message.startswith("a rank has died or does not respond (")
+
+
+ENDING = """
+import atexit, ctypes, sys
+from millpond.distributed.ranks import run_and_end_process
+
+libc = ctypes.CDLL(None)
+assert libc.__cxa_atexit(libc.abort, None, None) == 0  # as destructors of gloo do now and then
+atexit.register(print, "cleaned up")
+
+def work():
+    print("worked")
+    {last}
+
+run_and_end_process(work)
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "code"), [("pass", 0), ("sys.exit(2)", 2), ("sys.exit()", 0), ("sys.exit('no')", 1), ("1 / 0", 1)]
+)
+def test_rank_ends_with_its_exit_code_although_a_destructor_would_abort(last: str, code: int) -> None:
+    words = [sys.executable, "-c", ENDING.format(last=last)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stdout == "worked\ncleaned up\n"
+    assert ("ZeroDivisionError" in ended.stderr) == (last == "1 / 0")

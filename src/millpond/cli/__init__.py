@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 from millpond.errors import MillpondError
+from millpond.formatting import printable
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line, as one process or as a rank of torchrun."""
+    if "WORLD_SIZE" in os.environ:
+        from millpond.distributed.ranks import Place, run_and_end_process
+
+        if Place.here().count > 1:
+            run_and_end_process(_run)
+    _run()
+
+
+def _run() -> None:
+    """Run the command; failures are reported on stderr and end in `SystemExit`."""
     from millpond.cli.app import app
+    from millpond.cli.output import print_problem
 
     sys.path.append(os.getcwd())  # for custom environments and policies, as module:name; last, so that it hides nothing
+    warnings.formatwarning = _warning_line
     try:
         try:
             app(prog_name="millpond")
@@ -20,15 +34,23 @@ def main() -> None:
             sys.stdout.flush()  # here, where an error such as a full disk can still be reported
     except MillpondError as error:
         if not error.quiet:
-            print(f"millpond: {_rank_prefix()}{error}", file=sys.stderr)
+            print_problem(f"{_rank_prefix()}{error}", one_line=error.one_line)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout is unusable, also for the flush at exit
         if not isinstance(error, BrokenPipeError):  # a reader that has closed the pipe, such as `head`, is no failure
-            print(f"millpond: {error.strerror or error}", file=sys.stderr)
+            where = f"{error.filename}: " if error.filename is not None else ""
+            print_problem(f"{where}{error.strerror or error}")
             sys.exit(1)
+
+
+def _warning_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning as one line; names in it may come from a file."""
+    return f"millpond: warning: {printable(str(message))}\n"
 
 
 def _rank_prefix() -> str:

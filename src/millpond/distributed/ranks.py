@@ -6,17 +6,19 @@ is the identity, and no collective is called. torch is imported only where there
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from millpond.cpu import usable_cores
 from millpond.errors import MillpondError
@@ -290,6 +292,27 @@ def join(place: Place | None = None, timeout: timedelta = TIMEOUT) -> Iterator[R
     )
     yield Ranks(place)
     dist.destroy_process_group()  # not after an error: it would wait for ranks that have died
+
+
+def run_and_end_process(work: Callable[[], object]) -> NoReturn:
+    """Run the whole work of this rank, then end the process with its exit code.
+
+    The process ends without C++ destructors: those of gloo now and then abort (SIGABRT, "terminate called without an active
+    exception"), and torchrun then takes a rank that has finished for one that has failed.
+    """
+    try:
+        work()
+        code = 0
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _terminate_with_torchrun() -> None:
