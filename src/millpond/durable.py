@@ -1,6 +1,7 @@
 """Durable and atomic writes: after a power cut a file has its old or its new content. Locks between processes.
 
-Calls that only some systems have (pread, pwrite, O_DIRECTORY, flock) are used if available, and emulated if not.
+Calls that only some systems have (pread, pwrite, O_DIRECTORY, flock) are used if available, and emulated if not. Only regular
+files are opened, and an error names its file.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ import errno
 import json
 import os
 import socket
+import stat
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +30,107 @@ except ImportError:  # Windows
 else:
     HAS_FLOCK = True
 
+COPY_BYTES = 8 << 20
 RETRY_SECONDS = 0.01  # between two attempts to take a lock, without flock
 _seek_lock = threading.Lock()  # held while a file's position is moved, on systems without pread and pwrite
 
 
+# Windows translates line ends without O_BINARY. Where a link or a pipe is put after it was looked for, do not follow or wait.
+OPEN_FLAGS = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+class NotARegularFile(OSError):
+    """A link, pipe, device or folder stands where a file is expected."""
+
+
+def is_regular(path: Path) -> bool:
+    """True if there is a regular file at the path itself, not a link to one."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
 def open_file(path: Path, flags: int) -> int:
-    """Open or create a file of bytes and return its descriptor, which child processes do not inherit."""
-    return os.open(path, flags | getattr(os, "O_BINARY", 0), 0o644)  # without O_BINARY, Windows translates line ends
+    """Open or create a regular file of bytes and return its descriptor, which child processes do not inherit."""
+    if not is_regular(path) and os.path.lexists(path):
+        raise _not_regular(path)
+    descriptor = os.open(path, flags | OPEN_FLAGS, 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # the path named another file by now
+        os.close(descriptor)
+        raise _not_regular(path)
+    return descriptor
+
+
+def _not_regular(path: Path) -> NotARegularFile:
+    return NotARegularFile(errno.EINVAL, "not a regular file, so it is not opened", str(path))
+
+
+def read_file(path: Path, max_bytes: int | None = None) -> bytes:
+    """Return the content of a regular file; raise an OSError if it has more than `max_bytes`."""
+    file = DiskFile(path, os.O_RDONLY)
+    try:
+        size = file.size
+        if max_bytes is not None and size > max_bytes:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes; at most {max_bytes:,} are read", str(path))
+        return bytes(file.read(0, size))
+    finally:
+        file.close()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the path to an OSError that has none: system calls on descriptors do not know it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+class DiskFile:
+    """An open file of bytes, read and written at given positions; its errors name its path."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self.path = path
+        self.fd = -1
+        self.fd = open_file(path, flags)
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def read(self, offset: int, count: int) -> bytearray:
+        """Return `count` bytes from `offset` on; fewer at the end of the file."""
+        data = bytearray(max(min(count, self.size - offset), 0))
+        left = memoryview(data)
+        with naming(self.path):
+            while left and (nbytes := read_at(self.fd, left, offset)):
+                left, offset = left[nbytes:], offset + nbytes
+        missing = len(left)
+        left.release()
+        del data[len(data) - missing :]
+        return data
+
+    def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Write all of `data`, in several writes if one is short."""
+        with naming(self.path):
+            write_all(self.fd, data, offset)
+
+    def sync(self) -> None:
+        """Make the bytes and the size durable."""
+        with naming(self.path):
+            sync(self.fd)
+
+    def truncate(self, size: int) -> None:
+        with naming(self.path):
+            os.ftruncate(self.fd, size)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
 
 
 def read_at(descriptor: int, target: memoryview, offset: int) -> int:
@@ -58,7 +156,7 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> int:
         return os.write(descriptor, data)
 
 
-def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+def write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:
     """Write all of `data` at `offset`, in several writes if one is short."""
     view = memoryview(data).cast("B")
     while view:
@@ -73,14 +171,15 @@ def sync(descriptor: int) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a new file and make its bytes durable. Its name is durable once its folder is synced."""
-    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    file = DiskFile(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        left = memoryview(data)
-        while left:  # a write may be short, for example on a disk that is nearly full
-            left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
+        with naming(path):
+            left = memoryview(data)
+            while left:  # a write may be short, for example on a disk that is nearly full
+                left = left[os.write(file.fd, left) :]
+            os.fsync(file.fd)
     finally:
-        os.close(descriptor)
+        file.close()
 
 
 def sync_folder(path: Path) -> None:
@@ -92,15 +191,47 @@ def sync_folder(path: Path) -> None:
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its missing parents, and make their names durable.
+
+    The name of a folder that exists is synced, too: whoever created it may have failed or died before that.
+    """
+    if not path.parent.is_dir():
+        make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_folder(path.parent)
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace the content of a file atomically."""
     temporary = _temporary(path, data)
     try:
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def replace_by_prefix(path: Path, size: int) -> None:
+    """Replace a file by its first `size` bytes atomically; whoever has the old one open or mapped keeps all of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        source, target = DiskFile(path, os.O_RDONLY), DiskFile(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            for begin in range(0, size, COPY_BYTES):
+                target.write(source.read(begin, min(COPY_BYTES, size - begin)), begin)
+            target.sync()
+        finally:
+            source.close()
+            target.close()
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
