@@ -2,7 +2,7 @@
 # Both create .venv if it is missing or out of date.
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow test-processors coverage check format docs constraints clean
+.PHONY: help train test test-slow test-processors soak coverage check format docs constraints clean
 
 VENV    := .venv
 PYTHON  := $(VENV)/bin/python
@@ -37,6 +37,9 @@ test-processors: full  ## numerical tests (fast, policies, trainers, kernels, ro
 coverage: full  ## the quick tests with line coverage, by package
 	$(PYTHON) -m pytest -n 2 --dist loadfile --cov --cov-report=
 	$(PYTHON) tests/coverage_report.py
+
+soak: full  ## train, kill, resume and verify for an hour, or MINUTES=5; prints counts
+	$(PYTHON) benchmarks/soak.py --minutes $(or $(MINUTES),60)
 
 check: full  ## linter, formatter, type checker, import directions
 	$(PYTHON) -m ruff check --no-cache .

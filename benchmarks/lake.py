@@ -3,6 +3,7 @@
     python benchmarks/lake.py                      all but torchrl, 10^6 frames (needs 9 GB of disk, a few minutes)
     python benchmarks/lake.py --peer               torchrl too, in a virtual environment that is created on first use
     python benchmarks/lake.py --only warm,cold --frames 200000
+    python benchmarks/lake.py --only huge          a lake of 10^8 transitions (10 GB of disk, ten minutes): open, sample, verify
 
 Frames are real: 20,000 recorded from Gravitar, repeated until there are enough. All sides run in
 the same minutes on the same frames, batch 256, stacks of 4 with the next observation, one thread each unless noted.
@@ -214,6 +215,55 @@ def scale(folder: Path) -> dict[str, float]:
     return result
 
 
+VERIFIED = """
+import json, resource, sys, time
+from millpond.replay.tools import verify
+began = time.perf_counter()
+report = verify(sys.argv[1])
+assert report.good, report.lines()
+print(json.dumps({'seconds': time.perf_counter() - began, 'readable': sum(s.readable for s in report.streams),
+                  'peak': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+"""
+
+
+def huge(folder: Path, transitions: int) -> dict[str, float]:
+    """Append small compressed frames, then open, sample and verify in separate processes."""
+    schema = Schema((Field("observation", (4, 4), "uint8", "lz4"),), Field("action", (), "int32"))
+    rng, steps = np.random.default_rng(0), 1_024
+    shape, zeros = (steps, LANES), np.zeros((steps, LANES))
+    noise = [rng.integers(0, 256, (*shape, 4, 4), np.uint8) for _ in range(4)]
+    began = time.perf_counter()
+    for name, count in (("tiny", 1), ("huge", -(-transitions // (steps * LANES)))):
+        with Lake.create(folder / name, schema) as lake, lake.writer("a", LANES) as writer:
+            for k in range(count):
+                ended = rng.random(shape) < 0.01
+                writer.append(Steps(noise[k % 4], zeros.astype(int), zeros, ended, zeros > 0))
+    appended = time.perf_counter() - began
+    process = opened(folder / "huge", folder / "tiny", 200)
+    with Lake(folder / "huge") as lake:
+        sample = per_second(lambda rng: lake.sample(BATCH, rng, stack=STACK), 400, 0)
+        count = lake.transitions()
+    with Lake(folder / "tiny") as lake:
+        tiny = per_second(lambda rng: lake.sample(BATCH, rng, stack=STACK), 400, 0)
+    run = subprocess.run(
+        [sys.executable, "-c", VERIFIED, str(folder / "huge")], capture_output=True, text=True, check=True
+    )
+    verified = json.loads(run.stdout)
+    return {
+        "transitions": count,
+        "GB on disk": sum(p.stat().st_size for p in (folder / "huge").rglob("*") if p.is_file()) / 1e9,
+        "appending, seconds": appended,
+        "opening, seconds": process["seconds"],
+        "resident bytes per record": process["bytes per record"],
+        "peak MB while sampling": process["peak"] / 1e6,
+        "sampling per second": sample,
+        "sampling per second from 10^5": tiny,
+        "verifying, seconds": verified["seconds"],
+        "transitions verified": verified["readable"],
+        "peak MB while verifying": verified["peak"] / 1e6,
+    }
+
+
 def memory(folder: Path) -> dict[str, float]:
     """Measure memory while sampling from 5 GB of noise, which does not compress."""
     rng, appends = np.random.default_rng(0), 180
@@ -251,7 +301,8 @@ def peer(frames: Path, count: int, cache: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=1_000_000)
-    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}, huge")
+    parser.add_argument("--transitions", type=int, default=100_000_000, help="of the part huge")
     parser.add_argument("--peer", action="store_true", help="measure torchrl too")
     parser.add_argument("--peer-environment", type=Path, default=Path.home() / ".cache" / "millpond" / "torchrl")
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
@@ -289,6 +340,8 @@ def main() -> None:
             show("scale", scale(work))
         if "memory" in parts:
             show("memory", memory(work / "memory"))
+        if "huge" in parts:
+            show("huge", huge(work / "huge", arguments.transitions))
     finally:
         shutil.rmtree(work)
 

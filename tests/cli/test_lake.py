@@ -98,7 +98,12 @@ def test_compact(folder: Path) -> None:
     assert list(folder.rglob("*.zst"))
     np.testing.assert_array_equal(Lake(folder).sample(50, np.random.default_rng(1)).observation, before)
     assert "nothing to compact" in run("compact", folder).stdout
-    assert json.loads(run("compact", folder, "--json").stdout) == {"segments": 0, "before": 0, "after": 0}
+    assert json.loads(run("compact", folder, "--json").stdout) == {
+        "segments": 0,
+        "before": 0,
+        "after": 0,
+        "upgraded_from": None,
+    }
 
 
 @pytest.mark.parametrize("target", ["episodes.npz", "dataset"])

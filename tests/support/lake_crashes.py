@@ -74,13 +74,13 @@ def die_at_call(count: int, *, half: bool) -> None:
     left = [count]
 
     def guard(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             left[0] -= 1
             if left[0] == 0:
                 if half and name == "pwrite":
                     original(arguments[0], memoryview(arguments[1])[: len(arguments[1]) // 2], arguments[2])
                 os.kill(os.getpid(), signal.SIGKILL)
-            return original(*arguments)
+            return original(*arguments, **options)
 
         return call
 

@@ -101,7 +101,7 @@ def _compiled_paths() -> dict[str, str]:
     """Return the compiled code in use on this processor, by purpose; plain PyTorch or Python does the rest."""
     try:
         from millpond import fast
-        from millpond.replay.lake.codec import HAS_CRC32C
+        from millpond.replay.lake.checksum import HAS_CRC32C
 
         network = fast.description()
     except (ImportError, OSError):

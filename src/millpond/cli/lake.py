@@ -1,4 +1,4 @@
-"""The commands `lake info`, `verify`, `compact`, `export` and `import`."""
+"""The commands `lake info`, `verify`, `compact`, `repair`, `export` and `import`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from millpond.formatting import plural
 lake = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="""Inspect, verify and compact a lake, and export or import its episodes.
+    help="""Inspect, verify, compact and repair a lake, and export or import its episodes.
 
     \b
       millpond lake info runs/mixture-1/lake
       millpond lake verify runs/mixture-1/lake
       millpond lake compact runs/mixture-1/lake --keep 2
+      millpond lake repair runs/mixture-1/lake
       millpond lake export runs/mixture-1/lake gravitar.npz
       millpond lake import demonstrations demos.hdf5""",
 )
@@ -81,6 +82,7 @@ def compact(
     """Rewrite old files in less space: zstd over several frames instead of lz4 per frame.
 
     Readers and writers may continue meanwhile. Samples stay the same, and cost more to draw from compacted files.
+    A lake of an older format is upgraded first, all its files: this needs as much free space again, and no active writer.
 
     \b
       millpond lake compact runs/mixture-1/lake
@@ -92,7 +94,10 @@ def compact(
         done = compact_lake(path, stream, keep=keep, progress=update)
     if json:
         print_json(asdict(done))
-    elif done.segments:
+        return
+    if done.upgraded_from is not None:
+        print_text(f"{path}: upgraded from format version {done.upgraded_from}")
+    if done.segments:
         ratio = f"{done.before / max(done.after, 1):.1f} times smaller"
         print_text(
             f"{path}: {plural(done.segments, 'file')} compacted, {done.before:,} -> {done.after:,} bytes of frames ({ratio})"
@@ -101,6 +106,36 @@ def compact(
         print_text(
             f"{path}: nothing to compact; the newest {keep} per stream, and files without frames, stay unchanged"
         )
+
+
+@lake.command()
+def repair(
+    path: PathArgument,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Write down what is lost, and go on without it.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Make a damaged lake usable again: rebuild what can be rebuilt, and list what is lost.
+
+    A writer refuses a stream that has lost acknowledged data, and `sample` raises an error. This command lists the loss, and
+    changes nothing unless there is none, or --accept-loss is given: then the lost records are written down in losses.json,
+    and are left out from then on. Exits with 1 if there is a loss that was not accepted.
+
+    \b
+      millpond lake repair runs/mixture-1/lake
+      millpond lake repair runs/mixture-1/lake --accept-loss
+    """
+    from millpond.replay.tools import repair as repair_lake
+
+    with progress("verifying") as update:
+        report = repair_lake(path, accept_loss=accept_loss, progress=update)
+    if json:
+        print_json(asdict(report))
+    else:
+        print_text("\n".join(report.lines()))
+    if report.lost and not report.accepted:
+        raise typer.Exit(1)
 
 
 @lake.command("export")

@@ -19,7 +19,7 @@ from millpond.data.source import (
 )
 from millpond.replay import Field, Lake, Schema, Steps
 from millpond.replay.lake.sample import raise_damage
-from millpond.replay.schema import DAMAGED, FINAL, TERMINATED, TRUNCATED
+from millpond.replay.schema import FINAL, TERMINATED, TRUNCATED
 from millpond.replay.transitions import complete_episodes, episode_records
 
 UNNAMED_FIELDS = {"obs", "observations", "states"}  # names of the only observation array in layouts without field names
@@ -41,14 +41,14 @@ class LakeSource:
         self._places: list[tuple[int, int, int]] = []  # stream, first record, records
         names: list[str] = []
         finals: list[bool] = []
+        damaged = self._lake.known_damage()
+        if damaged:
+            raise DataError(
+                f"{damaged[0]}; expected a lake without damage. `millpond lake verify {path}` lists all "
+                f"{len(damaged):,} places"
+            )
         for number, stream in enumerate(self._lake.streams):
             view = self._lake.view(stream)
-            damaged = int(np.count_nonzero(view.flags & DAMAGED))
-            if damaged:
-                raise DataError(
-                    f"{path}: stream {stream} has {damaged:,} damaged records; expected none. `millpond lake verify {path}` "
-                    f"lists them"
-                )
             for start, count in zip(*(array.tolist() for array in complete_episodes(view)), strict=True):
                 names.append(f"{stream}/{len(names)}")
                 finals.append(bool(view.flags[episode_records(view, start, count)[-1]] & FINAL))
@@ -76,7 +76,7 @@ class LakeSource:
         compressed = any(field.name == name for field in self._lake.schema.compressed)
         read = self._lake.assembler().frames if compressed else self._lake.assembler().windows
         fields, damaged = read(stream, records[None, start:stop])
-        raise_damage(damaged, self.path)
+        raise_damage([damage for _, damage in damaged], self.path)
         frames: Array = fields[name][0]
         return frames
 
@@ -93,7 +93,7 @@ class LakeSource:
     def _records(self, episode: int) -> Array:
         stream, indices = self._record_indices(episode)
         records, damaged = self._lake.assembler().records(stream, indices[None, : int(self.lengths[episode])])
-        raise_damage(damaged, self.path)
+        raise_damage([damage for _, damage in damaged], self.path)
         steps: Array = records[0]
         return steps
 

@@ -9,6 +9,8 @@ begins at byte r * width.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -50,9 +52,12 @@ HAS_FINAL = 16  # an episode's last step whose final observation is stored after
 CONTEXT = 32  # in ponds only: a step stored for the stacks and returns of others, and never drawn itself
 DAMAGED = 128  # in memory only: the record does not match its checksum
 ENDED = TERMINATED | TRUNCATED
+STORED_FLAGS = FIRST | TERMINATED | TRUNCATED | FINAL | HAS_FINAL  # all that a record on disk may have
 
 # Before every frame in a lake: its length and its checksum.
 FRAME_HEADER_BYTES = 8
+
+MAX_RECORD_BYTES = 1 << 30
 
 # Columns of a pond besides the fields of the schema.
 COLUMNS = {"reward": "float32", "agent": "int64", "round": "int64", "policy_version": "int64", "epsilon": "float32"}
@@ -93,7 +98,7 @@ class Field:
 
     @cached_property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
@@ -121,7 +126,7 @@ class Schema:
         for field in (*self.observation, self.action, *self.extra):
             if field.storage == "lz4" and field not in self.observation:
                 raise LakeError(f"field {field.name!r}: only observations can be stored as lz4; make it fixed")
-            if np.dtype(field.dtype).hasobject:
+            if np.dtype(field.dtype).kind not in "biufc":
                 raise LakeError(f"field {field.name!r} has dtype {field.dtype}; a lake stores numbers only")
             column = self.column(field)
             if column in taken:
@@ -129,6 +134,9 @@ class Schema:
             taken.add(column)
         if not self.observation:
             raise LakeError("a schema needs at least one field of observation")
+        nbytes = sum(field.nbytes for field in (*self.observation, self.action, *self.extra))
+        if nbytes > MAX_RECORD_BYTES:
+            raise LakeError(f"a record would have {nbytes:,} bytes; it may have {MAX_RECORD_BYTES:,}")
 
     def column(self, field: Field) -> str:
         """Return the name of a field's column in a record; observations have a prefix, so that names never collide."""
@@ -151,9 +159,14 @@ class Schema:
         return np.dtype([*HEADER, *columns])
 
     @property
+    def frame_bytes(self) -> int:
+        """Bytes of all compressed fields of a record, uncompressed."""
+        return sum(field.nbytes for field in self.compressed)
+
+    @property
     def raw_record_bytes(self) -> int:
         """Bytes of a record with uncompressed frames: the reference for compression ratios."""
-        return self.record.itemsize + sum(field.nbytes for field in self.compressed)
+        return self.record.itemsize + self.frame_bytes
 
     def observations(self, value: Any) -> dict[str, np.ndarray[Any, Any]]:
         """Return arrays by field name, from a plain array or a mapping."""
@@ -177,8 +190,25 @@ class Schema:
 
     @staticmethod
     def from_json(tree: Mapping[str, Any]) -> Schema:
+        """Return the schema of a manifest, which a stranger may have written."""
+
         def field(entry: Mapping[str, Any]) -> Field:
-            return Field(str(entry["name"]), tuple(entry["shape"]), str(entry["dtype"]), entry["storage"])
+            name, shape, dtype, storage = (entry[key] for key in ("name", "shape", "dtype", "storage"))
+            if not isinstance(name, str) or not name.isprintable() or len(name) > 200:
+                raise ValueError(f"field {name!r:.60}: a name has at most 200 printable characters")
+            if (
+                not isinstance(shape, list | tuple)
+                or len(shape) > 16
+                or any(type(n) is not int or n < 0 for n in shape)
+            ):
+                raise ValueError(f"field {name!r}: shape={shape!r:.60} is not a list of sizes")
+            if math.prod(max(n, 1) for n in shape) > MAX_RECORD_BYTES:
+                raise ValueError(f"field {name!r}: shape={shape!r:.60} is larger than a record may be")
+            if not isinstance(dtype, str) or not re.fullmatch("[a-z]+[0-9]*", dtype):
+                raise ValueError(f"field {name!r}: dtype={dtype!r:.60} is not the name of a number's type")
+            if storage not in ("fixed", "lz4"):
+                raise ValueError(f"field {name!r}: storage={storage!r:.60} is neither 'fixed' nor 'lz4'")
+            return Field(name, tuple(shape), dtype, storage)
 
         return Schema(
             tuple(field(entry) for entry in tree["observation"]),

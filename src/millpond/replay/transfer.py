@@ -112,6 +112,7 @@ def fill(
     """
     if pond.schema != lake.schema:
         raise LakeError("the pond and the lake have different schemas")
+    lake.require_intact()
     assembler = lake.assembler()
     number, drawn = _draw_different(assembler, n, rng, stack or 1, n_step)
     streams, records, flags, run_begin = _runs(assembler, number, drawn, stack or 1, n_step)
@@ -129,7 +130,7 @@ def fill(
             if k + 2 * threads < len(blocks):
                 later = blocks[k + 2 * threads]
                 waiting.append(pool.submit(read_fields, assembler, streams[later], records[later]))
-            raise_damage(damaged, lake.folder)
+            raise_damage([damage for _, damage in damaged], lake.folder)
             for name, values in fields.items():
                 source = torch.from_numpy(values)
                 pond.fields[name][block.start : block.start + len(values)] = source.to(
@@ -225,6 +226,7 @@ def restore_rings(pond: Pond, lake: Lake, streams: list[str], *, continue_episod
     views = [lake.view(name) for name in streams]
     if pond.guarded or sum(view.lanes for view in views) != pond.lanes:
         raise LakeError(f"streams {streams} have other lanes than the pond's {pond.lanes}, or the pond is guarded")
+    lake.require_intact()
     numbers = [lake.streams.index(name) for name in streams]
     pond.clear()
     slots: list[Array] = []
@@ -246,7 +248,7 @@ def restore_rings(pond: Pond, lake: Lake, streams: list[str], *, continue_episod
     for begin in range(0, len(record), RECORDS_PER_BLOCK):
         block = slice(begin, begin + RECORDS_PER_BLOCK)
         fields, damaged = read_fields(assembler, stream[block], record[block])
-        raise_damage(damaged, lake.folder)
+        raise_damage([damage for _, damage in damaged], lake.folder)
         where = torch.from_numpy(slot[block]).to(pond.device)
         for name, values in fields.items():
             pond.fields[name][where] = torch.from_numpy(values).to(pond.device, pond.fields[name].dtype)

@@ -13,7 +13,7 @@ import pytest
 
 from millpond.data import open_episodes
 from millpond.replay import Field, Lake, LakeDamaged, LakeError, Schema, Steps
-from millpond.replay.tools import verify
+from millpond.replay.tools import repair, verify
 from tests.support.naive_lake import FRAME, NaiveLake, assert_transition
 
 VECTOR = Schema((Field("observation", (2,), "float32"),), Field("action", (), "int32"))
@@ -188,7 +188,7 @@ def test_invalid_names_lanes_schemas_and_versions_are_refused(tmp_path: Path) ->
     with pytest.raises(LakeError, match=r"it has no lake\.json"):
         Lake(tmp_path / "streams")
     manifest = tmp_path / "lake.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b'"version": 1', b'"version": 2'))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"version": 2', b'"version": 1'))
     with pytest.raises(LakeDamaged, match="checksum"):
         Lake(tmp_path)
 
@@ -250,23 +250,25 @@ def test_failed_sync_closes_the_writer(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("kind", ["steps", "lz4"])
-def test_append_with_missing_bytes_is_cut_off(tmp_path: Path, kind: str) -> None:
-    """If a disk reports syncs that did not happen, the log has an append whose data is shorter: it is cut off."""
+def test_writer_is_refused_if_bytes_of_an_append_are_missing(tmp_path: Path, kind: str) -> None:
+    """If a disk reports syncs that did not happen, the log has an append whose data is shorter: that is a loss."""
     naive, rng = NaiveLake(), np.random.default_rng(0)
     with Lake.create(tmp_path, FRAME) as lake:
         with lake.writer("a", 2) as writer:
             for _ in range(3):
-                acknowledged = {key: list(lane) for key, lane in naive.lanes.items()}
                 writer.append(naive.generate("a", 2, 4, rng, FRAME, fresh=False, ends=0.1))
-        naive.lanes = acknowledged
-        with open(tmp_path / "streams" / "a" / f"000000.{kind}", "r+b") as file:
-            file.truncate(file.seek(0, 2) - 1)
+        file = tmp_path / "streams" / "a" / f"000000.{kind}"
+        os.truncate(file, file.stat().st_size - 1)
+        before = {path: path.read_bytes() for path in file.parent.iterdir() if path.name != "lock"}
+        with pytest.raises(LakeDamaged, match=rf"000000.{kind}: has .* bytes; the log requires .*lake repair"):
+            lake.writer("a", 2, continue_episodes=True)
+        assert {path: path.read_bytes() for path in file.parent.iterdir() if path.name != "lock"} == before
+        repair(tmp_path, accept_loss=True)
         with lake.writer("a", 2, continue_episodes=True) as writer:
-            assert writer.position == 2
-            assert writer.recovered.cut_bytes > 0
+            assert writer.position == 3
             writer.append(naive.generate("a", 2, 4, rng, FRAME, fresh=False, ends=0.1))
         lake.refresh()
-        assert lake.transitions(2) == len(naive.transitions(stack=2, n_step=1, gamma=1.0, repeat=False))
+        assert 0 < lake.transitions() < len(naive.transitions(stack=1, n_step=1, gamma=1.0, repeat=False))
         assert verify(tmp_path).good
 
 

@@ -1,11 +1,9 @@
-"""Checksums and compression of many records at once, in compiled code that does not hold the GIL.
-
-Checksums are CRC32C (Castagnoli), the same values as google-crc32c's.
+"""Compression of the frames of many records at once, in compiled code that does not hold the GIL.
 
 The frames of a record are compressed with lz4, one by one in the order of the schema, each stored as
 
     length  u4    number of bytes that follow these two numbers
-    crc32c  u4    of those bytes
+    crc32c  u4    of those bytes, at their segment and row
     bytes         an lz4 block; the array itself if compression would not make it smaller
 
 A frame whose length or checksum is wrong is not decoded: its status tells why.
@@ -15,7 +13,7 @@ In a compacted segment, consecutive frames of one lane are compressed together w
     magic   u4
     length  u4       bytes of the zstd frame
     rows    u4       number of records
-    crc32c  u4       of the record numbers and the zstd frame
+    crc32c  u4       version 2: of length, rows and all that follows, at its segment; version 1: of all that follows
     row     u4[rows] numbers of the records within the segment, ascending
     bytes            a zstd frame of rows x (all compressed fields)
 """
@@ -24,30 +22,29 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import llvmlite.binding  # type: ignore[import-untyped]
 import lz4.block
 import numpy as np
 import zstandard
-from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
 
-from millpond.compiled import compiled, target_features
+from millpond.compiled import compiled
+from millpond.replay.lake.checksum import (
+    ONES,
+    PLACE,
+    Binding,
+    Position,
+    frame_kinds,
+    load32,
+    place_state,
+    range_checksum,
+    store32,
+)
 from millpond.replay.schema import FRAME_HEADER_BYTES, LakeDamaged
 
 Array = np.ndarray[Any, Any]
-
-# Positions in buffers are unsigned: Numba then omits the code for negative indices.
-Position = np.uintp
-WORD = ir.IntType(64)
-
-# CRC32C
-POLYNOMIAL = 0x82F63B78  # reflected
-ONES = np.uint32(0xFFFFFFFF)
 
 # Where the frames of a record are: in an lz4 file, nowhere (zeros), in a chunk of a compacted segment, or out of bounds.
 IN_LZ4, ABSENT, IN_CHUNK, UNUSABLE = 0, 1, 2, 3
@@ -57,60 +54,12 @@ STATUS_TEXT = ("good", "length exceeds its record", "checksum does not match", "
 
 CHUNK_HEADER = struct.Struct("<IIII")
 CHUNK_MAGIC = 0x6B6E6863
+RECORDS_PER_CHUNK = 16  # at most
 ZSTD_LEVEL = 3
 NOWHERE = 2**32 - 1
 
 
-# -- operations that Numba lacks: unaligned loads and stores, the CRC32C instruction, and calls of C without the GIL
-# They check nothing: the caller has compared all positions with the ends of the buffers.
-
-
-def _loader(bits: int, result: Any) -> Any:
-    """Return an intrinsic that loads a number of `bits` bits from any position of a byte array."""
-
-    def load(typing: Any, source: Any, start: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            array = context.make_array(signature.args[0])(context, builder, args[0])
-            address = builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(bits).as_pointer())
-            return builder.load(address, align=1)
-
-        return result(source, types.uintp), generate
-
-    return intrinsic(load)
-
-
-def _storer(bits: int, value: Any) -> Any:
-    """Return an intrinsic that stores a number of `bits` bits at any position of a byte array."""
-
-    def store(typing: Any, target: Any, to: Any, number: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            array = context.make_array(signature.args[0])(context, builder, args[0])
-            address = builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(bits).as_pointer())
-            builder.store(args[2], address, align=1)
-            return context.get_dummy_value()
-
-        return types.void(target, types.uintp, value), generate
-
-    return intrinsic(store)
-
-
-def _crc32c_word(typing: Any, checksum: Any, word: Any) -> Any:
-    """Update a CRC32C by eight bytes with the processor's instruction (SSE 4.2)."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(WORD, [WORD, WORD])
-        return builder.call(builder.module.declare_intrinsic("llvm.x86.sse42.crc32.64.64", (), kind), args)
-
-    return types.uint64(types.uint64, types.uint64), generate
-
-
-load32 = _loader(32, types.uint32)
-load64 = _loader(64, types.uint64)
-store32 = _storer(32, types.uint32)
-crc32c_word = intrinsic(_crc32c_word)
-
-HAS_CRC32C = "sse4.2" in target_features()
-
+# -- C functions, called without the GIL
 
 LZ4_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 
@@ -159,78 +108,6 @@ preadv2: Any = types.ExternalFunction(
 )
 
 
-# -- checksums
-
-
-def _tables() -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Return tables[k, b]: the contribution of byte b followed by k zero bytes (slicing by eight)."""
-    tables = np.zeros((8, 256), np.uint32)
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = (value >> 1) ^ (POLYNOMIAL if value & 1 else 0)
-        tables[0, byte] = value
-    for k in range(1, 8):
-        tables[k] = (tables[k - 1] >> 8) ^ tables[0][tables[k - 1] & 255]
-    return tables
-
-
-TABLES = _tables()
-
-
-@compiled
-def words_by_table(data: Any, start: Any, words: Any, value: Any) -> Any:
-    """Update a checksum by `words` words of eight bytes, on any processor."""
-    for _ in range(words):
-        word = load64(data, start) ^ np.uint64(value)
-        value = np.uint32(0)
-        for k in range(8):
-            value ^= TABLES[7 - k, (word >> np.uint64(8 * k)) & np.uint64(255)]
-        start += Position(8)
-    return value
-
-
-@compiled
-def words_by_processor(data: Any, start: Any, words: Any, value: Any) -> Any:
-    """Update a checksum by `words` words of eight bytes, with the CRC32C instruction."""
-    wide = np.uint64(value)
-    for _ in range(words):
-        wide = crc32c_word(wide, load64(data, start))
-        start += Position(8)
-    return np.uint32(wide)
-
-
-words_checksum = words_by_processor if HAS_CRC32C else words_by_table
-
-
-@compiled
-def range_checksum(data: Any, start: Any, end: Any) -> Any:
-    """Return the CRC32C of data[start:end]; both are positions inside the buffer."""
-    words = (end - start) // Position(8)
-    value = words_checksum(data, start, words, ONES)
-    position = start + words * Position(8)
-    while position < end:
-        value = TABLES[0, (value ^ data[position]) & np.uint32(255)] ^ (value >> np.uint32(8))
-        position += Position(1)
-    return value ^ ONES
-
-
-@compiled
-def _record_checksums(data: Any, width: Any, skip: Any, out: Any) -> None:
-    for k in range(len(out)):
-        start = Position(k) * Position(width)
-        out[k] = range_checksum(data, start + Position(skip), start + Position(width))
-
-
-def record_checksums(records: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Return the checksum of each record, over all its bytes but the first four, where the checksum is stored."""
-    flat = np.ascontiguousarray(records).reshape(-1)
-    out = np.empty(len(flat), np.uint32)
-    if len(flat):
-        _record_checksums(flat.view(np.uint8), flat.dtype.itemsize, 4, out)
-    return out
-
-
 # -- lz4
 
 
@@ -240,12 +117,15 @@ def longest_block(width: int) -> int:
 
 
 @compiled
-def _compress_frames(order: Any, frames: Any, finals: Any, widths: Any, out: Any, ends: Any) -> Any:
+def _compress_frames(
+    order: Any, frames: Any, finals: Any, widths: Any, seeds: Any, first_place: Any, out: Any, ends: Any
+) -> Any:
     at = Position(0)
     for k in range(len(order)):
         number, begin = order[k], 0
         source = frames[number] if number < len(frames) else finals[number - len(frames)]
-        for width in widths:
+        place = first_place + (np.uint64(k) << np.uint64(32))
+        for field, width in enumerate(widths):
             body = at + Position(8)
             room = np.int32(width + width // 255 + 16)
             start = Position(source.ctypes.data) + Position(begin)
@@ -254,27 +134,48 @@ def _compress_frames(order: Any, frames: Any, finals: Any, widths: Any, out: Any
                 out[body : body + Position(width)] = source[begin : begin + width]
                 length = width
             stop = body + Position(length)
+            state = place_state(seeds[field], place) if len(seeds) else ONES
             store32(out, at, np.uint32(length))
-            store32(out, at + Position(4), range_checksum(out, body, stop))
+            store32(out, at + Position(4), range_checksum(out, body, stop, state))
             at, begin = stop, begin + width
         ends[k] = at
     return at
 
 
-def compress_frames(order: Array, frames: Array, finals: Array, widths: list[int]) -> tuple[Array, Array]:
-    """Return the stored bytes of records in the given order, and where each record ends.
+def compress_frames(
+    order: Array, frames: Array, finals: Array, widths: list[int], binding: Binding, segment: int, row: int
+) -> tuple[Array, Array]:
+    """Return the stored bytes of records in the given order, the first at `row` of a segment, and where each record ends.
 
     `frames` [n, bytes] and `finals` [k, bytes] are numbered 0 to n + k - 1; `order` holds these numbers.
     `widths` are the bytes of the frames that a record consists of.
     """
     room = len(order) * sum(longest_block(width) + FRAME_HEADER_BYTES for width in widths)
     out, ends = np.empty(room, np.uint8), np.empty(len(order), np.int64)
-    return out[: _compress_frames(order, frames, finals, np.array(widths), out, ends)], ends
+    seeds, first = binding.seeds(frame_kinds(len(widths))), np.uint64(segment | row << 32)
+    return out[: _compress_frames(order, frames, finals, np.array(widths), seeds, first, out, ends)], ends
 
 
 @compiled
-def decompress_frame(source: Any, at: Any, end: Any, target: Any, to: Any, width: Any) -> Any:
-    """Decompress the frame with its header at source[at:end] into target[to:][:width]; return a status."""
+def reseed_frames(data: Any, ends: Any, places: Any, seeds: Any) -> None:
+    """Replace the checksums of valid frames in place: record k ends at ends[k], at places[k]."""
+    at = Position(0)
+    for k in range(len(ends)):
+        for field in range(len(seeds)):
+            body = at + Position(8)
+            stop = body + Position(load32(data, at))
+            if stop > Position(ends[k]):
+                return
+            store32(data, at + Position(4), range_checksum(data, body, stop, place_state(seeds[field], places[k])))
+            at = stop
+
+
+@compiled
+def decompress_frame(source: Any, at: Any, end: Any, state: Any, target: Any, to: Any, width: Any) -> Any:
+    """Decompress the frame with its header at source[at:end] into target[to:][:width]; return a status.
+
+    `state`: of the checksum before the frame's bytes.
+    """
     if end - at < Position(8):
         return BAD_LENGTH
     length = Position(load32(source, at))
@@ -283,7 +184,7 @@ def decompress_frame(source: Any, at: Any, end: Any, target: Any, to: Any, width
     if length > end - at:
         return BAD_LENGTH
     stop = at + length
-    if range_checksum(source, at, stop) != checksum:
+    if range_checksum(source, at, stop, state) != checksum:
         return BAD_CHECKSUM
     if length == width:
         target[to : to + width] = source[at:stop]
@@ -296,23 +197,34 @@ def decompress_frame(source: Any, at: Any, end: Any, target: Any, to: Any, width
 
 @compiled
 def decompress_frames(
-    source: Any, begins: Any, ends: Any, state: Any, slots: Any, target: Any, width: Any, skip: Any, status: Any
+    source: Any,
+    begins: Any,
+    ends: Any,
+    state: Any,
+    places: Any,
+    seeds: Any,
+    slots: Any,
+    target: Any,
+    width: Any,
+    field: Any,
+    status: Any,
 ) -> None:
-    """Decompress frame number `skip` of many records: source[begins[i]:ends[i]] into target[slots[i] * width:][:width].
+    """Decompress the frames of one field of many records: source[begins[i]:ends[i]] into target[slots[i] * width:][:width].
 
-    Where `state` is ABSENT zeros are written; where it is IN_CHUNK nothing is.
+    Where `state` is ABSENT zeros are written; where it is IN_CHUNK nothing is. `seeds` [fields], empty if unbound.
     """
     for i in range(len(begins)):
         to = Position(slots[i]) * Position(width)
         status[i] = GOOD
         if state[i] == IN_LZ4:
             at, end = Position(begins[i]), Position(ends[i])
-            for _ in range(skip):
+            for _ in range(field):
                 if end - at >= Position(8) and Position(load32(source, at)) <= end - at - Position(8):
                     at += Position(8) + Position(load32(source, at))
                 else:
                     at = end
-            status[i] = decompress_frame(source, at, end, target, to, Position(width))
+            before = place_state(seeds[field], places[i]) if len(seeds) else ONES
+            status[i] = decompress_frame(source, at, end, before, target, to, Position(width))
         elif state[i] == ABSENT:
             target[to : to + Position(width)] = 0
         elif state[i] == UNUSABLE:
@@ -322,38 +234,70 @@ def decompress_frames(
 # -- zstd
 
 
-def encode_chunk(numbers: Array, frames: Array) -> bytes:
+def encode_chunk(numbers: Array, frames: Array, binding: Binding, segment: int) -> bytes:
     """Return the bytes of a chunk: records `numbers` [n] of a segment, with their frames [n, bytes]."""
     packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(np.ascontiguousarray(frames).tobytes())
     body = numbers.astype("<u4").tobytes() + packed
-    return CHUNK_HEADER.pack(CHUNK_MAGIC, len(packed), len(numbers), google_crc32c.value(body)) + body
+    checksum = _chunk_checksum(len(packed), len(numbers), body, binding, segment)
+    return CHUNK_HEADER.pack(CHUNK_MAGIC, len(packed), len(numbers), checksum) + body
 
 
-def decode_chunk(data: bytes | memoryview, frame_bytes: int, where: str) -> tuple[Array, Array]:
+def _chunk_checksum(length: int, count: int, body: bytes, binding: Binding, segment: int) -> int:
+    covered = PLACE.pack(length, count) + body if binding else body
+    return binding.checksum(covered, "chunk", segment)
+
+
+def chunk_body_bytes(header: bytes | bytearray, frame_bytes: int) -> int:
+    """Return the bytes that follow a chunk's header; 0 if its numbers cannot be those of a chunk."""
+    if len(header) < CHUNK_HEADER.size:
+        return 0
+    magic, length, count, _ = CHUNK_HEADER.unpack_from(header)
+    most = longest_zstd(RECORDS_PER_CHUNK * frame_bytes)
+    valid = magic == CHUNK_MAGIC and 1 <= count <= RECORDS_PER_CHUNK and 1 <= length <= most
+    return 4 * count + length if valid else 0
+
+
+def longest_zstd(nbytes: int) -> int:
+    """Return the largest size of a zstd frame of `nbytes` bytes (ZSTD_COMPRESSBOUND, rounded up)."""
+    return nbytes + (nbytes >> 8) + 1024
+
+
+def decode_chunk(data: bytes, frame_bytes: int, where: str, binding: Binding, segment: int) -> tuple[Array, Array]:
     """Return record numbers [n] and frames [n, frame_bytes] of a whole chunk; errors name `where` it is."""
-    if len(data) < CHUNK_HEADER.size:
-        raise LakeDamaged(f"{where}: the chunk is cut off")
-    magic, length, count, checksum = CHUNK_HEADER.unpack_from(data)
-    body = bytes(data[CHUNK_HEADER.size : CHUNK_HEADER.size + 4 * count + length])
-    if magic != CHUNK_MAGIC or len(body) != 4 * count + length or google_crc32c.value(body) != checksum:
+    nbytes = chunk_body_bytes(data, frame_bytes)
+    body = data[CHUNK_HEADER.size :]
+    if not nbytes or len(body) != nbytes:
+        raise LakeDamaged(f"{where}: the chunk's header does not match its bytes")
+    _, length, count, checksum = CHUNK_HEADER.unpack_from(data)
+    if _chunk_checksum(length, count, body, binding, segment) != checksum:
         raise LakeDamaged(f"{where}: the chunk does not match its checksum")
-    raw = zstandard.ZstdDecompressor().decompress(body[4 * count :], max_output_size=count * frame_bytes)
-    if len(raw) != count * frame_bytes:
-        raise LakeDamaged(f"{where}: the chunk has {len(raw)} bytes of frames, not {count} x {frame_bytes}")
-    return np.frombuffer(body, "<u4", count), np.frombuffer(raw, np.uint8).reshape(count, frame_bytes)
+    packed = body[4 * count :]
+    try:  # the size that the frame declares is what the decompressor allocates
+        declared = zstandard.frame_content_size(packed)
+        if declared != count * frame_bytes:
+            raise LakeDamaged(f"{where}: the chunk declares {declared} bytes of frames, not {count} x {frame_bytes}")
+        raw = zstandard.ZstdDecompressor().decompress(packed)
+    except zstandard.ZstdError as error:
+        raise LakeDamaged(f"{where}: the chunk does not decompress: {error}") from None
+    numbers = np.frombuffer(body, "<u4", count)
+    if len(raw) != count * frame_bytes or np.any(np.diff(numbers.astype(np.int64)) <= 0):
+        raise LakeDamaged(f"{where}: the chunk's records are not in order, or not complete")
+    return numbers, np.frombuffer(raw, np.uint8).reshape(count, frame_bytes)
 
 
-def chunk_positions(path: Path, num_records: int) -> Array:
-    """Return, for each record of a segment, where its chunk begins, from the chunks' headers; NOWHERE if it has none."""
+def chunk_positions(data: Array, num_records: int, frame_bytes: int) -> Array:
+    """Return, for each record of a segment, where its chunk begins in the segment's bytes, from the chunks' headers.
+
+    NOWHERE for a record that no chunk holds.
+    """
     positions = np.full(num_records, NOWHERE, np.uint32)
-    data = np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
     at = 0
     while at + CHUNK_HEADER.size <= len(data):
-        magic, length, count, _ = CHUNK_HEADER.unpack(bytes(data[at : at + CHUNK_HEADER.size]))
-        if magic != CHUNK_MAGIC or at + CHUNK_HEADER.size + 4 * count + length > len(data):
+        header = bytes(data[at : at + CHUNK_HEADER.size])
+        nbytes, begin = chunk_body_bytes(header, frame_bytes), at + CHUNK_HEADER.size
+        if not nbytes or begin + nbytes > len(data):
             break
-        begin = at + CHUNK_HEADER.size
-        numbers = np.frombuffer(bytes(data[begin : begin + 4 * count]), "<u4")
+        numbers = np.frombuffer(bytes(data[begin : begin + 4 * CHUNK_HEADER.unpack(header)[2]]), "<u4")
         positions[numbers[numbers < num_records]] = at
-        at = begin + 4 * count + length
+        at = begin + nbytes
     return positions

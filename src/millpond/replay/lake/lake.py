@@ -10,6 +10,7 @@ batch = lake.sample(256, rng, stack=4)        # exactly uniform over all valid t
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,13 +18,13 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from millpond.durable import create_file
-from millpond.replay.lake.format import NAME_PATTERN, SEGMENT_BYTES, Manifest, StreamFolder
-from millpond.replay.lake.read import Damage, DamageList, SpanReader
+from millpond.durable import create_file, make_folder
+from millpond.replay.lake.format import MAX_SEGMENT_BYTES, NAME_PATTERN, SEGMENT_BYTES, Manifest, StreamFolder
+from millpond.replay.lake.read import DamageList, SpanReader
 from millpond.replay.lake.sample import Assembler, LakeBatch, LakeEpisode, Sequences, raise_damage
-from millpond.replay.lake.stream import StreamReader, View
+from millpond.replay.lake.stream import Damage, StreamReader, View
 from millpond.replay.lake.write import Writer
-from millpond.replay.schema import FINAL, LakeError, Schema
+from millpond.replay.schema import FINAL, LakeDamaged, LakeError, Schema
 from millpond.replay.transitions import complete_episodes, draw_sequences, draw_transitions, episode_records
 
 Padding = Literal["zero", "repeat"]
@@ -43,6 +44,7 @@ class Lake:
         self.manifest = Manifest.read(self.folder)
         self.schema = self.manifest.schema
         self.damage: list[Damage] = []
+        self._unusable: list[Damage] = []  # streams that cannot be opened at all
         self._reader = SpanReader()
         self._streams: dict[str, StreamReader] = {}
         self.refresh()
@@ -57,20 +59,21 @@ class Lake:
             segment_bytes = (
                 SEGMENT_BYTES if max_bytes is None else min(SEGMENT_BYTES, max(max_bytes // 32, MIN_SEGMENT_BYTES))
             )
-        if segment_bytes < 1 or segment_bytes > 1 << 31:
-            raise LakeError(f"segment_bytes={segment_bytes:,} must be between 1 and {1 << 31:,}")
+        if segment_bytes < 1 or segment_bytes > MAX_SEGMENT_BYTES:
+            raise LakeError(f"segment_bytes={segment_bytes:,} must be between 1 and {MAX_SEGMENT_BYTES:,}")
         if max_bytes is not None and max_bytes < 8 * segment_bytes:
             raise LakeError(
                 f"max_bytes={max_bytes:,} is less than 8 segments of {segment_bytes:,}; try {8 * segment_bytes:,}"
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "streams").mkdir(exist_ok=True)
-        manifest = Manifest(schema, max_bytes, segment_bytes)
-        if not create_file(folder / "lake.json", manifest.to_bytes()):
-            existing = Manifest.read(folder).schema
-            if existing != schema:
-                raise LakeError(f"{folder} is a lake with another schema: it has {existing}, {schema} was requested")
-        return Lake(folder)
+        make_folder(folder)
+        manifest = Manifest(schema, max_bytes, segment_bytes, id=uuid.uuid4().hex)
+        if not (folder / "lake.json").exists():
+            make_folder(folder / manifest.streams)
+            create_file(folder / "lake.json", manifest.to_bytes())
+        lake = Lake(folder)
+        if lake.schema != schema:
+            raise LakeError(f"{folder} is a lake with another schema: it has {lake.schema}, {schema} was requested")
+        return lake
 
     @property
     def streams(self) -> list[str]:
@@ -102,22 +105,43 @@ class Lake:
             raise LakeError(
                 f"stream {stream!r}: a name has letters, digits, '.', '_' and '-', and begins with a letter or digit"
             )
-        folder = StreamFolder.make(self.folder / "streams" / stream, lanes)
+        folder = StreamFolder.make(self.folder / self.manifest.streams / stream, lanes, self.manifest)
         return Writer(self.folder, self.manifest, folder, continue_episodes=continue_episodes)
 
     def refresh(self) -> bool:
         """Read new streams and appends acknowledged since the last call; return True if anything changed."""
-        changed = False
-        for path in sorted((self.folder / "streams").glob("*/stream.json")):
-            if path.parent.name not in self._streams:
-                self._streams[path.parent.name] = StreamReader(StreamFolder.read(path.parent), self.schema)
-                changed = True
-            elif self._streams[path.parent.name].refresh():
-                changed = True
+        manifest = Manifest.read(self.folder)
+        changed = manifest != self.manifest
+        if changed:  # upgraded to a new version of the format: its streams are in another folder
+            self.manifest, self._streams = manifest, {}
+        paths, problems = manifest.stream_paths(self.folder)
+        self._unusable = [Damage(str(self.folder), -1, problem) for problem in problems]
+        for path in paths:
+            try:
+                if path.name in self._streams:
+                    changed |= self._streams[path.name].refresh()
+                else:
+                    self._streams[path.name] = StreamReader(StreamFolder.read(path, manifest), self.schema)
+                    changed = True
+            except LakeDamaged as error:
+                self._unusable.append(Damage(str(path), -1, str(error)))
+            except OSError as error:
+                self._unusable.append(Damage(str(error.filename or path), -1, error.strerror or str(error)))
         self._streams = dict(sorted(self._streams.items()))
         if changed:
             self._reader.forget()
         return changed
+
+    def known_damage(self) -> list[Damage]:
+        """Return what is known to be missing or unreadable without reading all data; `verify` reads all."""
+        return self._unusable + [damage for stream in self._streams.values() for damage in stream.damage]
+
+    def require_intact(self, on_damage: OnDamage = "raise") -> None:
+        """Raise an error if anything is known to be missing or unreadable, or add it to `damage` with `skip`."""
+        known = self.known_damage()
+        if on_damage == "raise":
+            raise_damage(known, self.folder)
+        self.damage += [damage for damage in known if damage not in self.damage]
 
     def transitions(self, stack: int | None = None, n_step: int = 1) -> int:
         """Return the number of valid transitions."""
@@ -155,6 +179,7 @@ class Lake:
             return assembler.transitions(drawn, stacked=stack is not None, gamma=gamma)
 
         def attempt() -> LakeBatch:
+            self.require_intact(on_damage)
             assembler, shares = self.assembler(), self._shares(n, rng, weights, quotas)
             batch, damaged = take(assembler, n, shares)
             waiting = np.arange(n)
@@ -190,6 +215,7 @@ class Lake:
             raise LakeError(f"length={length} must be at least 1 and burn_in={burn_in} at least 0")
 
         def attempt() -> Sequences:
+            self.require_intact()
             assembler, shares = self.assembler(), self._shares(n, rng, weights, quotas)
             drawn = draw_sequences(assembler.views, shares, n, rng, length=length, burn_in=burn_in)
             sequences, damaged = assembler.sequences(drawn)
@@ -204,6 +230,7 @@ class Lake:
         """Draw n episodes, uniform over all complete ones."""
 
         def attempt() -> list[LakeEpisode]:
+            self.require_intact()
             tables = [complete_episodes(stream.view) for stream in self._streams.values()]
             ends = np.cumsum([len(start) for start, _ in tables])
             if not len(ends) or ends[-1] == 0:
@@ -219,6 +246,7 @@ class Lake:
 
     def episodes(self, stream: str | None = None) -> Iterator[LakeEpisode]:
         """Iterate over all complete episodes, stream by stream, lane by lane."""
+        self.require_intact()
         for number, name in enumerate(self.streams):
             if stream in (None, name):
                 table = complete_episodes(self._streams[name].view)
@@ -266,12 +294,14 @@ class Lake:
                 return attempt()
             except FileNotFoundError:
                 rng.bit_generator.state = state
+                for stream in self._streams.values():
+                    stream.reread()
                 self.refresh()
         return attempt()
 
     def _note(self, damaged: DamageList, on_damage: OnDamage) -> None:
         if on_damage == "raise":
-            raise_damage(damaged, self.folder)
+            raise_damage([damage for _, damage in damaged], self.folder)
         self.damage += [damage for _, damage in damaged]
 
     def _count(self, stream: Array, each: int = 1) -> None:

@@ -27,7 +27,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from millpond.compiled import compiled
-from millpond.durable import open_file, read_at
+from millpond.durable import is_regular, open_file, read_at
+from millpond.replay.lake.checksum import Position, frame_kinds, place_of, record_checksums
 from millpond.replay.lake.codec import (
     ABSENT,
     CHUNK_HEADER,
@@ -36,14 +37,13 @@ from millpond.replay.lake.codec import (
     NOWHERE,
     STATUS_TEXT,
     UNUSABLE,
-    Position,
+    chunk_body_bytes,
     copy_bytes,
     decode_chunk,
     decompress_frames,
     preadv2,
-    record_checksums,
 )
-from millpond.replay.lake.stream import View
+from millpond.replay.lake.stream import Damage, View
 from millpond.replay.schema import LakeDamaged, Schema
 from millpond.replay.transitions import NO_RECORD
 
@@ -59,18 +59,6 @@ Result = TypeVar("Result")
 # -- records and frames
 
 
-@dataclass(frozen=True)
-class Damage:
-    """A record or frame on disk that does not match its checksum."""
-
-    file: str
-    record: int
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.file}, record {self.record}: {self.problem}"
-
-
 DamageList = list[tuple[int, Damage]]  # each with the place of the record in the request
 
 
@@ -80,12 +68,13 @@ def read_records(view: View, schema: Schema, reader: SpanReader, numbers: Array)
     spans = record_spans(view, numbers, schema.record.itemsize)
     if len(spans.segment):
         reader.read(view.steps_files, spans, records.view(np.uint8).data)
-    bad = record_checksums(records) != records["checksum"]
+    places = record_places(view, numbers)
+    bad = record_checksums(records, view.folder.binding, "steps", places) != records["checksum"]
     if not bad.any():
         return records, []
     # The zeros of NO_RECORD do not match either, and are correct.
-    places = np.flatnonzero(bad & (numbers != NO_RECORD)).tolist()
-    return records, [(i, _damage(view, int(numbers[i]), "steps", "checksum does not match")) for i in places]
+    wrong = np.flatnonzero(bad & (numbers != NO_RECORD)).tolist()
+    return records, [(i, _damage(view, int(numbers[i]), "steps", "checksum does not match")) for i in wrong]
 
 
 def _damage(view: View, number: int, kind: str, problem: str) -> Damage:
@@ -107,10 +96,11 @@ def read_frames(
         reader.read(view.frames_files, spans, source.data)
     damaged: DamageList = []
     status = np.empty(len(numbers), np.uint8)
+    places, seeds = record_places(view, numbers), view.folder.binding.seeds(frame_kinds(len(schema.compressed)))
     for number, field in enumerate(schema.compressed):
         if field.name in targets:
             flat = targets[field.name]
-            decompress_frames(source, begins, ends, state, slots, flat, field.nbytes, number, status)
+            decompress_frames(source, begins, ends, state, places, seeds, slots, flat, field.nbytes, number, status)
             bad = np.flatnonzero(status).tolist() if status.any() else []
             damaged += [(i, _damage(view, int(numbers[i]), "frames", STATUS_TEXT[status[i]])) for i in bad]
     entries = np.flatnonzero(state == IN_CHUNK) if view.compacted.any() else ()
@@ -129,7 +119,6 @@ def _read_chunks(
     entries: Array,
 ) -> DamageList:
     """Read each chunk once, however many of its records are requested, and decompress several at the same time."""
-    frame_bytes = sum(field.nbytes for field in schema.compressed)
     segment = view.segment_of(numbers[entries])
     in_segment = numbers[entries] - view.segment_begin[segment]
     keys = segment << 32 | view.position[numbers[entries]].astype(np.int64)
@@ -138,8 +127,10 @@ def _read_chunks(
 
     def decode(members: Array) -> DamageList:
         file, at = view.frames_files[segment[members[0]]], int(keys[members[0]] & 0xFFFFFFFF)
+        number = int(view.segment_numbers[segment[members[0]]])
         try:
-            held, frames = decode_chunk(_read_chunk(reader, file, at), frame_bytes, f"{file} at {at}")
+            chunk = _read_chunk(reader, file, at, schema.frame_bytes)
+            held, frames = decode_chunk(chunk, schema.frame_bytes, f"{file} at {at}", view.folder.binding, number)
             within = np.minimum(np.searchsorted(held, in_segment[members]), len(held) - 1)
             if not np.array_equal(held[within], in_segment[members]):
                 raise LakeDamaged(f"{file} at {at}: the chunk does not hold the records of its segment's index")
@@ -156,19 +147,49 @@ def _read_chunks(
     return [damage for damaged in reader.each(decode, groups) for damage in damaged]
 
 
-def _read_chunk(reader: SpanReader, path: Any, at: int) -> bytes:
-    """Return the bytes of the chunk at a position."""
+def _read_chunk(reader: SpanReader, path: Path, at: int, frame_bytes: int) -> bytes:
+    """Return the bytes of the chunk at a position; fewer if the file is cut off or its numbers cannot be those of a chunk."""
     if at == NOWHERE:
         raise LakeDamaged(f"{path}: no chunk holds the record")
     file = reader.open(path)
     header = bytearray(CHUNK_HEADER.size)
     if read_at(file.fd, memoryview(header), at) < CHUNK_HEADER.size:
         raise LakeDamaged(f"{path} at {at}: the chunk is cut off")
-    _, length, count, _ = CHUNK_HEADER.unpack(header)
-    rest = min(4 * count + length, os.fstat(file.fd).st_size - at - CHUNK_HEADER.size)  # the numbers may be damaged
-    body = bytearray(max(rest, 0))
+    body = bytearray(chunk_body_bytes(header, frame_bytes))
     nbytes = read_at(file.fd, memoryview(body), at + CHUNK_HEADER.size)
     return bytes(header + body[:nbytes])
+
+
+# -- places: segment and row of a record, which its checksums are bound to
+
+
+@compiled
+def _segment_of(number: Any, segment_begin: Any) -> Any:
+    low, high = 0, len(segment_begin)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if segment_begin[middle] <= number:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def _record_places(numbers: Any, segment_begin: Any, segment_numbers: Any, out: Any) -> None:
+    for i in range(len(numbers)):
+        if numbers[i] != NO_RECORD:
+            holds = _segment_of(numbers[i], segment_begin)
+            out[i] = place_of(segment_numbers[holds], numbers[i] - segment_begin[holds])
+
+
+def record_places(view: View, numbers: Array) -> Array:
+    """Return segment and row of records `numbers` [n] as u8[n]; empty if checksums cover bytes alone."""
+    if not view.folder.binding:
+        return np.empty(0, np.uint64)
+    places = np.zeros(len(numbers), np.uint64)
+    _record_places(numbers, view.segment_begin, view.segment_numbers, places)
+    return places
 
 
 # -- spans of bytes
@@ -189,18 +210,6 @@ class Spans:
 
     def first(self, count: int) -> Spans:
         return Spans(self.segment[:count], self.offset[:count], self.nbytes[:count], self.place[:count])
-
-
-@compiled
-def _segment_of(number: Any, segment_begin: Any) -> Any:
-    low, high = 0, len(segment_begin)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if segment_begin[middle] <= number:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 @compiled
@@ -350,6 +359,9 @@ class SpanReader:
         if cached is not None and cached[0] is paths:
             return cached[1], cached[2], segment
         few = sum(len(table[1]) for table in self._tables.values()) + len(paths) <= OPEN_FILES
+        few = few and all(
+            is_regular(path) for path in paths
+        )  # a missing one is damage, and none of its records are read
         used, local = (range(len(paths)), segment) if few else np.unique(segment, return_inverse=True)
         files = [self.open(paths[number]) for number in used]
         table = np.array([(file.fd, file.address, file.mapped_bytes) for file in files], np.int64)

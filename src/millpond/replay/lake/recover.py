@@ -1,28 +1,94 @@
-"""Find the end of a stream when a writer opens it, after a crash or not, and when appends are rolled back."""
+"""Find the end of a stream when a writer opens it, after a crash or not, and when appends are rolled back.
+
+Nothing is removed that was acknowledged: if the head promises more than the log and the files hold, a writer is refused, and
+`millpond lake repair` decides.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from millpond.durable import open_file, sync, sync_folder
-from millpond.replay.lake.codec import record_checksums
-from millpond.replay.lake.format import StreamFolder, StreamHead, commit_dtype, read_log
-from millpond.replay.lake.stream import write_index
-from millpond.replay.schema import ENDED, FINAL, LakeDamaged, LakeError, Schema
+from millpond.durable import DiskFile, replace_by_prefix, sync_folder
+from millpond.replay.lake.checksum import consecutive_places, record_checksums
+from millpond.replay.lake.format import (
+    UNLIMITED,
+    Loss,
+    StreamFolder,
+    StreamHead,
+    is_accepted,
+    is_number,
+    lock_stream,
+    read_losses,
+    this_boot,
+)
+from millpond.replay.lake.index import write_index
+from millpond.replay.lake.log import CommitLog, commit_dtype, read_log, read_steps
+from millpond.replay.lake.stream import Damage, first_segment, log_damage, missing_file
+from millpond.replay.schema import ENDED, FINAL, LakeBusy, LakeDamaged, LakeError, Schema
 from millpond.replay.steps import LaneState
 
 Array = np.ndarray[Any, Any]
+SUFFIXES = ("steps", "lz4", "zst", "index")  # of a segment's files
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class StreamState:
+    """What a stream's log, head and files say. `entries` are those that count; nothing of them was read but the log."""
+
+    log: CommitLog
+    head: StreamHead
+    entries: Array
+    damage: list[Damage]
+    losses: list[Loss]
+
+
+def examine(stream: StreamFolder, schema: Schema) -> StreamState:
+    """Compare the log, the head and the sizes of all files. Nothing is changed."""
+    stored, commit_log = StreamHead.read(stream), read_log(stream, schema)
+    written = len(commit_log.entries)
+    damage = log_damage(stream, commit_log, stored, written)
+    first = first_segment(stream, stored)
+    head = stored or StreamHead(this_boot() or b"", 0, first, written)
+    head = replace(head, first_segment=first)
+    entries = commit_log.entries[: head.limit]
+    losses: list[Loss] = []
+    try:
+        losses = read_losses(stream)
+    except LakeDamaged as error:
+        damage.append(Damage(str(stream.losses), -1, str(error)))
+    last_of_segment = np.append(entries["segment"][1:] != entries["segment"][:-1], True)[: len(entries)]
+    for entry in entries[last_of_segment]:
+        if int(entry["segment"]) >= first:
+            damage += _file_damage(stream, schema, entry, losses)
+    return StreamState(commit_log, head, entries, damage, losses)
+
+
+def _file_damage(stream: StreamFolder, schema: Schema, entry: Array, losses: list[Loss]) -> list[Damage]:
+    """Return which files of an entry's segment are missing, or shorter than the entry requires; not what was accepted."""
+    number, rows, frame_end = int(entry["segment"]), int(entry["row_end"]), int(entry["frame_end"])
+    missing = missing_file(stream, schema, number, frame_end)
+    if missing is not None:
+        return [] if is_accepted(losses, number, 0, rows) else [missing]
+    required = {"steps": rows * schema.record.itemsize}
+    if schema.compressed and stream.codec(number) == "lz4" and frame_end:
+        required["lz4"] = frame_end
+    return [
+        Damage(str(stream.segment(number, kind)), -1, f"has {held:,} bytes; the log requires {nbytes:,}")
+        for kind, nbytes in required.items()
+        if (held := stream.file_bytes(number, kind)) < nbytes and not is_accepted(losses, number, rows - 1, rows)
+    ]
+
+
+@dataclass(frozen=True)
 class Recovered:
-    """The end of a stream; `cut_bytes` were removed after it: appends that were never acknowledged."""
+    """The end of a stream; `cut_bytes` were removed after it: appends that were never acknowledged, or rolled back."""
 
     commits: int
     generation: int
@@ -31,115 +97,130 @@ class Recovered:
     num_records: int  # of that segment
     frame_bytes: int
     lanes: LaneState
+    sequence: int  # of the head
     cut_bytes: int = 0
 
 
 def recover(stream: StreamFolder, schema: Schema) -> Recovered:
-    """Find the longest valid prefix and cut off everything after it."""
-    commit_log = read_log(stream, schema)
-    if commit_log.lost:
+    """Cut off everything after the last entry of the log; refuse if anything acknowledged is missing."""
+    state = examine(stream, schema)
+    if state.damage:
+        more = f" and {len(state.damage) - 3} more" if len(state.damage) > 3 else ""
         raise LakeDamaged(
-            f"stream {stream.name!r}: entry {len(commit_log.entries)} of the commit log is damaged and "
-            f"{commit_log.lost - 1} good ones follow; appending would cut them off. Run `millpond lake verify`, and write "
-            "to a new stream."
+            f"stream {stream.name!r} has lost acknowledged data: {'; '.join(map(str, state.damage[:3]))}{more}. Nothing was "
+            f"changed. Restore the files, write to another stream, or run `millpond lake repair {stream.path.parent.parent}`."
         )
-    commits = len(commit_log.entries)
-    while commits and not _has_bytes(stream, schema, commit_log.entries[commits - 1]):
-        commits -= 1
-    end = cut_after(stream, schema, commits)
-    if end.cut_bytes:
-        log.warning(
-            "stream %s: cut off %d bytes after append %d, never acknowledged", stream.name, end.cut_bytes, commits
-        )
+    rolled_back = state.head.limit != UNLIMITED  # and the process died before it was done
+    end = cut(stream, schema, state.entries, state.head, seen=rolled_back)
+    if end.cut_bytes and not rolled_back:
+        log.warning("stream %s: cut off %d bytes after append %d", stream.name, end.cut_bytes, end.commits)
     return end
 
 
-def _has_bytes(stream: StreamFolder, schema: Schema, entry: Array) -> bool:
-    """Return True if the files of a commit are as long as it requires; a dropped segment counts as complete."""
-    segment = int(entry["segment"])
-    steps, frames = stream.segment(segment, "steps"), stream.segment(segment, "lz4")
-    if not steps.exists():
-        return _first_segment(stream) > segment
-    if steps.stat().st_size < int(entry["row_end"]) * schema.record.itemsize:
-        return False
-    if not schema.compressed or stream.codec(segment) == "zst":
-        return True
-    return frames.exists() and frames.stat().st_size >= int(entry["frame_end"])
-
-
-def _first_segment(stream: StreamFolder) -> int:
-    """Return the oldest segment that was not dropped."""
-    head, numbers = StreamHead.read(stream.head), stream.segments()
-    return max(head.first_segment if head else 0, numbers[0] if numbers else 0)
-
-
-def cut_after(stream: StreamFolder, schema: Schema, commits: int, *, acknowledged: bool = False) -> Recovered:
-    """Cut the log and the data files after the first `commits` appends.
-
-    `acknowledged`: readers may have seen the removed appends, and may have mapped their files. Then whole files are
-    unlinked, which such readers keep open, but none is truncated: the last one stays unchanged, and a new segment begins.
-    """
-    entries = read_log(stream, schema).entries
-    first, head = _first_segment(stream), StreamHead.read(stream.head)
-    last = entries[commits - 1] if commits else None
-    if last is not None and int(last["segment"]) < first and len(entries) > commits:
+def require_position(stream: StreamFolder, entries: Array, position: int, first: int) -> None:
+    """Refuse a rollback to an append whose records were dropped."""
+    if 0 < position < len(entries) and int(entries["segment"][position - 1]) < first:
         raise LakeError(
-            f"stream {stream.name!r}: position={commits} is in segment {int(last['segment'])}, which was dropped to "
-            f"keep max_bytes; the oldest remaining one is {first}"
+            f"stream {stream.name!r}: position={position} is in segment {int(entries['segment'][position - 1])}, which "
+            f"was dropped to keep max_bytes; the oldest remaining one is {first}"
         )
-    # The log first: if the machine stops in between, the data after it is cut when a writer opens the stream.
-    cut = _truncate(stream.commits, commits * commit_dtype(stream.lanes).itemsize)
+
+
+def cut(stream: StreamFolder, schema: Schema, entries: Array, head: StreamHead, *, seen: bool = False) -> Recovered:
+    """Remove everything after `entries`, the first entries of the log, from the log and the data files.
+
+    `seen`: readers may have seen the removed appends, and may have mapped their files. Then a file is not truncated, but
+    replaced by a copy of its beginning: whoever has the old one open keeps it.
+    """
+    first, last = head.first_segment, entries[-1] if len(entries) else None
+    removed = _truncate(stream.commits, len(entries) * commit_dtype(stream.lanes).itemsize)
     segment = first if last is None else max(first, int(last["segment"]))
     num_records = frame_bytes = 0
     if last is not None and int(last["segment"]) >= first:
         num_records, frame_bytes = int(last["row_end"]), int(last["frame_end"])
     for path in stream.path.glob("[0-9]*.*"):
-        number = int(path.stem)
+        number = int(path.stem) if is_number(path.stem) and path.suffix[1:] in SUFFIXES else segment
         if number > segment or number < first or (path.suffix == ".lz4" and stream.codec(number) == "zst"):
-            cut += path.stat().st_size if number > segment and path.suffix != ".index" else 0
+            removed += path.stat().st_size if number > segment and path.suffix != ".index" else 0
             path.unlink(missing_ok=True)
-    closed = acknowledged or stream.codec(segment) == "zst"  # a compacted segment is never appended to
-    if not closed:
-        cut += _truncate(stream.segment(segment, "steps"), num_records * schema.record.itemsize)
-        cut += _truncate(stream.segment(segment, "lz4"), frame_bytes)
+    removed += _cut_file(stream.segment(segment, "steps"), num_records * schema.record.itemsize, seen)
+    compacted = stream.codec(segment) == "zst"
+    if compacted:  # never appended to; the chunks of removed records stay, and are not read
+        if num_records:
+            write_index(stream, segment, schema, num_records)
+    else:
+        removed += _cut_file(stream.segment(segment, "lz4"), frame_bytes, seen)
         stream.segment(segment, "index").unlink(missing_ok=True)
-    elif num_records:
-        write_index(stream, segment, schema, num_records)
+    _remove_temporary(stream)
     sync_folder(stream.path)
     lanes = LaneState.fresh(stream.lanes) if last is None else _lane_state(stream, schema, last)
-    if closed:
+    if compacted:
         segment, num_records, frame_bytes = segment + 1, 0, 0
-    generation = head.generation if head else 0
-    return Recovered(commits, generation + bool(cut), first, segment, num_records, frame_bytes, lanes, cut)
+    position = (segment, num_records, frame_bytes)
+    return Recovered(
+        len(entries), head.generation + bool(removed), first, *position, lanes, head.sequence, cut_bytes=removed
+    )
 
 
-def _truncate(path: Any, size: int) -> int:
+def _cut_file(path: Path, size: int, seen: bool) -> int:
+    """Cut a file after `size` bytes; return the number of bytes removed."""
+    if not seen:
+        return _truncate(path, size)
+    excess = path.stat().st_size - size if path.exists() else 0
+    if excess > 0:
+        replace_by_prefix(path, size)
+    return max(excess, 0)
+
+
+def _truncate(path: Path, size: int) -> int:
     """Truncate a file to `size`; return the number of bytes removed."""
     try:
-        fd = open_file(path, os.O_RDWR)
+        file = DiskFile(path, os.O_RDWR)
     except FileNotFoundError:
         return 0
     try:
-        excess = os.fstat(fd).st_size - size
+        excess = file.size - size
         if excess > 0:
-            os.ftruncate(fd, size)
-            sync(fd)
+            file.truncate(size)
+            file.sync()
         return max(excess, 0)
     finally:
-        os.close(fd)
+        file.close()
+
+
+def _remove_temporary(stream: StreamFolder) -> None:
+    """Remove the unfinished files of processes that died; none while another process compacts."""
+    leftover = [path for path in stream.path.glob(".*.tmp") if path.name.split(".")[-2] != str(os.getpid())]
+    if not leftover:
+        return
+    try:
+        maintenance = lock_stream(stream.path / "maintenance", "maintenance")
+    except LakeBusy:
+        return
+    try:
+        for path in leftover:
+            path.unlink(missing_ok=True)
+    finally:
+        maintenance.release()
 
 
 def _lane_state(stream: StreamFolder, schema: Schema, entry: Array) -> LaneState:
     """Return each lane's state after a commit, from its last record; a damaged one ends its episode."""
     lanes = LaneState.fresh(stream.lanes, int(entry["next_episode"]))
-    path, count = stream.segment(int(entry["segment"]), "steps"), int(entry["row_end"] - entry["row_begin"])
-    if not path.exists():
+    segment, begin, end = (int(entry[name]) for name in ("segment", "row_begin", "row_end"))
+    try:
+        records = read_steps(stream, schema, segment, begin, end - begin)
+    except FileNotFoundError:  # dropped
         return lanes
-    begin = int(entry["row_begin"]) * schema.record.itemsize
-    records = np.fromfile(path, schema.record, count=count, offset=begin)
-    last = records[np.cumsum(entry["lane_rows"]) - 1]
-    readable = record_checksums(last) == last["checksum"]
-    lanes.episode[:] = np.where(readable, last["episode"], 0)
-    lanes.episode_step[:] = np.where(readable, last["episode_step"] + 1, 0)
-    lanes.open[:] = readable & ((last["flags"] & (ENDED | FINAL)) == 0)
+    lane_end = np.cumsum(entry["lane_rows"], dtype=np.int64)
+    known = (entry["lane_rows"] > 0) & (lane_end <= len(records))
+    if not known.any():
+        return lanes
+    rows = np.where(known, lane_end - 1, 0)
+    last = records[rows]
+    places = consecutive_places(segment, begin, end - begin)[rows]
+    known &= record_checksums(last, stream.binding, "steps", places) == last["checksum"]
+    lanes.episode[:] = np.where(known, last["episode"], 0)
+    lanes.episode_step[:] = np.where(known, last["episode_step"] + 1, 0)
+    lanes.open[:] = known & ((last["flags"] & (ENDED | FINAL)) == 0)
     return lanes

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from millpond.replay.lake.read import DamageList, SpanReader, read_frames, read_records
-from millpond.replay.lake.stream import View
+from millpond.replay.lake.stream import Damage, View
 from millpond.replay.schema import TERMINATED, TRUNCATED, LakeDamaged, Schema
 from millpond.replay.transitions import NO_RECORD, DrawnSequences, DrawnTransitions
 
@@ -246,10 +246,10 @@ class Assembler:
         return episode, damaged + bad
 
 
-def raise_damage(damaged: DamageList, lake: Path | str) -> None:
+def raise_damage(damaged: list[Damage], lake: Path | str) -> None:
     """Raise an error that names what is damaged and how to continue, if anything is."""
     if damaged:
-        first = "; ".join(str(damage) for _, damage in damaged[:3])
+        first = "; ".join(str(damage) for damage in damaged[:3])
         more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
         raise LakeDamaged(
             f"{first}{more}. `millpond lake verify {lake}` lists everything that is damaged; "

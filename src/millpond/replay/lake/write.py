@@ -1,7 +1,8 @@
 """The writer of a stream: append, acknowledge, roll back, drop the oldest segments.
 
 An append is written after the existing records and frames, synced, then entered in the commit log, which is synced,
-too; only then is it acknowledged. If anything fails before that, the stream stays unchanged.
+too; only then is it acknowledged. If anything fails before that, the stream stays unchanged. The head, which tells readers how
+far they may read, is synced only before something is removed, so that a removal is never mistaken for a loss.
 
 The records of one append are ordered by lane, so that consecutive steps of a lane are neighbours on disk, and a stack
 of frames with the next observation is mostly one read. A final observation is the record after its step.
@@ -19,24 +20,43 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from millpond.durable import FileLock, open_file, sync, sync_folder, write_all
-from millpond.replay.lake.codec import compress_frames, record_checksums
-from millpond.replay.lake.format import Manifest, StreamFolder, StreamHead, commit_dtype, lock_stream, this_boot
-from millpond.replay.lake.recover import Recovered, cut_after, recover
-from millpond.replay.lake.stream import write_index
-from millpond.replay.schema import FINAL, FIRST, HAS_FINAL, TERMINATED, TRUNCATED, LakeBusy, LakeError, LakeFull, Schema
+from millpond.durable import DiskFile, FileLock, sync_folder
+from millpond.replay.lake.checksum import Binding, consecutive_places, record_checksums
+from millpond.replay.lake.codec import compress_frames
+from millpond.replay.lake.format import (
+    MAX_APPEND_BYTES,
+    UNLIMITED,
+    Manifest,
+    StreamFolder,
+    StreamHead,
+    lock_stream,
+    this_boot,
+)
+from millpond.replay.lake.index import write_index
+from millpond.replay.lake.log import commit_dtype, entry_checksums, read_log
+from millpond.replay.lake.recover import SUFFIXES, Recovered, cut, recover, require_position
+from millpond.replay.schema import (
+    FINAL,
+    FIRST,
+    HAS_FINAL,
+    TERMINATED,
+    TRUNCATED,
+    LakeBusy,
+    LakeDamaged,
+    LakeError,
+    LakeFull,
+    Schema,
+)
 from millpond.replay.steps import LaneState, Steps, number_episodes, validate
 
 Array = np.ndarray[Any, Any]
-MAX_SEGMENT_BYTES = 2**32 - 1  # positions in a segment are u4
-SUFFIXES = ("steps", "lz4", "zst", "index")  # of a segment's files
 NO_SPACE = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
@@ -58,14 +78,14 @@ class Writer:
         self.lake, self.manifest, self.stream = lake, manifest, stream
         self.schema = manifest.schema
         self._lock: FileLock | None = lock_stream(stream.path / "lock", f"stream {stream.name!r}")
-        self._files: dict[str, int] = {}
+        self._files: dict[str, DiskFile] = {}
         try:
             self.recovered = recover(stream, self.schema)
             self._continue_at(self.recovered)
             if not continue_episodes:
                 self._lanes.open[:] = False
             self._open_log()
-            self._publish()
+            self._publish(durable=True)
         except BaseException:
             self.close()
             raise
@@ -75,6 +95,7 @@ class Writer:
         self.commits, self._generation, self._first = end.commits, end.generation, end.first_segment
         self._segment, self._num_records, self._frame_bytes = end.segment, end.num_records, end.frame_bytes
         self._lanes: LaneState = end.lanes
+        self._sequence = end.sequence
         self._broken = ""
 
     @property
@@ -89,15 +110,19 @@ class Writer:
         steps = validate(steps, self.schema, self.stream.lanes)
         if self._frame_bytes + self._num_records * self.schema.record.itemsize >= self.manifest.segment_bytes:
             self._next_segment()
-        encoded = encode(steps, self.schema, self._lanes, self._frame_bytes, time.time())
-        if self._frame_bytes + len(encoded.frames) > MAX_SEGMENT_BYTES and self._num_records:
+        encoded = self._encode(steps)
+        if self._frame_bytes + len(encoded.frames) > MAX_APPEND_BYTES and self._num_records:
             self._next_segment()
-            encoded = encode(steps, self.schema, self._lanes, 0, time.time())
-        if len(encoded.frames) > MAX_SEGMENT_BYTES or encoded.records.nbytes > MAX_SEGMENT_BYTES:
+            encoded = self._encode(steps)
+        if len(encoded.frames) > MAX_APPEND_BYTES or encoded.records.nbytes > MAX_APPEND_BYTES:
             raise LakeError(f"one append has {len(encoded.frames):,} bytes; append fewer than 4 GB at once")
         nbytes = len(encoded.frames) + encoded.records.nbytes
         self._commit(encoded, nbytes)
         return Ack(self.stream.name, self.commits, steps.reward.size, len(encoded.records), nbytes)
+
+    def _encode(self, steps: Steps) -> Encoded:
+        place = AppendStart(self.stream.binding, self._segment, self._num_records, self._frame_bytes)
+        return encode(steps, self.schema, self._lanes, place, time.time())
 
     def _commit(self, encoded: Encoded, nbytes: int) -> None:
         width = self.schema.record.itemsize
@@ -107,19 +132,20 @@ class Writer:
         entry["frame_begin"], entry["frame_end"] = self._frame_bytes, self._frame_bytes + len(encoded.frames)
         entry["next_episode"], entry["time"] = encoded.lanes.next_episode, encoded.records["time"][0]
         entry["lane_rows"] = encoded.lane_rows
-        entry["checksum"] = record_checksums(entry)
+        entry["checksum"] = entry_checksums(entry, self.stream.binding, self.commits)
         syncing = False
         try:
             if len(encoded.frames):
-                write_all(self._file("lz4"), encoded.frames.data, self._frame_bytes)
-            write_all(self._file("steps"), encoded.records.view(np.uint8).data, self._num_records * width)
+                self._file("lz4").write(encoded.frames.data, self._frame_bytes)
+            self._file("steps").write(encoded.records.view(np.uint8).data, self._num_records * width)
             syncing = True
             for kind in ("lz4", "steps") if len(encoded.frames) else ("steps",):
-                sync(self._file(kind))
+                self._file(kind).sync()
             syncing = False
-            write_all(self._files["commits"], entry.tobytes(), self.commits * entry.itemsize)
+            self._files["commits"].write(entry.tobytes(), self.commits * entry.itemsize)
             syncing = True
-            sync(self._files["commits"])
+            self._files["commits"].sync()
+            self._publish(self.commits + 1)
         except OSError as error:
             self._undo(error, syncing)
             if error.errno in NO_SPACE:
@@ -129,39 +155,46 @@ class Writer:
         self._num_records += len(encoded.records)
         self._frame_bytes += len(encoded.frames)
         self._lanes = encoded.lanes
-        self._publish()
 
     def _undo(self, error: OSError, syncing: bool) -> None:
         """Cut the files back to what is acknowledged.
 
         After a failed sync it is unknown which of the written pages are on disk, and a later sync would not tell. So this
-        writer must not continue; a new one reads the files again.
+        writer must not continue; a new one reads the files again. Likewise if the files cannot be cut back.
         """
-        if syncing:
-            self._broken = f"a sync failed ({error})"
+        self._broken = f"a write failed, and what it left could not be removed ({error})"
         ends = {
             "commits": self.commits * commit_dtype(self.stream.lanes).itemsize,
             "steps": self._num_records * self.schema.record.itemsize,
             "lz4": self._frame_bytes,
         }
-        for kind, fd in self._files.items():
+        for kind, file in self._files.items():
             if kind in ends:
-                os.ftruncate(fd, ends[kind])
+                file.truncate(ends[kind])
+        self._broken = f"a sync failed ({error})" if syncing else ""
 
     def rollback(self, position: int) -> int:
         """Remove every append after `position` (an earlier `self.position`); return the number of appends removed.
 
         Lanes continue the episodes that were open there, for environments whose state is restored to the same moment.
+        The removed bytes are freed; the new end is durable before any of them is removed.
         """
         if not 0 <= position <= self.commits:
             raise LakeError(f"stream {self.stream.name!r}: position={position} is not in 0..{self.commits}")
+        entries = read_log(self.stream, self.schema).entries
+        if len(entries) < self.commits:
+            raise LakeDamaged(f"{self.stream.commits}: {self.commits - len(entries)} acknowledged appends are missing")
+        require_position(self.stream, entries, position, self._first)
         removed = self.commits - position
         self._close_segment()
+        self._broken = "a rollback did not finish"
         maintenance = lock_stream(self.stream.path / "maintenance", "maintenance", wait=True)
         try:
-            self._continue_at(cut_after(self.stream, self.schema, position, acknowledged=True))
             self._generation += 1
-            self._publish()
+            self._publish(position, limit=position, durable=True)
+            head = StreamHead(b"", self._generation, self._first, position, sequence=self._sequence)
+            self._continue_at(cut(self.stream, self.schema, entries[:position], head, seen=True))
+            self._publish(durable=True)
         finally:
             maintenance.release()
         return removed
@@ -183,34 +216,43 @@ class Writer:
     def _announce_drop(self, first: int) -> None:
         self._first = first
         self._generation += 1
-        self._publish()
+        self._publish(durable=True)
 
-    def _file(self, kind: str) -> int:
+    def _file(self, kind: str) -> DiskFile:
         """Return the segment's file of records or frames, opened on first use."""
         if kind not in self._files:
-            path = self.stream.segment(self._segment, kind)
-            self._files[kind] = open_file(path, os.O_RDWR | os.O_CREAT)
-            sync_folder(self.stream.path)
+            file = DiskFile(self.stream.segment(self._segment, kind), os.O_RDWR | os.O_CREAT)
+            try:
+                sync_folder(self.stream.path)
+            except BaseException:
+                file.close()
+                raise
+            self._files[kind] = file
         return self._files[kind]
 
     def _open_log(self) -> None:
-        self._files["commits"] = open_file(self.stream.commits, os.O_RDWR | os.O_CREAT)
-        self._files["head"] = open_file(self.stream.head, os.O_RDWR | os.O_CREAT)
+        for kind, path in (("commits", self.stream.commits), ("head", self.stream.head)):
+            self._files[kind] = DiskFile(path, os.O_RDWR | os.O_CREAT)
         sync_folder(self.stream.path)
 
-    def _publish(self) -> None:
-        """Make what is acknowledged visible to readers."""
-        StreamHead(this_boot() or b"", self._generation, self._first, self.commits).write(self._files["head"])
+    def _publish(self, commits: int | None = None, *, limit: int = UNLIMITED, durable: bool = False) -> None:
+        """Make what is acknowledged visible to readers; `durable`: and sync it, before something is removed."""
+        acknowledged = self.commits if commits is None else commits
+        self._sequence += 1
+        head = StreamHead(
+            this_boot() or b"", self._generation, self._first, acknowledged, limit, sequence=self._sequence
+        )
+        head.write(self._files["head"], self.stream.binding, durable=durable)
 
     def _close_segment(self) -> None:
         for kind in ("steps", "lz4"):
             if kind in self._files:
-                os.close(self._files.pop(kind))
+                self._files.pop(kind).close()
 
     def close(self) -> None:
         """Close the files and release the lock. Everything acknowledged is on disk already."""
         for kind in list(self._files):
-            os.close(self._files.pop(kind))
+            self._files.pop(kind).close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -240,6 +282,16 @@ def no_space(error: OSError, folder: Path, needed: int) -> LakeFull:
 
 
 @dataclass(frozen=True)
+class AppendStart:
+    """Where an append begins: row and byte of the frames in a segment."""
+
+    binding: Binding
+    segment: int
+    row: int
+    frame_begin: int
+
+
+@dataclass(frozen=True)
 class Encoded:
     """The bytes of one append, and the lanes after it."""
 
@@ -249,7 +301,7 @@ class Encoded:
     lanes: LaneState
 
 
-def encode(steps: Steps, schema: Schema, lanes: LaneState, frame_begin: int, time: float) -> Encoded:
+def encode(steps: Steps, schema: Schema, lanes: LaneState, at: AppendStart, time: float) -> Encoded:
     """Return the bytes of one append; `lanes` is not changed."""
     count = len(lanes.episode)
     has_final = steps.has_final
@@ -281,13 +333,16 @@ def encode(steps: Steps, schema: Schema, lanes: LaneState, frame_begin: int, tim
         if field.storage == "fixed":
             records[schema.column(field)][place] = steps.observation[field.name]
             records[schema.column(field)][final_place] = steps.final_observation[field.name]
-    frames, frame_ends = _encode_frames(steps, schema, place, final_place, len(records))
-    records["frame_end"] = frame_begin + frame_ends
-    records["checksum"] = record_checksums(records)
+    frames, frame_ends = _encode_frames(steps, schema, place, final_place, len(records), at)
+    records["frame_end"] = at.frame_begin + frame_ends
+    places = consecutive_places(at.segment, at.row, len(records))
+    records["checksum"] = record_checksums(records, at.binding, "steps", places)
     return Encoded(records, frames, lane_rows, after)
 
 
-def _encode_frames(steps: Steps, schema: Schema, place: Array, final_place: Array, count: int) -> tuple[Array, Array]:
+def _encode_frames(
+    steps: Steps, schema: Schema, place: Array, final_place: Array, count: int, at: AppendStart
+) -> tuple[Array, Array]:
     """Return all frames in the order of the records, and where each record's frames end."""
     if not schema.compressed:
         return np.empty(0, np.uint8), np.zeros(count, np.int64)
@@ -299,9 +354,10 @@ def _encode_frames(steps: Steps, schema: Schema, place: Array, final_place: Arra
     widths = [field.nbytes for field in fields]
     observed = [_as_bytes(steps.observation[field.name], place.size) for field in fields]
     finals = [_as_bytes(steps.final_observation[field.name], len(final_place)) for field in fields]
-    if len(fields) == 1:
-        return compress_frames(order, observed[0], finals[0], widths)
-    return compress_frames(order, np.concatenate(observed, axis=1), np.concatenate(finals, axis=1), widths)
+    joined, joined_finals = observed[0], finals[0]
+    if len(fields) > 1:
+        joined, joined_finals = np.concatenate(observed, axis=1), np.concatenate(finals, axis=1)
+    return compress_frames(order, joined, joined_finals, widths, at.binding, at.segment, at.row)
 
 
 def _as_bytes(array: Array, count: int) -> Array:
@@ -314,15 +370,15 @@ def _as_bytes(array: Array, count: int) -> Array:
 
 def segment_bytes(stream: StreamFolder, number: int) -> int:
     """Return the bytes of one segment on disk."""
-    paths = [stream.segment(number, kind) for kind in SUFFIXES]
-    return sum(path.stat().st_size for path in paths if path.exists())
+    return sum(max(stream.file_bytes(number, kind), 0) for kind in SUFFIXES)
 
 
 def drop_for_space(
     lake: Path, manifest: Manifest, own: StreamFolder, first: int, last: int, announce: Callable[[int], None]
 ) -> int:
     """Drop segments until the lake fits. `own` has segments `first` to `last`; return its new first."""
-    streams = [StreamFolder.read(path.parent) for path in sorted((lake / "streams").glob("*/stream.json"))]
+    found = [_readable_stream(path, manifest) for path in manifest.stream_paths(lake)[0]]
+    streams = [stream for stream in found if stream is not None]
     complete = {stream.name: _complete_segments(stream) for stream in streams if stream.name != own.name}
     complete[own.name] = {number: segment_bytes(own, number) for number in range(first, last + 1)}
     # A segment is a little larger than segment_bytes: by the rest of its last append, and by its index.
@@ -344,6 +400,13 @@ def drop_for_space(
     return first
 
 
+def _readable_stream(path: Path, manifest: Manifest) -> StreamFolder | None:
+    try:
+        return StreamFolder.read(path, manifest)
+    except LakeDamaged:  # nothing of it may be dropped; its bytes are not counted
+        return None
+
+
 def _complete_segments(stream: StreamFolder) -> dict[int, int]:
     """Return the sizes of all segments but the last, to which a writer may still append."""
     return {number: segment_bytes(stream, number) for number in stream.segments()[:-1]}
@@ -356,10 +419,17 @@ def _drop_from_idle(stream: StreamFolder, oldest: int) -> bool:
     except LakeBusy:
         return False
     try:
-        head = StreamHead.read(stream.head)
-        if head is not None:
-            with open(stream.head, "r+b") as file:
-                StreamHead(head.boot, head.generation + 1, oldest + 1, head.commits).write(file.fileno())
+        head = StreamHead.read(stream)
+        if head is None or head.limit != UNLIMITED:
+            return False  # damaged, or in the middle of a rollback: its next writer decides
+        file = DiskFile(stream.head, os.O_RDWR)
+        try:
+            dropped = replace(
+                head, generation=head.generation + 1, sequence=head.sequence + 1, first_segment=oldest + 1
+            )
+            dropped.write(file, stream.binding, durable=True)
+        finally:
+            file.close()
         _remove(stream, oldest)
     finally:
         lock.release()
@@ -367,10 +437,11 @@ def _drop_from_idle(stream: StreamFolder, oldest: int) -> bool:
 
 
 def _remove(stream: StreamFolder, number: int) -> None:
-    """Unlink a segment's files, records first: without them it no longer exists, and a writer removes its other files."""
+    """Unlink a segment's files. The head, synced before, says that it is dropped: what a crash leaves, a writer removes."""
     maintenance = lock_stream(stream.path / "maintenance", "maintenance", wait=True)
     try:
         for kind in SUFFIXES:
             stream.segment(number, kind).unlink(missing_ok=True)
+        sync_folder(stream.path)
     finally:
         maintenance.release()
