@@ -14,7 +14,7 @@ def test_batch_of_nan_is_in_the_run_folder_and_the_checkpoint_is_older(tmp_path)
     ) as found:
         tiny_training.train(tmp_path, nan_at=(0, 2, 1, 3))
     folder = tmp_path / tiny_training.NAME
-    assert found.value.batch_path == folder / "non_finite" / "epoch_0_cycle_2_iteration_1_batch_3.safetensors"
+    assert found.value.batch_path == folder / "non_finite" / "batch.safetensors"
     assert 3 <= len(load_file(found.value.batch_path)["indices"]) <= 20
     checkpoints = Checkpoints(folder / "checkpoints")
     assert checkpoints.updates()[-1] == 25  # the iteration before

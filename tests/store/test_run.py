@@ -132,7 +132,7 @@ def test_folder_that_cannot_be_locked_is_refused_by_its_path(tmp_path):
     run.close()
     (run.folder / "lock").unlink()
     (run.folder / "lock").mkdir()
-    with pytest.raises(RunError, match=r"pond/lock cannot be locked \(Is a directory\)"):
+    with pytest.raises(RunError, match=r"pond/lock cannot be locked \(not a regular file, so it is not opened\)"):
         Run.resume(tmp_path, "pond")
 
 
@@ -282,10 +282,13 @@ def test_unreadable_state_is_reported(tmp_path):
 
 def test_save_batch(tmp_path):
     import numpy as np
+    from safetensors import safe_open
     from safetensors.numpy import load_file
 
     path = start(tmp_path).save_batch(Address(("epoch", "batch"), (3, 12)), {"rows": np.arange(4), "loss": 0.5})
-    assert path.name == "epoch_3_batch_12.safetensors"
+    assert path.relative_to(tmp_path).parts[1:] == ("non_finite", "batch.safetensors")
+    with safe_open(path, "np") as file:
+        assert file.metadata()["address"] == "epoch 3 batch 12"
     assert load_file(path)["rows"].tolist() == [0, 1, 2, 3]
 
 

@@ -17,7 +17,7 @@ from millpond.cli.options import BestOption, EpisodesArgument, JsonOption
 from millpond.cli.output import print_json, print_text
 from millpond.data import AuditFinding, Episodes, audit, open_episodes, unfit
 from millpond.data.audit import OBJECTIVES
-from millpond.formatting import figures, plural, sentence, size, table
+from millpond.formatting import figures, plural, printable, sentence, size, table
 
 BINS = 12
 BAR_WIDTH = 40
@@ -127,7 +127,7 @@ def _overview(episodes: Episodes) -> list[str]:
         rows.append(("succeeded", f"{int(episodes.success.sum()):,}"))
     if len(episodes.sources) > 1:
         rows.append(("files", f"{len(episodes.sources):,}"))
-    heading = f"{episodes.path}: {', '.join(layouts)}"
+    heading = printable(f"{episodes.path}: {', '.join(layouts)}")
     return [
         heading,
         *figures(rows),

@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from millpond.formatting import ascii_only
+from millpond.formatting import ascii_only, printable, printable_lines
 
 
 def print_text(text: str) -> None:
-    """Print text, as ASCII if stdout cannot encode it; on a terminal, headings and alerts are bold."""
+    """Print text, as ASCII if stdout cannot encode it; on a terminal, headings and alerts are bold.
+
+    Names in it may come from a file: control characters are shown, not sent to the terminal.
+    """
+    text = printable_lines(text)
     if not _can_encode(text):
         encoding = sys.stdout.encoding or "ascii"
         text = ascii_only(text).encode(encoding, errors="replace").decode(encoding)
@@ -26,6 +30,11 @@ def print_text(text: str) -> None:
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
     print(json.dumps(value, indent=2, default=str))
+
+
+def print_problem(text: str, *, one_line: bool = True) -> None:
+    """Print an error or a warning on stderr, without control characters."""
+    print(f"millpond: {printable(text) if one_line else printable_lines(text)}", file=sys.stderr)
 
 
 class ProgressCallback(Protocol):
@@ -52,7 +61,7 @@ def progress(verb: str, *, lines_every: float | None = None) -> Iterator[Progres
         task = bars.add_task(verb, total=None)
 
         def update(what: str, done: int = 0, total: int | None = None) -> None:
-            bars.update(task, description=f"{verb} {what}".rstrip(), completed=done, total=total)
+            bars.update(task, description=printable(f"{verb} {what}".rstrip()), completed=done, total=total)
 
         yield update
 
@@ -70,7 +79,7 @@ def _print_lines(verb: str, every: float) -> ProgressCallback:
         if time.monotonic() >= next_line:
             next_line = time.monotonic() + every
             count = f", {done:,} of {total:,}" if total is not None else ""
-            print(f"{verb} {what}{count}", file=sys.stderr, flush=True)
+            print(printable(f"{verb} {what}{count}"), file=sys.stderr, flush=True)
 
     return update
 

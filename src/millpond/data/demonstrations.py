@@ -11,7 +11,6 @@ mask/NAME                 [M]           robomimic, optional: names of demonstrat
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -19,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from millpond.data.hdf5 import EpisodeGroups, Hdf5File, StoredArray
-from millpond.data.source import Array, ArrayField, DataError, EndFlags
+from millpond.data.source import Array, ArrayField, DataError, EndFlags, require_numbers
+from millpond.safe_read import UnreadableFileError, parse_json
 
 DEMO_MEMBERS = ("actions", "obs", "states", "robot_states")  # a group with any of these is a demonstration
 STATE_FIELDS = ("states", "robot_states")  # used only if they are requested, or if there is no `obs`
@@ -61,9 +61,9 @@ class DemonstrationSource:
     def success(self) -> Array | None:
         """From an attribute of every demonstration; else from sparse rewards: 0 until the task is solved, then 1."""
         for name in SUCCESS_ATTRIBUTES:
-            flags = [self._file.attribute(f"data/{demo}", name) for demo in self.names]
+            flags = [self._file.flag(f"data/{demo}", name) for demo in self.names]
             if all(flag is not None for flag in flags):
-                return np.array([bool(flag) for flag in flags])
+                return np.array(flags, bool)
         if not self.has_rewards:
             return None
         rewards = [self.rewards(episode) for episode in range(len(self.names))]
@@ -79,6 +79,7 @@ class DemonstrationSource:
         if stop <= length:
             return frames
         following = self._file.stored(_next_frames(self.names[episode], name))
+        require_numbers(self.path, following.field(following.path))
         if following.shape != (length, *frames.shape[1:]):
             raise DataError(
                 f"{self.path}: {following.path} has shape {following.shape}; expected {length} entries, like obs"
@@ -106,7 +107,7 @@ class DemonstrationSource:
 
     def _layout_and_task(self) -> tuple[str, str]:
         """Infer the program that wrote the file, and the task, from the attributes of `data`."""
-        attributes = {name: self._file.attribute("data", name) for name in TASK_ATTRIBUTES}
+        attributes = {name: _text(self._file.attribute("data", name)) for name in TASK_ATTRIBUTES}
         problem = _json_object(attributes["problem_info"])
         if problem or attributes["bddl_file_name"] is not None:
             instruction = problem.get("language_instruction") or attributes["env_name"] or self._file.path.stem
@@ -121,10 +122,17 @@ def _next_frames(demo: str, name: str) -> str:
     return f"data/{demo}/next_obs/{name}"
 
 
-def _json_object(text: Any) -> dict[str, Any]:
+def _text(attribute: Any) -> str | None:
+    """The text of an attribute; None if it is missing or something else."""
+    if isinstance(attribute, bytes):
+        return attribute.decode("utf-8", "replace")
+    return attribute if isinstance(attribute, str) else None
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
     """A JSON object in an attribute; an empty one if there is none."""
     try:
-        value = json.loads(text) if isinstance(text, (str, bytes)) else {}
-    except ValueError:
+        value = parse_json(text, "attribute", finite=False) if text is not None else {}
+    except UnreadableFileError:
         return {}
     return value if isinstance(value, dict) else {}

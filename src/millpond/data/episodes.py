@@ -26,6 +26,7 @@ from millpond.data.source import (
 
 VECTOR = "vector"  # the name of all selected vectors, concatenated
 MEMORY_BYTES = 1 << 30
+MAX_ACTIONS = 1 << 16  # discrete ones; a network has an input for each
 FrameReader = Callable[[int, int, int], Array]  # (episode, start, stop) -> frames
 
 
@@ -135,7 +136,16 @@ class Episodes:
         """Number of discrete actions: one more than the highest that occurs."""
         if not self.discrete:
             raise DataError(f"{self.path}: actions are {self.action}, which is not discrete")
-        return 1 + max(int(self.actions(e).max()) for e in range(len(self)))
+        lowest = min(int(self.actions(e).min()) for e in range(len(self)))
+        if lowest < 0:
+            raise DataError(f"{self.path}: the lowest action is {lowest:,}; discrete actions are numbered from 0")
+        count = 1 + max(int(self.actions(e).max()) for e in range(len(self)))
+        if count > MAX_ACTIONS:
+            raise DataError(
+                f"{self.path}: the highest action is {count - 1:,}; discrete actions are numbered from 0, and at most "
+                f"{MAX_ACTIONS:,} are supported. Store continuous ones as floats"
+            )
+        return count
 
     # Whole episodes
 

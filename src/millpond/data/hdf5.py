@@ -16,7 +16,6 @@ An export of a lake has an attribute that marks episodes whose final observation
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,11 +28,23 @@ from typing import Any
 import h5py
 import numpy as np
 
-from millpond.data.source import NUMERIC_KINDS, Array, ArrayField, DataError, EndFlags, require_numbers
+from millpond.data.source import (
+    NUMERIC_KINDS,
+    Array,
+    ArrayField,
+    DataError,
+    EndFlags,
+    require_numbers,
+    require_unpackable,
+)
 from millpond.durable import open_file, read_at
+from millpond.errors import MillpondError
 from millpond.replay.export import FINAL_STORED
+from millpond.safe_read import JSON_BYTES, parse_json, read_regular
 
 MAX_COMPRESSION = 2000  # bytes that one stored byte can expand to; gzip reaches 1,032
+MAX_DEPTH, MAX_MEMBERS = 32, 10_000  # of an observation: groups within groups; groups and arrays
+MAX_LINKS = 200  # names on the way to an array, those of soft links included
 SUCCESS_INFOS = ("success", "is_success")
 
 
@@ -72,67 +83,135 @@ class Hdf5File:
             yield
         except DataError:
             raise
-        except (OSError, KeyError, ValueError, RuntimeError, TypeError, AttributeError, MemoryError) as error:
+        except Exception as error:  # a file of a stranger: the library may raise anything
             reason = " ".join(str(error).split()) or type(error).__name__
             raise DataError(f"{self.path}: {place} cannot be read ({reason}); expected {expected}") from None
 
     def groups(self, place: str) -> list[str]:
         """Names of the groups in a group, demo_2 before demo_10."""
         with self.guarded(place, "a group"):
-            group = self._file[place]
-            names = [name for name in group if group.get(name, getclass=True) is h5py.Group]
+            group = self._item(place)
+            names = [
+                name for name in _names(group) if isinstance(self._follow(group, name, f"{place}/{name}"), h5py.Group)
+            ]
         return sorted(names, key=_natural_order)
 
     def names(self, place: str) -> list[str]:
         """Names of everything in a group."""
         with self.guarded(place, "a group"):
-            return list(self._file[place])
+            return _names(self._item(place))
 
     def has(self, place: str) -> bool:
+        """True if there is something at a path; a link to another file is an error, not followed."""
         with self.guarded(place, "a group or an array, or nothing"):
-            return place in self._file
+            item: Any = self._file
+            for name in place.split("/"):
+                if not isinstance(item, h5py.Group) or name not in item:
+                    return False
+                item = self._follow(item, name, place)
+            return True
+
+    def _item(self, place: str) -> Any:
+        """Return the group or array at a path. No link out of the file is followed."""
+        return self._resolve(self._file, place, place, [])
+
+    def _follow(self, group: Any, name: str, place: str) -> Any:
+        return self._resolve(group, name, place, [])
+
+    def _resolve(self, group: Any, path: str, place: str, followed: list[str]) -> Any:
+        """Follow a path name by name. The library would follow links to other files, to pipes and devices, too."""
+        item = group
+        for name in filter(lambda part: part not in ("", "."), path.split("/")):
+            followed.append(name)
+            if len(followed) > MAX_LINKS:
+                raise DataError(f"{self.path}: {place} is a link in a loop; expected a group or an array")
+            link = item.get(name, getlink=True)
+            if isinstance(link, h5py.SoftLink):
+                item = self._resolve(self._file if link.path.startswith("/") else item, link.path, place, followed)
+            elif link is None or isinstance(link, h5py.HardLink):
+                item = item[name]
+            else:
+                raise DataError(
+                    f"{self.path}: {place} is in another file ({name} is an external link), which is not opened; copy the "
+                    f"data into this file, for example with h5copy"
+                )
+        return item
 
     def strings(self, place: str) -> list[str]:
         """An array of names."""
         with self.guarded(place, "an array of names"):
-            return [str(name) for name in self._file[place].asstr()[()]]
+            stored = self.stored(place)
+            if len(stored.shape) != 1:
+                raise ValueError(f"its shape is {stored.shape}")
+            return [str(name) for name in self._item(place).asstr()[()]]
 
     def attribute(self, place: str, name: str) -> Any:
         """One attribute, or None."""
         with self.guarded(place, f"the attribute {name}"):
-            return self._file[place].attrs.get(name)
+            return self._item(place).attrs.get(name)
+
+    def flag(self, place: str, name: str) -> bool | None:
+        """One attribute that is true or false, or None."""
+        value = self.attribute(place, name)
+        if value is None:
+            return None
+        array = np.asarray(value)
+        if array.size != 1 or array.dtype.kind not in NUMERIC_KINDS:
+            raise DataError(f"{self.path}: the attribute {name} of {place} is {value!r}; expected true or false")
+        return bool(array.reshape(()))
 
     def arrays(self, place: str) -> dict[str, StoredArray]:
         """All arrays of numbers in a group and its subgroups, by their paths inside it; "" for an array itself."""
         with self.guarded(place, "an array, or a group of arrays"):
-            arrays = dict(self._walk(self._file[place], place))
+            arrays = dict(self._walk(self._item(place), place, (), []))
         inside = {path.removeprefix(place).removeprefix("/"): array for path, array in arrays.items()}
         return {name: array for name, array in inside.items() if array.dtype.kind in NUMERIC_KINDS and array.shape}
 
     def stored(self, place: str) -> StoredArray:
         """Shape, dtype and location of an array; its numbers are not read."""
         with self.guarded(place, "an array"):
-            array = self._file[place]
+            array = self._item(place)
             if not isinstance(array, h5py.Dataset):
                 raise DataError(f"{self.path}: {place} is a group; expected an array")
             return self._stored(array, place)
 
-    def _walk(self, item: Any, place: str) -> Iterator[tuple[str, StoredArray]]:
+    def _walk(
+        self, item: Any, place: str, above: tuple[Any, ...], seen: list[str]
+    ) -> Iterator[tuple[str, StoredArray]]:
+        seen.append(place)
+        if len(seen) > MAX_MEMBERS:
+            raise DataError(f"{self.path}: {seen[0]} has more than {MAX_MEMBERS:,} groups and arrays; expected fewer")
         if isinstance(item, h5py.Dataset):
             yield place, self._stored(item, place)
-        else:
-            for name, inner in item.items():
-                yield from self._walk(inner, f"{place}/{name}")
+        elif item in above:
+            raise DataError(
+                f"{self.path}: {place} is a link to a group that contains it; expected groups without loops"
+            )
+        elif len(above) > MAX_DEPTH:
+            raise DataError(f"{self.path}: {place} is nested too deeply; expected at most {MAX_DEPTH} groups")
+        elif isinstance(item, h5py.Group):
+            for name in _names(item):
+                inside = f"{place}/{name}"
+                yield from self._walk(self._follow(item, name, inside), inside, (*above, item), seen)
 
     def _stored(self, array: Any, place: str) -> StoredArray:
+        if array.shape is None:
+            raise DataError(f"{self.path}: {place} is empty; expected an array")
+        if array.is_virtual or array.external:
+            raise DataError(
+                f"{self.path}: {place} has its numbers in other files, which are not opened; copy them into this file, for "
+                f"example with h5repack"
+            )
         shape, dtype, stored_bytes = tuple(array.shape), array.dtype, array.id.get_storage_size()
-        offset = array.id.get_offset() if self._direct and not array.external else None  # None if it is chunked
+        offset = array.id.get_offset() if self._direct else None  # None if it is chunked
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > stored_bytes * MAX_COMPRESSION:
             raise DataError(
                 f"{self.path}: {place} claims shape {shape}, {nbytes:,} bytes, of which {stored_bytes:,} are stored; "
                 f"expected an array that was written completely"
             )
+        chunk_bytes = math.prod(array.chunks or ()) * dtype.itemsize if array.chunks else 0
+        require_unpackable(str(self.path), place, max(nbytes, chunk_bytes), stored_bytes)
         if offset is not None and offset + nbytes > self._bytes:
             raise DataError(f"{self.path}: {place} extends past the end of the file, which is truncated or damaged")
         return StoredArray(place, shape, dtype, offset)
@@ -143,7 +222,7 @@ class Hdf5File:
         shape = (stop - start, *stored.shape[1:])
         if stored.offset is None:
             with self.guarded(stored.path, f"{stored.dtype} of shape {stored.shape}"):
-                entries: Array = self._file[stored.path][start:stop]
+                entries: Array = self._item(stored.path)[start:stop]
             return entries
         entry_bytes = math.prod(stored.shape[1:]) * stored.dtype.itemsize
         raw = np.empty(entry_bytes * shape[0], np.uint8)
@@ -156,10 +235,20 @@ class Hdf5File:
         return raw.view(stored.dtype).reshape(shape)
 
 
-def _natural_order(name: str) -> tuple[str, int, str]:
+def _names(group: Any) -> list[str]:
+    """Names in a group; the library returns those that are not UTF-8 as bytes."""
+    names = list(group)
+    foreign = [name for name in names if not isinstance(name, str)]
+    if foreign:
+        raise ValueError(f"the name {foreign[0]!r} is not UTF-8")
+    return names
+
+
+def _natural_order(name: str) -> tuple[str, int, str, str]:
     """Sort key with demo_2 before demo_10."""
     stem = name.rstrip("0123456789")
-    return (stem, int(name[len(stem) :] or -1), name)
+    digits = name[len(stem) :].lstrip("0")
+    return (stem, len(digits), digits, name)
 
 
 class EpisodeGroups:
@@ -206,6 +295,7 @@ class EpisodeGroups:
     def per_step(self, episode: int, name: str) -> Array:
         """An array [T] next to the actions."""
         stored = self._file.stored(f"{self._groups[episode]}/{name}")
+        require_numbers(str(self._file.path), stored.field(stored.path))
         length = int(self.lengths[episode])
         if stored.shape not in ((length,), (length, 1)):
             raise DataError(
@@ -266,23 +356,31 @@ class MinariSource:
         for info in SUCCESS_INFOS:
             places = [f"{name}/infos/{info}" for name in self.names]
             if all(self._file.has(place) for place in places):
-                return np.array([bool(self._file.read(self._file.stored(place)).any()) for place in places])
+                return np.array([self._any_step(place) for place in places])
         return None
+
+    def _any_step(self, place: str) -> bool:
+        stored = self._file.stored(place)
+        require_numbers(self.path, stored.field(place))
+        if not stored.shape:
+            raise DataError(f"{self.path}: {place} is one value; expected one per step")
+        return bool(self._file.read(stored).any())
 
     @cached_property
     def action_bounds(self) -> tuple[float, float] | None:
         """From the action space in metadata.json, which Minari writes next to the file."""
         try:
-            metadata = json.loads((self._file.path.parent / "metadata.json").read_bytes())
-            space = json.loads(metadata["action_space"])
+            path = self._file.path.parent / "metadata.json"
+            metadata = parse_json(read_regular(path, JSON_BYTES, follow_links=True), path, finite=False)
+            space = parse_json(metadata["action_space"], path, finite=False)
             low, high = float(np.min(space["low"])), float(np.max(space["high"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (MillpondError, ValueError, KeyError, TypeError, AttributeError):
             return None  # the audit then infers the range from the actions themselves
         return (low, high) if np.isfinite([low, high]).all() else None
 
     def final_known(self, names: Sequence[str]) -> Array:
-        flags = [self._file.attribute(name, FINAL_STORED) for name in self.names]
-        return np.array([flag is None or bool(flag) for flag in flags])
+        flags = [self._file.flag(name, FINAL_STORED) for name in self.names]
+        return np.array([flag is None or flag for flag in flags])
 
     def frames(self, episode: int, name: str, start: int, stop: int) -> Array:
         return self._episodes.frames(episode, name, start, stop)

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from millpond.data.source import Array, ArrayField, DataError, EndFlags, require_numbers
+from millpond.data.source import Array, ArrayField, DataError, EndFlags, require_numbers, require_unpackable
 
 REQUIRED = ("indices", "terminal")
 OPTIONAL = ("acts", "rews", "final_stored")
-MAX_UNPACKED_BYTES = 1 << 31  # of a compressed member; a larger one belongs in an uncompressed file
+MAX_UNPACKED_BYTES = 1 << 31  # of all compressed members; more belong in an uncompressed file
+MAX_MEMBERS = 1000  # of an archive; the layout has a few
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, bytes of its name, bytes of its extra field
 
 
@@ -41,6 +42,10 @@ class NpzSource:
         acts, indices, terminal = arrays.get("acts"), arrays["indices"], arrays["terminal"]
         for name, array in arrays.items():
             require_numbers(str(path), ArrayField(name, array.shape[1:], array.dtype))
+        if indices.ndim != 1:
+            raise DataError(
+                f"{path}: indices has shape {indices.shape}; expected [episodes - 1]: the steps at which acts is split"
+            )
         if indices.dtype.kind not in "iu" and len(indices):
             raise DataError(
                 f"{path}: indices is {indices.dtype}[]; expected integers: the steps at which acts is split"
@@ -49,7 +54,8 @@ class NpzSource:
         episodes = len(indices) + 1
         steps = len(acts) if acts is not None else len(next(iter(self._frames.values()))) - episodes
         counted = "acts" if acts is not None else "steps"
-        boundaries = np.concatenate([[0], indices.astype(np.int64), [steps]])
+        inside = ((indices > 0) & (indices < steps)).all()  # before they are converted: large ones would wrap around
+        boundaries = np.concatenate([[0], indices.astype(np.int64) if inside else [0], [steps]])
         self.lengths = np.diff(boundaries)
         if (self.lengths < 1).any():
             raise DataError(f"{path}: indices must increase from above 0 to below {steps}, the number of {counted}")
@@ -108,6 +114,8 @@ def _arrays(path: Path) -> dict[str, Array]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            if len(archive.infolist()) > MAX_MEMBERS:
+                raise ValueError(f"it has {len(archive.infolist()):,} members; at most {MAX_MEMBERS:,} are read")
             observations = [name for name in members if _is_observation(name)]
             missing = [name for name in REQUIRED if name not in members] + ([] if observations else ["obs"])
             if missing:
@@ -117,6 +125,7 @@ def _arrays(path: Path) -> dict[str, Array]:
                     f"indices [episodes - 1] and terminal [episodes]"
                 )
             names = [*observations, *REQUIRED, *(name for name in OPTIONAL if name in members)]
+            _require_unpackable(path, [members[name] for name in names])
             return {name: _array(path, archive, name, members[name]) for name in names}
     except (
         OSError,
@@ -128,6 +137,16 @@ def _arrays(path: Path) -> dict[str, Array]:
         ValueError,
     ) as error:
         raise DataError(f"{path} cannot be read as an .npz file: {error}") from None
+
+
+def _require_unpackable(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuse compressed members that do not fit into memory, by the sizes that the archive states."""
+    packed = [member for member in members if member.compress_type != zipfile.ZIP_STORED]
+    for member in packed:
+        require_unpackable(str(path), member.filename, member.file_size, member.compress_size)
+    unpacked = sum(member.file_size for member in packed)
+    if unpacked > MAX_UNPACKED_BYTES:
+        raise ValueError(f"{unpacked:,} bytes are compressed; write it with np.savez, which can be mapped")
 
 
 def _array(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> Array:
@@ -151,8 +170,6 @@ def _array(path: Path, archive: zipfile.ZipFile, name: str, member: zipfile.ZipI
                 raise ValueError(f"it has {member.file_size - header_bytes:,} bytes; {dtype}{shape} needs {nbytes:,}")
             if member.compress_type == zipfile.ZIP_STORED and nbytes:
                 return _mapped(path, member, header_bytes, shape, dtype)
-            if nbytes > MAX_UNPACKED_BYTES:
-                raise ValueError(f"{nbytes:,} bytes are compressed; write it with np.savez, which can be mapped")
             return np.frombuffer(stream.read(), dtype).reshape(shape)
     except (ValueError, EOFError, OverflowError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: array {name} cannot be read: {error}") from None

@@ -17,16 +17,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from millpond.errors import MillpondError
+from millpond.safe_read import require_regular
 
 Array = np.ndarray[Any, Any]
 NUMERIC_KINDS = "biuf"  # kinds of dtype that can be learned from: bool, integer, float
 IN_PACKAGE = {"pendulum": "pendulum.npz", "lift": "lift.hdf5", "handover": "handover.hdf5"}
 HDF5_SUFFIXES = (".hdf5", ".h5")
 MAX_VECTOR_WIDTH = 1 << 16  # a wider "vector" is most likely an image that is not stored as uint8
+MAX_BOMB_BYTES, MAX_BOMB_RATIO = 1 << 28, 100  # more unpacked bytes, at a higher ratio, are not recorded episodes
 
 
 class DataError(MillpondError):
     """A file of episodes is damaged, foreign or not as configured. The message names the file, the place and a fix."""
+
+    one_line = True
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,15 @@ def require_numbers(path: str, field: ArrayField) -> None:
     """Refuse strings, compounds and complex numbers: they cannot be learned from."""
     if field.dtype.kind not in NUMERIC_KINDS:
         raise DataError(f"{path}: {field.name} is {field}; expected numbers")
+
+
+def require_unpackable(path: str, name: str, unpacked: int, stored: int) -> None:
+    """Refuse a compressed array that would fill the memory: a few kilobytes of zeros can unpack to gigabytes."""
+    if unpacked > MAX_BOMB_BYTES and unpacked > stored * MAX_BOMB_RATIO:
+        raise DataError(
+            f"{path}: {name} unpacks to {unpacked:,} bytes, of which {stored:,} are stored; expected recorded numbers, not "
+            f"that many equal ones. If they are real, write them without compression"
+        )
 
 
 @dataclass(frozen=True)
@@ -222,7 +235,8 @@ def _files(path: str | Path) -> list[Path]:
             f"{path}: no such file or folder; data.path is one, or the name of a packaged dataset: "
             f"{', '.join(IN_PACKAGE)}"
         )
-    if location.is_file():
+    if not location.is_dir():
+        require_regular(location, "data.path is a file, a folder or a lake", follow_links=True)
         return [location]
     if (location / "lake.json").exists():
         return [location]

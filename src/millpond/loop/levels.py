@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.errors import MillpondError
+from millpond.safe_read import is_count
 
 
 class LoopError(MillpondError):
@@ -15,11 +16,14 @@ class LoopError(MillpondError):
 
 
 class NonFiniteError(MillpondError):
-    """A recorded value is nan or infinite. Training stops; the last checkpoint is older than the value."""
+    """A recorded value, or a weight, is nan or infinite. Training stops; the last checkpoint is older than the value.
+
+    `address` is the step that recorded it; of a weight, the position as text.
+    """
 
     exit_code = 1  # the input was valid: training failed
 
-    def __init__(self, address: Address, name: str, value: float, batch_path: Path | None = None) -> None:
+    def __init__(self, address: Address | str, name: str, value: float, batch_path: Path | None = None) -> None:
         self.address, self.name, self.value, self.batch_path = address, name, value, batch_path
         saved = f"; the batch is in {batch_path}" if batch_path is not None else ""
         super().__init__(f"{address}: {name} = {value}{saved}")
@@ -210,6 +214,14 @@ class Levels:
                 f"the saved position has the levels {' > '.join(state['levels'])}, this loop has "
                 f"{' > '.join(self.names)}; a run resumes with the levels it started with"
             )
+        for key in ("indices", "totals"):
+            counts = state[key]
+            if len(counts) != len(self.names) or not all(is_count(count) for count in counts):
+                raise LoopError(
+                    f"the saved position has {key}={counts!r}, not a count for each of {len(self.names)} levels"
+                )
+        if type(state["over"]) is not bool:
+            raise LoopError(f"the saved position has over={state['over']!r}, not true or false")
         self.indices, self.totals = list(state["indices"]), list(state["totals"])
         self._last_called, self._over = {self.depth(name) for name in state["last_called"]}, state["over"]
         self.sizes[0] = self._size(0)

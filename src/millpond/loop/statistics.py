@@ -15,6 +15,9 @@ from operator import mul
 from typing import Any, SupportsFloat
 
 from millpond.loop.levels import LoopError
+from millpond.safe_read import is_count
+
+MAX_SHIFT = 1 << 14  # of saved moments; floats need 1,074, and a larger one would ask for any amount of memory
 
 
 @dataclass(slots=True)
@@ -135,6 +138,11 @@ class Moments:
         weight, first, second = (int(text, 16) for text in state["sums"])
         minimum, maximum = state["range"] or (math.inf, -math.inf)
         weight_shift, value_shift = state["shifts"]
+        counts = (state["count"], weight_shift, value_shift)
+        if not all(is_count(count) for count in counts) or max(counts[1:]) > MAX_SHIFT:
+            raise ValueError(
+                f"count and shifts of a mean are {counts}; expected counts, and shifts up to {MAX_SHIFT:,}"
+            )
         return Moments(state["count"], weight, first, second, weight_shift, value_shift, minimum, maximum)
 
 

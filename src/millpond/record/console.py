@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from millpond.formatting import printable, printable_lines
 from millpond.loop import Address, Loop
 from millpond.record.jsonlines import Record
 from millpond.record.recorder import COUNTERS, Axis, Counters
@@ -68,11 +69,11 @@ class Console:
 
     def table(self, rows: Mapping[str, str]) -> None:
         """Print a table; a live display stays below it."""
-        self._terminal.print(show_table(rows), markup=False, highlight=False)
+        self._terminal.print(printable_lines(show_table(rows)), markup=False, highlight=False)
 
     def say(self, text: str) -> None:
         """Print lines of a trainer; a live display stays below them."""
-        self._terminal.print(text, soft_wrap=True, markup=False, highlight=False)
+        self._terminal.print(printable_lines(text), soft_wrap=True, markup=False, highlight=False)
 
     def close(self) -> None:
         if self._live is not None:
@@ -111,7 +112,7 @@ class Console:
         for name, value in self._newest.items():
             if name not in COUNTERS and not name.startswith("time/"):
                 before = self._before.get(name, value)
-                yield name, show_number(value), " ↑" if value > before else " ↓" if value < before else " →"
+                yield printable(name), show_number(value), " ↑" if value > before else " ↓" if value < before else " →"
 
 
 class Pace:
@@ -184,6 +185,7 @@ def cycle_rows(address: Address, sizes: Mapping[str, int | None], record: Record
 
 def show_table(rows: Mapping[str, str]) -> str:
     """Format two columns in a frame of ASCII characters, for log files."""
+    rows = {printable(name): value for name, value in rows.items()}
     left = max(len(name) for name in rows)
     right = max(len(value) for value in rows.values())
     rule = f"+{'-' * (left + 2)}+{'-' * (right + 2)}+"

@@ -10,10 +10,16 @@ from pathlib import Path
 
 from millpond.durable import open_file
 from millpond.errors import MillpondError
+from millpond.safe_read import UnreadableFileError, is_finite_number, parse_json_object, require_regular
+
+MAX_LINE = 1 << 22  # bytes of a record; one of a hundred metrics has five thousand
+MAX_TAIL = 1 << 26  # bytes at the end of a file in which a headline is looked for
 
 
 class RecordError(MillpondError):
     """A record cannot be written or read."""
+
+    one_line = True
 
 
 Record = dict[str, float]
@@ -21,35 +27,51 @@ Record = dict[str, float]
 
 def read_records(path: Path) -> Iterator[Record]:
     """Read the complete lines of a file of records; an unfinished last line is left out."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
+    require_regular(path)
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
+        number = 0
+        while line := file.readline(MAX_LINE):
+            number += 1
+            if not line.endswith(b"\n") and len(line) < MAX_LINE:
                 return
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if not isinstance(record, dict):
-                raise RecordError(f"{path} line {number} is not a record: {line[:60]!r}; fix or remove the line")
-            yield record
+            yield parse_record(line, f"{path} line {number}")
+
+
+def parse_record(line: bytes, name: str) -> Record:
+    """Parse one line; `name` is its place, for errors. A record is an object of finite numbers."""
+    try:
+        record = parse_json_object(line, name)
+    except UnreadableFileError as error:
+        raise RecordError(f"{name} is not a record: {line[:60]!r}; fix or remove the line") from error
+    for metric, value in record.items():
+        if not is_finite_number(value):
+            raise RecordError(f"{name} has {metric}={value!r}, not a finite number; fix or remove the line")
+    return record
 
 
 def last_record(path: Path, tail: int = 1 << 16) -> Record | None:
-    """Read the newest complete record, from the end of the file."""
-    if not path.exists():
+    """Read the newest complete record, from the end of the file; None if there is none."""
+    if not os.path.lexists(path):
         return None
+    size = require_regular(path).st_size
+    begins = size <= tail  # the first line that is read is complete
+    lines = _read_tail(path, tail)[:-1]
+    if len(lines) > 1 or (lines and begins):
+        return parse_record(lines[-1], f"the last line of {path}")
+    if begins:
+        return None
+    if tail >= MAX_LINE:
+        raise RecordError(f"the last line of {path} has more than {MAX_LINE:,} bytes, so it is not a record; remove it")
+    return last_record(path, min(tail * 16, MAX_LINE))
+
+
+def _read_tail(path: Path, tail: int) -> list[bytes]:
+    """Read the lines in the last bytes of a file; the first of them may be incomplete, and the last is unfinished."""
     with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - tail))
-        lines = file.read().split(b"\n")[:-1]
-    if not lines and size > tail:
-        return last_record(path, tail * 16)
-    try:
-        return dict(json.loads(lines[-1])) if lines else None
-    except ValueError:
-        return last_record(path, tail * 16) if size > tail else None
+        file.seek(max(0, file.seek(0, os.SEEK_END) - tail))
+        return file.read(tail).split(b"\n")
 
 
 class JsonLines:
@@ -66,10 +88,12 @@ class JsonLines:
     def open(self, num_records: int) -> None:
         """Keep the first `num_records` records, drop the others, and continue writing from there."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(self.path):
+            require_regular(self.path, "move it away")
         self._descriptor = open_file(self.path, os.O_RDWR | os.O_CREAT)
         end = lines = 0
         with self.path.open("rb") as file:
-            while lines < num_records and (line := file.readline()).endswith(b"\n"):
+            while lines < num_records and (line := file.readline(MAX_LINE)).endswith(b"\n"):
                 end += len(line)
                 lines += 1
         os.ftruncate(self._descriptor, end)
@@ -110,17 +134,21 @@ HEADLINES = (*RETURNS, *(f"held_out/{name}" for name in HELD_OUT), "R_loss")
 
 
 def newest_headline(path: Path) -> tuple[str, float] | None:
-    """Return name and newest value of the first headline metric in a `metrics.jsonl`; not every record has one."""
+    """Return name and newest value of the first headline metric in a `metrics.jsonl`; not every record has one.
+
+    Only the last 64 MiB of the file are searched.
+    """
     try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
+        require_regular(path)
+        lines = _read_tail(path, MAX_TAIL)
+    except (UnreadableFileError, OSError):
         return None
     for name in HEADLINES:
         quoted = json.dumps(name).encode()
         for line in reversed(lines):
             if quoted in line:
                 try:
-                    return name, float(json.loads(line)[name])
-                except (ValueError, KeyError, TypeError):
+                    return name, float(parse_record(line, str(path))[name])
+                except (RecordError, KeyError):
                     continue  # an unfinished line, or not a record
     return None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from millpond.record.jsonlines import JsonLines, Record, RecordError, read_records
+from millpond.safe_read import is_count, is_finite_number
 
 # The axis of curves: agent steps online, updates offline.
 Axis = Literal["agent_steps", "updates", "env_steps", "frames"]
@@ -49,8 +50,26 @@ class Counters:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         for name in COUNTERS[:-1]:
-            setattr(self, name, int(state[name]))
+            setattr(self, name, _require_count(state[name], name))
+        if not is_finite_number(state["seconds"]) or state["seconds"] < 0:
+            raise RecordError(f"the saved counters have seconds={state['seconds']!r}, not a time")
         self._seconds_before, self._began = float(state["seconds"]), time.monotonic()
+
+
+def _with_counters(path: Path) -> Iterator[Record]:
+    """Read the records of a run that is resumed; each has all counters."""
+    for number, record in enumerate(read_records(path), start=1):
+        missing = [name for name in COUNTERS if name not in record]
+        if missing:
+            raise RecordError(f"{path} line {number} has no {', '.join(missing)}; fix or remove the line")
+        yield record
+
+
+def _require_count(value: object, name: str) -> int:
+    if not is_count(value):
+        raise RecordError(f"the saved counters have {name}={value!r}, not a count")
+    assert isinstance(value, int)
+    return value
 
 
 class Sink(Protocol):
@@ -88,7 +107,7 @@ class Recorder:
         self._open = True
         self._lines.open(self._records)
         for sink in list(self._sinks):
-            self._attempt(sink, sink.open, read_records(self._lines.path))
+            self._attempt(sink, sink.open, _with_counters(self._lines.path))
 
     def write(self, metrics: Mapping[str, float]) -> Record:
         """Write one record to all sinks, and return it."""
@@ -122,7 +141,7 @@ class Recorder:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._open:
             raise RecordError("the state of a recorder must be loaded before its first record")
-        self._records = int(state["records"])
+        self._records = _require_count(state["records"], "records")
 
     def _attempt(self, sink: Sink, action: Callable[..., None], *arguments: Any) -> None:
         try:

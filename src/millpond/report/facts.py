@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from millpond.config.yaml import LARGEST_FILE, parse
 from millpond.errors import MillpondError
 from millpond.kinds import KINDS
 from millpond.record import HEADLINES, Record, read_records
 from millpond.report.markup import Block
+from millpond.safe_read import JSON_BYTES, parse_json, parse_json_object, read_regular
 from millpond.store import RunStatus, read_status
 from millpond.store.checkpoints import CheckpointInfo, list_checkpoints
 
@@ -22,10 +22,14 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Picture:
-    """An episode of the policy as a GIF; without one, the caption says why."""
+    """An episode of the policy as a GIF; without one, the caption says why.
+
+    `refused`: there is none because the run names code that the user has not trusted.
+    """
 
     gif: bytes | None
     caption: str
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Facts:
     records: list[Record]
     axis: str
     checkpoints: list[CheckpointInfo]
+    warnings: list[Mapping[str, Any]] = field(default_factory=list)  # of `warnings.jsonl`
     picture: Picture | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -98,10 +103,12 @@ class KindReport:
 def read_facts(folder: Path, picture: Picture | None = None) -> Facts:
     """Read a run's folder. Only `metrics.jsonl` is required, and it may be empty."""
     problems: list[str] = []
-    config_text = _text(folder / "config.yaml", problems)
-    config = _mapping(folder / "config.yaml", config_text, yaml.safe_load, problems)
-    plan = _mapping(folder / "plan.json", _text(folder / "plan.json", problems), json.loads, problems)
-    host = _mapping(folder / "host.json", _text(folder / "host.json", problems), json.loads, problems)
+    config_text = _text(folder / "config.yaml", LARGEST_FILE, problems)
+    config = _mapping(folder / "config.yaml", config_text, parse, problems)
+    plan, host = (
+        _mapping(folder / name, _text(folder / name, JSON_BYTES, problems), _parse_json, problems)
+        for name in ("plan.json", "host.json")
+    )
     records = _records(folder / "metrics.jsonl", problems)
     checkpoints, damaged = list_checkpoints(folder / "checkpoints")
     problems += damaged
@@ -112,10 +119,11 @@ def read_facts(folder: Path, picture: Picture | None = None) -> Facts:
         config=config,
         plan=plan,
         host=host,
-        status=read_status(folder) if (folder / "state.json").exists() else None,
+        status=read_status(folder) if os.path.lexists(folder / "state.json") else None,
         records=records,
         axis=axis_of(records, config),
         checkpoints=checkpoints,
+        warnings=_warnings(folder / "warnings.jsonl", problems),
         picture=picture,
         problems=problems,
     )
@@ -130,19 +138,25 @@ def axis_of(records: list[Record], config: Mapping[str, Any]) -> str:
     return "agent_steps" if any(record.get("agent_steps") for record in records) else "updates"
 
 
-def _text(path: Path, problems: list[str]) -> str:
+def _text(path: Path, limit: int, problems: list[str]) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problems.append(f"{path.name} cannot be read: {error}")
-        return ""
+        return read_regular(path, limit).decode("utf-8")
+    except MillpondError as error:
+        problems.append(str(error))
+    except UnicodeDecodeError as error:
+        problems.append(f"{path.name} cannot be read: it is not UTF-8 text (byte {error.start:,})")
+    return ""
 
 
-def _mapping(path: Path, text: str, parse: Any, problems: list[str]) -> Mapping[str, Any]:
+def _parse_json(text: str, name: str) -> Any:
+    return parse_json(text, name, finite=False)
+
+
+def _mapping(path: Path, text: str, parse: Callable[[str, str], Any], problems: list[str]) -> Mapping[str, Any]:
     try:
-        content = parse(text) if text else {}
-    except (ValueError, yaml.YAMLError) as error:
-        problems.append(f"{path.name} cannot be read: {error}")
+        content = parse(text, path.name) if text else {}
+    except MillpondError as error:
+        problems.append(str(error))
         return {}
     if not isinstance(content, Mapping):
         problems.append(f"{path.name} is not a mapping")
@@ -150,13 +164,24 @@ def _mapping(path: Path, text: str, parse: Any, problems: list[str]) -> Mapping[
     return content
 
 
+def _warnings(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
+    """Return the warnings of a run: one object per line, with its cause, text and updates."""
+    if not os.path.lexists(path):
+        return []
+    try:
+        lines = read_regular(path, JSON_BYTES).splitlines()
+        return [parse_json_object(line, f"{path.name} line {number}") for number, line in enumerate(lines, start=1)]
+    except MillpondError as error:
+        problems.append(str(error))
+        return []
+
+
 def _records(path: Path, problems: list[str]) -> list[Record]:
     """Return all records before the first line that is not one."""
     records: list[Record] = []
     try:
         for record in read_records(path):
-            numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
-            records += [numbers]
+            records += [record]
     except (MillpondError, OSError) as error:
         problems.append(f"{error}; curves end before it")
     return records

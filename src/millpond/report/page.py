@@ -20,6 +20,7 @@ from millpond.report.facts import UNKNOWN, Facts, KindReport, Picture, read_fact
 from millpond.report.iteration import nine_stages
 from millpond.report.markup import Block, Markup, join, standalone, style_sheet, table, tag
 from millpond.report.summary import episode, evaluation_chart, evaluations, summary
+from millpond.safe_read import is_count
 
 # Nothing may be loaded from anywhere, whatever text a run contains: styles and images are in the page itself.
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -51,6 +52,18 @@ def checkpoints(facts: Facts) -> Block | None:
             tag("pre", commands),
         ),
     )
+
+
+def warnings(facts: Facts) -> Block | None:
+    """Return what was logged as a warning during the run, in its order."""
+    if not facts.warnings:
+        return None
+    rows = [
+        [f"{updates:,}" if is_count(updates) else UNKNOWN, str(warning.get("cause", "")), str(warning.get("text", ""))]
+        for warning in facts.warnings
+        for updates in [warning.get("updates")]
+    ]
+    return Block("Warnings", table(["after updates", "cause", "warning"], rows))
 
 
 def plan(facts: Facts) -> Block | None:
@@ -112,7 +125,7 @@ PPO = KindReport(has_agent=_always, subject=_policy, sections=(nine_stages,))
 MIXTURE = KindReport(has_agent=_always, subject=_agents)
 REWARD = KindReport(has_agent=_with_agent, subject=_reward_network)
 
-FIRST: tuple[Section, ...] = (summary, episode, evaluations)
+FIRST: tuple[Section, ...] = (summary, warnings, episode, evaluations)
 LAST: tuple[Section, ...] = (curves, phases, checkpoints, plan, config, host)
 
 

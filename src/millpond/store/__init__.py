@@ -9,17 +9,15 @@ from millpond.store.checkpoint import (
     DamagedCheckpointError,
     DiskFullError,
     NothingToPlayError,
-    Parts,
     ResumeError,
     RunError,
-    Stateful,
     UnsafeCheckpointError,
-    load_weights,
     read_checkpoint,
     write_checkpoint,
 )
 from millpond.store.checkpoints import Checkpoints
 from millpond.store.listing import RunRow, list_runs, show_runs
+from millpond.store.parts import Parts, Stateful, load_weights
 from millpond.store.random_state import RandomState, seed_global_generators
 from millpond.store.run import Run, check_changes, find_run, host_facts, training
 from millpond.store.status import RunStatus, read_status

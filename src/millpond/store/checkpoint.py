@@ -8,6 +8,9 @@
 It is written under a temporary name, file by file with fsync, and renamed when all files are on disk. It is read into
 memory once, so that the bytes that were checked are the bytes that are used.
 
+A checkpoint may come from a stranger, who can compute checksums, too. So a manifest names exactly these files, each must be
+a regular file of the stated size, and whatever they contain is an error with one line, or fits the objects that load it.
+
 State is a tree of plain values, arrays and tensors, stored by `torch.save` and read with `weights_only=True`, which runs no
 code from the file. That reader does not support NumPy, so arrays are stored as byte tensors with their dtype and shape.
 """
@@ -21,15 +24,26 @@ import json
 import os
 import pickle
 import shutil
+import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from millpond.cpu import memory_bytes
 from millpond.durable import sync_folder, write_file
 from millpond.errors import MillpondError
+from millpond.safe_read import (
+    JSON_BYTES,
+    UnreadableFileError,
+    is_count,
+    is_finite_number,
+    parse_json_object,
+    read_regular,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -38,10 +52,16 @@ _ARRAY = "__numpy__"
 WRITING, REPLACED, DELETING = ".writing-", ".replaced-", ".deleting-"
 FORMAT = 1
 WEIGHTS, STATE, VALUES, MANIFEST = "weights.safetensors", "state.pt", "values.json", "manifest.json"
+DIGITS = 12  # of a checkpoint's name
+MAX_UPDATES = 10**DIGITS
+MAX_REASON = 600  # characters of an error of another library
+SKIP = "do not use this checkpoint: move its folder away, and the one before it is used, if there is one"
 
 
 class RunError(MillpondError):
     """A run folder is missing, exists already, or is in use."""
+
+    one_line = True
 
 
 class NothingToPlayError(RunError):
@@ -54,6 +74,8 @@ class ResumeError(MillpondError):
 
 class CheckpointError(MillpondError):
     """A checkpoint cannot be written or used."""
+
+    one_line = True
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -84,6 +106,7 @@ def tree_from_bytes(data: bytes, name: str) -> Any:
     import torch
 
     try:
+        _require_stored(data)
         return _decode(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
         reason = str(error).strip().splitlines()[0]
@@ -91,8 +114,18 @@ def tree_from_bytes(data: bytes, name: str) -> Any:
             f"{name} is refused: it contains something other than plain values and tensors, and loading it could run "
             f"code. It was not written by Millpond ({reason})"
         ) from None
-    except (RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{name} cannot be read: {error}") from error
+    except Exception as error:  # bytes of a stranger: torch may raise anything
+        raise CheckpointError(f"{name} cannot be read: {one_line(error)}; {SKIP}") from error
+
+
+def _require_stored(data: bytes) -> None:
+    """Refuse archives that `tree_to_bytes` does not write: with compressed members, which may expand to any size."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = archive.infolist()
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise ValueError("it has compressed members")
+    if sum(member.file_size for member in members) > len(data):
+        raise ValueError("its members overlap")
 
 
 def _encode(tree: Any, path: str) -> Any:
@@ -127,9 +160,16 @@ def _encode(tree: Any, path: str) -> Any:
 
 
 def _decode(tree: Any) -> Any:
+    import torch
+
+    if isinstance(tree, torch.Tensor):
+        if tree.layout != torch.strided or tree.nbytes > tree.untyped_storage().nbytes():
+            raise ValueError(f"a tensor claims the shape {tuple(tree.shape)}, of which a part is stored")
+        return tree
     if isinstance(tree, dict):
         if _ARRAY in tree:
             dtype, shape, scalar = tree[_ARRAY]
+            _decode(tree["bytes"])
             array = np.frombuffer(tree["bytes"].numpy().tobytes(), dtype=np.dtype(dtype)).reshape(shape).copy()
             return array[()] if scalar else array
         return {key: _decode(value) for key, value in tree.items()}
@@ -140,7 +180,10 @@ def _decode(tree: Any) -> Any:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Contents of a checkpoint. `score` is its own; `best` has the updates and score of the best so far."""
+    """Contents of a checkpoint. `score` is its own; `best` has the updates and score of the best so far.
+
+    `path` is the folder that it was read from.
+    """
 
     updates: int
     weights: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
@@ -148,6 +191,7 @@ class Checkpoint:
     values: Mapping[str, Any] = field(default_factory=dict)
     score: float | None = None
     best: tuple[int, float] | None = None
+    path: Path | None = None
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -175,6 +219,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             write_file(temporary / name, data)
         sync_folder(temporary)
         if folder.exists():  # a folder cannot be renamed over another that is not empty
+            shutil.rmtree(replaced, ignore_errors=True)  # left by a save that failed
             os.rename(folder, replaced)
         os.rename(temporary, folder)
         sync_folder(folder.parent)
@@ -183,15 +228,20 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         if replaced.exists() and not folder.exists():
             os.rename(replaced, folder)
         raise _not_written(folder, sum(map(len, files.values())), error) from error
-    shutil.rmtree(replaced, ignore_errors=True)
+    if replaced.exists():
+        with suppress(OSError):  # the new one is complete; `recover` removes the old one later
+            delete_checkpoint(replaced)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint; raise `DamagedCheckpointError` with the reason if it is not as it was written."""
+    """Read a checkpoint; raise `DamagedCheckpointError` with the reason if it is not as it was written.
+
+    Files that are as they were written, but not by Millpond, raise `CheckpointError`.
+    """
     manifest = read_manifest(folder)
     contents = {}
     for name, expected in manifest["files"].items():
-        data = _read(folder / name)
+        data = _read(folder / name, JSON_BYTES if name == VALUES else memory_bytes() or None)
         if len(data) != expected["bytes"]:
             raise DamagedCheckpointError(f"{folder / name} has {len(data):,} bytes, not {expected['bytes']:,}")
         if _sha256(data) != expected["sha256"]:
@@ -199,29 +249,53 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         contents[name] = data
     return Checkpoint(
         updates=manifest["updates"],
-        weights=_weights_from_bytes(contents[WEIGHTS]),
-        state=tree_from_bytes(contents[STATE], str(folder / STATE)),
-        values=json.loads(contents[VALUES]),
+        weights=_weights_from_bytes(contents[WEIGHTS], folder / WEIGHTS),
+        state=_state_from_bytes(contents[STATE], folder / STATE),
+        values=_values_from_bytes(contents[VALUES], folder / VALUES),
         score=manifest["score"],
         best=tuple(manifest["best"]) if manifest["best"] else None,
+        path=folder,
     )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest, and verify its sha256."""
+    """Read the manifest; verify its sha256 and every field of it."""
     path = folder / MANIFEST
-    data = _read(path)
+    data = _read(path, JSON_BYTES)
     try:
-        manifest = json.loads(data)
+        manifest = parse_json_object(data, path)
         body = {key: value for key, value in manifest.items() if key != "sha256"}
         whole = _seal(body) == data
-    except (ValueError, AttributeError):
+    except (UnreadableFileError, ValueError, RecursionError):
         whole = False
     if not whole:
         raise DamagedCheckpointError(f"{path} is not as it was written")
-    if manifest["format"] != FORMAT:
-        raise CheckpointError(f"{folder} has format {manifest['format']}; this Millpond reads format {FORMAT}")
-    return dict(manifest)
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{folder} has format {manifest.get('format')}; this Millpond reads format {FORMAT}")
+    wrong = _wrong_field(manifest)
+    if wrong:
+        raise CheckpointError(f"{path} was not written by Millpond: {wrong}; {SKIP}")
+    return manifest
+
+
+def _wrong_field(manifest: Mapping[str, Any]) -> str:
+    """Return what is wrong in a manifest, or nothing. Names of other files are refused: they could be anywhere."""
+    if not is_count(manifest.get("updates"), MAX_UPDATES):
+        return f"updates={manifest.get('updates')!r} is not a count"
+    score, best, files = manifest.get("score"), manifest.get("best"), manifest.get("files")
+    if score is not None and not is_finite_number(score):
+        return f"score={score!r} is not a number"
+    if best is not None and not (
+        isinstance(best, list) and len(best) == 2 and is_count(best[0], MAX_UPDATES) and is_finite_number(best[1])
+    ):
+        return f"best={best!r} is not a pair of updates and score"
+    if not isinstance(files, dict) or set(files) != {WEIGHTS, STATE, VALUES}:
+        named = list(files) if isinstance(files, dict) else files
+        return f"it names the files {named!r}; a checkpoint has {WEIGHTS}, {STATE} and {VALUES}"
+    for name, facts in files.items():
+        if not isinstance(facts, dict) or not is_count(facts.get("bytes")) or not isinstance(facts.get("sha256"), str):
+            return f"files.{name}={facts!r} is not a size and a sha256"
+    return ""
 
 
 def recover(folder: Path) -> None:
@@ -240,6 +314,7 @@ def recover(folder: Path) -> None:
 def delete_checkpoint(folder: Path) -> None:
     """Remove a checkpoint; at no time does an incomplete one exist under its name."""
     deleted = folder.with_name(DELETING + folder.name)
+    shutil.rmtree(deleted, ignore_errors=True)  # left by an earlier attempt that failed
     os.rename(folder, deleted)
     shutil.rmtree(deleted)
 
@@ -255,11 +330,20 @@ def _not_written(folder: Path, needed: int, error: OSError) -> CheckpointError:
     return CheckpointError(f"{what}: {error.strerror}. Older checkpoints are intact")
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, limit: int | None) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        return read_regular(path, limit)
+    except UnreadableFileError as error:
+        raise DamagedCheckpointError(str(error)) from error
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error of another library on one line, shortened."""
+    text = " ".join(str(error).split())
+    shown = text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]} ..."
+    return (
+        shown if isinstance(error, RuntimeError | ValueError) and shown else f"{type(error).__name__} {shown}".strip()
+    )
 
 
 def _sha256(data: bytes) -> str:
@@ -298,77 +382,31 @@ def _weights_to_bytes(parts: Mapping[str, Mapping[str, torch.Tensor]]) -> bytes:
     return data
 
 
-def _weights_from_bytes(data: bytes) -> dict[str, dict[str, torch.Tensor]]:
+def _weights_from_bytes(data: bytes, path: Path) -> dict[str, dict[str, torch.Tensor]]:
     from safetensors.torch import load
 
+    try:
+        tensors = load(data)
+    except Exception as error:  # bytes of a stranger: the header may claim anything
+        raise CheckpointError(f"{path} cannot be read: {one_line(error)}; {SKIP}") from error
     parts: dict[str, dict[str, torch.Tensor]] = {}
-    for flat_name, tensor in load(data).items():
-        part, name = flat_name.split("/", 1)
+    for flat_name, tensor in tensors.items():
+        part, slash, name = flat_name.partition("/")
+        if not slash:
+            raise CheckpointError(f"{path} has a tensor {flat_name!r}, which is not named PART/NAME; {SKIP}")
         parts.setdefault(part, {})[name] = tensor
     return parts
 
 
-class Stateful(Protocol):
-    """An object with state."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any, /) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The objects whose state a checkpoint holds, by the file that their state is stored in.
-
-    weights  modules, and other objects whose state consists of tensors: safetensors
-    state    optimisers, samplers, generators, envs: trees of plain values, arrays and tensors
-    values   loop, counters, recorder: plain values, as readable JSON
-    """
-
-    weights: Mapping[str, Stateful] = field(default_factory=dict)
-    state: Mapping[str, Stateful] = field(default_factory=dict)
-    values: Mapping[str, Stateful] = field(default_factory=dict)
-
-    def collect(self, updates: int, score: float | None = None, best: tuple[int, float] | None = None) -> Checkpoint:
-        weights, state, values = (
-            {name: part.state_dict() for name, part in group.items()}
-            for group in (self.weights, self.state, self.values)
-        )
-        return Checkpoint(updates, weights, state, values, score, best)
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore the state of every part. A checkpoint with other parts is refused before anything is changed."""
-        groups = (
-            ("weights", self.weights, checkpoint.weights),
-            ("state", self.state, checkpoint.state),
-            ("values", self.values, checkpoint.values),
-        )
-        for kind, owners, stored in groups:
-            # A part without tensors does not appear in the stored weights.
-            missing = [
-                name for name in owners if name not in stored and (kind != "weights" or owners[name].state_dict())
-            ]
-            surplus = [name for name in stored if name not in owners]
-            if missing or surplus:
-                raise CheckpointError(
-                    f"the checkpoint's {kind} are {sorted(stored)}, this run's are {sorted(owners)}; "
-                    f"resume with the settings that the run started with"
-                )
-        for kind, owners, stored in groups:
-            _load_states(kind, owners, stored)
+def _state_from_bytes(data: bytes, path: Path) -> dict[str, Any]:
+    state = tree_from_bytes(data, str(path))
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds a {type(state).__name__}, not the state of each part by name; {SKIP}")
+    return state
 
 
-def load_weights(owners: Mapping[str, Stateful], weights: Mapping[str, Any], source: str) -> None:
-    """Load the weights of another run. Every part must exist and fit. Errors name the `source` of the weights."""
-    missing = [name for name in owners if name not in weights]
-    if missing:
-        raise CheckpointError(f"{source} has no weights of {missing}; it has {sorted(weights)}")
-    _load_states(f"{source}: weights", owners, weights)
-
-
-def _load_states(kind: str, owners: Mapping[str, Stateful], stored: Mapping[str, Any]) -> None:
-    for name, owner in owners.items():
-        try:
-            owner.load_state_dict(stored.get(name, {}))
-        except (RuntimeError, ValueError) as error:
-            raise CheckpointError(f"{kind} of {name!r} do not fit: {error}") from error
+def _values_from_bytes(data: bytes, path: Path) -> dict[str, Any]:
+    try:
+        return parse_json_object(data, path, SKIP)
+    except UnreadableFileError as error:
+        raise CheckpointError(str(error)) from error

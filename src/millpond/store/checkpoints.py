@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from millpond.store.checkpoint import (
+    DIGITS,
     REPLACED,
     Checkpoint,
     CheckpointError,
     DamagedCheckpointError,
-    Parts,
     delete_checkpoint,
     read_checkpoint,
     read_manifest,
     recover,
     write_checkpoint,
 )
+from millpond.store.parts import Parts
 from millpond.store.status import record_checkpoint, recorded_checkpoint
-
-DIGITS = 12
 
 
 class NewestCheckpoint(NamedTuple):
@@ -55,7 +54,7 @@ class Checkpoints:
 
     def updates(self) -> list[int]:
         """Return the updates of all checkpoints, oldest first. Damage is detected when they are read."""
-        if not self.folder.exists():
+        if not self.folder.is_dir():
             return []
         return sorted(int(path.name) for path in self.folder.iterdir() if re.fullmatch(rf"\d{{{DIGITS}}}", path.name))
 
@@ -66,9 +65,11 @@ class Checkpoints:
         """Write a checkpoint, then delete those that are not kept. `score` makes it a candidate for the best."""
         if self._best is None and self.updates():
             self._best = self._best_on_disk()
-        if score is not None and (self._best is None or self._beats(score, self._best[1])):
-            self._best = (updates, score)
-        write_checkpoint(self.path(updates), parts.collect(updates, score, self._best))
+        best = self._best
+        if score is not None and (best is None or self._beats(score, best[1])):
+            best = (updates, score)
+        write_checkpoint(self.path(updates), parts.collect(updates, score, best))
+        self._best = best
         record_checkpoint(self.folder.parent, updates)
         for old in set(self.updates()) - self._updates_to_keep():
             delete_checkpoint(self.path(old))
@@ -91,14 +92,17 @@ class Checkpoints:
         damaged: list[Path] = []
         for updates in reversed(self.updates()):
             try:
-                return NewestCheckpoint(read_checkpoint(self.path(updates)), damaged)
+                return NewestCheckpoint(self.load(updates), damaged)
             except DamagedCheckpointError as error:
                 damaged.append(self.path(updates))
                 warnings.warn(f"checkpoint {self.path(updates).name} is damaged and not used: {error}", stacklevel=2)
         return NewestCheckpoint(None, damaged)
 
     def load(self, updates: int) -> Checkpoint:
-        return read_checkpoint(self.path(updates))
+        checkpoint = read_checkpoint(self.path(updates))
+        if checkpoint.updates != updates:  # a copy under another name: later ones would be deleted before it
+            raise DamagedCheckpointError(f"{self.path(updates)} holds the checkpoint of {checkpoint.updates:,} updates")
+        return checkpoint
 
     def best_score(self) -> tuple[int, float] | None:
         """Return updates and score of the best checkpoint so far, if any has a score."""
@@ -149,7 +153,7 @@ class Checkpoints:
         for updates in reversed(self.updates()):
             try:
                 best = read_manifest(self.path(updates))["best"]
-            except DamagedCheckpointError:
+            except CheckpointError:
                 continue
             return (best[0], best[1]) if best else None
         return None

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from millpond.record import COUNTERS, RETURNS, last_record, newest_headline, show_seconds
+from millpond.errors import MillpondError
+from millpond.formatting import printable
+from millpond.record import COUNTERS, RETURNS, Record, last_record, newest_headline, show_seconds
+from millpond.safe_read import read_json_object, require_regular
 from millpond.store.checkpoints import Checkpoints
-from millpond.store.run import is_run
+from millpond.store.run import CONFIG, HOST, METRICS, is_run
 from millpond.store.status import State, read_status
 
 
@@ -37,16 +40,19 @@ class RunRow:
 
 
 def list_runs(root: Path) -> list[RunRow]:
-    """Return every run in a folder; the one whose state changed last is the last."""
+    """Return every run in a folder; the one whose state changed last is the last.
+
+    A run with a broken file is listed with what could be read, and its note names the file.
+    """
     rows = []
     for folder in root.iterdir() if root.is_dir() else ():
         if not is_run(folder):
             continue
         status = read_status(folder)
-        record = last_record(folder / "metrics.jsonl") or {}
+        record, problems = _last_record(folder)
         checkpoints = Checkpoints(folder / "checkpoints")
         saved, best = checkpoints.updates(), checkpoints.best_score()
-        headline = newest_headline(folder / "metrics.jsonl")
+        headline = newest_headline(folder / METRICS)
         counters = {name: record[name] for name in COUNTERS if name in record}
         metrics = {name: value for name, value in record.items() if name not in COUNTERS}
         rows.append(
@@ -54,7 +60,7 @@ def list_runs(root: Path) -> list[RunRow]:
                 name=folder.name,
                 folder=folder,
                 state=status.state,
-                note=status.note,
+                note="; ".join(filter(None, (status.note, *problems))),
                 since=status.since,
                 checkpoint=saved[-1] if saved else None,
                 best_checkpoint=best[0] if best else None,
@@ -66,6 +72,20 @@ def list_runs(root: Path) -> list[RunRow]:
             )
         )
     return sorted(rows, key=lambda row: row.since)
+
+
+def _last_record(folder: Path) -> tuple[Record, list[str]]:
+    """Return the newest record of a run, and a sentence for each of its files that cannot be used."""
+    problems = []
+    for check, name in ((require_regular, CONFIG), (read_json_object, HOST)):
+        try:
+            check(folder / name)
+        except MillpondError as error:
+            problems.append(str(error))
+    try:
+        return last_record(folder / METRICS) or {}, problems
+    except (MillpondError, OSError) as error:
+        return {}, [*problems, str(error)]
 
 
 WIDTH = 80
@@ -91,7 +111,7 @@ def show_runs(rows: Sequence[RunRow]) -> str:
         aligned = (f"{cell:<{width}}" if k in LEFT else f"{cell:>{width}}" for k, (cell, width) in enumerate(shown))
         lines.append("  ".join(aligned).rstrip())
         if row is not None and row.note:
-            lines += textwrap.wrap(row.note, WIDTH, initial_indent="  ", subsequent_indent="  ")
+            lines += textwrap.wrap(printable(row.note), WIDTH, initial_indent="  ", subsequent_indent="  ")
     lines += [f"{_mark(name, others)} {name}, not a return" for name in others]
     return "\n".join(lines)
 
@@ -102,7 +122,7 @@ def _cells(row: RunRow, others: Sequence[str]) -> tuple[str, ...]:
         steps, unit = row.counters.get("updates", 0), " upd"
     seconds, mark = row.counters.get("seconds", 0.0), _mark(row.headline, others)
     return (
-        row.name,
+        printable(row.name),
         "-" if row.result is None else f"{_short(row.result)}{mark}",
         "-" if row.best_score is None else f"{_short(row.best_score)}{mark}",
         f"{_short(steps)}{unit}" if steps else "-",

@@ -22,17 +22,21 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.cpu import memory_bytes, usable_cores
 from millpond.durable import HAS_FLOCK, FileLock, LockHeld, LockHolder, replace_json, sync_folder, write_file
+from millpond.formatting import printable
 from millpond.loop import Address, Loop, stop_on_signals
 from millpond.processor import cpu_name
 from millpond.record import Recorder
-from millpond.store.checkpoint import ResumeError, RunError
+from millpond.safe_read import is_count, read_json_object, require_regular
+from millpond.store.checkpoint import Checkpoint, ResumeError, RunError
 from millpond.store.checkpoints import Checkpoints
+from millpond.store.non_finite import save_batch
 from millpond.store.status import SETTING_UP, STATE_FILE, died_in_setup, read_status, write_status
 
 if TYPE_CHECKING:
     import torch
 
-CONFIG, PLAN, HOST, LOCK = "config.yaml", "plan.json", "host.json", "lock"
+CONFIG, PLAN, HOST, LOCK, METRICS = "config.yaml", "plan.json", "host.json", "lock", "metrics.jsonl"
+MAX_RANKS = 1 << 20
 CREATING, REMOVING = ".creating-", ".removing-"
 PACKAGES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "lz4", "safetensors", "tensorboard")
 EXTRAS = ("ale-py", "mettagrid", "minatar", "pettingzoo", "wandb")
@@ -57,7 +61,8 @@ class Run:
         self.config_path = folder / CONFIG
         self.plan_path = folder / PLAN
         self.host_path = folder / HOST
-        self.metrics_path = folder / "metrics.jsonl"
+        self.metrics_path = folder / METRICS
+        self.warnings_path = folder / "warnings.jsonl"
         self.tensorboard_path = folder / "tensorboard"
         self.checkpoints_path = folder / "checkpoints"
         self.report_path = folder / "report.html"
@@ -129,11 +134,14 @@ class Run:
         """Open a run to continue it. A run that is running, or whose checkpoints were written and are gone, is an error."""
         opened = Run(find_run(root, run), resumed=True)
         folder = opened.folder
+        for name in (STATE_FILE, METRICS):  # they are written to: a link could lead to any file of the user
+            if os.path.lexists(folder / name):
+                require_regular(folder / name, f"move it away, and run {folder.name!r} is resumed without it")
+        host = opened._host()
         lock = _lock(folder, folder.name, "resumed")
         try:
             _refuse_running(folder, "resumed", lock.previous)
             opened.starts_again = not Checkpoints(opened.checkpoints_path).any_written()
-            host = json.loads((folder / HOST).read_text())
             host["resumes"].append(host_facts())
             replace_json(folder / HOST, host)
             write_status(folder, "running")
@@ -164,7 +172,26 @@ class Run:
     @property
     def run_id(self) -> str:
         """Id that is unique to this run and stays the same over its resumes."""
-        return str(json.loads(self.host_path.read_text())["run_id"])
+        return str(self._host()["run_id"])
+
+    def _host(self) -> dict[str, Any]:
+        """Read host.json, and check the fields that a resume needs."""
+        fix = f"restore it from a copy, or start another run with the weights of this one: --from {self.reference}"
+        host = read_json_object(self.host_path, fix)
+        for field, kind in (("run_id", str), ("resumes", list)):
+            if not isinstance(host.get(field), kind):
+                raise RunError(f"{self.host_path} has {field}={host.get(field)!r}, expected a {kind.__name__}; {fix}")
+        return host
+
+    def ranks(self) -> int:
+        """Return the number of ranks that train this run, from plan.json; 1 without that file."""
+        if not os.path.lexists(self.plan_path):
+            return 1
+        fix = f"a run of one rank needs no {PLAN}: delete it and resume"
+        ranks = read_json_object(self.plan_path, fix, finite=False).get("ranks", 1)
+        if not is_count(ranks, MAX_RANKS) or not ranks:
+            raise RunError(f"{self.plan_path} has ranks={ranks!r}, expected a number of processes; {fix}")
+        return int(ranks)
 
     @property
     def resume_command(self) -> str:
@@ -177,28 +204,24 @@ class Run:
         return self.name if self.shown.parent == Path("runs") else str(self.shown)
 
     def save_batch(self, address: Address, batch: Mapping[str, Any]) -> Path:
-        """Save the batch of a value that was not finite, as safetensors."""
-        import torch
-        from safetensors.torch import save
-
-        folder = self.folder / "non_finite"
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{'_'.join(f'{name}_{index}' for name, index in address.items())}.safetensors"
-        path.unlink(missing_ok=True)
-        write_file(
-            path, save({name: torch.as_tensor(value).detach().cpu().contiguous() for name, value in batch.items()})
-        )
-        return path
+        """Save the batch of a value that was not finite: `non_finite/batch.safetensors`."""
+        return save_batch(self.folder, batch, str(address))
 
     def weights(self, *, best: bool = False) -> dict[str, dict[str, torch.Tensor]]:
         """Return the weights of the newest checkpoint, or of the best, by part."""
+        return {part: dict(tensors) for part, tensors in self.checkpoint(best=best).weights.items()}
+
+    def checkpoint(self, *, best: bool = False) -> Checkpoint:
+        """Read the newest checkpoint that is not damaged, or the best."""
         checkpoints = Checkpoints(self.checkpoints_path)
-        checkpoint = checkpoints.best() if best else checkpoints.find().checkpoint
+        checkpoint, damaged = (checkpoints.best(), []) if best else checkpoints.find()
         if checkpoint is None:
+            names = ", ".join(path.name for path in damaged)
             raise RunError(
-                f"run {self.name!r} has no {'best ' if best else 'usable '}checkpoint in {self.checkpoints_path}"
+                f"run {self.name!r} has no {'best' if best else 'usable'} checkpoint in {self.checkpoints_path}"
+                + (f"; damaged: {names}. Restore one from a copy" if damaged else "")
             )
-        return {part: dict(tensors) for part, tensors in checkpoint.weights.items()}
+        return checkpoint
 
 
 def find_run(root: Path, run: str) -> Path:
@@ -212,7 +235,8 @@ def find_run(root: Path, run: str) -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / CONFIG).is_file() and (folder / HOST).is_file() and not folder.name.startswith(".")
+    """True for a run folder. Its files may be broken, which is an error when they are read."""
+    return all(os.path.lexists(folder / name) for name in (CONFIG, HOST)) and not folder.name.startswith(".")
 
 
 def _already_exists(folder: Path) -> RunError:
@@ -224,6 +248,8 @@ def _already_exists(folder: Path) -> RunError:
 
 def _lock(folder: Path, name: str, verb: str, *, wait: bool = False) -> FileLock:
     """Take the lock of a run folder; if another process holds it, the error names that process."""
+    if (folder / LOCK).is_symlink():  # it is written to: the link could lead to any file of the user
+        raise RunError(f"run {name!r} cannot be {verb}: {folder / LOCK} is a symbolic link; delete it")
     try:
         return FileLock(folder / LOCK, wait=wait)
     except LockHeld as held:
@@ -330,7 +356,8 @@ def training(
     else:
         reason = loop.stopped or "the requested steps are done"
         write_status(run.folder, "stopped", reason)
-        print(f"stopped ({reason}) before {loop.address}; resume with: {run.resume_command}", flush=True)
+        text = f"stopped ({reason}) before {loop.address}; resume with: {run.resume_command}"
+        print(printable(text), flush=True)
 
 
 _ABSENT = object()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -10,9 +9,10 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from millpond.durable import replace_json
+from millpond.safe_read import UnreadableFileError, is_count, is_finite_number, read_json_object
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ if sys.platform == "win32":
 State = Literal["running", "finished", "stopped", "failed"]
 STATE_FILE = "state.json"
 SETTING_UP = "being set up"  # note of a new run until it trains
+MAX_TIME = 1e11  # seconds since 1970 that can be shown as a date
+MAX_PID = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -117,24 +119,23 @@ def record_checkpoint(folder: Path, updates: int) -> None:
 def recorded_checkpoint(folder: Path) -> int | None:
     """Return the updates of the newest checkpoint that was written; None if none was, or by Millpond 0.2 or before."""
     checkpoint = (_read_fields(folder) or {}).get("checkpoint")
-    return checkpoint if isinstance(checkpoint, int) else None
+    return checkpoint if is_count(checkpoint) else None
 
 
 def _read_fields(folder: Path) -> dict[str, Any] | None:
     try:
-        fields = json.loads((folder / STATE_FILE).read_text())
-    except (OSError, ValueError):
+        return read_json_object(folder / STATE_FILE)
+    except UnreadableFileError:
         return None
-    return fields if isinstance(fields, dict) else None
 
 
 def read_status(folder: Path) -> RunStatus:
     """Read the state of a run. One that is marked as running, but whose process has ended, has failed."""
     try:
-        fields = json.loads((folder / STATE_FILE).read_text())
-        status = RunStatus(fields["state"], fields["note"], fields["since"], Process(**fields["process"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return RunStatus("failed", f"{STATE_FILE} cannot be read: {error}", folder.stat().st_mtime, Process(0, "", ""))
+        status = _status_of(read_json_object(folder / STATE_FILE))
+    except (UnreadableFileError, KeyError, TypeError) as error:
+        note = str(error) if isinstance(error, UnreadableFileError) else f"{STATE_FILE} is not a state: {error}"
+        return RunStatus("failed", note, folder.stat().st_mtime, Process(0, "", ""))
     if status.state == "running" and not status.process.is_alive():
         note = f"its process {status.process.pid} died without an error message"
         if status.note == SETTING_UP:
@@ -143,10 +144,22 @@ def read_status(folder: Path) -> RunStatus:
     return status
 
 
+def _status_of(fields: dict[str, Any]) -> RunStatus:
+    """Check the types of every field, which others show, compare and calculate with."""
+    process = Process(**fields["process"])
+    status = RunStatus(fields["state"], fields["note"], fields["since"], process)
+    if status.state not in get_args(State):
+        raise TypeError(f"state={status.state!r} is none of {', '.join(get_args(State))}")
+    if not all(isinstance(text, str) for text in (status.note, process.started, process.host)):
+        raise TypeError("note, process.started and process.host must be text")
+    if not is_finite_number(status.since) or not 0 <= status.since <= MAX_TIME:
+        raise TypeError(f"since={status.since!r} is not a time")
+    if not is_count(process.pid, MAX_PID):
+        raise TypeError(f"process.pid={process.pid!r} is not the id of a process")
+    return status
+
+
 def died_in_setup(folder: Path) -> bool:
     """Return True for the folder of a new run whose process died before it trained anything."""
-    try:
-        note = json.loads((folder / STATE_FILE).read_text())["note"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    note = (_read_fields(folder) or {}).get("note")
     return bool(note == SETTING_UP) and read_status(folder).state == "failed"
