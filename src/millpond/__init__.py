@@ -68,18 +68,19 @@ def train(
     preset: str | None = None,
     run: str | None = None,
     overwrite: bool = False,
+    trust: bool | None = None,
     **settings: Any,
 ) -> Run:
     """Train a recipe to its end, as `millpond train` does, and return its run.
 
-    Recipe, overrides and settings are as in `plan`.
+    Recipe, overrides and settings are as in `plan`. `trust` is for code that a recipe file names and that is not in the
+    current project: True imports it, False refuses it, None asks if there is a terminal.
     """
     from millpond.config import Loaded
-    from millpond.config import load as load_config
     from millpond.distributed import join
-    from millpond.trainers.common.envs import env_agents
     from millpond.trainers.common.session import (
         begin_on_all_ranks,
+        load_to_run,
         make_trainer,
         require_trainer,
         setting_up,
@@ -93,7 +94,7 @@ def train(
 
         def begin() -> tuple[Loaded, Run]:
             nonlocal recorded
-            loaded = load_config(recipe, merged, preset, ask_env=env_agents)
+            loaded = load_to_run(recipe, merged, preset, trust=trust)
             recorded = require_trainer(loaded)
             return loaded, start_run(loaded, run, overwrite=overwrite, ranks=ranks.count, recorded=recorded, cwd=cwd)
 
@@ -107,11 +108,15 @@ def train(
     return started
 
 
-def load(run: str | Path, *, best: bool = False, device: str = "cpu") -> LoadedPolicy:
-    """Load a trained policy by the name or folder of its run: `action, state = policy.act(observation, state)`."""
+def load(run: str | Path, *, best: bool = False, device: str = "cpu", trust: bool | None = None) -> LoadedPolicy:
+    """Load a trained policy by the name or folder of its run: `action, state = policy.act(observation, state)`.
+
+    `trust` is for code that the run names, unless you started the run here: True imports it, False refuses it, None asks
+    if there is a terminal.
+    """
     from millpond.trainers.common.play import LoadedPolicy
 
-    return LoadedPolicy(str(run), best=best, device=device)
+    return LoadedPolicy(str(run), best=best, device=device, trust=trust)
 
 
 def _merge_overrides(overrides: Iterable[str] | Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

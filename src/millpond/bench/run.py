@@ -29,8 +29,7 @@ from millpond.planner.estimate import (
 )
 from millpond.processor import can_use_bfloat16
 from millpond.store.run import host_facts
-from millpond.trainers.common.envs import env_agents
-from millpond.trainers.common.session import require_machine
+from millpond.trainers.common.session import load_to_run, require_machine
 
 TIMED_RUN = {  # a run without evaluations, checkpoints and TensorBoard
     "trainer.max_seconds": None,
@@ -150,16 +149,18 @@ def run_bench(
     only_iteration: bool = False,
     iterations: int | None = None,
     progress: Progress = lambda description: None,
+    trust: bool | None = None,
 ) -> Bench:
     """Measure a recipe at its own sizes, or with `quick` at those of its preset `debug`, in seconds.
 
-    `only_iteration` skips limits and single stages. Everything is written to a temporary folder.
+    `only_iteration` skips limits and single stages. Everything is written to a temporary folder. `trust` is for code that
+    a recipe file names: see `millpond.trust.require_trust`.
     """
     settings = overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
     preset, effort = ("debug", Effort.quick()) if quick else (None, Effort())
     effort = effort if iterations is None else replace(effort, iterations=iterations)
     can_use_bfloat16()  # before torch computes anything
-    requested = load(recipe, settings, preset, ask_env=env_agents)
+    requested = load_to_run(recipe, settings, preset, trust=trust)
     require_machine(requested.recipe)
     kind = KINDS[requested.recipe.kind].bench.load()
     with tempfile.TemporaryDirectory(prefix="millpond-bench-") as name:
@@ -186,13 +187,13 @@ def run_bench(
 
 
 def store_for_plans(bench: Bench, overrides: Iterable[str]) -> Path:
-    """Store the speeds from which plans estimate times, and return the path."""
+    """Store the speeds from which plans estimate times, and return the path. The recipe has just run, so it is trusted."""
     sizes, seconds = KINDS[bench.kind].bench.load().for_plans(bench)
     measured = Measured(
         machine=this_machine(),
         date=bench.date,
         recipe=bench.recipe,
-        settings=settings_of(load(bench.recipe, list(overrides), ask_env=env_agents).recipe),
+        settings=settings_of(load_to_run(bench.recipe, list(overrides), trust=True).recipe),
         sizes=sizes,
         seconds=seconds,
     )

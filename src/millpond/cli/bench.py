@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from millpond.cli.options import DEFAULT_RECIPE, JsonOption, OverridesArgument, RecipeArgument, recipe_and_overrides
+from millpond.cli.options import (
+    DEFAULT_RECIPE,
+    JsonOption,
+    OverridesArgument,
+    RecipeArgument,
+    TrustOption,
+    recipe_and_overrides,
+    trust_or_ask,
+)
 from millpond.cli.output import print_json, print_text, progress
 from millpond.errors import MillpondError
 
@@ -35,6 +43,7 @@ def bench(
             "--picture", metavar="FILE", help="File for the waterfall chart: .png or .svg; default: the cache folder."
         ),
     ] = None,
+    trust: TrustOption = False,
     json: JsonOption = False,
 ) -> None:
     """Measure this machine and a recipe on it: limits, every stage alone, whole iterations. About two minutes.
@@ -51,13 +60,23 @@ def bench(
     """
     from millpond.bench.run import run_bench, store_for_plans
     from millpond.bench.show import draw_bench, show_bench
+    from millpond.config.load import code_of
+    from millpond.trust import require_trust
 
     recipe, override_list = recipe_and_overrides(recipe, overrides)
     if picture is not None and picture.suffix not in PICTURE_SUFFIXES:
         raise MillpondError(f"--picture {picture} must end in one of {', '.join(PICTURE_SUFFIXES)}")
+    code = code_of(recipe, override_list, "debug" if quick else None)
+    require_trust(code, trust_or_ask(trust))  # before the progress bar, which would hide the question
     with progress("measuring") as update:
         result = run_bench(
-            recipe, override_list, quick=quick, only_iteration=iteration, iterations=iterations, progress=update
+            recipe,
+            override_list,
+            quick=quick,
+            only_iteration=iteration,
+            iterations=iterations,
+            progress=update,
+            trust=True,
         )
     saved = None if quick else store_for_plans(result, override_list)
     if picture is None and saved is not None:

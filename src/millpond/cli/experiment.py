@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from millpond.cli.options import JsonOption, OverridesArgument
+from millpond.cli.options import JsonOption, OverridesArgument, TrustOption, trust_or_ask
 from millpond.cli.output import print_json, print_text
 from millpond.errors import MillpondError
+from millpond.formatting import printable
 
 experiments = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Answer questions that need many runs.")
 
@@ -41,6 +42,7 @@ def mixture_vs_single(
         int | None, typer.Option("--at-once", min=1, help="Parallel runs; default: one per core.")
     ] = None,
     report: Annotated[bool, typer.Option("--report", help="Run nothing; report the finished runs.")] = False,
+    trust: TrustOption = False,
     json: JsonOption = False,
 ) -> None:
     """Compare a mixture with a single agent at the same number of frames.
@@ -67,10 +69,14 @@ def mixture_vs_single(
     if report:
         if not (folder / "experiment.json").exists():
             raise MillpondError(f"{folder} contains no experiment; leave --report out to run one")
-        answer = report_experiment(folder, settings)
+        answer = report_experiment(folder, settings, trust=trust_or_ask(trust))
     else:
         answer = run_experiment(
-            folder, settings, at_once=at_once or usable_cores(), say=lambda line: print(line, flush=True)
+            folder,
+            settings,
+            at_once=at_once or usable_cores(),
+            say=lambda line: print(printable(line), flush=True),
+            trust=trust_or_ask(trust),
         )
     if json:
         print_json(answer.to_json())

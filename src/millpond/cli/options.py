@@ -34,6 +34,13 @@ EpisodesArgument = Annotated[
         metavar="PATH", help="A file of episodes (.hdf5, .h5, .npz), a folder, a lake, or a name: pendulum."
     ),
 ]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Import code that a recipe file or run folder names without asking; see SECURITY.md for the rules.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -42,6 +49,11 @@ def recipe_and_overrides(recipe: str, overrides: list[str] | None) -> tuple[str,
     if "=" in recipe:
         return DEFAULT_RECIPE, [recipe, *(overrides or [])]
     return recipe, list(overrides or [])
+
+
+def trust_or_ask(trust: bool) -> bool | None:
+    """Return what --trust means for `millpond.trust.require_trust`: without it, the user is asked."""
+    return True if trust else None
 
 
 def preset_or_debug(preset: str | None, debug: bool) -> str | None:

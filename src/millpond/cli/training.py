@@ -18,11 +18,13 @@ from millpond.cli.options import (
     RecipeArgument,
     RunArgument,
     RunDirOption,
+    TrustOption,
     preset_or_debug,
     recipe_and_overrides,
+    trust_or_ask,
 )
-from millpond.cli.output import print_json, print_text, progress
-from millpond.formatting import figures, sentence
+from millpond.cli.output import print_json, print_problem, print_text, progress
+from millpond.formatting import figures, printable, sentence
 
 if TYPE_CHECKING:
     from millpond.config import Loaded
@@ -49,12 +51,16 @@ def train(
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="RUN", help="Continue a run exactly from its last checkpoint.")
     ] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Train a recipe, or continue a run.
 
     Ctrl-C finishes the step, saves, and prints how to resume; a second Ctrl-C stops at once. A closed terminal
     saves and stops, too, unless the run was started with nohup. The run folder, runs/NAME, holds everything: config,
     plan, host, metrics, TensorBoard files, checkpoints, report.
+
+    A recipe file or run folder may name Python code, as in env.id: package.module:make_env. You are asked before it is
+    imported, unless it is in your current project or you started the run here. Without a terminal, --trust is needed.
 
     \b
       millpond train                                # the built-in environment, minutes on two cores
@@ -78,6 +84,7 @@ def train(
         overwrite=overwrite,
         weights_from=weights_from,
         resume=resume,
+        trust=trust_or_ask(trust),
     )
 
 
@@ -90,15 +97,15 @@ def _train(
     overwrite: bool,
     weights_from: str | None,
     resume: str | None,
+    trust: bool | None,
 ) -> None:
-    from millpond.config import load
     from millpond.distributed import join
     from millpond.planner import plan_loaded
     from millpond.planner.planned import show_alerts
     from millpond.store import Run
-    from millpond.trainers.common.envs import env_agents
     from millpond.trainers.common.session import (
         begin_on_all_ranks,
+        load_to_run,
         make_trainer,
         open_run,
         require_trainer,
@@ -114,8 +121,8 @@ def _train(
         def begin() -> tuple[Loaded, Run]:
             nonlocal recorded
             if resume is not None:
-                return resume_run(resume, overrides, ranks=ranks.count)
-            loaded = load(recipe, overrides, preset, ask_env=env_agents)
+                return resume_run(resume, overrides, ranks=ranks.count, trust=trust)
+            loaded = load_to_run(recipe, overrides, preset, trust=trust)
             recorded = require_trainer(loaded)
             if weights_from is not None:
                 open_run(weights_from, loaded.recipe.run_dir)  # fails, if it does, before a folder is created
@@ -134,7 +141,7 @@ def _train(
                     f"run {run.name} ended before it saved a checkpoint: it starts again from the beginning.", 2, "- "
                 )
             alerts = show_alerts(plan_loaded(loaded, dataset=dataset).alerts)
-            say("\n".join([*alerts, *notes, f"run {run.shown}"]))
+            say("\n".join([*alerts, *notes, printable(f"run {run.shown}")]))
             trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)
         try:
             say("\n".join(trainer.opening()))
@@ -162,12 +169,19 @@ def evaluate(
         int | None, typer.Option("--seed", min=0, help="First seed; default: the recipe's eval.seed.")
     ] = None,
     best: BestOption = False,
+    trust: TrustOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Play episodes with a run's policy, on seeds that training does not use, and print the results."""
+    """Play episodes with a run's policy, on seeds that training does not use, and print the results.
+
+    If the run names Python code, as in env.id: package.module:make_env, you are asked before it is imported, unless it is
+    in your current project or you started the run here. Without a terminal, --trust is needed.
+    """
     from millpond.trainers.common.play import evaluate_run
 
-    evaluation, policy = evaluate_run(run, episodes=episodes, seed=seed, best=best, render=render)
+    evaluation, policy = evaluate_run(
+        run, episodes=episodes, seed=seed, best=best, render=render, trust=trust_or_ask(trust)
+    )
     if json:
         print_json({"run": run, "checkpoint_updates": policy.updates, **evaluation.to_json()})
         return
@@ -186,7 +200,7 @@ def evaluate(
         for key, value in evaluation.metrics().items()
         if key.startswith(prefix)
     ]
-    print_text("\n".join([run, *figures(rows), *([f"  picture: {render}"] if render else [])]))
+    print_text("\n".join([printable(run), *figures(rows), *([f"  picture: {render}"] if render else [])]))
 
 
 def report(
@@ -200,7 +214,8 @@ def report(
     """Write report.html into a run's folder: one page with its results, curves, times, an episode, plan and config.
 
     Training writes it at its end; this command writes it again, also for a run that is still training or has crashed.
-    The page needs no network. Any folder with a metrics.jsonl will do.
+    The page needs no network. Any folder with a metrics.jsonl will do. Code that a stranger's run names is not imported:
+    its report has no picture of an episode.
 
     \b
       millpond report grid-1
@@ -213,12 +228,17 @@ def report(
     folder = find_reportable(Path(run_dir), run)
     with progress("writing the report of") as update:
         update(folder.name)
-        path = report_run(folder)
-        charts = [] if pictures is None else write_pictures(read_facts(folder), pictures)
+        facts = read_facts(folder)
+        path, picture = report_run(folder)
+        charts = [] if pictures is None else write_pictures(facts, pictures)
+    for problem in facts.problems:
+        print_problem(f"warning: {problem}")
     if json:
         print_json({"run": folder.name, "report": str(path), "bytes": path.stat().st_size, "pictures": charts})
     else:
-        print_text("\n".join([str(path), *(f"  {chart}" for chart in charts)]))
+        without = sentence(picture.caption) if picture is not None and picture.refused else []
+        lines = [str(path), *(f"  {chart}" for chart in charts), *without]
+        print_text("\n".join(printable(line) for line in lines))
 
 
 def runs(run_dir: RunDirOption = "runs", json: JsonOption = False) -> None:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from millpond.config import puffer
 from millpond.config.check import check, merge, overlay
+from millpond.config.code import Layer, NamedCode, named_code
 from millpond.config.debug import DEBUG, debug_settings
 from millpond.config.env_options import decides_its_agents, refuse_many_agents, refuse_wrong_agents
 from millpond.config.recipe import EnvConfig, Recipe
@@ -39,11 +40,13 @@ class Loaded:
     notes: tuple[str, ...] = ()
     agents_open: bool = False  # the number of agents per env is not set
     changes: dict[str, Any] = field(default_factory=dict)  # keys set by preset and overrides
+    code: tuple[NamedCode, ...] = ()  # everything that is imported to run it
 
 
 @dataclass(frozen=True)
 class _Source:
     values: dict[str, Any]
+    layers: tuple[Layer, ...] = ()
     defaulted: dict[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -62,6 +65,7 @@ def load(
     preset: str | None = None,
     agents_if_open: int | None = None,
     ask_env: Callable[[EnvConfig], int] | None = None,
+    approve: Callable[[tuple[NamedCode, ...]], None] | None = None,
 ) -> Loaded:
     """Load a recipe (its name, a file or a mapping) with a preset and then overrides (`section.key=value`) applied.
 
@@ -69,8 +73,11 @@ def load(
     If the number of agents per env is not set (a PufferLib file, an environment that decides it), `agents_if_open` is used.
     `ask_env` returns the number of agents of the environment, and may run its code to find out: with it, an open number is
     filled in and a wrong one is refused. Without it, nothing that the config names is imported.
+    `approve` is called with the code that the config names before anything of it is imported, and raises to refuse it.
     """
     layers = _layered(recipe, overrides, preset)
+    if approve is not None:
+        approve(layers.code)
     source, values, dotted, agents_open = layers.source, layers.values, layers.dotted, layers.agents_open
     actual = ask_env(layers.env) if ask_env is not None and layers.env and decides_its_agents(layers.env) else None
     if actual is not None and layers.env is not None:
@@ -92,7 +99,7 @@ def load(
     if actual is not None:
         refuse_wrong_agents(typed, actual, layers.name)
     notes = (*source.notes, *layers.notes, *([puffer.AGENTS_OPEN] if agents_open and source.agents_open else []))
-    return Loaded(layers.name, typed, values, source.defaulted, source.ignored, notes, agents_open, dotted)
+    return Loaded(layers.name, typed, values, source.defaulted, source.ignored, notes, agents_open, dotted, layers.code)
 
 
 def leaves_agents_open(recipe: str | Path, overrides: Iterable[str], preset: str | None = None) -> bool:
@@ -109,6 +116,15 @@ def env_of(
     return _layered(recipe, overrides, preset).env
 
 
+def code_of(
+    recipe: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    preset: str | None = None,
+) -> tuple[NamedCode, ...]:
+    """Return the code that a config names, without checking the config or importing anything."""
+    return _layered(recipe, overrides, preset).code
+
+
 @dataclass(frozen=True)
 class _Layers:
     """A recipe with preset and overrides applied, before anything is checked."""
@@ -120,6 +136,7 @@ class _Layers:
     env: EnvConfig | None  # None if it is not valid, which `check` reports with everything else
     agents_open: bool
     notes: tuple[str, ...]
+    code: tuple[NamedCode, ...]
 
 
 def _layered(
@@ -128,10 +145,11 @@ def _layered(
     name = "config" if isinstance(recipe, Mapping) else str(recipe)
     source = _extended(dict(recipe), name, ()) if isinstance(recipe, Mapping) else _read(name, ())
     dotted = _preset(source.values, preset, name) if preset is not None else {}
+    preset_layer: Layer = (_file_of_preset(source.layers, preset), overlay({}, dotted))
     overriding = dict(overrides if isinstance(overrides, Mapping) else (parse_override(text) for text in overrides))
     nested = overlay({}, overriding)
     below, notes = _for_env(source.values, nested)
-    values = _over(_over(below, overlay({}, dotted)), nested)
+    values = _over(_over(below, preset_layer[1]), nested)
     dotted |= overriding
     try:
         env = EnvConfig.model_validate(values.get("env", {}))
@@ -140,7 +158,8 @@ def _layered(
     agents_open = source.agents_open and "env.num_agents" not in dotted
     if env is not None and decides_its_agents(env):
         agents_open = agents_open or "num_agents" not in env.model_fields_set
-    return _Layers(name, source, values, dotted, env, agents_open, () if source.agents_open else notes)
+    code = named_code(env, values, (*source.layers, preset_layer, (None, nested)))
+    return _Layers(name, source, values, dotted, env, agents_open, () if source.agents_open else notes, code)
 
 
 def _unknown_agents(source: _Source, values: Mapping[str, Any]) -> str:
@@ -191,15 +210,17 @@ def _read(name: str, chain: tuple[str, ...]) -> _Source:
         raise RecipeFileError(f"{' extends '.join([*chain, str(path)])}: a recipe cannot extend itself")
     if path.suffix == ".ini":
         read = puffer.read(read_text(path), str(path))
-        return _Source(read.values, read.defaulted, read.ignored, read.notes, read.agents_open)
+        layers = ((source_file(path), read.values),)
+        return _Source(read.values, layers, read.defaulted, read.ignored, read.notes, read.agents_open)
     return _extended(read_mapping(path), str(path), (*chain, str(path)))
 
 
 def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...]) -> _Source:
     """Merge values with those of the recipe that they extend, if any."""
     parent = values.pop("extends", None)
+    own: Layer = (source_file(Path(chain[-1])) if chain else None, values)
     if parent is None:
-        return _Source(values)
+        return _Source(values, (own,))
     if not isinstance(parent, str):
         raise RecipeFileError(f"{name}: extends={parent!r} must be a recipe's name or a file")
     below = _read(parent, chain)
@@ -207,7 +228,23 @@ def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...]) -> _Sou
     agents_open = below.agents_open and not (isinstance(env, Mapping) and "num_agents" in env)
     inherited, notes = _for_env(below.values, values)
     notes = below.notes if below.agents_open else (*below.notes, *notes)
-    return _Source(_over(inherited, values), below.defaulted, below.ignored, notes, agents_open)
+    layers = (*below.layers, own)
+    return _Source(_over(inherited, values), layers, below.defaulted, below.ignored, notes, agents_open)
+
+
+def source_file(path: Path) -> Path | None:
+    """Return the path of a recipe file; None for a packaged recipe, which is part of Millpond."""
+    folder = Path(str(resources.files("millpond.recipes")))
+    return None if path.resolve().parent == folder.resolve() else path
+
+
+def _file_of_preset(layers: tuple[Layer, ...], preset: str | None) -> Path | None:
+    """Return the last file that adds to a preset; None if none does."""
+    for file, values in reversed(layers):
+        presets = values.get("presets")
+        if file is not None and isinstance(presets, Mapping) and preset in {str(name) for name in presets}:
+            return file
+    return None
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

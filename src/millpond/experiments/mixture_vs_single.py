@@ -91,7 +91,7 @@ def run_overrides(settings: ExperimentSettings, game: str, method: str, seed: in
             f"recipe {settings.recipe} is of kind {base.kind}; this experiment needs one of kind mixture"
         )
     agents, alone = base.mixture.agents, method.startswith("single")
-    planned = make_plan(settings.recipe, (*settings.overrides, f"env.id={game}")).plan
+    planned = make_plan(settings.recipe, overrides_of_game(settings, game)).plan
     assert isinstance(planned, MixturePlan)
     frames_per_collection = (agents * planned.transitions_per_collection) * planned.frame_skip
     collections = max(1, settings.frames // (settings.rounds * frames_per_collection))
@@ -112,6 +112,11 @@ def run_overrides(settings: ExperimentSettings, game: str, method: str, seed: in
     if method == "live":
         changes["mixture.own_fraction"] = 1 / (agents + 1)
     return (*settings.overrides, *(f"{key}={value}" for key, value in changes.items()))
+
+
+def overrides_of_game(settings: ExperimentSettings, game: str) -> tuple[str, ...]:
+    """Overrides that all methods share in a game."""
+    return (*settings.overrides, f"env.id={game}")
 
 
 def run_folder(folder: Path, game: str, method: str, seed: int) -> Path:

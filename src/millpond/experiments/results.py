@@ -19,7 +19,7 @@ from torch import Tensor
 
 from millpond.config import MixtureRecipe, load
 from millpond.durable import replace_json
-from millpond.experiments.mixture_vs_single import EVALUATION_SEED, ExperimentSettings, run_folder
+from millpond.experiments.mixture_vs_single import EVALUATION_SEED, ExperimentSettings, overrides_of_game, run_folder
 from millpond.experiments.statistics import (
     BootstrapEstimate,
     Scores,
@@ -61,14 +61,17 @@ class RunResult:
 Results = dict[str, dict[str, dict[int, RunResult]]]  # game, method, seed
 
 
-def result_of(folder: Path, episodes: int) -> RunResult:
-    """Result of a finished run; its evaluation is played once and cached in the run folder."""
+def result_of(folder: Path, episodes: int, *, trust: bool | None = None) -> RunResult:
+    """Result of a finished run; its evaluation is played once and cached in the run folder.
+
+    `trust` is for code that the run names: see `millpond.trust.require_trust`.
+    """
     path = folder / RESULT_FILE
     if path.exists():
         cached = json.loads(path.read_text())
         if cached.pop("episodes") == episodes:
             return RunResult(**cached)
-    evaluation, policy = evaluate_run(str(folder), episodes=episodes, seed=EVALUATION_SEED)
+    evaluation, policy = evaluate_run(str(folder), episodes=episodes, seed=EVALUATION_SEED, trust=trust)
     records = list(read_records(folder / "metrics.jsonl"))
     agents = [[r["frames"], r["agents/eval/episode_return"]] for r in records if "agents/eval/episode_return" in r]
     names = ("reset/before", "reset/after", "recovery", "recovered")
@@ -91,15 +94,16 @@ def result_of(folder: Path, episodes: int) -> RunResult:
     return result
 
 
-def collect_results(folder: Path, settings: ExperimentSettings) -> Results:
-    """Results of all finished runs."""
+def collect_results(folder: Path, settings: ExperimentSettings, *, trust: bool | None = None) -> Results:
+    """Results of all finished runs; `trust` is as in `result_of`."""
     results: Results = {}
     for game in settings.games:
         for method in settings.methods:
             for seed in range(1, settings.seeds + 1):
                 path = run_folder(folder, game, method, seed)
                 if is_run(path) and read_status(path).state == "finished":
-                    results.setdefault(game, {}).setdefault(method, {})[seed] = result_of(path, settings.episodes)
+                    result = result_of(path, settings.episodes, trust=trust)
+                    results.setdefault(game, {}).setdefault(method, {})[seed] = result
     return results
 
 
@@ -110,7 +114,7 @@ def random_scores(folder: Path, settings: ExperimentSettings) -> dict[str, float
     for game in settings.games:
         key = f"{game} x {settings.episodes}"
         if key not in cached:
-            recipe = load(settings.recipe, (*settings.overrides, f"env.id={game}")).recipe
+            recipe = load(settings.recipe, overrides_of_game(settings, game)).recipe
             assert isinstance(recipe, MixtureRecipe)
             cached[key] = evaluate_random_player(recipe, episodes=settings.episodes, seed=EVALUATION_SEED).mean
             replace_json(path, cached)

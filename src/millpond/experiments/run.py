@@ -20,13 +20,21 @@ from typing import Any
 import numpy as np
 
 from millpond.config import load
+from millpond.config.load import code_of
 from millpond.durable import replace_file, replace_json
 from millpond.errors import MillpondError
-from millpond.experiments.mixture_vs_single import ExperimentSettings, TrainingJob, all_jobs, check_settings
+from millpond.experiments.mixture_vs_single import (
+    ExperimentSettings,
+    TrainingJob,
+    all_jobs,
+    check_settings,
+    overrides_of_game,
+)
 from millpond.experiments.results import Answer, Results, RunResult, analyse, collect_results, random_scores, show
 from millpond.store import read_status
 from millpond.store.run import is_run
 from millpond.trainers.common.session import require_machine
+from millpond.trust import require_trust
 
 MAY_CHANGE = {"seeds", "games", "methods", "episodes"}  # settings that an existing folder accepts
 COLOURS = {
@@ -42,20 +50,40 @@ PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 
 def run_experiment(
-    folder: Path, settings: ExperimentSettings, *, at_once: int, say: Callable[[str], None] = lambda line: None
+    folder: Path,
+    settings: ExperimentSettings,
+    *,
+    at_once: int,
+    say: Callable[[str], None] = lambda line: None,
+    trust: bool | None = None,
 ) -> Answer:
-    """Run the missing runs, then write `results.json`, `table.txt`, `curves.json`, `curves.png` and `curves.svg`."""
+    """Run the missing runs, then write `results.json`, `table.txt`, `curves.json`, `curves.png` and `curves.svg`.
+
+    `trust` is for code that the recipe file, or a run in the folder, names: see `millpond.trust.require_trust`.
+    """
     check_settings(settings)
+    _require_trust(settings, trust)
     for game in settings.games:
-        require_machine(load(settings.recipe, (*settings.overrides, f"env.id={game}")).recipe)
+        require_machine(load(settings.recipe, overrides_of_game(settings, game)).recipe)
     _save_settings(folder, settings)
-    run_jobs(all_jobs(settings), folder, at_once=at_once, say=say)
-    return report(folder, settings)
+    run_jobs(all_jobs(settings), folder, at_once=at_once, say=say, trust_recipe=True, trust_runs=bool(trust))
+    return _write_results(folder, settings, trust)
 
 
-def report(folder: Path, settings: ExperimentSettings) -> Answer:
-    """Analyse the finished runs, and write all results."""
-    results, random = collect_results(folder, settings), random_scores(folder, settings)
+def report(folder: Path, settings: ExperimentSettings, *, trust: bool | None = None) -> Answer:
+    """Analyse the finished runs, and write all results. Runs that were not evaluated yet are played."""
+    _require_trust(settings, trust)
+    return _write_results(folder, settings, trust)
+
+
+def _require_trust(settings: ExperimentSettings, trust: bool | None) -> None:
+    """Raise unless the code that the recipe names for any game is trusted; each piece is asked about once."""
+    code = [one for game in settings.games for one in code_of(settings.recipe, overrides_of_game(settings, game))]
+    require_trust([one for index, one in enumerate(code) if one not in code[:index]], trust)
+
+
+def _write_results(folder: Path, settings: ExperimentSettings, trust: bool | None) -> Answer:
+    results, random = collect_results(folder, settings, trust=trust), random_scores(folder, settings)
     if not results:
         raise MillpondError(f"{folder} has no finished run yet")
     answer = analyse(results, random, settings)
@@ -144,11 +172,18 @@ class JobFailed(MillpondError):
 
 
 def run_jobs(
-    jobs: Sequence[TrainingJob], folder: Path, *, at_once: int, say: Callable[[str], None] = lambda line: None
+    jobs: Sequence[TrainingJob],
+    folder: Path,
+    *,
+    at_once: int,
+    say: Callable[[str], None] = lambda line: None,
+    trust_recipe: bool = False,
+    trust_runs: bool = False,
 ) -> None:
     """Run each job to its end, in `folder`/runs/NAME, `at_once` in parallel; earlier runs are skipped or resumed.
 
-    If this process is interrupted or dies, the trainings save and stop.
+    If this process is interrupted or dies, the trainings save and stop. `trust_recipe` and `trust_runs`: code that the
+    recipe, or a run that is resumed, names is trusted; the trainings have no terminal to ask on.
     """
     waiting = [job for job in jobs if not is_finished(folder, job)]
     if len(waiting) < len(jobs):
@@ -160,7 +195,7 @@ def run_jobs(
         while waiting or running:
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
-                running[job.name] = _start(job, folder)
+                running[job.name] = _start(job, folder, trust_recipe=trust_recipe, trust_runs=trust_runs)
                 say(f"{job.name} started")
             time.sleep(POLL_SECONDS)
             for name, process in list(running.items()):
@@ -183,12 +218,15 @@ def is_finished(folder: Path, job: TrainingJob) -> bool:
     return is_run(path) and read_status(path).state == "finished"
 
 
-def _start(job: TrainingJob, folder: Path) -> subprocess.Popen[bytes]:
+def _start(job: TrainingJob, folder: Path, *, trust_recipe: bool, trust_runs: bool) -> subprocess.Popen[bytes]:
     """Start or resume a run, with one thread: the runs themselves are parallel."""
     path = folder / "runs" / job.name
+    resumes = is_run(path)
     arguments = ["train", "--resume", str(path)]
-    if not is_run(path):
+    if not resumes:
         arguments = ["train", job.recipe, *job.overrides, f"run_dir={folder / 'runs'}", "--run", job.name]
+    if trust_runs if resumes else trust_recipe:
+        arguments.append("--trust")
     with (folder / "logs" / f"{job.name}.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "millpond", *arguments],
