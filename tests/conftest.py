@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -20,9 +23,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A shell starts background jobs with SIGINT ignored; tests send it to child processes, which would inherit that.
     """
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="millpond-state-")  # so that no test uses the user's own
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[BFLOAT16] = can_use_bfloat16()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -122,3 +122,62 @@ def test_spaces_without_a_fixed_size_are_refused():
         ObservationLayout(spaces.Box(0, 9, (2,), np.uint64), "test")
     with pytest.raises(EnvError, match="no policy here can act in its action space"):
         ActionLayout(spaces.Dict({"a": spaces.Discrete(2)}), "test")
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ([None] * 4, "it is not made of numbers"),
+        (np.array([0.0, 1.0, None, 0.0], object), "it is not made of numbers"),
+        (np.zeros(4, object), "it is not made of numbers"),
+        (["0.5"] * 4, "it is not made of numbers"),
+        (np.zeros(1, np.float32), "its shape is not (4,)"),
+        (0.0, "its shape is not (4,)"),
+        (None, "its shape is not (4,)"),
+        ([[0.0], [0.0, 1.0]], "ValueError"),
+    ],
+)
+def test_values_that_numpy_would_store_as_other_numbers_are_refused(value, why):
+    layout = ObservationLayout(spaces.Box(-1, 1, (4,), np.float32), "my:env")
+    good, into = np.ones(4, np.float32), np.zeros((3, 4), np.float32)
+    watched: list[int] = []
+    with pytest.raises(EnvError) as found:
+        layout.write_all([good, value, good], into, watched.append)
+    assert watched == [0, 1]
+    for words in ("env 'my:env' returned ", "Box(-1.0, 1.0, (4,), float32)", why, "observation_space"):
+        assert words in str(found.value)
+    with pytest.raises(EnvError):
+        layout.write(value, into[0])
+
+
+@pytest.mark.parametrize("value", [[1, 2], [True, False], np.array([1, 2], np.int64), np.array([1.5, 2]), (0.5, 1.0)])
+def test_numbers_of_other_dtypes_are_stored(value):
+    layout = ObservationLayout(spaces.Box(-9, 9, (2,), np.float32), "test")
+    into = np.zeros((2, 2), np.float32)
+    layout.write_all([value, np.zeros(2, np.float64)], into)
+    np.testing.assert_array_equal(into, [np.asarray(value, np.float32), [0, 0]])
+
+
+@pytest.mark.parametrize("value", [[0.5, 1.0], [300, 1], [-1, 0], [float("nan"), 0.0]])
+def test_numbers_that_do_not_fit_integers_are_refused_and_whole_floats_are_not(value):
+    layout = ObservationLayout(spaces.Box(0, 255, (2,), np.uint8), "test")
+    into = np.zeros((1, 2), np.uint8)
+    with pytest.raises(EnvError, match="it does not fit into uint8"):
+        layout.write_all([value], into)
+    layout.write_all([[254.0, 3.0]], into)
+    assert into.tolist() == [[254, 3]]
+
+
+def test_refused_part_of_a_dict_is_named():
+    space = spaces.Dict({"speed": spaces.Box(-1, 1, (2,), np.float32), "kind": spaces.Discrete(3)})
+    layout = ObservationLayout(space, "test")
+    into = np.zeros(layout.spec.shape, layout.spec.dtype)
+    for value, part in (
+        ({"speed": [None, None], "kind": 1}, "part 'speed'"),
+        ({"speed": [0.0, 0.0], "kind": None}, "part 'kind'"),
+        ({"speed": [0.0, 0.0], "kind": 7}, "part 'kind'"),
+        ({"kind": 1}, "KeyError"),
+        (None, "NoneType"),
+    ):
+        with pytest.raises(EnvError, match=part):
+            layout.write(value, into)

@@ -152,7 +152,7 @@ def test_exploration_and_learning_rate_follow_each_agents_counters() -> None:
     group = make_group(CORRIDOR, config, total_collections=4)
     epsilons, rates = [], []
     for _ in range(4):
-        rates.append(group._learning_rate(0))
+        rates.append(group.learning_rate(0))
         epsilons.append(group.collect()[0].epsilon)
         group.learn()
     assert epsilons == pytest.approx([1.0, 0.55, 0.1, 0.1])

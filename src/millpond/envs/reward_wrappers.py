@@ -103,8 +103,9 @@ class EpisodicEnvs:
         buffers = self.buffers.envs(first, last)
         held, ended = self._held[first:last], buffers.terminated | buffers.truncated
         held += buffers.reward
-        buffers.reward[...] = np.where(ended, held, 0.0)
-        held[ended] = 0.0
+        given = ended | ~np.isfinite(held)  # a NaN at once, so that its error names the step it is of
+        buffers.reward[...] = np.where(given, held, 0.0)
+        held[given] = 0.0
 
     def episodes(self) -> list[EpisodeStats]:
         return self.env_batch.episodes()

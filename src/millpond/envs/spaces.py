@@ -12,7 +12,7 @@ entry per choice, True if it is allowed; for several choices at once (MultiDiscr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium.spaces as gs
@@ -24,6 +24,7 @@ from millpond.envs.spec import ActionSpec, ObservationSpec, Part, PartKind
 
 Array = npt.NDArray[Any]
 STORED = {"float64": "float32", "longdouble": "float32", "bool": "uint8", "uint16": "int32", "uint32": "int64"}
+NUMBERS = "fiub"  # kinds of dtypes that are numbers: floats, integers, booleans
 REFUSED = ("uint64",)  # no signed dtype holds all its values
 
 
@@ -42,6 +43,7 @@ class Leaf:
     def __init__(self, name: str, path: tuple[str | int, ...], space: Any, env_id: str) -> None:
         self.name = name or "observation"
         self.path = path
+        self.space, self.env_id = space, env_id
         self.kind: PartKind = "vector"
         self.dtype = "uint8"
         self.high: float | None = 1.0
@@ -56,7 +58,7 @@ class Leaf:
             finite = np.isfinite(space.high).all() and space.dtype.kind != "f"
             self.high = float(np.max(space.high)) if finite else None
             self.shape: tuple[int, ...] = tuple(space.shape) or (1,)
-            self.encode = np.asarray if space.shape else np.atleast_1d
+            self.encode = np.asarray if space.shape else one_number
             if is_image(space):
                 self.kind = "pixels"
                 if len(self.shape) == 2:
@@ -85,10 +87,74 @@ class Leaf:
             )
 
     def read(self, value: Any) -> Array:
-        """Return this part of a value of the space, encoded."""
-        for key in self.path:
-            value = value[key]
-        return self.encode(value)
+        """Return this part of a value of the space, encoded; refuse what is not a value of its shape and kind."""
+        found = value
+        try:
+            for key in self.path:
+                found = found[key]
+            encoded = self.encode(found)
+        except (TypeError, ValueError, LookupError) as error:
+            raise self.refusal(found, f"{type(error).__name__}: {error}") from error
+        if encoded.shape != self.shape:
+            raise self.refusal(found, f"its shape is not {self.space.shape}")
+        if encoded.dtype != self.dtype and not fits(encoded, np.dtype(self.dtype)):
+            numbers = encoded.dtype.kind in NUMBERS
+            raise self.refusal(found, f"it does not fit into {self.dtype}" if numbers else "it is not made of numbers")
+        return encoded
+
+    def refusal(self, value: Any, why: str) -> EnvError:
+        """Return the error of an env that returned this value."""
+        part = f" as part {self.name!r} of an observation" if self.path else " as an observation"
+        return EnvError(
+            f"env {self.env_id!r} returned {describe_value(value)}{part}, which is not in its space {self.space}: {why}. "
+            f"Return a value of the space, or change observation_space; `millpond envs check {self.env_id}` checks it"
+        )
+
+
+def one_number(value: Any) -> Array:
+    """Return a value of a Box without axes as an array of one number."""
+    array = np.asarray(value)
+    return array.reshape(1) if array.size == 1 else array
+
+
+def fits(array: Array, dtype: np.dtype[Any]) -> bool:
+    """Return True if numbers can be stored in a dtype without becoming other numbers: text, None and objects cannot.
+
+    Floats may be rounded to fewer digits. They are stored as integers only if they are whole.
+    """
+    if array.dtype.kind not in NUMBERS:
+        return False
+    if dtype.kind == "f" or np.can_cast(array.dtype, dtype, "safe"):
+        return True
+    with np.errstate(invalid="ignore"):
+        return bool((array.astype(dtype) == array).all())
+
+
+def describe_value(value: Any) -> str:
+    """Describe what an env returned, on one line: type, dtype and shape if it is an array, and its first characters."""
+    text = " ".join(repr(value).split())
+    shown = text if len(text) <= 60 else f"{text[:57]}..."
+    kind = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+    return f"{shown} ({kind})"
+
+
+def read_rewards(values: Sequence[Any]) -> Array | None:
+    """Return one number per env or agent, or None if one of them is not a number: None would become NaN, text a number."""
+    try:
+        rewards = np.array(values)
+    except ValueError:  # of different shapes
+        return None
+    fit = rewards.dtype.kind in NUMBERS and rewards.size == len(values)
+    return rewards.reshape(len(values)) if fit else None
+
+
+def reward_refusal(value: Any, env_id: str, agent: Any = None) -> EnvError:
+    """Return the error of an env that returned this as a reward."""
+    who = "" if agent is None else f" of agent {agent!r}"
+    return EnvError(
+        f"env {env_id!r} returned the reward{who} {describe_value(value)}, which is not a number. Return a float; 0.0 where "
+        f"there is no reward"
+    )
 
 
 def one_hots(indices: Array, size: int) -> Array:
@@ -129,16 +195,26 @@ class ObservationLayout:
                 high={leaf.name: leaf.high for leaf in self._leaves if leaf.high is not None},
             )
 
-    def write_all(self, values: list[Any], into: Array) -> None:
-        """Write one value of the space per agent."""
+    def write_all(self, values: list[Any], into: Array, watch: Callable[[int], None] | None = None) -> None:
+        """Write one value of the space per agent; refuse values that are not in it.
+
+        `watch` is called with the index of the value before it is written, if values are written one by one.
+        """
         if self._plain:
-            into[...] = values
-        else:
-            for value, row in zip(values, into, strict=True):
-                self.write(value, row)
+            try:
+                array = np.array(values)
+            except ValueError:  # of different shapes
+                array = np.array(None)
+            if array.shape == into.shape and (array.dtype == into.dtype or fits(array, into.dtype)):
+                into[...] = array
+                return
+        for index, (value, row) in enumerate(zip(values, into, strict=True)):
+            if watch is not None:
+                watch(index)
+            self.write(value, row)
 
     def write(self, value: Any, into: Array) -> None:
-        """Write a value of the space into one agent's array."""
+        """Write a value of the space into one agent's array; refuse one that is not in it."""
         if len(self._leaves) == 1:
             into[...] = self._leaves[0].read(value)
             return

@@ -19,7 +19,8 @@ from millpond.learners.q_network import StackedQNetworks
 from millpond.replay.schema import Schema
 from millpond.replay.steps import Steps, validate
 from millpond.schedules import linear
-from millpond.vector import Batch, Vector
+from millpond.vector import Batch, FiniteCheck, Vector
+from millpond.vector.finite import is_finite
 
 Final = tuple[int, int, np.ndarray[Any, Any]]  # t, env, observation
 
@@ -150,6 +151,10 @@ class CollectionStorage:
             episodes=episodes,
         )
 
+    def of_agent(self, agent: int) -> dict[str, Tensor]:
+        """Return the arrays of one agent [T, E, ...] by name."""
+        return {name: getattr(self, name)[agent] for name in (*self.NAMES, "next_value")}
+
     def state_dict(self) -> dict[str, Tensor]:
         return {name: getattr(self, name).clone() for name in (*self.NAMES, "next_value")}
 
@@ -162,15 +167,46 @@ class QCollector:
     """Fills a storage from the agents' vectors. If agents act one after the other, the envs of the others, if they have
     workers, step meanwhile."""
 
-    def __init__(self, q: StackedQNetworks, vectors: Sequence[Vector], storage: CollectionStorage) -> None:
+    def __init__(
+        self,
+        q: StackedQNetworks,
+        vectors: Sequence[Vector],
+        storage: CollectionStorage,
+        names: Sequence[str] | None = None,
+    ) -> None:
         self.q, self.vectors, self.storage = q, list(vectors), storage
         self.agents = range(len(self.vectors))
+        self._finite = [FiniteCheck(v, name) for v, name in zip(vectors, names or [""] * len(vectors), strict=True)]
 
     def collect(self, epsilons: Sequence[Epsilon], generators: Sequence[torch.Generator]) -> list[Collection]:
-        """Return one collection of each agent."""
+        """Return one collection of each agent.
+
+        Raises `NonFiniteEnvError` if an env returned a number that is NaN or infinite.
+        """
+        for check in self._finite:
+            check.begin()
         explore, random_action = self._draw_exploration(epsilons, generators)
         finals: list[list[Final]] = [[] for _ in self.agents]
         episodes: list[list[EpisodeStats]] = [[] for _ in self.agents]
+        try:
+            self._fill(explore, random_action, finals, episodes)
+        except Exception:
+            self._raise_bad_numbers(episodes)  # an error that follows from one hides it
+            raise
+        if any(check.found for check in self._finite) or not self._storage_is_finite():
+            self._raise_bad_numbers(episodes)
+        return [
+            self.storage.view(agent, epsilon.value, finals[agent], episodes[agent])
+            for agent, epsilon in enumerate(epsilons)
+        ]
+
+    def _fill(
+        self,
+        explore: Tensor,
+        random_action: Tensor,
+        finals: list[list[Final]],
+        episodes: list[list[EpisodeStats]],
+    ) -> None:
         with torch.inference_mode():
             for t in range(self.storage.steps + 1):
                 for together in self.q.slices:
@@ -184,10 +220,27 @@ class QCollector:
             for agent, vector in enumerate(self.vectors):
                 vector.end_round()
                 self._value_finals(agent, finals[agent])
-        return [
-            self.storage.view(agent, epsilon.value, finals[agent], episodes[agent])
-            for agent, epsilon in enumerate(epsilons)
-        ]
+
+    def _storage_is_finite(self) -> bool:
+        """Return True if all observations and rewards of the collections are finite; one pass over each."""
+        reward, observation, check = self.storage.reward, self.storage.observation, self._finite[0]
+        if self.storage.device.type == "cpu":
+            finite = not check.sees_observations or check.finite_observations(observation.numpy())
+            return is_finite(reward.numpy()) and finite
+        if observation.is_floating_point():
+            return bool(torch.isfinite(reward).all() & torch.isfinite(observation).all())
+        finite = not check.sees_observations or check.finite_observations(observation.cpu().numpy())
+        return bool(torch.isfinite(reward).all()) and finite
+
+    def _raise_bad_numbers(self, episodes: list[list[EpisodeStats]]) -> None:
+        """Look at every number of the collections, and raise for the first agent with one that is not finite."""
+        envs = np.arange(self.storage.envs)
+        for agent, check in enumerate(self._finite):
+            check.steps("reward", self.storage.reward[agent].cpu().numpy().T[:, :, None], envs)
+            check.steps("observation", self.storage.observation[agent].cpu().numpy().swapaxes(0, 1)[:, :, None], envs)
+            for name in ("action", "terminated", "truncated"):
+                check.keep(name, getattr(self.storage, name)[agent].cpu().numpy().T[:, :, None], envs)
+            check.raise_found(episodes[agent])
 
     def _draw_exploration(
         self, epsilons: Sequence[Epsilon], generators: Sequence[torch.Generator]
@@ -207,6 +260,8 @@ class QCollector:
         value, best = self.q(together, observation).max(-1)
         if t == storage.steps:
             storage.next_value[together, envs] = value
+            for check, batch in zip(self._finite[together], batches, strict=True):
+                check.current(batch)
             return
         action = torch.where(explore[together, t, envs], random_action[together, t, envs], best).int()
         storage.observation[together, t, envs] = observation
@@ -231,7 +286,12 @@ class QCollector:
         }
         for name, values in columns.items():
             getattr(storage, name)[agent, t, envs] = torch.from_numpy(values).to(storage.device)
-        finals = [(t, batch.first + env, batch.final_observation[env, 0].copy()) for env in _where(truncated)]
+        ended = _where(truncated)
+        finals = [(t, batch.first + env, batch.final_observation[env, 0].copy()) for env in ended]
+        if ended:
+            self._finite[agent].final(
+                batch.final_observation[ended, 0], batch.first + np.array(ended), np.zeros(len(ended), np.int64)
+            )
         for env in _where(batch.restarted):
             seen = storage.observation[agent, t, batch.first + env].cpu().numpy().copy()
             finals.append((t, batch.first + env, seen))

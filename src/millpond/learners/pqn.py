@@ -32,6 +32,7 @@ class AgentGroup:
     `total_collections`  of one agent in the whole run: the length of the learning rate's schedule and, times
                          `epsilon_share`, of the exploration's
     `batched`            all agents in one operation per layer; None: if that is faster
+    `names`              of the agents, for errors of their envs
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class AgentGroup:
         total_collections: int,
         device: torch.device | str = "cpu",
         batched: bool | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         if not len(networks) == len(vectors) == len(seeds) >= 1:
             raise LearnerError(
@@ -73,7 +75,7 @@ class AgentGroup:
         self.generators = [torch.Generator(self.device).manual_seed(int(seed)) for seed in seeds]
         self.updates = [0 for _ in networks]  # of each agent in the whole run
         self.storage = CollectionStorage(self.spec, len(networks), config.num_steps, config.num_envs, self.device)
-        self.collector = QCollector(self.q, self.vectors, self.storage)
+        self.collector = QCollector(self.q, self.vectors, self.storage, names)
         self._pending: list[Collection] | None = None  # collected, and not learned from yet
 
     @property
@@ -135,12 +137,15 @@ class AgentGroup:
             losses.append(loss.detach())
             means.append(q.detach().mean(1))
         norms = clip_rows(self.parameters.grad, self.config.max_grad_norm)
-        self.optimizer.step([self._learning_rate(agent) for agent in range(self.agents)])
+        self.optimizer.step([self.learning_rate(agent) for agent in range(self.agents)])
         self.updates = [count + 1 for count in self.updates]
         return {"q_loss": torch.cat(losses), "q_value": torch.cat(means), "grad_norm": norms}
 
-    def _learning_rate(self, agent: int) -> float:
-        progress = self.updates[agent] / max(1, self.total_collections * self.updates_per_collection)
+    def learning_rate(self, agent: int, updates: int | None = None) -> float:
+        """Return the learning rate of an agent after so many updates; None: now."""
+        progress = (self.updates[agent] if updates is None else updates) / max(
+            1, self.total_collections * self.updates_per_collection
+        )
         return named(self.config.lr_schedule, self.config.learning_rate, over=1.0)(progress)
 
     # -- resets

@@ -21,7 +21,8 @@ from torch import Tensor
 from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import ActionSpec
 from millpond.rollout.rows import Rows
-from millpond.vector import Batch, Vector
+from millpond.vector import Batch, FiniteCheck, Vector
+from millpond.vector.finite import is_finite
 
 Array = npt.NDArray[Any]
 Phase = Callable[[str], AbstractContextManager[Any]]
@@ -116,6 +117,20 @@ class _Turns(Protocol):
     def end_round(self) -> None: ...
     def __len__(self) -> int: ...
 
+    @property
+    def num_envs(self) -> int: ...
+
+
+class _Round(NamedTuple):
+    """Rows that consecutive envs, from `first_env` on, fill in one round."""
+
+    first_row: int
+    first_env: int
+    num_envs: int
+
+    def last_row(self, rows: Rows) -> int:
+        return self.first_row + self.num_envs * rows.rows_per_env
+
 
 class Collector:
     """Steps a vector with an actor and writes what happens into rows."""
@@ -141,10 +156,30 @@ class Collector:
         self.first_top_up = 0  # first env of the next top-up round
         self.kept_rows = 0  # surplus rows of the last iteration, at the front of the buffer
         self._surplus_from = 0
+        self._finite = FiniteCheck(vector)
+        self._rounds: list[_Round] = []  # of this collection
 
     def collect(self) -> Collected:
-        """Fill the buffer: `num_rows` rows from row 0 on."""
+        """Fill the buffer: `num_rows` rows from row 0 on.
+
+        Raises `NonFiniteEnvError` if an env returned a number that is NaN or infinite, also where an error followed from it:
+        in a policy that cannot choose an action, or in an env that got one that is NaN.
+        """
         done = Collected()
+        self._finite.begin()
+        self._rounds.clear()
+        try:
+            self._fill(done)
+        except Exception:
+            self._find_bad_numbers()
+            self._finite.raise_found(done.episodes)
+            raise
+        if self._finite.found or not self._rows_are_finite():
+            self._find_bad_numbers()
+        self._finite.raise_found(done.episodes)
+        return done
+
+    def _fill(self, done: Collected) -> None:
         self.actor.freeze_weights()
         row, per_env = self.kept_rows, self.rows.rows_per_env
         per_round = self.vector.num_envs * per_env
@@ -158,7 +193,35 @@ class Collector:
             self.first_top_up = (self.first_top_up + envs) % self.vector.num_envs
             row += envs * per_env
         self._surplus_from, self.kept_rows = self.num_rows, row - self.num_rows
-        return done
+
+    def _rows_are_finite(self) -> bool:
+        """Return True if all observations and rewards of this collection's rows are finite; one pass over each."""
+        rows = slice(self._rounds[0].first_row, self._rounds[-1].last_row(self.rows)) if self._rounds else slice(0, 0)
+        reward, observation = self.rows["reward"][rows], self.rows["observation"][rows]
+        if self.rows.device.type == "cpu":
+            finite = self._finite.finite_observations
+            return is_finite(reward.numpy()) and (not self._finite.sees_observations or finite(observation.numpy()))
+        if observation.is_floating_point():
+            return bool(torch.isfinite(reward).all() & torch.isfinite(observation).all())
+        if not self._finite.sees_observations:
+            return bool(torch.isfinite(reward).all())
+        return bool(torch.isfinite(reward).all()) and self._finite.finite_observations(observation.cpu().numpy())
+
+    def _find_bad_numbers(self) -> None:
+        """Look at every number of this collection's rows."""
+        per_env, agents = self.rows.rows_per_env, self.rows.num_agents
+        for number, collected in enumerate(self._rounds):
+            rows = slice(collected.first_row, collected.last_row(self.rows))
+            envs = (collected.first_env + np.arange(collected.num_envs)) % self.vector.num_envs
+            values = {}
+            for name in ("reward", "observation", "action", "terminated", "truncated"):
+                stored = self.rows[name][rows].cpu().numpy()  # [n * rows_per_env, T, a, ...]
+                split = stored.reshape(collected.num_envs, per_env, *stored.shape[1:]).swapaxes(1, 2)
+                values[name] = split.reshape(collected.num_envs, self.rows.horizon, agents, *stored.shape[3:])
+            self._finite.steps("reward", values.pop("reward"), envs, number * self.rows.horizon)
+            self._finite.steps("observation", values.pop("observation"), envs, number * self.rows.horizon)
+            for name, kept in values.items():
+                self._finite.keep(name, kept, envs)
 
     def finish(self) -> None:
         """Move the surplus rows to the front, after training."""
@@ -168,6 +231,7 @@ class Collector:
     def _round(self, turns: _Turns, first_row: int, first_env: int, done: Collected) -> None:
         """Let every env of these turns fill its rows: `horizon` steps, and the value of the observation after them."""
         horizon = self.rows.horizon
+        self._rounds.append(_Round(first_row, first_env, turns.num_envs))
         for t in range(horizon + 1):
             for _ in range(len(turns)):
                 with self.phase("step"):
@@ -229,13 +293,16 @@ class Collector:
         where = np.argwhere(batch.truncated)  # [k, 2]: env, agent
         env, agent = where[:, 0], where[:, 1]
         state = self.state[batch.first : batch.last][env, agent]
-        value = self.actor.value(np.ascontiguousarray(batch.final_observation[env, agent]), state)
+        observation = np.ascontiguousarray(batch.final_observation[env, agent])
+        self._finite.final(observation, batch.first + env, agent)
+        value = self.actor.value(observation, state)
         final = np.zeros(batch.truncated.shape, np.float32)
         final[env, agent] = value.cpu().numpy()
         self.rows.write("final_value", row, t, final)
 
     def _bootstrap(self, batch: Batch, row: int) -> None:
         """Store the value of the observation that begins the next row."""
+        self._finite.current(batch)
         with self.phase("infer"):
             state = self.state[batch.first : batch.last].flatten(0, 1)
             value = self.actor.value(_joined(batch.observation), state)

@@ -72,6 +72,7 @@ class Fleet:
         self.seed: int | None = None
         self.active: Scheduler | None = None  # no other scheduler may start steps until this one is idle
         self.env_steps = np.zeros(layout.num_envs, np.int64)  # since the env was seeded
+        self.episode_start = np.zeros(layout.num_envs, np.int64)  # `env_steps` at the start of the current episode
         self.restarts = np.zeros(layout.num_envs, np.int64)
         self.restarted = np.zeros(layout.num_envs, np.bool_)  # `Batch.restarted` are views of it
         self.unreported = np.zeros(layout.num_envs, np.bool_)  # restarted, and not yet reported in a batch
@@ -90,6 +91,7 @@ class Fleet:
         self.seed = seed
         self.arena.seeds[:] = env_seeds(seed, self.layout.num_envs)
         self.env_steps[:] = 0
+        self.episode_start[:] = 0
         self.restarts[:] = 0
         self.unreported[:] = False
         self._crashes.clear()
@@ -126,6 +128,8 @@ class Fleet:
             else:
                 if reply is not None:
                     env_slice.ended += reply
+                    for episode in reply:
+                        self.episode_start[episode.env] = self.env_steps[episode.env] + 1
                 if self._crashes:
                     self._crashes.pop(task.shard.index, None)
         self._stepping.remove(env_slice)
@@ -253,6 +257,7 @@ class Fleet:
             self._discard_steps(other)
             self._clear_results(other.first, other.last)
             self.env_steps[other.first : other.last] = 0
+            self.episode_start[other.first : other.last] = 0
             self.unreported[other.first : other.last] = True
         self._any_restarted = True
 

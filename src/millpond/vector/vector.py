@@ -110,6 +110,23 @@ class Vector:
         """Steps of each env since it was started from its seed [num_envs]."""
         return _read_only(self._fleet.env_steps)
 
+    def buffers_of(self, env: int) -> dict[str, npt.NDArray[Any]]:
+        """Return the newest values of one env, by name; views."""
+        return {name: array[env] for name, array in _buffers(self._fleet).items()}
+
+    @property
+    def episode_steps(self) -> npt.NDArray[np.int64]:
+        """Steps of each env in its current episode [num_envs]."""
+        return np.asarray(self._fleet.env_steps - self._fleet.episode_start)
+
+    def worker_of(self, env: int) -> str | None:
+        """Describe the worker that steps an env; None if the trainer steps all of them."""
+        layout = self._fleet.layout
+        if self.backend == "inline":
+            return None
+        worker = next(shard.worker for shard in layout.shards if shard.first <= env < shard.last)
+        return "stepped by the trainer" if worker == layout.num_workers else f"worker {worker}"
+
     @property
     def restarts(self) -> npt.NDArray[np.int64]:
         """Number of restarts of each env after a crash [num_envs]."""
@@ -161,6 +178,7 @@ def _save_state(fleet: Fleet, scheduler: RoundRobin) -> State:
         "episodes": np.frombuffer(json.dumps(pending).encode(), np.uint8).copy(),
         "seeds": fleet.arena.seeds.copy(),
         "env_steps": fleet.env_steps.copy(),
+        "episode_start": fleet.episode_start.copy(),
         "restarts": fleet.restarts.copy(),
         "unreported": fleet.unreported.copy(),
     }
@@ -189,6 +207,7 @@ def _load_state(fleet: Fleet, scheduler: RoundRobin, state: State) -> None:
     fleet.seed = int(state["seed"])
     fleet.arena.seeds[:] = state["seeds"]
     fleet.env_steps[:] = state["env_steps"]
+    fleet.episode_start[:] = state.get("episode_start", 0)  # absent in states of version 0.2 and before
     fleet.restarts[:] = state["restarts"]
     fleet.unreported[:] = state["unreported"]
     fleet.mark_restarts()

@@ -6,7 +6,7 @@ seed and actions alone, as long as it draws from `self.np_random`, as Gymnasium 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,16 @@ import numpy.typing as npt
 from millpond.envs.env_batch import Aggregate, Buffers, EnvError, EpisodeStats, EpisodeTracker, check_seeds, unsavable
 from millpond.envs.families import parse_options
 from millpond.envs.render import render_env
-from millpond.envs.spaces import ActionLayout, ObservationLayout, find_mask, mask_method, shows_mask, write_mask
+from millpond.envs.spaces import (
+    ActionLayout,
+    ObservationLayout,
+    find_mask,
+    mask_method,
+    read_rewards,
+    reward_refusal,
+    shows_mask,
+    write_mask,
+)
 from millpond.envs.spec import EnvSpec
 
 MakeEnv = Callable[[], Any]
@@ -151,9 +160,10 @@ class GymnasiumEnvs:
                 ended.append(env)
             elif spaces.spec.action_masks:
                 self._write_mask(env, observation, infos)
-        self._write_observations(observations, buffers.observation[first:last, 0])
-        columns = zip(*results, strict=True)
-        for array, column in zip((buffers.reward, buffers.terminated, buffers.truncated), columns, strict=True):
+        self._write_observations(first, observations, buffers.observation[first:last, 0])
+        rewards, *flags = zip(*results, strict=True)
+        self._write_rewards(first, rewards)
+        for array, column in zip((buffers.terminated, buffers.truncated), flags, strict=True):
             array[first:last, 0] = column
         self._tracker.add_step(first, last, buffers.reward[first:last])
         for env in ended:
@@ -171,10 +181,22 @@ class GymnasiumEnvs:
             observation = observation["observation"]
         self._spaces.observation.write(observation, into)
 
-    def _write_observations(self, observations: list[Any], into: npt.NDArray[Any]) -> None:
+    def _write_observations(self, first: int, observations: list[Any], into: npt.NDArray[Any]) -> None:
         if self._spaces.mask_in_observation:
             observations = [observation["observation"] for observation in observations]
-        self._spaces.observation.write_all(observations, into)
+
+        def watch(index: int) -> None:
+            self._progress[0] = first + index
+
+        self._spaces.observation.write_all(observations, into, watch)
+
+    def _write_rewards(self, first: int, rewards: Sequence[Any]) -> None:
+        numbers = read_rewards(rewards)
+        if numbers is None:
+            env, reward = next((i, reward) for i, reward in enumerate(rewards) if read_rewards([reward]) is None)
+            self._progress[0] = first + env
+            raise reward_refusal(reward, self.spec.id)
+        self.buffers.reward[first : first + len(numbers), 0] = numbers
 
     def _write_mask(self, env: int, observation: Any, infos: Mapping[str, Any]) -> None:
         if self.spec.action_masks:

@@ -18,7 +18,7 @@ from millpond.envs.adapters.gymnasium import LoopOptions, MakeEnv, reset_one
 from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, EpisodeTracker, check_seeds, unsavable
 from millpond.envs.families import import_extra, parse_options
 from millpond.envs.render import render_env
-from millpond.envs.spaces import ActionLayout, ObservationLayout, shows_mask, write_mask
+from millpond.envs.spaces import ActionLayout, ObservationLayout, read_rewards, reward_refusal, shows_mask, write_mask
 from millpond.envs.spec import EnvSpec
 
 EXTRAS = ("atari", "butterfly", "classic", "sisl")  # families of PettingZoo's envs that need further packages
@@ -141,7 +141,10 @@ class PettingZooEnvs:
         reached_limit = self._tracker.length[env] + 1 == self.spec.max_steps
         for agent in acting:
             name = names[agent]
-            buffers.reward[env, agent] = rewards[name]
+            number = read_rewards([rewards[name]])
+            if number is None:
+                raise reward_refusal(rewards[name], self.spec.id, name)
+            buffers.reward[env, agent] = number[0]
             terminated = bool(terminations[name])
             truncated = bool(truncations[name]) or (reached_limit and not terminated)
             buffers.terminated[env, agent] = terminated

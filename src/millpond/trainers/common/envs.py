@@ -156,7 +156,8 @@ def begin_with_weights(ranks: Ranks, modules: Mapping[str, nn.Module], weights_f
 
     def read() -> None:
         if weights_from is not None:
-            load_weights(modules, weights_from.weights(), f"run {weights_from.name!r}")
+            saved = weights_from.checkpoint()
+            load_weights(modules, saved.weights, f"run {weights_from.name!r}, checkpoint {saved.path}")
 
     ranks.run_on_first(read)
     for module in modules.values():

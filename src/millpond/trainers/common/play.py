@@ -22,10 +22,11 @@ from millpond.kinds import KINDS
 from millpond.planner.estimate import require_device
 from millpond.policies.parts import join_parts, torch_dtype
 from millpond.rollout.collector import PlayablePolicy, put_actions
-from millpond.store import Checkpoints, NothingToPlayError, RunError, load_weights
+from millpond.store import NothingToPlayError, RunError, load_weights
 from millpond.trainers.common.envs import evaluation_vector, make_spec
 from millpond.trainers.common.session import open_run
-from millpond.vector import Vector
+from millpond.trust import require_trust
+from millpond.vector import FiniteCheck, Vector
 
 RESAMPLES = 1_000
 WARN_STEPS, MAX_STEPS = 10_000, 200_000  # length of an episode that gives a warning, and that is an error
@@ -108,6 +109,7 @@ def evaluate(
     state = policy.initial_state(vector.num_envs * agents, device)
     state = state.view(vector.num_envs, agents, *state.shape[1:])
     generator = torch.Generator(device).manual_seed(seed)
+    finite = FiniteCheck(vector, "the evaluation")
     finished: dict[int, tuple[tuple[float, ...], int, dict[str, float]]] = {}
     expected = set(range(episodes))
     with torch.inference_mode():
@@ -127,6 +129,9 @@ def evaluate(
                 before_step()
             for _ in range(len(vector)):
                 batch = vector.recv()
+                finite.current(batch)
+                finite.current_rewards(batch)
+                finite.raise_found(batch.episodes)
                 for episode in batch.episodes:
                     finished.setdefault(episode.env, (episode.returns, episode.length, episode.info))
                 group_state = state[batch.first : batch.last]
@@ -156,9 +161,20 @@ def evaluate(
 
 
 class LoadedPolicy:
-    """The policy of a run. `act` takes a batch of observations and the state that the last call returned."""
+    """The policy of a run. `act` takes a batch of observations and the state that the last call returned.
 
-    def __init__(self, name: str, *, best: bool = False, run_dir: str = "runs", device: str = "cpu") -> None:
+    `trust` is for the code that the run names: see `millpond.trust.require_trust`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        best: bool = False,
+        run_dir: str = "runs",
+        device: str = "cpu",
+        trust: bool | None = None,
+    ) -> None:
         require_device(device)
         loaded, run = open_run(name, run_dir)
         self.recipe = loaded.recipe
@@ -167,12 +183,8 @@ class LoadedPolicy:
                 f"run {run.name!r} learned a reward from recorded episodes and has no agent to play "
                 f"(reward.reward_only=true); to get its reward of every step: millpond reward score {run.name} EPISODES"
             )
-        checkpoints = Checkpoints(run.checkpoints_path)
-        checkpoint = checkpoints.best() if best else checkpoints.find().checkpoint
-        if checkpoint is None:
-            raise RunError(
-                f"run {run.name!r} has no {'best' if best else 'usable'} checkpoint in {run.checkpoints_path}"
-            )
+        require_trust(loaded.code, trust, run=run.folder)
+        checkpoint = run.checkpoint(best=best)
         self.updates = checkpoint.updates  # of everything that the run trains
         self.spec = make_spec(self.recipe.env, stacked=True)
         self.device = torch.device(device)
@@ -182,7 +194,8 @@ class LoadedPolicy:
         self.description = f"{which}, {played}"
         self.greedy = player.greedy
         self.policy: Any = player.network.to(self.device)
-        load_weights({player.weights: self.policy}, checkpoint.weights, f"run {run.name!r}")
+        source = f"run {run.name!r}, checkpoint {checkpoint.path}"
+        load_weights({player.weights: self.policy}, checkpoint.weights, source)
         self.policy.eval()
 
     def act(
@@ -230,6 +243,7 @@ def evaluate_run(
     best: bool = False,
     render: Path | None = None,
     max_frames: int | None = None,
+    trust: bool | None = None,
 ) -> tuple[Evaluation, LoadedPolicy]:
     """Play episodes with a run's policy, and return the policy too. `render`: GIF file for the first episode."""
     if render is not None and render.suffix.lower() != ".gif":
@@ -238,7 +252,7 @@ def evaluate_run(
         )
     if render is not None and not render.parent.is_dir():
         raise RunError(f"there is no folder {str(render.parent)!r} for the picture {render.name}; create it first")
-    loaded = LoadedPolicy(name, best=best)
+    loaded = LoadedPolicy(name, best=best, trust=trust)
     require_extra(loaded.recipe.env.id)
     env_batches: list[EnvBatch] | None = None if render is None else []
     frames: list[Any] = []

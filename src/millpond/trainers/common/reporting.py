@@ -9,33 +9,36 @@ from pathlib import Path
 
 from millpond.config import PPORecipe
 from millpond.errors import MillpondError
-from millpond.formatting import figures, number, plural
+from millpond.formatting import figures, number, plural, printable
 from millpond.report import Picture, write_report
 from millpond.report.summary import baseline_returns, normalized_return
 from millpond.store import NothingToPlayError, Run, find_run
 from millpond.store.checkpoints import list_checkpoints
 from millpond.trainers.common.play import Evaluation
+from millpond.trust import TrustError
 
 MAX_FRAMES = 512  # frames of a GIF
 
 
-def report_run(folder: Path) -> Path:
-    """Write a run's report, with an episode if its environment can be rendered."""
-    return write_report(folder, draw_episode(folder))
+def report_run(folder: Path) -> tuple[Path, Picture | None]:
+    """Write a run's report, with an episode if its environment can be rendered; return its path and the picture.
+
+    Code that the run names is imported only if it is trusted already: a report asks nothing.
+    """
+    picture = draw_episode(folder, trust=False)
+    return write_report(folder, picture), picture
 
 
 def report_at_end(run: Run) -> Picture | None:
     """Write the report at the end of training and return its picture. A failure is only printed."""
     picture = None
     try:
-        picture = draw_episode(run.folder)
+        picture = draw_episode(run.folder, trust=True)  # this process has just trained it
         write_report(run.folder, picture)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        print(
-            f"the report of run {run.name} could not be written ({reason}); try: millpond report {run.reference}",
-            file=sys.stderr,
-        )
+        text = f"the report of run {run.name} could not be written ({reason}); try: millpond report {run.reference}"
+        print(printable(text), file=sys.stderr)
     return picture
 
 
@@ -57,11 +60,11 @@ def find_reportable(root: Path, name: str) -> Path:
     return folder if (folder / "metrics.jsonl").is_file() else find_run(root, name)
 
 
-def draw_episode(folder: Path) -> Picture | None:
+def draw_episode(folder: Path, *, trust: bool) -> Picture | None:
     """Render one episode of the best checkpoint, or of the newest if none was evaluated.
 
     Returns None without a checkpoint or an agent. Any error, also one in the environment's code, becomes the reason why
-    there is no picture: the report is written without one.
+    there is no picture: the report is written without one. `trust`: import the code that the run names in any case.
     """
     from millpond.trainers.common.play import evaluate_run
 
@@ -72,9 +75,17 @@ def draw_episode(folder: Path) -> Picture | None:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "episode.gif"
         try:
-            evaluation, policy = evaluate_run(str(folder), episodes=1, best=best, render=path, max_frames=MAX_FRAMES)
+            evaluation, policy = evaluate_run(
+                str(folder), episodes=1, best=best, render=path, max_frames=MAX_FRAMES, trust=trust
+            )
         except NothingToPlayError:
             return None
+        except TrustError as error:
+            caption = (
+                f"No picture: a report does not import code that a stranger's run names, {error.code}. If you trust it, "
+                f"`millpond eval {folder} --trust --render FILE.gif` draws an episode"
+            )
+            return Picture(None, caption, refused=True)
         except Exception as error:
             return Picture(None, f"No picture: {_reason(error)}")
         length = evaluation.lengths[0]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,10 @@ from millpond.loop import Loop
 from millpond.planner.estimate import require_device
 from millpond.planner.planned import plan_over_ranks
 from millpond.record import Axis, Console, Counters, Sink, TensorBoard, Timer, WeightsAndBiases
-from millpond.store import Run, RunError, check_changes, find_run
+from millpond.store import Run, check_changes, find_run
 from millpond.trainers.common.envs import env_agents
+from millpond.trainers.common.health import Check, HealthSink
+from millpond.trust import mark_as_own, require_trust
 
 if TYPE_CHECKING:
     from millpond.trainers.reward.setup import RecordedData
@@ -70,6 +71,24 @@ def config_text(loaded: Loaded) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
+def load_to_run(
+    recipe: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    preset: str | None = None,
+    *,
+    trust: bool | None = None,
+    run: Path | None = None,
+) -> Loaded:
+    """Load a config to run it: the code that it names is trusted first, then its env is asked for its number of agents.
+
+    `trust` is as in `require_trust`; `run` is the folder of the run that the config belongs to. The `config.yaml` of a
+    run belongs to it, too, if a new run is started from it.
+    """
+    if run is None and isinstance(recipe, str | Path) and Path(recipe).name == "config.yaml":
+        run = Path.cwd() / Path(recipe).parent
+    return load(recipe, overrides, preset, ask_env=env_agents, approve=lambda code: require_trust(code, trust, run=run))
+
+
 def start_run(
     loaded: Loaded,
     name: str | None,
@@ -87,30 +106,39 @@ def start_run(
     root = Path(loaded.recipe.run_dir)
     dataset = recorded.dataset if recorded is not None else None
     plan = {**plan_over_ranks(loaded, ranks, dataset).to_json(), "ranks": ranks}
-    if name is not None:
-        return Run.start(root, name, config_yaml=config_text(loaded), plan=plan, overwrite=overwrite, cwd=cwd)
-    stem = Path(loaded.name).stem
-    number = 1
-    while ((cwd or Path.cwd()) / root / f"{stem}-{number}").exists():
-        number += 1
-    return Run.start(root, f"{stem}-{number}", config_yaml=config_text(loaded), plan=plan, cwd=cwd)
+    if name is None:
+        stem = Path(loaded.name).stem
+        number = 1
+        while ((cwd or Path.cwd()) / root / f"{stem}-{number}").exists():
+            number += 1
+        name, overwrite = f"{stem}-{number}", False
+    run = Run.start(root, name, config_yaml=config_text(loaded), plan=plan, overwrite=overwrite, cwd=cwd)
+    _mark_as_own(run, loaded)
+    return run
 
 
-def resume_run(name: str, overrides: Iterable[str], run_dir: str = "runs", *, ranks: int = 1) -> tuple[Loaded, Run]:
+def _mark_as_own(run: Run, loaded: Loaded) -> None:
+    """Let later commands recognise a run of this user; only needed if its config names code."""
+    if loaded.code:
+        mark_as_own(run.folder, load(run.config_path).code)
+
+
+def resume_run(
+    name: str, overrides: Iterable[str], run_dir: str = "runs", *, ranks: int = 1, trust: bool | None = None
+) -> tuple[Loaded, Run]:
     """Open a run to continue it, and return its config with the changes that a resumed run may have."""
     shown = find_run(Path(run_dir), name)
     folder = Path.cwd() / shown  # an env may change the working directory when it is asked for its agents
-    plan = folder / "plan.json"
-    saved = json.loads(plan.read_text()).get("ranks", 1) if plan.is_file() else 1
-    require_ranks(saved, ranks, f"run {folder.name!r}", name)
+    require_ranks(Run(folder, resumed=False).ranks(), ranks, f"run {folder.name!r}", name)
     before = load(folder / "config.yaml")
-    after = load(folder / "config.yaml", overrides, ask_env=env_agents)
+    after = load_to_run(folder / "config.yaml", overrides, trust=trust, run=folder)
     require_machine(after.recipe)
     changes = check_changes(flatten(before.recipe), flatten(after.recipe), may_change)
     run = Run.resume(folder.parent, folder.name)
     run.shown = shown
     if changes:
         replace_file(run.config_path, config_text(after).encode())
+    _mark_as_own(run, after)
     return after, run
 
 
@@ -135,8 +163,6 @@ def begin_on_all_ranks(ranks: Ranks, begin: Callable[[], tuple[Loaded, Run]]) ->
 def open_run(name: str, run_dir: str = "runs") -> tuple[Loaded, Run]:
     """Open a run to read from, and return its config too."""
     run = Run.open(Path(run_dir), name)
-    if not run.config_path.is_file():
-        raise RunError(f"{run.folder} has no config.yaml, so it is not a readable run")
     return load(run.config_path), run
 
 
@@ -147,10 +173,23 @@ def axis_of(recipe: Recipe) -> Axis:
     return "agent_steps" if recipe.acts else "updates"
 
 
-def make_sinks(recipe: Recipe, run: Run, loop: Loop, counters: Counters, timer: Timer) -> list[Sink]:
-    """Create the sinks of a run: the console, and TensorBoard and Weights & Biases if the config enables them."""
+def make_sinks(
+    recipe: Recipe,
+    run: Run,
+    loop: Loop,
+    counters: Counters,
+    timer: Timer,
+    checks: Mapping[str, Check] | None = None,
+) -> list[Sink]:
+    """Create the sinks of a run: console, and TensorBoard and Weights & Biases if the config enables them.
+
+    `checks`: warnings about its records, by cause.
+    """
     axis = axis_of(recipe)
-    sinks: list[Sink] = [Console(loop, counters, timer, axis, seconds_between_lines=recipe.log.console_seconds)]
+    console = Console(loop, counters, timer, axis, seconds_between_lines=recipe.log.console_seconds)
+    sinks: list[Sink] = [console]
+    if checks:
+        sinks.append(HealthSink(run.warnings_path, checks, console.say))
     if recipe.log.tensorboard:
         sinks.append(TensorBoard(run.tensorboard_path, axis))
     if recipe.log.wandb != "off":

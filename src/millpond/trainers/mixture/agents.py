@@ -23,8 +23,11 @@ from millpond.formatting import plural
 from millpond.learners import DQN, AgentGroup, Collection, Epsilon, QNetwork, build_q_network
 from millpond.planner import MixturePlan
 from millpond.replay import Lake
-from millpond.store import Checkpoint
+from millpond.store import Checkpoint, CheckpointError
+from millpond.store.checkpoint import SKIP
+from millpond.store.parts import MAX_WEIGHT
 from millpond.trainers.common.envs import build_vector, make_spec
+from millpond.trainers.common.failures import Learning, as_numbers
 from millpond.trainers.common.session import Player
 from millpond.trainers.mixture.ponds import BigPond
 from millpond.trainers.mixture.ranks import agent_name, agents_of_rank
@@ -57,7 +60,12 @@ def mixture_player(recipe: MixtureRecipe, spec: EnvSpec, checkpoint: Checkpoint)
     network = make_network(recipe, spec)
     if "big" not in checkpoint.weights:
         return Player(network, weights="agent0", greedy=True)
-    updates = plural(checkpoint.state["big"]["dqn"]["updates"], "update")
+    try:
+        updates = plural(int(checkpoint.state["big"]["dqn"]["updates"]), "update")
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(
+            f"{checkpoint.path} has weights of a BigAgent, but no number of its updates; {SKIP}"
+        ) from None
     return Player(network, weights="big", greedy=True, description=f"the BigAgent after {updates} of its own")
 
 
@@ -91,6 +99,7 @@ class BigAgent:
         self.replayed = torch.zeros(plan.agents + 1, dtype=torch.int64)
         own = recipe.dqn.batch_size // ranks.count
         self._part = slice(ranks.rank * own, (ranks.rank + 1) * own)  # of each batch
+        self._newest: list[tuple[Any, dict[str, Tensor]]] = []  # batches and metrics of the last two updates
         self._actor: AgentGroup | None = None
         if vector is not None:
             self._actor = AgentGroup(
@@ -100,6 +109,7 @@ class BigAgent:
                 seeds=[seed_for(recipe.seed, EXPLORATION, plan.agents)],
                 total_collections=plan.collections,
                 device=device,
+                names=["big"],
             )
             self._actor.epsilons = [self.epsilon]
 
@@ -119,6 +129,7 @@ class BigAgent:
         for _ in range(count):
             batch = self.pond.sample(self.sampler, self._part)
             metrics = self.dqn.update(batch, parts=self.ranks.count, all_reduce=self.ranks.all_reduce)
+            self._newest = [*self._newest[-1:], (batch, metrics)]
             for name, value in metrics.items():
                 record(f"big/{name}", value)
             self.epsilon.advance(1)
@@ -126,6 +137,28 @@ class BigAgent:
         if self.ranks.all_reduce is not None:
             self.ranks.all_reduce(replayed)
         self.replayed += replayed
+
+    @property
+    def usable(self) -> bool:
+        """True if a checkpoint of its weights could be written."""
+        return bool(self.dqn.online.data.abs().max() < MAX_WEIGHT)
+
+    def diagnose(self) -> Learning:
+        """Describe the newest update, which gave a number that is not finite. On a device it may have been an earlier one."""
+        newest, updates = self._newest, self.dqn.updates
+        batch = newest[-1][0] if newest else None
+        names = ("observation", "next_observation", "action", "reward", "discount")
+        return Learning(
+            "dqn",
+            self.dqn.config.learning_rate,
+            f"update {updates:,} of the BigAgent"
+            if self.dqn.device.type == "cpu"
+            else f"the updates up to {updates:,}",
+            as_numbers(newest[-1][1]) if newest else {},
+            as_numbers(newest[-2][1]) if len(newest) > 1 else {},
+            f"update {updates - 1:,}",
+            {} if batch is None else {name: getattr(batch, name) for name in names},
+        )
 
     def state_dict(self) -> dict[str, Any]:
         actor = self._actor
@@ -199,6 +232,7 @@ def make_players(recipe: MixtureRecipe, plan: MixturePlan, lake: Lake | None, ra
             seeds=[seed_for(recipe.seed, EXPLORATION, number) for number in numbers],
             total_collections=plan.collections,
             device=recipe.device,
+            names=[agent_name(number) for number in numbers],
         )
         big = None
         if lake is not None:

@@ -21,7 +21,7 @@ from millpond.config import MixtureRecipe
 from millpond.distributed import ALONE, Ranks
 from millpond.planner import MixturePlan
 from millpond.replay import Lake, LakeError, Schema, Steps, Writer
-from millpond.replay.lake.format import read_log
+from millpond.replay.lake.log import read_log
 from millpond.replay.pond import Pond, PondBatch
 from millpond.replay.schema import FINAL
 from millpond.replay.steps import join_lanes

@@ -62,11 +62,12 @@ def start_from(ranks: Ranks, networks: Sequence[QNetwork], big: DQN | None, othe
     def read() -> bool:
         if other is None:
             return False
-        weights = other.weights()
+        saved = other.checkpoint()
+        weights = saved.weights
         of_agent = weights.get("big", weights.get("agent0"))
         if of_agent is None:
             raise RunError(f"run {other.name!r} has no weights of a BigAgent or agent; it has {sorted(weights)}")
-        load_weights({"network": first}, {"network": of_agent}, f"run {other.name!r}")
+        load_weights({"network": first}, {"network": of_agent}, f"run {other.name!r}, checkpoint {saved.path}")
         return True
 
     if ranks.run_on_first(read):

@@ -22,15 +22,17 @@ from millpond.distributed import (
     training_over_ranks,
 )
 from millpond.formatting import sentence
-from millpond.loop import Address, LevelEnd, Loop
+from millpond.loop import Address, LevelEnd, Loop, NonFiniteError
 from millpond.planner import MixturePlan, plan_loaded
 from millpond.planner.mixture.numbers import big_updates_of_round
 from millpond.planner.planned import share_of_rank
-from millpond.record import Counters, Recorder, Timer
+from millpond.record import Counters, Recorder, Sink, Timer
 from millpond.replay import Steps
 from millpond.report import Picture
 from millpond.store import Checkpoints, Parts, RandomState, Run, RunError, seed_global_generators
 from millpond.trainers.common.envs import VectorState
+from millpond.trainers.common.failures import Learning, as_numbers, explaining_failures
+from millpond.trainers.common.health import mixture_checks
 from millpond.trainers.common.play import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.session import make_sinks
@@ -78,17 +80,14 @@ class MixtureTrainer:
         self.evaluator, self.recovery = Evaluator(recipe), Recovery()
         self.diversity = Diversity(recipe.device, planned.agents, ranks)
         self.extra: dict[str, float] = {}  # for the record of this portion
+        self._learned: list[dict[str, dict[str, Any]]] = []  # metrics by agent, of the last two collections
         self.score: float | None = None
         self.final_evaluation: Evaluation | None = None
         self.summary_lines: list[str] = []
         self.picture: Picture | None = None
         self.players.reset_vectors()
         self.loop = self._make_loop()
-        self.recorder = (
-            Recorder(run.metrics_path, self.counters, make_sinks(recipe, run, self.loop, self.counters, self.timer))
-            if ranks.first
-            else NoRecorder()
-        )
+        self.recorder = Recorder(run.metrics_path, self.counters, self._make_sinks()) if ranks.first else NoRecorder()
         self.checkpoints = Checkpoints(
             run.checkpoints_path,
             keep_last=recipe.checkpoint.keep_last or 10**9,
@@ -103,9 +102,16 @@ class MixtureTrainer:
             if self.live and run.resumed:
                 self.big.pond.restore(self.names, continue_episodes=self.ponds.savable)
 
+    def _make_sinks(self) -> list[Sink]:
+        checks = mixture_checks(self.plan.agents, self.recipe.pqn, self.recipe.dqn)
+        return make_sinks(self.recipe, self.run, self.loop, self.counters, self.timer, checks)
+
     def train(self) -> None:
         """Run the whole algorithm: steps (1) to (7), until the frames are used up."""
-        with training_over_ranks(self.ranks, self.run, self.loop, self.recorder):
+        explaining = explaining_failures(
+            self.recipe, self.run, self.checkpoints, self.counters, self._diagnose, first=self.ranks.first
+        )
+        with training_over_ranks(self.ranks, self.run, self.loop, self.recorder), explaining:
             for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
                 if at["phase"] == AGENTS:
                     steps = self._collect(at)  # (1) The agents train separately, each with its own pond;
@@ -184,6 +190,7 @@ class MixtureTrainer:
         self.counters.updates += self.group.updates_per_collection * self.plan.agents
         if self.big is None:
             self.score = None  # it belongs to other weights
+        self._learned = [*self._learned[-1:], metrics]
         for name, values in metrics.items():
             for key, value in values.items():
                 self.loop.record(f"{name}/{key}", value, weight=self.group.updates_per_collection)
@@ -291,6 +298,25 @@ class MixtureTrainer:
         plan = self.plan
         complete = round_number < plan.whole_rounds
         return plan.collections_per_round if complete else plan.last_round_collections
+
+    def _diagnose(self, error: NonFiniteError) -> Learning:
+        """Describe the updates of the agent, or the update of the BigAgent, that gave a number that is not finite."""
+        name = next((name for name in self.names if f"{name}/" in error.name), "big")
+        cloned = error.name.startswith("weight") and self.big is not None and not self.big.usable
+        if self.big is not None and (name == "big" or cloned):  # agents with bad weights may be clones
+            return self.big.diagnose()
+        own = self.players.names.index(name) if name in self.players.names else 0
+        learned = [as_numbers(metrics[name]) for metrics in self._learned if name in metrics]
+        now, step = self.group.updates[own], self.group.updates_per_collection
+        return Learning(
+            "pqn",
+            self.group.learning_rate(own, max(0, now - 1)),
+            f"updates {now - step + 1:,} to {now:,} of {name}",
+            learned[-1] if learned else {},
+            learned[-2] if len(learned) > 1 else {},
+            f"mean of the updates {now - 2 * step + 1:,} to {now - step:,}",
+            {} if name not in self.players.names else self.group.storage.of_agent(own),
+        )
 
     def _check_position(self) -> None:
         """Refuse a new number of frames that changes rounds already done: a short last round cannot be completed later."""

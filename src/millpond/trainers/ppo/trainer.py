@@ -23,12 +23,12 @@ from millpond.distributed import (
     training_over_ranks,
 )
 from millpond.formatting import sentence
-from millpond.loop import Address, LevelEnd, Loop
+from millpond.loop import Address, LevelEnd, Loop, NonFiniteError
 from millpond.losses import Coefficients, mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.planned import plan_over_ranks, share_of_rank
 from millpond.processor import prepare_bfloat16
-from millpond.record import Counters, Recorder, Timer
+from millpond.record import Counters, Recorder, Sink, Timer
 from millpond.report import Picture
 from millpond.rollout.collector import Collected, Collector
 from millpond.rollout.micro_batch import Advantages
@@ -49,11 +49,13 @@ from millpond.trainers.common.envs import (
     rank_seeds,
     rank_vector,
 )
+from millpond.trainers.common.failures import Learning, as_numbers, explaining_failures
+from millpond.trainers.common.health import ppo_checks
 from millpond.trainers.common.play import Evaluation, evaluate
 from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater
-from millpond.trainers.ppo.update import estimate_advantages, train_minibatch
+from millpond.trainers.ppo.update import Step, estimate_advantages, train_minibatch
 
 
 class PPOTrainer:
@@ -112,11 +114,7 @@ class PPOTrainer:
         self.vector.reset(seeds[4])
 
         self.loop = self._make_loop()
-        self.recorder = (
-            Recorder(run.metrics_path, self.counters, make_sinks(recipe, run, self.loop, self.counters, self.timer))
-            if ranks.first
-            else NoRecorder()
-        )
+        self.recorder = Recorder(run.metrics_path, self.counters, self._make_sinks()) if ranks.first else NoRecorder()
         self.checkpoints = Checkpoints(
             run.checkpoints_path,
             keep_last=recipe.checkpoint.keep_last or 10**9,
@@ -132,6 +130,7 @@ class PPOTrainer:
             },
             values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
         )
+        self._updates_of_epoch: list[tuple[Draw, Step]] = []  # of this update epoch, and the last one before it
         self.score: float | None = None
         self.last_evaluation: Evaluation | None = None  # not yet in a record
         self.final_evaluation: Evaluation | None = None
@@ -140,15 +139,20 @@ class PPOTrainer:
         if run.resumed:
             restore_over_ranks(ranks, self.checkpoints, self.parts)
 
+    def _make_sinks(self) -> list[Sink]:
+        checks = ppo_checks(self.recipe.ppo, self.vector.spec.action)
+        return make_sinks(self.recipe, self.run, self.loop, self.counters, self.timer, checks)
+
     def train(self) -> None:
         """Run the algorithm."""
-        with training_over_ranks(self.ranks, self.run, self.loop, self.recorder):
+        with training_over_ranks(self.ranks, self.run, self.loop, self.recorder), self._explaining_failures():
             for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
                 if at.begins("iteration"):
                     collected = self._collect()
                     advantages = self._estimate()
                 if at.begins("update_epoch"):
                     draws = self._draws(advantages)
+                    self._updates_of_epoch = self._updates_of_epoch[-1:]
                 self._update(at, next(draws), advantages)
                 if at.begins("iteration"):
                     self._record_collection(collected, advantages)
@@ -233,6 +237,7 @@ class PPOTrainer:
                 all_reduce=self.ranks.all_reduce,
             )
         self.counters.updates += 1
+        self._updates_of_epoch.append((draw, step))
         for name, value in step.metrics.items():
             self.loop.record(name, value, weight=step.agent_steps)
         if self.recipe.ppo.target_kl is not None:
@@ -284,6 +289,27 @@ class PPOTrainer:
         """Save a checkpoint. It has a score only right after an evaluation, which the score belongs to."""
         score, self.score = self.score, None
         save_over_ranks(self.ranks, self.checkpoints, self.counters.updates, self.parts, score)
+
+    def _explaining_failures(self) -> AbstractContextManager[None]:
+        return explaining_failures(
+            self.recipe, self.run, self.checkpoints, self.counters, self._diagnose, first=self.ranks.first
+        )
+
+    def _diagnose(self, error: NonFiniteError) -> Learning:
+        """Describe the update that gave a number that is not finite. Values on a device are read later, at an epoch's end."""
+        updates = self._updates_of_epoch
+        back = 0 if isinstance(error.address, str) else self.loop.address["minibatch"] - error.address["minibatch"]
+        number, rate = self.counters.updates - back, self.optimizer.param_groups[0]["lr"]
+        if not updates:
+            return Learning("ppo", rate, f"update {number:,}")
+        at = len(updates) - 1 - back
+        draw, step = updates[at]
+        rows = torch.from_numpy(draw.rows).to(self.rows.device)
+        batch = {name: self.rows[name].index_select(0, rows) for name in self.rows.arrays} | {"rows": rows}
+        before = as_numbers(updates[at - 1][1].metrics) if at > 0 else {}
+        return Learning(
+            "ppo", rate, f"update {number:,}", as_numbers(step.metrics), before, f"update {number - 1:,}", batch
+        )
 
     def _end_early(self, at: Address, approx_kl: float) -> None:
         assert self.recipe.ppo.target_kl is not None

@@ -27,8 +27,11 @@ from millpond.rewards.batches import StepSampler
 from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch
 from millpond.rollout.collector import put_actions
 from millpond.trainers.common.envs import VectorState, build_vector, evaluation_vector
+from millpond.trainers.common.failures import Learning, as_numbers
 from millpond.trainers.common.play import Evaluation, evaluate
 from millpond.trainers.reward.setup import AGENT_HIDDEN_SIZE, make_player
+from millpond.vector import FiniteCheck
+from millpond.vector.finite import is_finite
 
 
 def env_inputs(spec: EnvSpec) -> RewardInputs:
@@ -134,6 +137,8 @@ class RewardAgent:
         self.learner: SAC | DQN = self._make_learner(int(seeds[3]))
         self.observations = torch.empty((0, self.inputs.numbers))  # of the last `act`, [T x E, D]
         self.epsilon = Epsilon(1.0, 0.05, over=max(1, updates // 2))
+        self._finite = FiniteCheck(self.vector)
+        self._newest: list[tuple[Any, dict[str, Tensor]]] = []  # batches and metrics of the last two updates
 
     def _make_learner(self, seed: int) -> SAC | DQN:
         agent, spec = self.recipe.agent, self.spec
@@ -166,11 +171,36 @@ class RewardAgent:
     # Acting
 
     def act(self, env_steps: int, *, at_random: bool) -> list[EpisodeStats]:
-        """Take `env_steps` steps in every env and add them to the pond; return the episodes that ended."""
+        """Take `env_steps` steps in every env and add them to the pond; return the episodes that ended.
+
+        Raises `NonFiniteEnvError`, and adds nothing, if an env returned a number that is NaN or infinite.
+        """
         fields: dict[str, list[Any]] = {
             name: [] for name in ("observation", "action", "reward", "terminated", "truncated")
         }
-        finals, ended_episodes = [], []
+        finals: list[np.ndarray[Any, Any]] = []
+        episodes: list[EpisodeStats] = []
+        self._finite.begin()
+        try:
+            self._take_steps(env_steps, at_random, fields, finals, episodes)
+        except Exception:
+            self._check_numbers(fields, episodes)  # an error that follows from a NaN hides it
+            raise
+        self._check_numbers(fields, episodes)
+        stacked: dict[str, Any] = {name: np.stack(values) for name, values in fields.items()}
+        has_final = stacked["terminated"] | stacked["truncated"]
+        self.observations = torch.from_numpy(stacked["observation"]).to(self.device).flatten(0, 1).flatten(1).float()
+        self.pond.add(Steps(**stacked, final_observation=np.concatenate(finals), has_final=has_final))
+        return episodes
+
+    def _take_steps(
+        self,
+        env_steps: int,
+        at_random: bool,
+        fields: dict[str, list[Any]],
+        finals: list[np.ndarray[Any, Any]],
+        episodes: list[EpisodeStats],
+    ) -> None:
         batch = self.vector.recv()
         for _ in range(env_steps):
             observation = batch.observation[:, 0].copy()
@@ -184,13 +214,27 @@ class RewardAgent:
             for name, value in zip(fields, step, strict=True):
                 fields[name].append(value.copy())
             finals.append(batch.final_observation[:, 0][ended].copy())
-            ended_episodes += batch.episodes
+            if ended.any():
+                envs = np.flatnonzero(ended)
+                self._finite.final(finals[-1], envs, np.zeros(len(envs), np.int64))
+            episodes += batch.episodes
+        self._finite.current(batch)
         self.vector.end_round()
-        stacked: dict[str, Any] = {name: np.stack(values) for name, values in fields.items()}
-        has_final = stacked["terminated"] | stacked["truncated"]
-        self.observations = torch.from_numpy(stacked["observation"]).to(self.device).flatten(0, 1).flatten(1).float()
-        self.pond.add(Steps(**stacked, final_observation=np.concatenate(finals), has_final=has_final))
-        return ended_episodes
+
+    def _check_numbers(self, fields: dict[str, list[Any]], episodes: list[EpisodeStats]) -> None:
+        """Raise if an observation or a reward is not finite."""
+        check, envs = self._finite, np.arange(self.vector.num_envs)
+        taken = {name: np.stack(values, 1)[:, :, None] for name, values in fields.items() if values}
+        if not taken:
+            return
+        finite = not check.sees_observations or check.finite_observations(taken["observation"])
+        if finite and is_finite(taken["reward"]) and not check.found:
+            return
+        check.steps("reward", taken.pop("reward"), envs)
+        check.steps("observation", taken.pop("observation"), envs)
+        for name, values in taken.items():
+            check.keep(name, values, envs)
+        check.raise_found(episodes)
 
     def _random_actions(self, envs: int) -> np.ndarray[Any, Any]:
         action = self.spec.action
@@ -219,7 +263,25 @@ class RewardAgent:
                 steps = pond_step_batch(batch.observation, batch.action, batch.next_observation, self.inputs)
                 reward = reward_network.reward(steps)
         self.epsilon.advance(1)
-        return self.learner.update(batch, reward)
+        metrics = self.learner.update(batch, reward)
+        self._newest = [*self._newest[-1:], (batch, metrics)]
+        return metrics
+
+    def diagnose(self) -> Learning:
+        """Describe the newest update, which gave a number that is not finite. On a device it may have been an earlier one."""
+        newest, updates = self._newest, self.learner.updates
+        names = ("observation", "next_observation", "action", "reward", "discount")
+        return Learning(
+            "agent",
+            self.recipe.agent.learning_rate,
+            f"update {updates:,} of the agent"
+            if self.device.type == "cpu"
+            else f"the agent's updates up to {updates:,}",
+            as_numbers(newest[-1][1]) if newest else {},
+            as_numbers(newest[-2][1]) if len(newest) > 1 else {},
+            f"update {updates - 1:,}",
+            {name: getattr(newest[-1][0], name) for name in names} if newest else {},
+        )
 
     @property
     def player(self) -> SACActor | QNetwork:

@@ -19,7 +19,8 @@ from millpond.record.jsonlines import HELD_OUT
 from millpond.rewards.batches import recorded_inputs, step_batch
 from millpond.rewards.metrics import METRICS, JudgedEpisode, judge_by_baselines, measure
 from millpond.rewards.network import TRANSITION_OBJECTIVES, RewardInputs, RewardNetwork
-from millpond.store import Checkpoints, RunError
+from millpond.store import RunError
+from millpond.store.parts import require_fitting_weights
 from millpond.trainers.common.play import Evaluation
 from millpond.trainers.common.session import open_run
 from millpond.trainers.reward.setup import RecordedData, make_network
@@ -131,10 +132,9 @@ def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs"
     recipe = loaded.recipe
     if not isinstance(recipe, RewardRecipe):
         raise RunError(f"run {run.name!r} is of kind {recipe.kind}; only runs of kind reward hold a reward network")
-    checkpoints = Checkpoints(run.checkpoints_path)
-    checkpoint = checkpoints.best() if best else checkpoints.find().checkpoint
-    if checkpoint is None:
-        raise RunError(f"run {run.name!r} has no {'best' if best else 'usable'} checkpoint in {run.checkpoints_path}")
+    checkpoint = run.checkpoint(best=best)
+    if "reward" not in checkpoint.weights:
+        raise RunError(f"{checkpoint.path} has no weights of 'reward'; it has {sorted(checkpoint.weights)}")
     settings = recipe.data
     data = open_episodes(
         path,
@@ -155,6 +155,7 @@ def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs"
             raise DataError(f"{path} has {data.num_actions} actions, run {run.name!r} was trained on {trained_actions}")
         inputs = replace(inputs, action=trained_actions)
     network = make_network(recipe, inputs, seed=0)
+    require_fitting_weights({"reward": network}, checkpoint.weights, f"run {run.name!r}, checkpoint {checkpoint.path}")
     try:
         network.load_state_dict(checkpoint.weights["reward"])
     except RuntimeError:
@@ -179,7 +180,10 @@ def _trained_actions(weights: Mapping[str, Any], inputs: RewardInputs, recipe: R
     """Number of discrete actions of a run, from the width of its first layer; irrelevant for values of states."""
     if recipe.reward.objective not in TRANSITION_OBJECTIVES:
         return inputs.action
-    width = int(weights["layers.0.weight"].shape[1])
+    first = weights.get("layers.0.weight")
+    if first is None or first.dim() != 2:
+        raise RunError("the checkpoint has no matrix reward/layers.0.weight, so it is not that of a reward network")
+    width = int(first.shape[1])
     return width - 2 * inputs.numbers - recipe.reward.hidden_size * len(inputs.images)
 
 

@@ -17,12 +17,13 @@ from torch import Tensor
 from millpond.config import Loaded, RewardRecipe
 from millpond.errors import MillpondError
 from millpond.formatting import plural, sentence
-from millpond.loop import LevelEnd, Loop, Redraw
+from millpond.loop import LevelEnd, Loop, NonFiniteError, Redraw
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.record import Console, Counters, Recorder, Timer, cycle_rows
 from millpond.report import Picture
 from millpond.rewards.batches import RewardBatches, recorded_inputs
 from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, seed_global_generators, training
+from millpond.trainers.common.failures import Learning, explaining_failures
 from millpond.trainers.common.play import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.session import make_sinks
@@ -90,13 +91,16 @@ class RewardTrainer:
             },
             values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
         )
+        self._R_loss: Tensor | None = None  # of the newest batch
+        self._measured: tuple[dict[str, float], str] = ({}, "")  # gradient norm, and the update it is of
         self.held_out: HeldOutEvaluation | None = None
         self.tested: Evaluation | None = None
         self.summary_lines: list[str] = []
         self.picture: Picture | None = None
         self.score: float | None = None
         if weights_from is not None:
-            load_weights({"reward": self.network}, weights_from.weights(), f"run {weights_from.name!r}")
+            saved = weights_from.checkpoint()
+            load_weights({"reward": self.network}, saved.weights, f"run {weights_from.name!r}, checkpoint {saved.path}")
             self.target.copy_from(self.network)
         if run.resumed:
             self.checkpoints.restore(self.parts)
@@ -124,7 +128,8 @@ class RewardTrainer:
 
     def train(self) -> None:
         """Run to the end, or until the run is stopped."""
-        with training(self.run, self.loop, self.recorder):
+        explaining = explaining_failures(self.recipe, self.run, self.checkpoints, self.counters, self._diagnose)
+        with training(self.run, self.loop, self.recorder), explaining:
             self.play()
         self.summary_lines = summarise_reward(
             self.counters, self.held_out, self.tested
@@ -141,6 +146,7 @@ class RewardTrainer:
                 loss = self._update()
                 if self.agent is not None:
                     self._update_agent(self.agent)
+            self._R_loss = loss
             self.loop.record("R_loss", loss)
             if self.counters.updates % log_batches == 0:
                 self.console.say(f"{self.loop.address}: R_loss {float(loss):.6f}")
@@ -240,6 +246,7 @@ class RewardTrainer:
         return loop
 
     def _end_iteration(self, ended: LevelEnd) -> None:
+        self._measure_gradient()
         iteration, size = ended.address["iteration"], self.plan.iterations
         loss = ended.moments["R_loss"]
         self.console.say(f"Iteration {iteration}/{size}: {loss.count} batches, average R_loss {loss.mean:.6f}")
@@ -280,6 +287,21 @@ class RewardTrainer:
         self.score = None  # it belongs to this checkpoint only
 
     # Dump of the batch that led to a non-finite value
+
+    def _diagnose(self, error: NonFiniteError) -> Learning:
+        """Describe the update of the reward network, or of its agent, that gave a number that is not finite."""
+        updates = self.counters.updates
+        if self.agent is not None and not error.name.startswith(("R_loss", "weight reward/", "weight target/")):
+            return self.agent.diagnose()
+        rate = self.optimizer.param_groups[0]["lr"]
+        loss = {} if self._R_loss is None else {"R_loss": float(self._R_loss)}
+        return Learning("reward", rate, f"update {updates:,}", loss, *self._measured)
+
+    def _measure_gradient(self) -> None:
+        """Measure the gradient of the newest batch, once per iteration, for the message of a loss that becomes NaN."""
+        gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+        self._measured = {"grad_norm": float(norm)}, f"update {self.counters.updates:,}"
 
     def _sampler_state(self) -> dict[str, object]:
         return dict(self.sampler.bit_generator.state)
