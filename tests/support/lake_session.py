@@ -63,6 +63,8 @@ class LakeSession:
     acknowledged: int = 0
     stopped: bool = False  # the disk failed for good
     refused: dict[str, StreamState] = field(default_factory=dict)  # each stream with its last append, if that failed
+    # Each stream as it was seen after a rollback that failed, and as it was before it.
+    rolled_back: dict[str, tuple[StreamState, StreamState]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
@@ -88,8 +90,15 @@ class LakeSession:
             self._lake = None
 
     def model_after_power_cut(self) -> LakeModel:
-        """Return the model at the end: the append that failed last may be there, if the power failed before it was undone."""
+        """Return the model at the end.
+
+        The append that failed last may be there, if the power failed before it was undone; and so may appends that a failed
+        rollback has removed, if nothing was written after it.
+        """
         model = self.model.snapshot()
+        for stream, (after, before) in self.rolled_back.items():
+            if model.streams[stream] == after:
+                model.after.setdefault(stream, before)
         for stream, state in self.refused.items():
             if state.appends[:-1] == model.streams[stream].appends:
                 model.after.setdefault(stream, state)
@@ -184,11 +193,16 @@ class LakeSession:
         if self.stop_at_first_error:
             self.stopped = True
             return
-        for stream, state in list(self.model.after.items()):
-            if state.position > self.model.streams[stream].position:
+        before = dict(self.model.streams)
+        attempted = list(self.model.after)
+        for stream in attempted:
+            if self.model.after[stream].position > before[stream].position:
                 self.refused[stream] = self.model.after.pop(stream)
         with Lake(self.folder) as lake:
             seen = self.model.observe(lake)
+        for stream in attempted:
+            if seen[stream].position < before[stream].position:
+                self.rolled_back[stream] = seen[stream], before[stream]
         self.model.streams.update(seen)
         self.model.refuse()
         self.on_change(self.model)

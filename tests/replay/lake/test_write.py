@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -144,6 +145,32 @@ def test_reopened_stream_continues_episodes_only_if_asked(tmp_path: Path) -> Non
         assert lake.transitions() == 14 + 3 + 2
         records = lake.sample(500, np.random.default_rng(0)).record
         assert np.unique(records["episode"]).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_writer_is_refused_after_a_rollback_that_did_not_finish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its head still limits the log to the rollback's position: after a power cut an append would be gone."""
+    with Lake.create(tmp_path, VECTOR) as lake, lake.writer("a", 2) as writer:
+        writer.append(steps())
+        writer.append(steps())
+        publish = writer._publish
+
+        def fail_to_lift_the_limit(commits: int | None = None, **options: Any) -> None:
+            if "limit" not in options:
+                raise OSError(errno.EIO, "Input/output error")
+            publish(commits, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(writer, "_publish", fail_to_lift_the_limit)
+            with pytest.raises(OSError, match="Input/output error"):
+                writer.rollback(1)
+        with pytest.raises(LakeError, match="a rollback did not finish; open a new writer"):
+            writer.append(steps())
+        writer.close()
+        with lake.writer("a", 2) as again:
+            assert again.position == 1
+            assert again.append(steps()).commits == 2
 
 
 def test_rollback_removes_appends_and_continues_open_episodes(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ class Writer:
         self.schema = manifest.schema
         self._lock: FileLock | None = lock_stream(stream.path / "lock", f"stream {stream.name!r}")
         self._files: dict[str, DiskFile] = {}
+        self._broken = ""
         try:
             self.recovered = recover(stream, self.schema)
             self._continue_at(self.recovered)
@@ -96,7 +97,6 @@ class Writer:
         self._segment, self._num_records, self._frame_bytes = end.segment, end.num_records, end.frame_bytes
         self._lanes: LaneState = end.lanes
         self._sequence = end.sequence
-        self._broken = ""
 
     @property
     def position(self) -> int:
@@ -187,14 +187,15 @@ class Writer:
         require_position(self.stream, entries, position, self._first)
         removed = self.commits - position
         self._close_segment()
-        self._broken = "a rollback did not finish"
         maintenance = lock_stream(self.stream.path / "maintenance", "maintenance", wait=True)
+        self._broken = "a rollback did not finish"
         try:
             self._generation += 1
             self._publish(position, limit=position, durable=True)
             head = StreamHead(b"", self._generation, self._first, position, sequence=self._sequence)
             self._continue_at(cut(self.stream, self.schema, entries[:position], head, seen=True))
-            self._publish(durable=True)
+            self._publish(durable=True)  # without the limit, after which an append would not count
+            self._broken = ""
         finally:
             maintenance.release()
         return removed
