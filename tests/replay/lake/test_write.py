@@ -14,6 +14,7 @@ import pytest
 
 from millpond.data import open_episodes
 from millpond.replay import Field, Lake, LakeDamaged, LakeError, Schema, Steps
+from millpond.replay.lake.write import MAX_EPISODES
 from millpond.replay.tools import repair, verify
 from tests.support.naive_lake import FRAME, NaiveLake, assert_transition
 
@@ -145,6 +146,16 @@ def test_reopened_stream_continues_episodes_only_if_asked(tmp_path: Path) -> Non
         assert lake.transitions() == 14 + 3 + 2
         records = lake.sample(500, np.random.default_rng(0)).record
         assert np.unique(records["episode"]).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_stream_without_free_episode_numbers_is_refused(tmp_path: Path) -> None:
+    with Lake.create(tmp_path, VECTOR) as lake, lake.writer("a", 2) as writer:
+        writer._lanes.next_episode = MAX_EPISODES - 2
+        writer.append(steps())  # two lanes: two episodes
+        writer._lanes.open[:] = False
+        with pytest.raises(LakeError, match=r"stream 'a' has had 4,294,967,295 episodes, its most; use another stream"):
+            writer.append(steps())
+        assert writer.position == 1
 
 
 def test_writer_is_refused_after_a_rollback_that_did_not_finish(

@@ -57,6 +57,7 @@ from millpond.replay.schema import (
 from millpond.replay.steps import LaneState, Steps, number_episodes, validate
 
 Array = np.ndarray[Any, Any]
+MAX_EPISODES = 2**32 - 1  # of a stream: their numbers have four bytes
 NO_SPACE = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
@@ -114,6 +115,10 @@ class Writer:
         if self._frame_bytes + len(encoded.frames) > MAX_APPEND_BYTES and self._num_records:
             self._next_segment()
             encoded = self._encode(steps)
+        if encoded.lanes.next_episode > MAX_EPISODES:
+            raise LakeError(
+                f"stream {self.stream.name!r} has had {MAX_EPISODES:,} episodes, its most; use another stream"
+            )
         if len(encoded.frames) > MAX_APPEND_BYTES or encoded.records.nbytes > MAX_APPEND_BYTES:
             raise LakeError(f"one append has {len(encoded.frames):,} bytes; append fewer than 4 GB at once")
         nbytes = len(encoded.frames) + encoded.records.nbytes
