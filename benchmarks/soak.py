@@ -3,7 +3,7 @@
 Each cycle trains a small mixture (with its lake) and a small PPO run with the command `millpond train`, in real processes that
 are killed with SIGKILL at random moments and resumed until they are done. Then the weights must equal those of a run that was
 never killed, bit for bit, the metrics must have the same records, and every checksum of the lake must match. Counts are printed
-after every cycle; the first difference ends the soak with exit code 1.
+after every cycle; the first difference ends the soak with exit code 1, and its folder is kept.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,7 +60,8 @@ class Soak:
         finally:
             log.close()
         if code:
-            raise SystemExit(f"{' '.join(command)} ended with exit code {code}; see {self.folder / 'log.txt'}")
+            printed = (self.folder / "log.txt").read_text(errors="replace").splitlines()[-5:]
+            raise SystemExit("\n".join([f"{' '.join(command)} ended with exit code {code}:", *printed]))
         return True
 
     def cycle(self, kind: str, recipe: list[str], seed: int) -> None:
@@ -72,9 +74,12 @@ class Soak:
         kills = 0
         while not done:
             kills += 1
-            self.counts["resumes"] += 1
             limit = self.moment() if kills < KILLS_PER_RUN else None
-            done = self.train("--resume", str(self.folder / cut), kill_after=limit)
+            if (self.folder / cut).exists():
+                self.counts["resumes"] += 1
+                done = self.train("--resume", str(self.folder / cut), kill_after=limit)
+            else:  # killed before it had a folder
+                done = self.train(*settings, "--run", cut, kill_after=limit)
             if kind == "mixture":
                 self.verify(self.folder / cut / "lake")
         self.counts[f"{kind} runs"] += 1
@@ -118,8 +123,9 @@ def main() -> None:
     arguments = parser.parse_args()
     print(processor(), flush=True)
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as scratch:
-        soak, seed = Soak(Path(scratch), arguments.seed), arguments.seed
+    scratch = Path(tempfile.mkdtemp(prefix="soak-"))
+    soak, seed = Soak(scratch, arguments.seed), arguments.seed
+    try:
         while time.perf_counter() - began < 60 * arguments.minutes:
             for kind, recipe in (("mixture", MIXTURE), ("ppo", PPO)):
                 soak.cycle(kind, recipe, seed)
@@ -127,6 +133,10 @@ def main() -> None:
             minutes = (time.perf_counter() - began) / 60
             counts = ", ".join(f"{count:,} {name}" for name, count in soak.counts.items() if name != "seconds")
             print(f"{minutes:.1f} minutes: {counts}; nothing lost", flush=True)
+    except BaseException:
+        print(f"its runs are kept in {scratch}", file=sys.stderr)
+        raise
+    shutil.rmtree(scratch)
 
 
 if __name__ == "__main__":

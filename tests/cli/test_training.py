@@ -105,6 +105,36 @@ def test_train_from_the_weights_of_another_run(trained: Path) -> None:
     wrong = millpond(trained, "train", "grid", "--debug", "--run", "third", "--from", "first", "policy.hidden_size=32")
     assert wrong.returncode == 2
     assert "do not fit" in wrong.stderr
+    own = millpond(trained, "train", "grid", "--debug", "--run", "second", "--overwrite", "--from", "second")
+    assert own.returncode == 2
+    assert "cannot start with its own weights" in own.stderr
+    assert (trained / "runs" / "second" / "checkpoints").is_dir()
+
+
+def test_run_with_other_weights_that_never_saved_starts_with_them_again(trained: Path) -> None:
+    def weights(run: str) -> bytes:
+        (saved,) = (trained / "runs" / run / "checkpoints").iterdir()
+        return (saved / "weights.safetensors").read_bytes()
+
+    millpond(trained, "train", "grid", "--debug", "--run", "source", "seed=5")
+    assert millpond(trained, "train", "grid", "--debug", "--run", "heir", "--from", "source").returncode == 0
+    expected, folder = weights("heir"), trained / "runs" / "heir"
+    state = json.loads((folder / "state.json").read_text())
+
+    def forget_checkpoints() -> None:
+        shutil.rmtree(folder / "checkpoints")
+        (folder / "state.json").write_text(json.dumps({**state, "checkpoint": None}))
+
+    forget_checkpoints()
+    again = millpond(trained, "train", "--resume", "heir")
+    assert again.returncode == 0, again.stderr
+    assert "it starts again with the weights of source" in " ".join(again.stdout.split())
+    assert weights("heir") == expected
+    forget_checkpoints()
+    shutil.rmtree(trained / "runs" / "source")
+    refused = millpond(trained, "train", "--resume", "heir")
+    assert refused.returncode == 2
+    assert "and that checkpoint is gone; start the run again, with --overwrite and --from RUN" in refused.stderr
 
 
 @pytest.mark.parametrize("recipe", ["grid", "metta", "puffer-metta"])

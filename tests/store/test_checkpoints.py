@@ -1,7 +1,10 @@
+import shutil
+
 import pytest
 import torch
 
 from millpond.store import CheckpointError, Checkpoints, Parts, Run, load_weights
+from millpond.store.status import write_status
 
 
 def saved(folder, updates, scores=None, **options):
@@ -80,6 +83,18 @@ def test_damaged_newest_checkpoint_is_named_and_the_previous_one_used(tmp_path):
     with pytest.warns(UserWarning, match="000000000003 is damaged"):
         Checkpoints(tmp_path).restore(parts)
     assert (tmp_path / "000000000003.damaged2").is_dir()
+
+
+def test_missing_newest_checkpoint_is_named_and_the_previous_one_used(tmp_path):
+    write_status(tmp_path, "running")
+    checkpoints = saved(tmp_path / "checkpoints", [1, 2, 3])
+    shutil.rmtree(checkpoints.path(3))
+    cursor = Cursor()
+    with pytest.warns(
+        UserWarning, match="checkpoint 000000000003 was written and is gone: the run goes on from 000000000002"
+    ):
+        assert Checkpoints(tmp_path / "checkpoints").restore(Parts(state={"cursor": cursor}))
+    assert cursor.position == 2
 
 
 def test_error_if_all_checkpoints_are_damaged(tmp_path):

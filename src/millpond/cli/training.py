@@ -107,7 +107,6 @@ def _train(
         begin_on_all_ranks,
         load_to_run,
         make_trainer,
-        open_run,
         require_trainer,
         resume_run,
         setting_up,
@@ -124,21 +123,27 @@ def _train(
                 return resume_run(resume, overrides, ranks=ranks.count, trust=trust)
             loaded = load_to_run(recipe, overrides, preset, trust=trust)
             recorded = require_trainer(loaded)
-            if weights_from is not None:
-                open_run(weights_from, loaded.recipe.run_dir)  # fails, if it does, before a folder is created
+            source = Run.open(Path(loaded.recipe.run_dir), weights_from) if weights_from is not None else None
             return loaded, start_run(
-                loaded, run_name, overwrite=overwrite, ranks=ranks.count, recorded=recorded, cwd=cwd
+                loaded,
+                run_name,
+                overwrite=overwrite,
+                ranks=ranks.count,
+                recorded=recorded,
+                cwd=cwd,
+                weights_from=source,
             )
 
         loaded, run = begin_on_all_ranks(ranks, begin)
         say = print_text if ranks.first else _print_nothing
         with setting_up(run, ranks):
-            source = Run.open(Path(loaded.recipe.run_dir), weights_from) if weights_from and ranks.first else None
+            source = run.weights_source() if ranks.first and (run.starts_again or not run.resumed) else None
             dataset = recorded.dataset if recorded is not None else None
             notes = [line for note in loaded.notes for line in sentence(f"{note}.", 2, "- ")]
             if run.starts_again:
+                start = "from the beginning" if source is None else f"with the weights of {source.name}"
                 notes += sentence(
-                    f"run {run.name} ended before it saved a checkpoint: it starts again from the beginning.", 2, "- "
+                    f"run {run.name} ended before it saved a checkpoint: it starts again {start}.", 2, "- "
                 )
             alerts = show_alerts(plan_loaded(loaded, dataset=dataset).alerts)
             say("\n".join([*alerts, *notes, printable(f"run {run.shown}")]))

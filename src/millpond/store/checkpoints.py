@@ -127,11 +127,20 @@ class Checkpoints:
                 f"start again with --overwrite or under another name"
             )
         if newest.checkpoint is not None:
+            self._warn_if_lost(newest)
             parts.restore(newest.checkpoint)
             self._best = newest.checkpoint.best
         for path in newest.damaged:
             os.rename(path, _free_name(path))
         return newest.checkpoint is not None
+
+    def _warn_if_lost(self, newest: NewestCheckpoint) -> None:
+        """Warn if a newer checkpoint was written and is gone; damaged ones are warned about when they are found."""
+        written, found = recorded_checkpoint(self.folder.parent), newest.checkpoint
+        if written is None or found is None or written <= found.updates or self.path(written) in newest.damaged:
+            return
+        gone, used = self.path(written).name, self.path(found.updates).name
+        warnings.warn(f"checkpoint {gone} was written and is gone: the run goes on from {used}", stacklevel=3)
 
     def _updates_to_keep(self) -> set[int]:
         present = self.updates()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import torch
 
 CONFIG, PLAN, HOST, LOCK, METRICS = "config.yaml", "plan.json", "host.json", "lock", "metrics.jsonl"
+WEIGHTS_FROM = "weights_from"  # in host.json
 MAX_RANKS = 1 << 20
 CREATING, REMOVING = ".creating-", ".removing-"
 PACKAGES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "lz4", "safetensors", "tensorboard")
@@ -67,6 +68,7 @@ class Run:
         self.checkpoints_path = folder / "checkpoints"
         self.report_path = folder / "report.html"
         self.starts_again = False  # resumed, but it had ended before it saved
+        self.updates: int | None = None  # of the checkpoint that others read; None is the newest
         self.launcher = ""  # prefix of `millpond` in a command that starts as many ranks
 
     @staticmethod
@@ -78,10 +80,12 @@ class Run:
         plan: Mapping[str, Any],
         overwrite: bool = False,
         cwd: Path | None = None,
+        weights_from: Run | None = None,
     ) -> Run:
         """Create the folder of a new run atomically. An existing one is an error unless it may be overwritten.
 
-        The run is being set up until its training starts; see `abandon`.
+        The run is being set up until its training starts; see `abandon`. `weights_from` is recorded, so that the run starts
+        from the same weights again if it ends before it saves.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise RunError(
@@ -89,6 +93,12 @@ class Run:
             )
         run = Run(root / name, resumed=False, cwd=cwd)
         folder, root = run.folder, run.folder.parent
+        start_weights = {}
+        if weights_from is not None:
+            if weights_from.folder == folder:
+                raise RunError(f"run {name!r} cannot start with its own weights; start another: --run NAME")
+            updates = weights_from.checkpoint().updates
+            start_weights = {WEIGHTS_FROM: {"folder": str(weights_from.folder), "updates": updates}}
         root.mkdir(parents=True, exist_ok=True)
         if folder.exists() and not overwrite and not died_in_setup(folder):
             raise _already_exists(run.shown)
@@ -101,7 +111,7 @@ class Run:
                 _remove(folder)
             write_file(temporary / CONFIG, config_yaml.encode())
             write_file(temporary / PLAN, json.dumps(dict(plan), indent=2).encode() + b"\n")
-            host = {"run_id": uuid.uuid4().hex[:12], **host_facts(), "resumes": []}
+            host = {"run_id": uuid.uuid4().hex[:12], **host_facts(), "resumes": [], **start_weights}
             write_file(temporary / HOST, json.dumps(host, indent=2).encode() + b"\n")
             (temporary / "checkpoints").mkdir()
             write_status(temporary, "running", SETTING_UP)
@@ -183,6 +193,24 @@ class Run:
                 raise RunError(f"{self.host_path} has {field}={host.get(field)!r}, expected a {kind.__name__}; {fix}")
         return host
 
+    def weights_source(self) -> Run | None:
+        """Return the run whose weights this one was started with, at the checkpoint of that time; None without one."""
+        recorded = self._host().get(WEIGHTS_FROM)
+        if recorded is None:
+            return None
+        fix = f"start the run again, with --overwrite and --from RUN; or remove {WEIGHTS_FROM!r} from {self.host_path}"
+        try:
+            source, updates = Run(Path(recorded["folder"]), resumed=False), recorded["updates"]
+        except (TypeError, KeyError) as error:
+            raise RunError(f"{self.host_path} has {WEIGHTS_FROM}={recorded!r:.200}, which is no run; {fix}") from error
+        if not is_count(updates) or updates not in Checkpoints(source.checkpoints_path).updates():
+            raise RunError(
+                f"run {self.name!r} was started with the weights of {source.folder} after {updates!r:.20} updates, and that "
+                f"checkpoint is gone; {fix}"
+            )
+        source.updates = updates
+        return source
+
     def ranks(self) -> int:
         """Return the number of ranks that train this run, from plan.json; 1 without that file."""
         if not os.path.lexists(self.plan_path):
@@ -212,8 +240,10 @@ class Run:
         return {part: dict(tensors) for part, tensors in self.checkpoint(best=best).weights.items()}
 
     def checkpoint(self, *, best: bool = False) -> Checkpoint:
-        """Read the newest checkpoint that is not damaged, or the best."""
+        """Read the newest checkpoint that is not damaged, or the best; that of `self.updates`, if it is set."""
         checkpoints = Checkpoints(self.checkpoints_path)
+        if self.updates is not None:
+            return checkpoints.load(self.updates)
         checkpoint, damaged = (checkpoints.best(), []) if best else checkpoints.find()
         if checkpoint is None:
             names = ", ".join(path.name for path in damaged)

@@ -97,9 +97,11 @@ def start_run(
     ranks: int = 1,
     recorded: RecordedData | None = None,
     cwd: Path | None = None,
+    weights_from: Run | None = None,
 ) -> Run:
     """Create the folder of a new run. The default name is that of the recipe with the next free number.
 
+    `weights_from`: the run whose weights it starts with.
     `recorded`: the episodes of a reward run, if they are already open, so that its plan does not open them again.
     `cwd`: the directory that a relative `run_dir` starts from; None is the working directory.
     """
@@ -112,7 +114,15 @@ def start_run(
         while ((cwd or Path.cwd()) / root / f"{stem}-{number}").exists():
             number += 1
         name, overwrite = f"{stem}-{number}", False
-    run = Run.start(root, name, config_yaml=config_text(loaded), plan=plan, overwrite=overwrite, cwd=cwd)
+    run = Run.start(
+        root,
+        name,
+        config_yaml=config_text(loaded),
+        plan=plan,
+        overwrite=overwrite,
+        cwd=cwd,
+        weights_from=weights_from,
+    )
     _mark_as_own(run, loaded)
     return run
 
