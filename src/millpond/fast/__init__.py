@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from millpond.fast.act import ChoiceActor, NetworkActor
+    from millpond.fast.feedforward import FeedforwardActor
     from millpond.fast.update import FastUpdater
 
 __all__ = ["actor", "description", "is_on", "updater"]
@@ -28,17 +29,20 @@ def is_on() -> bool:
     return os.environ.get("MILLPOND_FAST", "1") != "0"
 
 
-def actor(policy: nn.Module, *, autocast: bool = False) -> ChoiceActor | NetworkActor | None:
+def actor(policy: nn.Module, *, autocast: bool = False) -> ChoiceActor | FeedforwardActor | NetworkActor | None:
     """Return an actor for a policy; None for a custom policy that acts in its own way.
 
     `autocast`: the policy acts in bfloat16.
     """
     from millpond.fast.act import ChoiceActor, NetworkActor
-    from millpond.fast.network import is_builtin, is_compiled_after_encoder
+    from millpond.fast.feedforward import FeedforwardActor, is_compiled_feedforward
+    from millpond.fast.network import is_builtin, is_compiled_after_encoder, with_compiled_parts
 
     if not _is_usable() or not is_builtin(policy):
         return None
     fitting: Any = policy
+    if not autocast and is_compiled_feedforward(fitting):
+        return FeedforwardActor(fitting, with_compiled_parts(fitting, autocast))
     return ChoiceActor(fitting) if is_compiled_after_encoder(fitting, autocast) else NetworkActor(fitting, autocast)
 
 

@@ -8,9 +8,11 @@ LSTM_BLOCK = (
     384  # sequence steps whose gates are computed together: they stay in the cache, and products are long enough
 )
 GRU_BLOCK = 1_024  # the same for a GRU
+FEEDFORWARD_BLOCK = 512  # steps of a policy without memory that go forward and backward together
 
 # Work that is worth waking another thread for.
 MIN_STEPS_PER_THREAD = 1_024  # sequence steps of an update in which torch computes some part
+MIN_FEEDFORWARD_STEPS_PER_THREAD = 512  # steps of an update of a policy without memory that is compiled throughout
 MIN_SEQUENCES_PER_THREAD = 4  # sequences of an update, or of an LSTM, that is compiled throughout
 MIN_OBSERVATIONS_PER_THREAD = 32  # of acting
 MIN_IMAGES_PER_THREAD = 4  # of acting, if observations are images

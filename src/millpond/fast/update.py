@@ -19,11 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from millpond.compiled import compiled_fast
+from millpond.fast.adam import CompiledAdam, is_compiled_adam, scale, sum_of_squares
 from millpond.fast.choices import evaluate_choices, evaluate_choices_backward
 from millpond.fast.encoders import ArrayEncoder, array_encoder
+from millpond.fast.feedforward import FeedforwardRows, is_compiled_feedforward
 from millpond.fast.gather import gather_fast, gather_states, refill
 from millpond.fast.gemm import SGEMM, add_product, add_product_transposed, add_transposed_product
-from millpond.fast.limits import LSTM_BLOCK, MIN_SEQUENCES_PER_THREAD, MIN_STEPS_PER_THREAD
+from millpond.fast.limits import (
+    LSTM_BLOCK,
+    MIN_FEEDFORWARD_STEPS_PER_THREAD,
+    MIN_SEQUENCES_PER_THREAD,
+    MIN_STEPS_PER_THREAD,
+)
 from millpond.fast.lstm import ONE, ZERO, Flags, Floats, rows_backward, rows_forward
 from millpond.fast.network import is_builtin, is_compiled_after_encoder, with_compiled_parts
 from millpond.fast.ppo_loss import LossArguments, PPOLosses, as_metrics, loss_arguments, ppo_losses
@@ -357,12 +364,17 @@ class FastUpdater:
         self._network = with_compiled_parts(policy, autocast) if is_builtin(policy) else policy
         self._lstm_with_choices = is_compiled_after_encoder(policy, autocast)
         self._compiled_throughout = self._lstm_with_choices and array_encoder(policy.encoder) is not None
+        self._feedforward = is_builtin(policy) and not autocast and is_compiled_feedforward(policy)
         self._cached: dict[tuple[int, int], LSTMRows] = {}  # by thread and number of rows
+        self._cached_feedforward: dict[int, FeedforwardRows] = {}  # by thread
+        self._adam: CompiledAdam | None = None
 
     def shares(self, num_rows: int, horizon: int, agents_per_row: int) -> list[tuple[int, int]]:
         """Return the ranges of rows that threads share, which may be small if everything is compiled."""
         min_rows = -(-MIN_STEPS_PER_THREAD // (horizon * agents_per_row))
-        if self._compiled_throughout:
+        if self._feedforward:
+            min_rows = -(-MIN_FEEDFORWARD_STEPS_PER_THREAD // (horizon * agents_per_row))
+        elif self._compiled_throughout:
             min_rows = -(-MIN_SEQUENCES_PER_THREAD // agents_per_row)
         return pieces(num_rows, min_rows)
 
@@ -378,8 +390,10 @@ class FastUpdater:
         """Add the gradients of the rows `picked` [b] to `parameters`; return the metrics of each thread's share."""
         arguments = loss_arguments(coefficients, float(valid_steps))
 
-        def make(thread: int, start: int, stop: int) -> LSTMRows | GraphRows:
+        def make(thread: int, start: int, stop: int) -> LSTMRows | FeedforwardRows | GraphRows:
             some = slice(start, stop)
+            if self._feedforward:
+                return self._feedforward_of(thread).of_rows(rows, advantages, picked[some], weight[some], arguments)
             cached = self._cached.get((thread, stop - start))
             if cached is not None:
                 cached.refill(rows, advantages, picked[some], weight[some], arguments)
@@ -401,7 +415,8 @@ class FastUpdater:
         """Add the gradients of shares of rows that are gathered already. Their observations are taken."""
         arguments = loss_arguments(coefficients, float(valid_steps))
         with torch_in_one_thread():
-            return self._run((self._share(share, arguments) for share in shares), len(shares))
+            made = (self._share(share, arguments, thread) for thread, share in enumerate(shares))
+            return self._run(made, len(shares))
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale gradients down to `max_norm` if their norm is larger; return the norm before. A NaN spreads to all."""
@@ -413,7 +428,27 @@ class FastUpdater:
                 scale(array, np.float32(max_norm / (norm + 1e-6)))
         return torch.tensor(norm, dtype=torch.float32)
 
-    def _share(self, micro_batch: MicroBatch, arguments: LossArguments) -> LSTMRows | GraphRows:
+    def clip_and_step(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+        """Clip the gradients and take a step of the optimizer; return their norm before. Adam's step is compiled, too."""
+        norm = self.clip(max_norm)
+        if self._adam is None or self._adam.optimizer is not optimizer:
+            self._adam = CompiledAdam(optimizer) if is_compiled_adam(optimizer) else None
+        if self._adam is None:
+            optimizer.step()
+        else:
+            self._adam.step()
+        return norm
+
+    def _feedforward_of(self, thread: int) -> FeedforwardRows:
+        if thread not in self._cached_feedforward:
+            self._cached_feedforward[thread] = FeedforwardRows(self.policy, self.parameters)
+        return self._cached_feedforward[thread]
+
+    def _share(
+        self, micro_batch: MicroBatch, arguments: LossArguments, thread: int = 0
+    ) -> LSTMRows | FeedforwardRows | GraphRows:
+        if self._feedforward:
+            return self._feedforward_of(thread).of_micro_batch(micro_batch, arguments)
         if self._lstm_with_choices:
             return LSTMRows(self.policy, self._network.encoder, self.parameters, micro_batch, arguments)
         return GraphRows(self._network.unroll, self.parameters, micro_batch, arguments, self.autocast)
@@ -427,19 +462,3 @@ class FastUpdater:
                 if gradient is not None:
                     parameter.grad = gradient.contiguous() if parameter.grad is None else parameter.grad.add_(gradient)
         return results
-
-
-@compiled_fast
-def sum_of_squares(numbers: Floats) -> float:
-    """Return the sum in float64."""
-    total = 0.0
-    for k in range(len(numbers)):
-        total += np.float64(numbers[k]) * np.float64(numbers[k])
-    return total
-
-
-@compiled_fast
-def scale(numbers: Floats, factor: np.float32) -> None:
-    """Multiply in place."""
-    for k in range(len(numbers)):
-        numbers[k] *= factor

@@ -8,8 +8,10 @@ from math import prod
 from millpond.envs.env_batch import Buffers
 from millpond.envs.spec import EnvSpec, Part
 from millpond.fast.limits import (
+    FEEDFORWARD_BLOCK,
     GRU_BLOCK,
     LSTM_BLOCK,
+    MIN_FEEDFORWARD_STEPS_PER_THREAD,
     MIN_SEQUENCES_PER_THREAD,
     MIN_STEPS_PER_THREAD,
     compiles_encoder,
@@ -117,6 +119,8 @@ def training_memory(
     backward = encoders + _vectors_of_core(core, width, tanh) * hidden_size
     images = [_backward_of_images(part) for part in parts if part.kind == "pixels"]
     steps = sequences * horizon
+    if fast and core == "none" and width == FLOAT and compiles_encoder(spec.observation) and tanh:
+        return _feedforward(spec, hidden_size, optimizer, rows, horizon * agents_per_row, cores, count)
     whole_rows = fast and core == "lstm" and width == FLOAT  # in one compiled call
     choices = spec.action.kind != "continuous"
     if not fast:
@@ -141,6 +145,28 @@ def training_memory(
         workspace=highest - lowest,
         parameters=count * FLOAT,
         gradients=(count * threads + (inner - 1) * of_core) * FLOAT,
+        optimizer=count * FLOAT * MOMENTS[optimizer],
+    )
+
+
+def _feedforward(
+    spec: EnvSpec, hidden_size: int, optimizer: str, rows: int, steps_per_row: int, cores: int, count: int
+) -> TrainingMemory:
+    """Return the memory of a policy without memory on vectors, which goes forward and backward in blocks of steps.
+
+    A block has features, hidden vectors, and the gradient of one of them. Of each step the loss needs five numbers and the
+    action.
+    """
+    steps = rows * steps_per_row
+    threads = max(1, min(cores, rows // -(-MIN_FEEDFORWARD_STEPS_PER_THREAD // steps_per_row)))
+    block = min(FEEDFORWARD_BLOCK, -(-rows // threads) * steps_per_row)
+    action = prod(spec.action.shape) * FLOAT + (sum(spec.action.sizes) if spec.action_masks else 0)
+    return TrainingMemory(
+        minibatch=steps * sum(_stored_input(part) for part in spec.observation.parts),
+        activations=threads * block * 3 * hidden_size * FLOAT + steps * (5 * FLOAT + action),
+        workspace=0,
+        parameters=count * FLOAT,
+        gradients=count * threads * FLOAT,
         optimizer=count * FLOAT * MOMENTS[optimizer],
     )
 

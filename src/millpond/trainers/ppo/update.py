@@ -104,6 +104,9 @@ class GradientsOfRows(Protocol):
     def clip(self, max_norm: float) -> Tensor:
         """Scale gradients down to `max_norm` if their norm is larger; return the norm before."""
 
+    def clip_and_step(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+        """Clip the gradients and take a step of the optimizer; return their norm before."""
+
 
 class Updater:
     """Gradients in plain PyTorch, on any device."""
@@ -148,6 +151,11 @@ class Updater:
 
     def clip(self, max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(self.parameters, max_norm)
+
+    def clip_and_step(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+        norm = self.clip(max_norm)
+        optimizer.step()
+        return norm
 
 
 def micro_batch_loss(
@@ -225,9 +233,7 @@ def take_step(
         if all_reduce is not None:
             gradients = [parameter.grad for parameter in updater.parameters if parameter.grad is not None]
             _all_reduce_together(all_reduce, [*gradients, *metrics])
-        norm = updater.clip(max_grad_norm)
-        optimizer.step()
-    return norm
+        return updater.clip_and_step(optimizer, max_grad_norm)
 
 
 def _all_reduce_together(all_reduce: AllReduce, tensors: list[Tensor]) -> None:

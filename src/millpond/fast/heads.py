@@ -1,0 +1,150 @@
+"""The output layer, the head and the loss on the CPU in float32: from hidden states to gradients in one compiled call.
+
+Actions are choices, or vectors of normal numbers: one `HeadArrays` describes either, and its unused arrays are empty.
+
+N steps  H hidden  O outputs of the head  C choices  D numbers of a vector
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from millpond.compiled import compiled_fast
+from millpond.fast.choices import draw_choices, evaluate_choices, evaluate_choices_backward
+from millpond.fast.gaussian import draw_vectors, evaluate_vectors, evaluate_vectors_backward
+from millpond.fast.gemm import add_product, add_product_transposed, add_transposed_product
+from millpond.fast.ppo_loss import LossArguments, ppo_losses
+from millpond.policies.heads import ChoiceHead, GaussianHead
+
+Floats = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
+ONE, ZERO = np.float32(1.0), np.float32(0.0)
+NO_FLOATS = np.zeros(0, np.float32)
+
+
+class HeadArrays(NamedTuple):
+    """A head. Choices have `sizes` [C], vectors the other three [D]."""
+
+    sizes: npt.NDArray[np.int64]
+    log_deviation: Floats
+    centre: Floats
+    reach: Floats
+
+
+class Steps(NamedTuple):
+    """Stored arrays of N steps that the loss needs. `choice` or `vector` has no columns; `allowed` [0, 0] if all is."""
+
+    choice: npt.NDArray[np.int32]  # [N, C]
+    vector: Floats  # [N, D]
+    allowed: Flags  # [N, O]
+    log_prob: Floats
+    advantage: Floats
+    value: Floats
+    target: Floats
+    weight: Floats
+
+
+class OutputGradients(NamedTuple):
+    """Gradients of the output layer and the head; they are added to."""
+
+    weight: Floats
+    bias: Floats
+    log_deviation: Floats
+
+
+def has_compiled_head(head: nn.Module) -> bool:
+    """True if the head is one of the built-in ones."""
+    return type(head) in (ChoiceHead, GaussianHead)
+
+
+def head_arrays(head: Any) -> HeadArrays:
+    """Return a head's arrays, which share its memory."""
+    if isinstance(head, ChoiceHead):
+        return HeadArrays(np.array(head.sizes, np.int64), NO_FLOATS, NO_FLOATS, NO_FLOATS)
+    assert isinstance(head, GaussianHead)
+    arrays = (tensor.detach().numpy() for tensor in (head.log_deviation, head.centre, head.reach))
+    return HeadArrays(np.zeros(0, np.int64), *arrays)
+
+
+@compiled_fast
+def draw_actions(
+    numbers: Floats,
+    head: HeadArrays,
+    allowed: Flags,
+    draws: npt.NDArray[np.float64],
+    noise: Floats,
+    choice: npt.NDArray[np.int32],
+    vector: Floats,
+    log_prob: Floats,
+) -> None:
+    """numbers [N, O], allowed [N, O] or [0, 0], draws [N, C] or noise [N, D] -> choice [N, C] or vector [N, D], log_prob."""
+    if len(head.sizes):
+        draw_choices(numbers, allowed, head.sizes, draws, choice, log_prob)
+    else:
+        draw_vectors(numbers, head.log_deviation, head.centre, head.reach, noise, vector, log_prob)
+
+
+@compiled_fast
+def output_gradients(
+    sgemm: int,
+    hidden: Floats,
+    steps: Steps,
+    weight: Floats,
+    bias: Floats,
+    head: HeadArrays,
+    arguments: LossArguments,
+    value_trains_core: bool,
+    gradients: OutputGradients,
+    d_hidden: Floats,
+) -> npt.NDArray[np.float64]:
+    """hidden [N, H], weight [O + 1, H] -> the losses' means [5]; adds to `gradients`, and writes d_hidden [N, H]."""
+    count, outputs = len(hidden), weight.shape[0] - 1
+    both = np.empty((count, outputs + 1), np.float32)
+    for n in range(count):
+        for k in range(outputs + 1):
+            both[n, k] = bias[k]
+    add_product_transposed(sgemm, hidden, weight, ONE, both)
+    numbers, value = np.ascontiguousarray(both[:, :outputs]), np.ascontiguousarray(both[:, outputs])
+    log_prob, entropy = np.empty(count, np.float32), np.empty(count, np.float32)
+    log_probs, probs = np.empty_like(numbers), np.empty_like(numbers)  # or, of vectors, the distances and nothing
+    if len(head.sizes):
+        evaluate_choices(numbers, steps.allowed, head.sizes, steps.choice, log_prob, entropy, log_probs, probs)
+    else:
+        described = head.log_deviation, head.centre, head.reach
+        evaluate_vectors(numbers, *described, steps.vector, log_prob, entropy, log_probs)
+    d_log_prob, d_value, d_entropy = np.empty_like(value), np.empty_like(value), np.empty_like(value)
+    means = ppo_losses(
+        log_prob,
+        steps.log_prob,
+        steps.advantage,
+        value,
+        steps.value,
+        steps.target,
+        entropy,
+        steps.weight,
+        *arguments,
+        d_log_prob,
+        d_value,
+        d_entropy,
+    )
+    if len(head.sizes):
+        choices = steps.allowed, head.sizes, steps.choice
+        evaluate_choices_backward(log_probs, probs, *choices, d_log_prob, d_entropy, numbers)
+    else:
+        taken = log_probs, d_log_prob, d_entropy
+        evaluate_vectors_backward(head.log_deviation, *taken, numbers, gradients.log_deviation)
+    for n in range(count):
+        for k in range(outputs):
+            both[n, k] = numbers[n, k]
+        both[n, outputs] = d_value[n]
+        for k in range(outputs + 1):
+            gradients.bias[k] += both[n, k]
+    add_transposed_product(sgemm, both, hidden, ONE, gradients.weight)
+    if not value_trains_core:
+        both[:, outputs] = ZERO
+    add_product(sgemm, both, weight, ZERO, d_hidden)
+    return means
