@@ -10,7 +10,7 @@ import torch
 
 from millpond import fast
 from millpond.envs.spec import ActionSpec, ObservationSpec
-from millpond.fast.act import ChoiceActor, NetworkActor
+from millpond.fast.act import NetworkActor, RecurrentActor
 from millpond.policies import Policy, build_policy
 from millpond.threads import torch_threads
 
@@ -24,7 +24,7 @@ OBSERVATIONS = {
 CONTINUOUS = ActionSpec.continuous((-1.0, -3.0), (1.0, 2.0))
 
 
-def make_actor(policy: Policy, **settings: Any) -> ChoiceActor | NetworkActor:
+def make_actor(policy: Policy, **settings: Any) -> RecurrentActor | NetworkActor:
     actor = fast.actor(policy, **settings)
     assert actor is not None
     return actor

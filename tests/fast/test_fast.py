@@ -11,7 +11,7 @@ import torch
 
 from millpond import fast
 from millpond.envs.spec import ActionSpec, ObservationSpec
-from millpond.fast.act import ChoiceActor
+from millpond.fast.act import RecurrentActor
 from millpond.fast.feedforward import FeedforwardActor
 from millpond.fast.gemm import SGEMM
 from millpond.fast.update import FastUpdater
@@ -64,7 +64,7 @@ def test_first_updates_are_the_same_without_it(tmp_path: Path, env: str, core: s
     runs = [train_small(tmp_path, f"fast-{on}", **settings, **{"trainer.fast": on}) for on in (True, False)]
     compiled, plain = runs
     assert isinstance(compiled.updater, FastUpdater)
-    assert isinstance(compiled.collector.actor, ChoiceActor) == (core == "lstm" and "Pendulum" not in env)
+    assert isinstance(compiled.collector.actor, RecurrentActor) == (core != "none")
     assert isinstance(compiled.collector.actor, FeedforwardActor) == (core == "none" and env != "grid")
     assert isinstance(plain.updater, Updater)
     assert isinstance(plain.collector.actor, PolicyActor)

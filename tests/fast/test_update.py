@@ -14,7 +14,8 @@ from torch import Tensor
 from millpond import fast
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.fast.encoders import array_encoder
-from millpond.fast.update import FastUpdater, GraphRows, LSTMRows
+from millpond.fast.rows import RecurrentRows
+from millpond.fast.update import FastUpdater, GraphRows
 from millpond.losses import Coefficients
 from millpond.policies import Policy, build_policy
 from millpond.rollout.micro_batch import MicroBatch, gather
@@ -171,13 +172,13 @@ def test_cached_memory_changes_nothing(observation: str) -> None:
 @pytest.mark.parametrize(
     ("core", "action", "autocast", "kind"),
     [
-        ("lstm", ActionSpec.discrete(3), False, LSTMRows),
+        ("lstm", ActionSpec.discrete(3), False, RecurrentRows),
         ("lstm", ActionSpec.discrete(3), True, GraphRows),
-        ("gru", ActionSpec.discrete(3), False, GraphRows),
-        ("lstm", CONTINUOUS, False, GraphRows),
+        ("gru", ActionSpec.discrete(3), False, RecurrentRows),
+        ("lstm", CONTINUOUS, False, RecurrentRows),
     ],
 )
-def test_rows_of_an_lstm_with_choices_are_one_call_and_others_a_graph(
+def test_rows_of_recurrent_policies_are_one_call_and_in_bfloat16_a_graph(
     core: Any, action: ActionSpec, autocast: bool, kind: type
 ) -> None:
     policy = build_policy(SPEC, action, core=core, hidden_size=HIDDEN)

@@ -253,11 +253,13 @@ class ActionLayout:
                 "(gymnasium.wrappers.TransformAction)"
             )
         self._clip = clip and isinstance(space, gs.Box)
+        self._start = int(space.start) if isinstance(space, gs.Discrete) else None
 
     def read_all(self, stored: Array) -> list[Any]:
         """Return stored actions [N, ...] of N agents as their envs expect them."""
-        if isinstance(self._space, gs.Discrete):
-            return list(stored.astype(np.int64) + int(self._space.start))  # the type that space.sample() returns
+        if self._start is not None:
+            actions = stored.astype(np.int64)  # the type that space.sample() returns
+            return list(actions + self._start if self._start else actions)
         return [self.read(action) for action in stored]
 
     def read(self, stored: Array) -> Any:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-    from millpond.fast.act import ChoiceActor, NetworkActor
+    from millpond.fast.act import NetworkActor, RecurrentActor
     from millpond.fast.feedforward import FeedforwardActor
     from millpond.fast.update import FastUpdater
 
@@ -29,12 +29,12 @@ def is_on() -> bool:
     return os.environ.get("MILLPOND_FAST", "1") != "0"
 
 
-def actor(policy: nn.Module, *, autocast: bool = False) -> ChoiceActor | FeedforwardActor | NetworkActor | None:
+def actor(policy: nn.Module, *, autocast: bool = False) -> RecurrentActor | FeedforwardActor | NetworkActor | None:
     """Return an actor for a policy; None for a custom policy that acts in its own way.
 
     `autocast`: the policy acts in bfloat16.
     """
-    from millpond.fast.act import ChoiceActor, NetworkActor
+    from millpond.fast.act import NetworkActor, RecurrentActor
     from millpond.fast.feedforward import FeedforwardActor, is_compiled_feedforward
     from millpond.fast.network import is_builtin, is_compiled_after_encoder, with_compiled_parts
 
@@ -43,7 +43,7 @@ def actor(policy: nn.Module, *, autocast: bool = False) -> ChoiceActor | Feedfor
     fitting: Any = policy
     if not autocast and is_compiled_feedforward(fitting):
         return FeedforwardActor(fitting, with_compiled_parts(fitting, autocast))
-    return ChoiceActor(fitting) if is_compiled_after_encoder(fitting, autocast) else NetworkActor(fitting, autocast)
+    return RecurrentActor(fitting) if is_compiled_after_encoder(fitting, autocast) else NetworkActor(fitting, autocast)
 
 
 def updater(policy: nn.Module, *, autocast: bool = False) -> FastUpdater | None:

@@ -1,15 +1,16 @@
 """Acting on the CPU for a collection: arrays in, arrays out.
 
-For an LSTM with choices everything after the encoder is one compiled call: the step, the output layer, and drawing. With small
-batches torch's bookkeeping around each of some forty calls takes longer than the arithmetic.
+For an LSTM or a GRU everything after the encoder is one compiled call: the step, the output layer, and drawing. With small
+batches torch's bookkeeping around each of some forty calls takes longer than the arithmetic. Policies without memory on
+vectors have their own actor, in `feedforward`.
 
-B observations  H hidden  S state vectors  A logits  C choices
+B observations  H hidden  S state vectors  A logits
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +18,17 @@ import torch
 from torch import Tensor
 
 from millpond.compiled import compiled_fast
-from millpond.fast.choices import ALL_ALLOWED, draw_choices
+from millpond.fast.choices import ALL_ALLOWED
 from millpond.fast.encoders import array_encoder
 from millpond.fast.gemm import SGEMM, add_product_transposed
+from millpond.fast.gru import act_step as gru_step
+from millpond.fast.heads import ActionBuffers, HeadArrays, draw_actions, head_arrays
 from millpond.fast.limits import MIN_IMAGES_PER_THREAD, MIN_OBSERVATIONS_PER_THREAD
-from millpond.fast.lstm import NO_PANELS, ONE, Flags, Floats, act_step
+from millpond.fast.lstm import NO_PANELS, ONE, Flags, Floats
+from millpond.fast.lstm import act_step as lstm_step
 from millpond.fast.network import with_compiled_parts
 from millpond.fast.packed_gemm import is_packed, panels_of_transposed
-from millpond.policies.cores import LSTM
-from millpond.policies.heads import ChoiceHead
+from millpond.policies.cores import GRU, LSTM
 from millpond.policies.policy import Policy
 from millpond.rollout.collector import Acted
 from millpond.threads import in_threads, threads_for, torch_threads
@@ -34,7 +37,36 @@ Array = npt.NDArray[Any]
 
 
 @compiled_fast
-def act_choices(
+def draw_outputs(
+    sgemm: int,
+    hidden: Floats,
+    w_output: Floats,
+    b_output: Floats,
+    head: HeadArrays,
+    drawn: bool,
+    allowed: Flags,
+    draws: npt.NDArray[np.float64],
+    noise: Floats,
+    choice: npt.NDArray[np.int32],
+    vector: Floats,
+    log_prob: Floats,
+    value: Floats,
+) -> None:
+    """hidden [B, H] -> value [B]; and if actions are `drawn`, as by `draw_actions`, actions and log_prob [B]."""
+    batch, outputs = len(hidden), len(b_output) - 1
+    both = np.empty((batch, outputs + 1), np.float32)
+    for row in range(batch):
+        both[row] = b_output
+    add_product_transposed(sgemm, hidden, w_output, ONE, both)
+    for row in range(batch):
+        value[row] = both[row, outputs]
+    if drawn:
+        numbers = np.ascontiguousarray(both[:, :outputs])
+        draw_actions(numbers, head, allowed, draws, noise, choice, vector, log_prob)
+
+
+@compiled_fast
+def act_lstm(
     sgemm: int,
     features: Floats,
     w_input: Floats,
@@ -45,26 +77,51 @@ def act_choices(
     input_panels: Floats,
     hidden_panels: Floats,
     state: Floats,
+    head: HeadArrays,
+    drawn: bool,
     allowed: Flags,
-    sizes: npt.NDArray[np.int64],
     draws: npt.NDArray[np.float64],
-    after: Floats,
-    action: npt.NDArray[np.int32],
+    noise: Floats,
+    choice: npt.NDArray[np.int32],
+    vector: Floats,
     log_prob: Floats,
     value: Floats,
 ) -> None:
-    """features [B, H], state [B, 2, H], panels as for `act_step`; allowed, sizes and draws as for `draw_choices`
-    -> state after [B, 2, H], action [B, C], log_prob and value [B].
-    """
-    batch, logits = len(features), len(b_output) - 1
-    act_step(sgemm, features, w_input, w_hidden, bias, input_panels, hidden_panels, state, after)
-    hidden, numbers = np.ascontiguousarray(after[:, 0]), np.empty((batch, logits + 1), np.float32)
-    for row in range(batch):
-        numbers[row] = b_output
-    add_product_transposed(sgemm, hidden, w_output, ONE, numbers)
-    for row in range(batch):
-        value[row] = numbers[row, logits]
-    draw_choices(numbers[:, :logits], allowed, sizes, draws, action, log_prob)
+    """features [B, H], state [B, 2, H] (updated in place), panels as for `lstm_step`; the rest as for `draw_outputs`."""
+    lstm_step(sgemm, features, w_input, w_hidden, bias, input_panels, hidden_panels, state, state)
+    hidden = np.ascontiguousarray(state[:, 0])
+    results = choice, vector, log_prob, value
+    draw_outputs(sgemm, hidden, w_output, b_output, head, drawn, allowed, draws, noise, *results)
+
+
+@compiled_fast
+def act_gru(
+    sgemm: int,
+    features: Floats,
+    w_input: Floats,
+    w_hidden: Floats,
+    bias: Floats,
+    bias_share: Floats,
+    w_output: Floats,
+    b_output: Floats,
+    input_panels: Floats,
+    hidden_panels: Floats,
+    state: Floats,
+    head: HeadArrays,
+    drawn: bool,
+    allowed: Flags,
+    draws: npt.NDArray[np.float64],
+    noise: Floats,
+    choice: npt.NDArray[np.int32],
+    vector: Floats,
+    log_prob: Floats,
+    value: Floats,
+) -> None:
+    """`act_lstm` for a GRU: state [B, 1, H]."""
+    gru_step(sgemm, features, w_input, w_hidden, bias, bias_share, input_panels, hidden_panels, state)
+    hidden = np.ascontiguousarray(state[:, 0])
+    results = choice, vector, log_prob, value
+    draw_outputs(sgemm, hidden, w_output, b_output, head, drawn, allowed, draws, noise, *results)
 
 
 class NetworkActor:
@@ -114,34 +171,25 @@ class NetworkActor:
         return torch.cat(numbers), torch.cat(after)
 
 
-class _Buffers(NamedTuple):
-    """Outputs of a batch of one size."""
-
-    draws: Tensor
-    draws_array: Array
-    action: Array
-    log_prob: Array
-    value: Array
-
-
-class ChoiceActor:
-    """Acts for an LSTM with choices: one compiled call after the encoder, or from the observation on.
+class RecurrentActor:
+    """Acts for an LSTM or a GRU: one compiled call after the encoder, or from the observation on.
 
     Results are overwritten by the next call with a batch of the same size.
     """
 
     def __init__(self, policy: Policy) -> None:
-        core, head = policy.core, policy.head
-        assert isinstance(core, LSTM)
-        assert isinstance(head, ChoiceHead)
+        core = policy.core
+        assert isinstance(core, LSTM | GRU)
         self._torch = NetworkActor(policy, autocast=False)
         self.policy = self._torch.policy
-        self._sizes, self._several = np.array(head.sizes, np.int64), head.several
-        layers = core.w_input, core.w_hidden, core.bias, policy.output.weight, policy.output.bias
+        self._plain_head, self._head = policy.head, head_arrays(policy.head)
+        biases = (core.bias,) if isinstance(core, LSTM) else (core.bias, core.bias_share)
+        layers = core.w_input, core.w_hidden, *biases, policy.output.weight, policy.output.bias
+        self._kernel: Any = act_lstm if isinstance(core, LSTM) else act_gru
         self._weights: list[Any] = [layer.detach().numpy() for layer in layers]
         self._panels = [NO_PANELS, NO_PANELS]
         self._encoder = array_encoder(policy.encoder)
-        self._buffers: dict[int, _Buffers] = {}
+        self._buffers: dict[int, ActionBuffers] = {}
 
     def freeze_weights(self) -> None:
         """Pack the weights, which stay unchanged until the next call."""
@@ -152,41 +200,44 @@ class ChoiceActor:
     def act(
         self, observation: Array, state: Tensor, action_mask: Array | None, generator: torch.Generator | None
     ) -> Acted:
-        """observation [B, *obs], state [B, 2, H] (updated in place), action_mask [B, A]; all contiguous.
+        """observation [B, *obs], state [B, S, H] (updated in place), action_mask [B, A]; all contiguous.
 
         Draws from `generator` as `Policy.act` does, so that both act alike.
         """
         batch, min_per_thread = len(observation), self._torch.min_per_thread
-        buffers = self._buffers.get(batch) or self._allocate(batch)
-        torch.rand(buffers.draws.shape, dtype=torch.float64, generator=generator, out=buffers.draws)
+        buffers = self._buffers.get(batch)
+        if buffers is None:
+            buffers = self._buffers[batch] = ActionBuffers.allocate(self._plain_head, batch)
+        buffers.draw(generator)
         arrays = observation, state.numpy(), action_mask, buffers
         if threads_for(batch, min_per_thread) == 1:
             with torch_threads(1):
                 self._act_share(0, batch, *arrays)
         else:
             in_threads(lambda start, stop: self._act_share(start, stop, *arrays), batch, min_per_thread)
-        action = buffers.action if self._several else buffers.action[:, 0]
-        return Acted(action, buffers.log_prob, buffers.value)
+        return Acted(buffers.action, buffers.log_prob, buffers.value)
 
     def value(self, observation: Array, state: Tensor) -> Tensor:
         """Return the value [B]; nothing changes."""
         return self._torch.value(observation, state)
 
     def _act_share(
-        self, start: int, stop: int, observation: Array, state: Array, mask: Array | None, buffers: _Buffers
+        self, start: int, stop: int, observation: Array, state: Array, mask: Array | None, buffers: ActionBuffers
     ) -> None:
         some = slice(start, stop)
-        act_choices(  # type: ignore[call-arg]
+        self._kernel(
             SGEMM,
             self._features(observation[some]),
             *self._weights,
             *self._panels,
             state[some],
+            self._head,
+            True,
             ALL_ALLOWED if mask is None else mask[some],
-            self._sizes,
-            buffers.draws_array[some],
-            state[some],
-            buffers.action[some],
+            buffers.draws[some],
+            buffers.noise[some],
+            buffers.choice[some],
+            buffers.vector[some],
             buffers.log_prob[some],
             buffers.value[some],
         )
@@ -196,11 +247,3 @@ class ChoiceActor:
             return self._encoder.forward(observation)[0]
         with torch.inference_mode():
             return self.policy.encoder(torch.from_numpy(observation)).contiguous().numpy()
-
-    def _allocate(self, batch: int) -> _Buffers:
-        choices = len(self._sizes)
-        draws = torch.empty(batch, choices, dtype=torch.float64)
-        action = np.empty((batch, choices), np.int32)
-        outputs = np.empty(batch, np.float32), np.empty(batch, np.float32)
-        buffers = self._buffers[batch] = _Buffers(draws, draws.numpy(), action, *outputs)
-        return buffers

@@ -9,7 +9,7 @@ The state stays that of `torch.optim.Adam`, and so do its checkpoints.
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +45,9 @@ def adam_update(
     second: Floats,
     beta1: np.float32,
     beta2: np.float32,
+    eps: np.float32,
     step_size: np.float32,
     correction: np.float32,
-    eps: np.float32,
 ) -> None:
     """Update a parameter and its moments; `correction` is sqrt(1 - beta2^t). One output array per loop, to use vectors."""
     keep1, keep2 = np.float32(1.0) - beta1, np.float32(1.0) - beta2
@@ -67,48 +67,50 @@ def is_compiled_adam(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
+class _State(NamedTuple):
+    """A parameter's state in the optimizer, and arrays of the same memory: flat ones, and the step as a number."""
+
+    moment: Tensor  # replaced when a checkpoint is loaded
+    step: Any
+    parameter: Any
+    first: Any
+    second: Any
+
+
 class CompiledAdam:
     """Takes the steps of a `torch.optim.Adam`, in its state."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self._arrays: dict[int, tuple[Tensor, Any, Any, Any]] = {}  # by parameter: exp_avg, and arrays of the state
+        self._states: dict[int, _State] = {}  # by parameter
 
     def step(self) -> None:
         """Update all parameters that have a gradient."""
         for group in self.optimizer.param_groups:
-            beta1, beta2 = group["betas"]
-            betas, eps = (np.float32(beta1), np.float32(beta2)), np.float32(group["eps"])
+            (beta1, beta2), rate = group["betas"], group["lr"]
+            constants = np.float32(beta1), np.float32(beta2), np.float32(group["eps"])
+            t, scales = 0.0, (np.float32(0), np.float32(0))
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    state = self.optimizer.state[parameter] or self._begin(parameter)
-                    count = state["step"]
-                    count += 1
-                    t = count.item()
-                    step_size, correction = group["lr"] / (1.0 - beta1**t), sqrt(1.0 - beta2**t)
-                    adam_update(
-                        *self._of(parameter, state),
-                        *betas,
-                        np.float32(step_size),
-                        np.float32(correction),
-                        eps,
-                    )
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                state = self._state_of(parameter)
+                steps = state.step.item() + 1.0
+                state.step.fill(steps)
+                if steps != t:  # the same for nearly all parameters
+                    t, scales = steps, (np.float32(rate / (1.0 - beta1**steps)), np.float32(sqrt(1.0 - beta2**steps)))
+                array = gradient.view(-1).numpy()
+                adam_update(state.parameter, array, state.first, state.second, *constants, *scales)
 
-    def _begin(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the state before the first step, as torch makes it."""
-        state: dict[str, Tensor] = self.optimizer.state[parameter]
-        state["step"] = torch.zeros((), dtype=torch.float32)
-        state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        return state
-
-    def _of(self, parameter: Tensor, state: dict[str, Tensor]) -> tuple[Any, Any, Any, Any]:
-        """Return parameter, gradient and both moments as flat arrays. Loading a checkpoint replaces the moments."""
-        cached = self._arrays.get(id(parameter))
-        if cached is None or cached[0] is not state["exp_avg"]:
-            moments = state["exp_avg"], state["exp_avg_sq"]
-            weights, first, second = (tensor.detach().view(-1).numpy() for tensor in (parameter, *moments))
-            cached = self._arrays[id(parameter)] = state["exp_avg"], weights, first, second
-        _, weights, first, second = cached
-        assert parameter.grad is not None
-        return weights, parameter.grad.view(-1).numpy(), first, second
+    def _state_of(self, parameter: Tensor) -> _State:
+        state = self.optimizer.state[parameter]
+        if not state:  # before the first step: as torch makes it
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        cached = self._states.get(id(parameter))
+        if cached is None or cached.moment is not state["exp_avg"]:
+            tensors = parameter, state["exp_avg"], state["exp_avg_sq"]
+            arrays = (tensor.detach().view(-1).numpy() for tensor in tensors)
+            cached = self._states[id(parameter)] = _State(state["exp_avg"], state["step"].numpy(), *arrays)
+        return cached

@@ -24,6 +24,7 @@ from millpond.fast.gather import check_row
 from millpond.fast.gemm import SGEMM, add_product, add_product_transposed, add_transposed_product
 from millpond.fast.heads import (
     NO_FLOATS,
+    ActionBuffers,
     HeadArrays,
     OutputGradients,
     Steps,
@@ -37,7 +38,6 @@ from millpond.fast.ppo_loss import LossArguments, as_metrics
 from millpond.policies.cores import Feedforward
 from millpond.policies.encoders.observation import ObservationEncoder
 from millpond.policies.encoders.vector import VectorEncoder
-from millpond.policies.heads import ChoiceHead
 from millpond.policies.normalizer import FLOOR, Normalizer
 from millpond.policies.policy import Policy
 from millpond.rollout.collector import Acted
@@ -236,6 +236,7 @@ def act_steps(
     scaling: Scaling,
     layers: Layers,
     head: HeadArrays,
+    drawn: bool,
     allowed: Flags,
     draws: npt.NDArray[np.float64],
     noise: Floats,
@@ -244,10 +245,7 @@ def act_steps(
     log_prob: Floats,
     value: Floats,
 ) -> None:
-    """observation [N, D] -> value [N]; and with draws or noise, as for `draw_actions`, actions and log_prob [N].
-
-    Without either (no rows of both) nothing is drawn.
-    """
+    """observation [N, D] -> value [N]; and if actions are `drawn`, as by `draw_actions`, actions and log_prob [N]."""
     count, outputs, size = len(observation), layers.w_output.shape[0] - 1, len(layers.b_core)
     numbers = np.empty(observation.shape, np.float32)
     scale_numbers(observation, scaling, numbers)
@@ -261,7 +259,7 @@ def act_steps(
     add_product_transposed(sgemm, hidden, layers.w_output, ONE, both)
     for n in range(count):
         value[n] = both[n, outputs]
-    if len(draws) or len(noise):
+    if drawn:
         of_head = np.ascontiguousarray(both[:, :outputs])
         draw_actions(of_head, head, allowed, draws, noise, choice, vector, log_prob)
 
@@ -476,19 +474,6 @@ def _empty(count: int, size: int, dtype: Any) -> Array:
 # ---- Acting
 
 
-class _Buffers(NamedTuple):
-    """Random numbers and outputs of a batch of one size."""
-
-    random: Tensor
-    draws: Array
-    noise: Array
-    choice: Array
-    vector: Array
-    log_prob: Array
-    value: Array
-    action: Array  # the one of `choice` and `vector` that the head has, in the shape of an action
-
-
 class FeedforwardActor:
     """Acts for a policy without memory on vectors: one compiled call from observations to actions.
 
@@ -501,8 +486,7 @@ class FeedforwardActor:
         self.policy = computed
         self._network, self._head = FeedforwardArrays(policy), policy.head
         self._scaling = self._network.scaling()
-        self._buffers: dict[int, _Buffers] = {}
-        self._no_draws = np.zeros((0, 0)), np.zeros((0, 0), np.float32)
+        self._buffers: dict[int, ActionBuffers] = {}
 
     def freeze_weights(self) -> None:
         """Read the statistics of the normalizer, which changes between collections only."""
@@ -516,26 +500,23 @@ class FeedforwardActor:
         Draws from `generator` as `Policy.act` does, so that both act alike.
         """
         batch = len(observation)
-        buffers = self._buffers.get(batch) or self._allocate(batch)
-        if buffers.random.dtype == torch.float64:
-            torch.rand(buffers.random.shape, dtype=torch.float64, generator=generator, out=buffers.random)
-        else:
-            buffers.random.normal_(generator=generator)
-        arrays = observation.reshape(batch, -1), action_mask, buffers.draws, buffers.noise, buffers
-        self._run(batch, *arrays)
+        buffers = self._buffers.get(batch)
+        if buffers is None:
+            buffers = self._buffers[batch] = ActionBuffers.allocate(self._head, batch)
+        buffers.draw(generator)
+        self._run(observation.reshape(batch, -1), action_mask, True, buffers)
         return Acted(buffers.action, buffers.log_prob, buffers.value)
 
     def value(self, observation: Array, state: Tensor) -> Tensor:
         """Return the value [B]; nothing changes."""
         batch = len(observation)
-        # In memory of its own: the results of `act` are still to be read.
-        buffers = self._allocated(batch)
-        self._run(batch, observation.reshape(batch, -1), None, *self._no_draws, buffers)
+        buffers = ActionBuffers.allocate(self._head, batch)  # the results of `act` are still to be read
+        self._run(observation.reshape(batch, -1), None, False, buffers)
         return torch.from_numpy(buffers.value)
 
-    def _run(
-        self, batch: int, numbers: Array, mask: Array | None, draws: Array, noise: Array, buffers: _Buffers
-    ) -> None:
+    def _run(self, numbers: Array, mask: Array | None, draws: bool, buffers: ActionBuffers) -> None:
+        batch = len(numbers)
+
         def share(start: int, stop: int) -> None:
             some = slice(start, stop)
             act_steps(
@@ -544,9 +525,10 @@ class FeedforwardActor:
                 self._scaling,
                 self._network.layers,
                 self._network.head,
+                draws,
                 ALL_ALLOWED if mask is None else mask[some],
-                draws[some],
-                noise[some],
+                buffers.draws[some],
+                buffers.noise[some],
                 buffers.choice[some],
                 buffers.vector[some],
                 buffers.log_prob[some],
@@ -558,21 +540,3 @@ class FeedforwardActor:
                 share(0, batch)
         else:
             in_threads(share, batch, MIN_OBSERVATIONS_PER_THREAD)
-
-    def _allocate(self, batch: int) -> _Buffers:
-        buffers = self._buffers[batch] = self._allocated(batch)
-        return buffers
-
-    def _allocated(self, batch: int) -> _Buffers:
-        head, outputs = self._head, np.empty(batch, np.float32)
-        draws, noise = np.zeros((0, 0)), np.zeros((0, 0), np.float32)
-        choice, vector = np.empty((batch, 0), np.int32), np.empty((batch, 0), np.float32)
-        if isinstance(head, ChoiceHead):
-            random = torch.empty(batch, len(head.sizes), dtype=torch.float64)
-            draws, choice = random.numpy(), np.empty((batch, len(head.sizes)), np.int32)
-            action: Array = choice if head.several else choice[:, 0]
-        else:
-            random = torch.empty(batch, self._network.outputs)
-            noise, vector = random.numpy(), np.empty((batch, self._network.outputs), np.float32)
-            action = vector
-        return _Buffers(random, draws, noise, choice, vector, outputs, np.empty(batch, np.float32), action)

@@ -86,15 +86,15 @@ def gather_targets(rows: npt.NDArray[np.int64], weight: npt.NDArray[np.float32],
 
 
 @compiled
-def gather_states(rows: npt.NDArray[np.int64], stored: Array, hidden: Array, cell: Array) -> None:
-    """stored [R, a, 2, H] -> hidden and cell, each [b * a, H]"""
-    agents = stored.shape[1]
+def gather_states(rows: npt.NDArray[np.int64], stored: Array, out: Array) -> None:
+    """stored [R, a, S, H] -> out [S, b * a, H]"""
+    agents, states = stored.shape[1], stored.shape[2]
     for place in range(len(rows)):
         row = rows[place]
         check_row(row, len(stored))
         for agent in range(agents):
-            hidden[place * agents + agent] = stored[row, agent, 0]
-            cell[place * agents + agent] = stored[row, agent, 1]
+            for s in range(states):
+                out[s, place * agents + agent] = stored[row, agent, s]
 
 
 def gather_fast(rows: Rows, advantages: Advantages, picked: Tensor, weight: npt.NDArray[np.float32]) -> MicroBatch:

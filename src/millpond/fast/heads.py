@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from millpond.compiled import compiled_fast
 from millpond.fast.choices import draw_choices, evaluate_choices, evaluate_choices_backward
@@ -86,6 +87,41 @@ def draw_actions(
         draw_choices(numbers, allowed, head.sizes, draws, choice, log_prob)
     else:
         draw_vectors(numbers, head.log_deviation, head.centre, head.reach, noise, vector, log_prob)
+
+
+class ActionBuffers(NamedTuple):
+    """Random numbers and results of acting for a batch of one size. One of `draws` and `noise` is empty, as of the actions."""
+
+    random: Tensor
+    draws: Any  # [N, C], the memory of `random` if actions are choices
+    noise: Any  # [N, D], if they are vectors
+    choice: Any
+    vector: Any
+    log_prob: Any
+    value: Any
+    action: Any  # `choice` or `vector`, in the shape of an action
+
+    @staticmethod
+    def allocate(head: Any, batch: int) -> ActionBuffers:
+        draws, noise = np.zeros((batch, 0)), np.zeros((batch, 0), np.float32)
+        choice, vector = np.empty((batch, 0), np.int32), np.empty((batch, 0), np.float32)
+        log_prob, value = np.empty(batch, np.float32), np.empty(batch, np.float32)
+        if isinstance(head, ChoiceHead):
+            random = torch.empty(batch, len(head.sizes), dtype=torch.float64)
+            draws, choice = random.numpy(), np.empty((batch, len(head.sizes)), np.int32)
+            action: Any = choice if head.several else choice[:, 0]
+        else:
+            random = torch.empty(batch, head.outputs)
+            noise, vector = random.numpy(), np.empty((batch, head.outputs), np.float32)
+            action = vector
+        return ActionBuffers(random, draws, noise, choice, vector, log_prob, value, action)
+
+    def draw(self, generator: torch.Generator | None) -> None:
+        """Draw random numbers as `Head.sample` does, so that both act alike."""
+        if self.random.dtype == torch.float64:
+            torch.rand(self.random.shape, dtype=torch.float64, generator=generator, out=self.random)
+        else:
+            self.random.normal_(generator=generator)
 
 
 @compiled_fast

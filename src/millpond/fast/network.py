@@ -10,6 +10,7 @@ from torch import nn
 from millpond.fast.choices import FastChoices
 from millpond.fast.encoders import FastEncoder
 from millpond.fast.gru import FastGRU
+from millpond.fast.heads import has_compiled_head
 from millpond.fast.lstm import FastLSTM
 from millpond.policies.cores import GRU, LSTM
 from millpond.policies.encoders import ObservationEncoder
@@ -46,5 +47,7 @@ def with_compiled_parts(policy: Policy, autocast: bool) -> Policy:
 
 
 def is_compiled_after_encoder(policy: nn.Module, autocast: bool) -> bool:
-    """True if core and head of a built-in policy are an LSTM and choices, which are compiled together."""
-    return is_builtin(policy) and type(policy.core) is LSTM and type(policy.head) is ChoiceHead and not autocast
+    """True if core and head of a built-in policy are compiled together: an LSTM or a GRU, with choices or vectors."""
+    if not is_builtin(policy) or autocast:
+        return False
+    return type(policy.core) in (LSTM, GRU) and has_compiled_head(policy.head)  # type: ignore[arg-type]

@@ -64,6 +64,24 @@ class Rows:
             tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
             target.copy_(tensor.reshape(target.shape), non_blocking=True)
 
+    def places(self, first_row: int, num_envs: int) -> dict[str, Array] | None:
+        """Return views [T, n, A, ...] of the rows that n neighbouring envs fill from `first_row` on; None on a device.
+
+        An assignment to one time step of such a view is `write`, at a fraction of its cost for a few small envs.
+        """
+        if self._views is None:
+            return None
+        count, views = num_envs * self.rows_per_env, {}
+        for name, field in self.fields.items():
+            if field.per_step:  # rows are envs, or agents: one of the two axes that become A is 1
+                rows = self._views[name][first_row : first_row + count].swapaxes(0, 1)
+                views[name] = (
+                    rows
+                    if self.rows_per_env == 1
+                    else rows[:, :, 0].reshape(self.horizon, num_envs, self.num_agents, *field.shape)
+                )
+        return views
+
     def write_row(self, name: str, first_row: int, values: Tensor) -> None:
         """Write [n, A, ...] that belong to whole rows."""
         count = values.shape[0] * self.rows_per_env

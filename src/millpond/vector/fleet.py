@@ -85,7 +85,8 @@ class Fleet:
     def make_slice(self, index: int, first: int, last: int) -> EnvSlice:
         tasks = self.layout.tasks(first, last)
         batch = Batch.view(index, first, last, self.arena.buffers, self.restarted)
-        return EnvSlice(batch, tasks, [NO_TICKET] * len(tasks))
+        steps = [(task.shard.worker, Command(Op.STEP, task.shard.index, task.first, task.last)) for task in tasks]
+        return EnvSlice(batch, tasks, [NO_TICKET] * len(tasks), steps, self.env_steps[first:last])
 
     def reset(self, seed: int) -> None:
         self.seed = seed
@@ -101,15 +102,14 @@ class Fleet:
     def start_step(self, env_slice: EnvSlice) -> None:
         """Let the envs of a slice take a step with the actions in its batch."""
         self.require_open()
-        submit, unreported = self.pool.submit, self.unreported
-        for index, task in enumerate(env_slice.tasks):
+        submit = self.pool.submit
+        for index, (worker, command) in enumerate(env_slice.commands):
             # The actions for an env that was restarted after its batch was received answer an observation that it no
             # longer has. An env batch is restarted and reported as a whole, so its first env decides for the task.
-            if self._any_restarted and unreported[task.first_env]:
+            if self._any_restarted and self.unreported[env_slice.tasks[index].first_env]:
                 env_slice.tickets[index] = NO_TICKET
             else:
-                shard = task.shard
-                env_slice.tickets[index] = submit(shard.worker, Command(Op.STEP, shard.index, task.first, task.last))
+                env_slice.tickets[index] = submit(worker, command)
         env_slice.status = SliceStatus.STEPPING
         self._stepping.append(env_slice)
 
@@ -134,10 +134,9 @@ class Fleet:
                     self._crashes.pop(task.shard.index, None)
         self._stepping.remove(env_slice)
         env_slice.status = SliceStatus.STEPPED
-        steps = self.env_steps[env_slice.first : env_slice.last]
-        steps += 1
+        env_slice.env_steps += 1
         if self._any_restarted:
-            steps[self.unreported[env_slice.first : env_slice.last]] = 0
+            env_slice.env_steps[self.unreported[env_slice.first : env_slice.last]] = 0
 
     def deliver(self, env_slice: EnvSlice) -> Batch:
         """Return the batch of a slice that has stepped or is idle."""

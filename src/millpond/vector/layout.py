@@ -211,6 +211,8 @@ class EnvSlice:
     batch: Batch
     tasks: tuple[Task, ...]
     tickets: list[int]  # of the tasks' commands
+    commands: list[tuple[int, Any]]  # the worker and the command of each task's step
+    env_steps: npt.NDArray[np.int64]  # of these envs, since they were seeded
     status: SliceStatus = SliceStatus.IDLE
     ended: list[EpisodeStats] = field(default_factory=list)  # episodes that were not yet received
 

@@ -164,7 +164,7 @@ class GymnasiumEnvs:
         rewards, *flags = zip(*results, strict=True)
         self._write_rewards(first, rewards)
         for array, column in zip((buffers.terminated, buffers.truncated), flags, strict=True):
-            array[first:last, 0] = column
+            array[first:last, 0] = column if ended else False
         self._tracker.add_step(first, last, buffers.reward[first:last])
         for env in ended:
             self._tracker.end_episode(env)
