@@ -116,16 +116,27 @@ def test_gradients_equal_plain_torch_for_every_encoder(observation: str, hidden:
     compare_with_plain_torch(OBSERVATIONS[observation], action, masked=True, threads=threads, hidden=hidden)
 
 
-@pytest.mark.parametrize("observation", ["vector", "several"])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("hidden", [HIDDEN, 12])  # in whole panels, and not
+@pytest.mark.parametrize("observation", ["vector", "tokens", "several"])
 @pytest.mark.parametrize("core", ["gru", "none"])
-def test_gradients_equal_plain_torch_for_every_core(core: str, observation: str) -> None:
-    compare_with_plain_torch(OBSERVATIONS[observation], ActionSpec.discrete(4), core=core)
+def test_gradients_equal_plain_torch_for_every_core(core: str, observation: str, hidden: int, threads: int) -> None:
+    action = ActionSpec.multidiscrete((3, 2))
+    compare_with_plain_torch(OBSERVATIONS[observation], action, core=core, masked=True, hidden=hidden, threads=threads)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 @pytest.mark.parametrize("value_trains_core", [True, False])
-def test_gradients_of_continuous_actions_equal_plain_torch(core: str, value_trains_core: bool) -> None:
-    compare_with_plain_torch(SPEC, CONTINUOUS, core=core, value_trains_core=value_trains_core)
+def test_gradients_of_continuous_actions_equal_plain_torch(core: str, value_trains_core: bool, threads: int) -> None:
+    compare_with_plain_torch(SPEC, CONTINUOUS, core=core, value_trains_core=value_trains_core, threads=threads)
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_long_rows_are_computed_in_blocks_with_the_same_result(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two steps, which do not divide the horizon evenly among threads."""
+    monkeypatch.setattr("millpond.fast.rows.LSTM_BLOCK", 5 * 9)
+    compare_with_plain_torch(SPEC, ActionSpec.discrete(4), core=core, masked=True, threads=2)
 
 
 @pytest.mark.parametrize("observation", ["vector", "tokens"])

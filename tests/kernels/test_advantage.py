@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millpond.kernels import advantage
 from millpond.kernels.advantage import advantage_numba, advantage_reference, advantage_torch
 
 
@@ -31,9 +32,17 @@ def flags(*values: int) -> np.ndarray:
     return np.array(values, bool).reshape(1, -1, 1)
 
 
+def in_parallel(arrays: dict[str, Any], **numbers: float) -> np.ndarray:
+    """The version for many steps, on few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(advantage, "MIN_PARALLEL_STEPS", 0)
+        return with_numpy(advantage_numba, arrays, **numbers)
+
+
 KERNELS = [
     lambda arrays, **numbers: with_numpy(advantage_reference, arrays, **numbers),
     lambda arrays, **numbers: with_numpy(advantage_numba, arrays, **numbers),
+    in_parallel,
     with_torch,
 ]
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
+MIN_PARALLEL_STEPS = 65_536
 
 
 def advantage_reference(
@@ -78,18 +79,59 @@ def advantage_numba(
     c_clip: float = 1.0,
     out: Floats | None = None,
 ) -> Floats:
-    """Compute the same on the CPU: rows in parallel, in place."""
+    """Compute the same on the CPU, in place: rows in parallel, if there are enough steps to wake other threads for."""
     advantage = np.empty_like(reward) if out is None else out
     numbers = (np.float32(number) for number in (gamma, lam, rho_clip, c_clip))
     weights = reward if ratio is None else ratio  # never read if there is no ratio
-    _advantage(
+    kernel = _advantage if reward.size < MIN_PARALLEL_STEPS else _advantage_in_parallel
+    kernel(
         reward, value, next_value, terminated, truncated, final_value, alive, weights, ratio is not None, *numbers,
         advantage,
     )  # fmt: skip
     return advantage
 
 
-@numba.njit(cache=True, nogil=True, parallel=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _advantage_of_row(
+    row: Any,
+    reward: Any,
+    value: Any,
+    next_value: Any,
+    terminated: Any,
+    truncated: Any,
+    final_value: Any,
+    alive: Any,
+    ratio: Any,
+    use_ratio: Any,
+    gamma: Any,
+    lam: Any,
+    rho_clip: Any,
+    c_clip: Any,
+    advantage: Any,
+) -> None:
+    """Compute the recursion of `advantage_reference` in float32 for one row."""
+    _, horizon, agents = reward.shape
+    for agent in range(agents):
+        following, trace = next_value[row, agent], np.float32(0.0)
+        for t in range(horizon - 1, -1, -1):
+            if not alive[row, t, agent]:
+                advantage[row, t, agent] = 0.0
+                following, trace = np.float32(0.0), np.float32(0.0)
+                continue
+            weight = ratio[row, t, agent] if use_ratio else np.float32(1.0)
+            rho, c = min(weight, rho_clip), min(weight, c_clip)
+            if terminated[row, t, agent]:
+                future, carry = np.float32(0.0), np.float32(0.0)
+            elif truncated[row, t, agent]:
+                future, carry = final_value[row, t, agent], np.float32(0.0)
+            else:
+                future, carry = following, gamma * lam * c
+            trace = rho * (reward[row, t, agent] + gamma * future - value[row, t, agent]) + carry * trace
+            advantage[row, t, agent] = trace
+            following = value[row, t, agent]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _advantage(
     reward: Any,
     value: Any,
@@ -106,27 +148,37 @@ def _advantage(
     c_clip: Any,
     advantage: Any,
 ) -> None:
-    """Compute the recursion of `advantage_reference` in float32, rows in parallel."""
-    rows, horizon, agents = reward.shape
-    for row in numba.prange(rows):
-        for agent in range(agents):
-            following, trace = next_value[row, agent], np.float32(0.0)
-            for t in range(horizon - 1, -1, -1):
-                if not alive[row, t, agent]:
-                    advantage[row, t, agent] = 0.0
-                    following, trace = np.float32(0.0), np.float32(0.0)
-                    continue
-                weight = ratio[row, t, agent] if use_ratio else np.float32(1.0)
-                rho, c = min(weight, rho_clip), min(weight, c_clip)
-                if terminated[row, t, agent]:
-                    future, carry = np.float32(0.0), np.float32(0.0)
-                elif truncated[row, t, agent]:
-                    future, carry = final_value[row, t, agent], np.float32(0.0)
-                else:
-                    future, carry = following, gamma * lam * c
-                trace = rho * (reward[row, t, agent] + gamma * future - value[row, t, agent]) + carry * trace
-                advantage[row, t, agent] = trace
-                following = value[row, t, agent]
+    """Compute all rows, one after another."""
+    for row in range(len(reward)):
+        _advantage_of_row(
+            row, reward, value, next_value, terminated, truncated, final_value, alive, ratio,
+            use_ratio, gamma, lam, rho_clip, c_clip, advantage,
+        )  # fmt: skip
+
+
+@numba.njit(cache=True, nogil=True, parallel=True)  # type: ignore[untyped-decorator]
+def _advantage_in_parallel(
+    reward: Any,
+    value: Any,
+    next_value: Any,
+    terminated: Any,
+    truncated: Any,
+    final_value: Any,
+    alive: Any,
+    ratio: Any,
+    use_ratio: Any,
+    gamma: Any,
+    lam: Any,
+    rho_clip: Any,
+    c_clip: Any,
+    advantage: Any,
+) -> None:
+    """Compute all rows in parallel."""
+    for row in numba.prange(len(reward)):
+        _advantage_of_row(
+            row, reward, value, next_value, terminated, truncated, final_value, alive, ratio,
+            use_ratio, gamma, lam, rho_clip, c_clip, advantage,
+        )  # fmt: skip
 
 
 def advantage_torch(

@@ -9,7 +9,6 @@ from millpond.envs.env_batch import Buffers
 from millpond.envs.spec import EnvSpec, Part
 from millpond.fast.limits import (
     FEEDFORWARD_BLOCK,
-    GRU_BLOCK,
     LSTM_BLOCK,
     MIN_FEEDFORWARD_STEPS_PER_THREAD,
     MIN_SEQUENCES_PER_THREAD,
@@ -121,11 +120,10 @@ def training_memory(
     steps = sequences * horizon
     if fast and core == "none" and width == FLOAT and compiles_encoder(spec.observation) and tanh:
         return _feedforward(spec, hidden_size, optimizer, rows, horizon * agents_per_row, cores, count)
-    whole_rows = fast and core == "lstm" and width == FLOAT  # in one compiled call
-    choices = spec.action.kind != "continuous"
+    whole_rows = fast and core in ("lstm", "gru") and width == FLOAT  # in one compiled call
     if not fast:
         threads, inner = 1, 1
-    elif whole_rows and choices and compiles_encoder(spec.observation):
+    elif whole_rows and compiles_encoder(spec.observation):
         threads, inner = max(1, min(cores, rows // -(-MIN_SEQUENCES_PER_THREAD // agents_per_row))), 1
     else:
         threads, inner = _threads(cores, rows, horizon * agents_per_row, sequences if whole_rows else 0)
@@ -135,7 +133,7 @@ def training_memory(
     gates, conversions = gates + saved_lookups, conversions + lookups
     of_core = GATES[core] * 2 * hidden_size * hidden_size
     if inner > 1:  # each thread has its own working memory
-        backward += hidden_size * FLOAT * (1 if choices else 4)
+        backward += hidden_size * FLOAT
     # Minimum and maximum of a backward pass; the maximum includes the layout that a convolution may need.
     lowest = max(steps * backward + gates, *(steps * bare for bare, _ in images), 0)
     highest = max(steps * backward + gates + conversions, *(steps * laid_out for _, laid_out in images), 0)
@@ -172,7 +170,7 @@ def _feedforward(
 
 
 def _threads(cores: int, rows: int, steps_per_row: int, sequences: int) -> tuple[int, int]:
-    """Return the threads that share the rows of a gradient, and, if that is one, those that share `sequences` of an LSTM."""
+    """Return the threads that share the rows of a gradient, and, if that is one, those that share `sequences` of a core."""
     threads = max(1, min(cores, rows // -(-MIN_STEPS_PER_THREAD // steps_per_row)))
     return threads, max(1, min(cores, sequences // MIN_SEQUENCES_PER_THREAD)) if threads == 1 else 1
 
@@ -235,14 +233,15 @@ def _gate_gradients(
     """
     if core == "none":
         return 0, 0
-    if core == "lstm" and width == FLOAT and fast:
-        # Whole rows in one call: gradients of the gates, the initial states, packed weights, and as many steps of packed
-        # states. If BLAS multiplies, nothing is packed, and the estimate is too high by that.
+    if width == FLOAT and fast:
+        # Whole rows in one call: gradients of the gates (of a GRU, of the sums from inputs and from hidden states), the
+        # initial states, packed weights, and as many steps of packed states. If BLAS multiplies, nothing is packed, and the
+        # estimate is too high by that.
         steps = min(horizon, max(1, LSTM_BLOCK // sequences)) * sequences
-        return (steps * 5 + 2 * GATES[core] * hidden_size + steps) * FLOAT * hidden_size, 0
-    plain = width < FLOAT or not fast
-    length = max(1, (PLAIN_BLOCK if plain else GRU_BLOCK) // sequences)
-    between = PLAIN_VECTORS * FLOAT if plain else 0
+        gates = 4 if core == "lstm" else 6
+        return (steps * (gates + 1) + 2 * GATES[core] * hidden_size + steps) * FLOAT * hidden_size, 0
+    length = max(1, PLAIN_BLOCK // sequences)
+    between = PLAIN_VECTORS * FLOAT
     return min(horizon, 2 * length) * 4 * width * sequences * hidden_size, between * sequences * hidden_size
 
 

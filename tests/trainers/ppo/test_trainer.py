@@ -115,7 +115,15 @@ def test_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     assert records(tmp_path / "one") != records(tmp_path / "other")
 
 
-@pytest.mark.parametrize("changes", [{}, {"trainer.batch_unit": "agent_steps", "trainer.batch_size": 8 * 40}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"trainer.batch_unit": "agent_steps", "trainer.batch_size": 8 * 40},
+        {"policy.core": "gru"},
+        {"policy.core": "none", "env.id": "truncation", "policy.normalize_observations": True},  # compiled throughout
+    ],
+)
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, cut: int, changes: dict[str, Any]) -> None:
     train_small(tmp_path, "uncut", **changes)
