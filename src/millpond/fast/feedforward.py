@@ -232,11 +232,11 @@ def rows_gradients(
 @compiled_fast
 def act_steps(
     sgemm: int,
-    observation: Floats,
     scaling: Scaling,
     layers: Layers,
     head: HeadArrays,
     drawn: bool,
+    observation: Floats,
     allowed: Flags,
     draws: npt.NDArray[np.float64],
     noise: Floats,
@@ -517,26 +517,15 @@ class FeedforwardActor:
     def _run(self, numbers: Array, mask: Array | None, draws: bool, buffers: ActionBuffers) -> None:
         batch = len(numbers)
 
-        def share(start: int, stop: int) -> None:
-            some = slice(start, stop)
-            act_steps(
-                SGEMM,
-                numbers[some],
-                self._scaling,
-                self._network.layers,
-                self._network.head,
-                draws,
-                ALL_ALLOWED if mask is None else mask[some],
-                buffers.draws[some],
-                buffers.noise[some],
-                buffers.choice[some],
-                buffers.vector[some],
-                buffers.log_prob[some],
-                buffers.value[some],
-            )
-
+        allowed = ALL_ALLOWED if mask is None else mask
+        network = SGEMM, self._scaling, self._network.layers, self._network.head, draws
         if threads_for(batch, MIN_OBSERVATIONS_PER_THREAD) == 1:
             with torch_threads(1):
-                share(0, batch)
-        else:
-            in_threads(share, batch, MIN_OBSERVATIONS_PER_THREAD)
+                act_steps(*network, numbers, allowed, *buffers[1:-1])
+            return
+
+        def share(start: int, stop: int) -> None:
+            some = slice(start, stop)
+            act_steps(*network, numbers[some], allowed[some], *(array[some] for array in buffers[1:-1]))
+
+        in_threads(share, batch, MIN_OBSERVATIONS_PER_THREAD)

@@ -143,7 +143,9 @@ class _Slice:
         self.batch, self.row = batch, row
         self.agents = batch.reward.shape
         self.action_shape = batch.action.shape
-        self.masked = batch.action_mask.shape[-1] > 0
+        # [n * A, ...] of the same memory: a vector's arrays are contiguous
+        self.observation = _joined(batch.observation)
+        self.mask = _joined(batch.action_mask) if batch.action_mask.shape[-1] else None
         self.state, self.joined_state = state, state.flatten(0, 1)  # [n, A, S, H], and [n * A, S, H] of the same memory
         self.remembers = state.numel() > 0
         self._rows, self._places = rows, rows.places(row, batch.num_envs)
@@ -282,11 +284,9 @@ class Collector:
 
     def _act(self, envs: _Slice, t: int, done: Collected) -> None:
         batch = envs.batch
-        mask = _joined(batch.action_mask) if envs.masked else None
+        mask = envs.mask
         with self.phase("infer"):
-            action, log_prob, value = self.actor.act(
-                _joined(batch.observation), envs.joined_state, mask, self.generator
-            )
+            action, log_prob, value = self.actor.act(envs.observation, envs.joined_state, mask, self.generator)
         action = action.reshape(envs.action_shape)
         put_actions(self.vector.spec.action, action, batch.action)
         with self.phase("store"):
@@ -337,7 +337,7 @@ class Collector:
         """Store the value of the observation that begins the next row."""
         self._finite.current(batch)
         with self.phase("infer"):
-            value = self.actor.value(_joined(batch.observation), envs.joined_state)
+            value = self.actor.value(envs.observation, envs.joined_state)
         self.rows.write_row("next_value", envs.row, value.view(batch.reward.shape))
 
     def state_dict(self) -> dict[str, Any]:
@@ -358,8 +358,10 @@ class Collector:
 
 
 def _joined(array: Array) -> Array:
-    """[n, A, ...] -> [n * A, ...], contiguous; a view if the array is contiguous."""
-    return np.ascontiguousarray(array).reshape(-1, *array.shape[2:])
+    """[n, A, ...] -> [n * A, ...], the same memory."""
+    joined = array.reshape(-1, *array.shape[2:])
+    assert np.may_share_memory(joined, array), "the arrays of a vector are contiguous"
+    return joined
 
 
 def put_actions(spec: ActionSpec, drawn: Array, into: Array) -> None:

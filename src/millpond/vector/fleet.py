@@ -141,7 +141,7 @@ class Fleet:
     def deliver(self, env_slice: EnvSlice) -> Batch:
         """Return the batch of a slice that has stepped or is idle."""
         batch = env_slice.batch
-        batch.stepped = env_slice.status == SliceStatus.STEPPED
+        batch.stepped = env_slice.status is SliceStatus.STEPPED
         if not batch.stepped:
             self._clear_results(env_slice.first, env_slice.last)
         batch.episodes = sorted(env_slice.ended, key=lambda episode: episode.env) if env_slice.ended else []

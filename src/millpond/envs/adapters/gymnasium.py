@@ -134,14 +134,17 @@ class GymnasiumEnvs:
             self._begin(env, seed)
 
     def step(self, first: int, last: int) -> None:
-        buffers, spaces, progress, ended = self.buffers, self._spaces, self._progress, []
-        results: list[tuple[float, bool, bool]] = []
+        buffers, spaces, envs, progress = self.buffers, self._spaces, self.envs, self._progress
         observations: list[Any] = []
+        rewards: list[Any] = []
+        ended: list[int] = []
         actions = spaces.action.read_all(buffers.action[first:last, 0])
+        buffers.terminated[first:last] = False
+        buffers.truncated[first:last] = False
         for env, action in zip(range(first, last), actions, strict=True):
             progress[0] = env
             try:
-                result = self.envs[env].step(action)
+                result = envs[env].step(action)
             except Exception as error:
                 error.add_note(f"in env {env} of {self.spec.id!r}, {self._tracker.length[env]} steps into its episode")
                 raise
@@ -151,20 +154,18 @@ class GymnasiumEnvs:
                     f"but returned {len(result)} values; this is the old gym API: wrap the env, e.g. with shimmy"
                 )
             observation, reward, terminated, truncated, infos = result
-            results.append((reward, terminated, truncated))
+            rewards.append(reward)
             observations.append(observation)
             if infos:
                 self._tracker.add_infos(env, infos)
             if terminated or truncated:
                 self._write_observation(observation, buffers.final_observation[env, 0])
+                buffers.terminated[env, 0], buffers.truncated[env, 0] = terminated, truncated
                 ended.append(env)
             elif spaces.spec.action_masks:
                 self._write_mask(env, observation, infos)
         self._write_observations(first, observations, buffers.observation[first:last, 0])
-        rewards, *flags = zip(*results, strict=True)
         self._write_rewards(first, rewards)
-        for array, column in zip((buffers.terminated, buffers.truncated), flags, strict=True):
-            array[first:last, 0] = column if ended else False
         self._tracker.add_step(first, last, buffers.reward[first:last])
         for env in ended:
             self._tracker.end_episode(env)

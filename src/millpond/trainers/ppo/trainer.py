@@ -329,7 +329,7 @@ class PPOTrainer:
         if collected.dropped_agent_steps:
             self.loop.record("dropped_agent_steps", float(collected.dropped_agent_steps))
         for episode in collected.episodes:
-            self.loop.record("episode_return", float(np.mean(episode.returns)))
+            self.loop.record("episode_return", sum(episode.returns) / len(episode.returns))
             self.loop.record("episode_length", float(episode.length))
             for name, value in episode.info.items():
                 self.loop.record(f"env/{name}", float(value))
