@@ -39,6 +39,8 @@ MIX_2 = np.uint64(0x94D049BB133111EB)
 SHIFT_1, SHIFT_2, SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 Aggregate = Literal["auto", "mean", "sum", "last", "max"]
+BOOLEAN_TYPES = (bool, np.bool_)
+NUMBER_TYPES = (float, np.floating, int, np.integer, *BOOLEAN_TYPES)
 OUTCOMES = frozenset({"won", "win", "success", "is_success", "solved"})  # outcomes even if reported as 0.0 and 1.0
 
 
@@ -184,7 +186,7 @@ def check_seeds(seeds: npt.NDArray[Any], num_envs: int) -> npt.NDArray[np.uint64
     return array.astype(np.uint64)
 
 
-@dataclass
+@dataclass(slots=True)
 class InfoStatistics:
     """Statistics of the values reported under one name in the current episode."""
 
@@ -197,7 +199,8 @@ class InfoStatistics:
     def add(self, number: float, agent: int, outcome: bool) -> None:
         self.total += number
         self.count += 1
-        self.largest = max(self.largest, number)
+        if number > self.largest:
+            self.largest = number
         self.outcome = self.outcome and outcome
         self.last[agent] = number
 
@@ -244,11 +247,12 @@ class EpisodeTracker:
         for name, value in infos.items():
             if isinstance(value, np.ndarray) and value.ndim == 0:
                 value = value.item()
-            if not isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating) or value != value:
+            if not isinstance(value, NUMBER_TYPES) or value != value:
                 continue
-            if name not in reported:
-                reported[name] = InfoStatistics()
-            reported[name].add(float(value), agent, isinstance(value, bool | np.bool_) or name in OUTCOMES)
+            statistics = reported.get(name)
+            if statistics is None:
+                statistics = reported[name] = InfoStatistics()
+            statistics.add(float(value), agent, isinstance(value, BOOLEAN_TYPES) or name in OUTCOMES)
 
     def end_episode(self, env: int, info: Mapping[str, float] | None = None) -> None:
         """End an env's episode; `info` is added to the reported numbers."""

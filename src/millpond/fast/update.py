@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from millpond.fast.adam import CompiledAdam, is_compiled_adam, scale, sum_of_squares
 from millpond.fast.encoders import array_encoder
 from millpond.fast.feedforward import FeedforwardRows, is_compiled_feedforward
 from millpond.fast.gather import gather_fast
 from millpond.fast.limits import MIN_FEEDFORWARD_STEPS_PER_THREAD, MIN_SEQUENCES_PER_THREAD, MIN_STEPS_PER_THREAD
 from millpond.fast.network import is_builtin, is_compiled_after_encoder, with_compiled_parts
+from millpond.fast.optimizer import CompiledAdam, is_compiled_adam, scale, sum_of_squares
 from millpond.fast.ppo_loss import LossArguments, PPOLosses, as_metrics, loss_arguments
 from millpond.fast.rows import Gradients, Metrics, RecurrentRows
 from millpond.losses import Coefficients

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from millpond import fast
-from millpond.fast.adam import CompiledAdam, is_compiled_adam
+from millpond.fast.optimizer import CompiledAdam, is_compiled_adam
 from millpond.trainers.ppo.update import Updater
 
 SETTINGS = {"lr": 3e-3, "betas": (0.8, 0.99), "eps": 1e-5}
