@@ -16,7 +16,7 @@ SETTINGS = {"lr": 3e-3, "betas": (0.8, 0.99), "eps": 1e-5}
 
 def make_parameters() -> torch.nn.ParameterList:
     generator = torch.Generator().manual_seed(0)
-    shapes = ((5, 4), (7,), (1,), (3, 11))
+    shapes = ((5, 4), (7,), (1,), (60, 81))  # the last in several blocks
     return torch.nn.ParameterList(torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes)
 
 
@@ -99,6 +99,8 @@ def test_optimizers_with_other_options_are_left_to_torch() -> None:
     assert not is_compiled_adam(torch.optim.Adam(parameters, amsgrad=True))
     assert not is_compiled_adam(torch.optim.Adam(parameters, weight_decay=0.1))
     assert not is_compiled_adam(torch.optim.AdamW(parameters))
+    assert not is_compiled_adam(torch.optim.Adam(make_parameters().double()))
+    assert not is_compiled_adam(torch.optim.Adam([torch.nn.Parameter(torch.zeros(3, 4).t())]))
     assert not is_compiled_adam(torch.optim.RAdam(parameters))
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from millpond.compiled import compiled_fast
 
 Floats = npt.NDArray[np.float32]
+BLOCK = 2_048  # numbers of each array
 
 
 @compiled_fast
@@ -49,22 +50,31 @@ def adam_update(
     step_size: np.float32,
     correction: np.float32,
 ) -> None:
-    """Update a parameter and its moments; `correction` is sqrt(1 - beta2^t). One output array per loop, to use vectors."""
+    """Update a parameter and its moments; `correction` is sqrt(1 - beta2^t).
+
+    One output array per loop, so that loops use vectors; in blocks that stay in the cache from one loop to the next.
+    """
     keep1, keep2 = np.float32(1.0) - beta1, np.float32(1.0) - beta2
-    for k in range(len(gradient)):
-        first[k] = beta1 * first[k] + keep1 * gradient[k]
-    for k in range(len(gradient)):
-        second[k] = beta2 * second[k] + keep2 * gradient[k] * gradient[k]
-    for k in range(len(gradient)):
-        parameter[k] -= step_size * first[k] / (np.sqrt(second[k]) / correction + eps)
+    for start in range(0, len(gradient), BLOCK):
+        stop = min(len(gradient), start + BLOCK)
+        p, g, m, v = parameter[start:stop], gradient[start:stop], first[start:stop], second[start:stop]
+        for k in range(len(g)):
+            m[k] = beta1 * m[k] + keep1 * g[k]
+        for k in range(len(g)):
+            v[k] = beta2 * v[k] + keep2 * g[k] * g[k]
+        for k in range(len(g)):
+            p[k] -= step_size * m[k] / (np.sqrt(v[k]) / correction + eps)
 
 
 def is_compiled_adam(optimizer: torch.optim.Optimizer) -> bool:
-    """True for torch's Adam without options that the compiled pass does not know."""
+    """True for torch's Adam of contiguous float32 parameters on the CPU, without options that are not compiled."""
+    if type(optimizer) is not torch.optim.Adam:
+        return False
     unknown = ("weight_decay", "amsgrad", "maximize", "capturable", "differentiable")
-    return type(optimizer) is torch.optim.Adam and not any(
-        group[name] for group in optimizer.param_groups for name in unknown
-    )
+    if any(group[name] for group in optimizer.param_groups for name in unknown):
+        return False
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return all(p.is_contiguous() and p.is_cpu and p.dtype == torch.float32 for p in parameters)
 
 
 class _State(NamedTuple):
