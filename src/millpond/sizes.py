@@ -1,8 +1,11 @@
-"""Arithmetic of batches: pure functions on integers, shared by rules, plans and trainers."""
+"""Arithmetic of batches and of images: pure functions on integers, shared by rules, plans, policies and trainers."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
+
+LARGE_IMAGE = 36  # pixels per side from which the three convolutions of Mnih et al. (2015) fit
 
 
 def envs_per_group(target: int, num_agents: int, num_workers: int) -> int:
@@ -61,3 +64,34 @@ def nearest_divisors(value: int, of: int, unit: int = 1) -> list[int]:
     below = [c for c in choices if c <= value][-1:]
     above = [c for c in choices if c >= value][:1]
     return sorted(set(below + above), key=lambda c: abs(c - value))
+
+
+class Convolution(NamedTuple):
+    """A layer without padding, and the size of its output."""
+
+    channels: int  # of its input
+    filters: int
+    side: int  # of a filter, in pixels
+    stride: int
+    height: int
+    width: int
+
+    @property
+    def outputs(self) -> int:
+        return self.filters * self.height * self.width
+
+
+def convolutions(image: tuple[int, ...]) -> list[Convolution]:
+    """Return the layers for images (channels, height, width) or (height, width).
+
+    From 36 pixels per side they are those of Mnih et al. (2015); below that one of 16 filters of 3x3, as for MinAtar (Young
+    and Tian, 2019).
+    """
+    channels, height, width = image if len(image) == 3 else (1, *image)
+    large = min(height, width) >= LARGE_IMAGE
+    layers = []
+    for filters, side, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)) if large else ((16, 3, 1),):
+        height, width = (height - side) // stride + 1, (width - side) // stride + 1
+        layers.append(Convolution(channels, filters, side, stride, height, width))
+        channels = filters
+    return layers

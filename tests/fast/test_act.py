@@ -20,6 +20,8 @@ OBSERVATIONS = {
     "vector": VECTOR,
     "grid": ObservationSpec.packed([("cells", "grid", (5, 5), "uint8"), ("inventory", "vector", (3,), "uint8")]),
     "tokens": ObservationSpec.single((16, 3), "uint8", "tokens"),
+    "images": ObservationSpec.single((4, 36, 40), "uint8", "pixels"),
+    "small images": ObservationSpec.single((4, 10, 10), "uint8", "pixels"),
 }
 CONTINUOUS = ActionSpec.continuous((-1.0, -3.0), (1.0, 2.0))
 
@@ -92,6 +94,21 @@ def test_actor_follows_weights_that_change_in_place(core: Any) -> None:
         policy.output.bias.add_(1.0)
     after = np.asarray(actor.act(observation, policy.initial_state(2), None, None).value).copy()
     np.testing.assert_allclose(after, before + 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("core", ["lstm", "none"])
+def test_evaluation_follows_the_weights_after_a_collection_of_images(core: Any) -> None:
+    spec = OBSERVATIONS["images"]
+    policy = build_policy(spec, ActionSpec.discrete(3), core=core, hidden_size=HIDDEN)
+    actor, observation = make_actor(policy), torch.randint(0, 256, (2, *spec.shape), dtype=torch.uint8)
+    actor.freeze_weights()
+    with torch.no_grad():
+        for weight in policy.encoder.parameters():
+            weight.mul_(-1.0)
+    state = policy.initial_state(2)
+    torch.testing.assert_close(actor.policy.value(observation, state), policy.value(observation, state))
+    actor.freeze_weights()
+    torch.testing.assert_close(actor.value(observation.numpy(), state), policy.value(observation, state))
 
 
 @pytest.mark.bfloat16

@@ -53,14 +53,21 @@ def test_environment_variable_switches_it_off(monkeypatch: pytest.MonkeyPatch) -
     assert "MILLPOND_FAST=0" in fast.description()
 
 
+PONG = {"env.frame_stack": 4, "trainer.num_envs": 8, "trainer.batch_size": 64, "trainer.minibatch_size": 32}
+
+
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 @pytest.mark.parametrize(
-    "env", ["grid", "gymnasium:CartPole-v1", "gymnasium:Pendulum-v1"], ids=["grid", "CartPole", "Pendulum"]
+    "env",
+    ["grid", "gymnasium:CartPole-v1", "gymnasium:Pendulum-v1", "minatar:breakout", "atari:pong"],
+    ids=["grid", "CartPole", "Pendulum", "Breakout", "Pong"],
 )
 def test_first_updates_are_the_same_without_it(tmp_path: Path, env: str, core: str) -> None:
     settings: dict[str, Any] = {"policy.core": core, "policy.hidden_size": 32, "trainer.total_iterations": 2}
     if env != "grid":
         settings["env.id"] = env
+    if env == "atari:pong":
+        settings |= PONG
     runs = [train_small(tmp_path, f"fast-{on}", **settings, **{"trainer.fast": on}) for on in (True, False)]
     compiled, plain = runs
     assert isinstance(compiled.updater, FastUpdater)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from millpond.compiled import compiled_fast
 from millpond.fast.choices import ALL_ALLOWED
+from millpond.fast.convolution import freeze_images
 from millpond.fast.encoders import array_encoder
 from millpond.fast.gemm import SGEMM, add_product_transposed
 from millpond.fast.gru import act_step as gru_step
@@ -132,11 +133,13 @@ class NetworkActor:
 
     def __init__(self, policy: Policy, autocast: bool) -> None:
         self.policy, self.autocast = with_compiled_parts(policy, autocast), autocast
+        self.frozen = with_compiled_parts(policy, autocast)  # for collections; `policy` follows the weights
         images = "pixels" in getattr(policy.encoder, "kinds", ())  # a custom encoder need not have any
         self.min_per_thread = MIN_IMAGES_PER_THREAD if images else MIN_OBSERVATIONS_PER_THREAD
 
     def freeze_weights(self) -> None:
-        """Do nothing: torch packs no weights."""
+        """Pack the weights of convolutions, which stay unchanged until the next call. Torch packs no others."""
+        freeze_images(self.frozen.encoder)
 
     def act(
         self, observation: Array, state: Tensor, action_mask: Array | None, generator: torch.Generator | None
@@ -158,14 +161,14 @@ class NetworkActor:
         """Return the network's outputs [B, outputs + 1] and the state after the step."""
         if threads_for(len(observation), self.min_per_thread) == 1:
             with torch_threads(1):
-                return self.policy.step(observation, state)
+                return self.frozen.step(observation, state)
 
         def share(start: int, stop: int) -> tuple[Tensor, Tensor]:
             casting: AbstractContextManager[Any] = nullcontext()
             if self.autocast:
                 casting = torch.autocast("cpu", dtype=torch.bfloat16)
             with torch.inference_mode(), casting:  # modes are per thread
-                return self.policy.step(observation[start:stop], state[start:stop])
+                return self.frozen.step(observation[start:stop], state[start:stop])
 
         numbers, after = zip(*in_threads(share, len(observation), self.min_per_thread), strict=True)
         return torch.cat(numbers), torch.cat(after)
@@ -193,6 +196,7 @@ class RecurrentActor:
 
     def freeze_weights(self) -> None:
         """Pack the weights, which stay unchanged until the next call."""
+        self._torch.freeze_weights()
         weights = self._weights[:2]
         packed = is_packed(*(weight.shape[1] for weight in weights))
         self._panels = [panels_of_transposed(weight, packed) for weight in weights]
@@ -246,4 +250,4 @@ class RecurrentActor:
         if self._encoder is not None:
             return self._encoder.forward(observation)[0]
         with torch.inference_mode():
-            return self.policy.encoder(torch.from_numpy(observation)).contiguous().numpy()
+            return self._torch.frozen.encoder(torch.from_numpy(observation)).contiguous().numpy()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from millpond.compiled import compiled_fast
 from millpond.fast.activations import fast_tanh
+from millpond.fast.convolution import FastPixels
 from millpond.fast.gemm import SGEMM, add_product_transposed, add_transposed_product
 from millpond.fast.limits import LSTM_BLOCK, MIN_PACKED_OBSERVATIONS
 from millpond.fast.packed_gemm import (
@@ -32,6 +33,7 @@ from millpond.fast.packed_gemm import (
 from millpond.fast.tables import Bytes, FastGrid, FastTokens, sum_tokens, sum_tokens_backward
 from millpond.policies.encoders.grid import GridEncoder
 from millpond.policies.encoders.observation import ObservationEncoder
+from millpond.policies.encoders.pixels import PixelEncoder
 from millpond.policies.encoders.tokens import TokenEncoder, check_features
 from millpond.policies.encoders.vector import VectorEncoder
 
@@ -158,7 +160,7 @@ class FastEncoder(nn.Module):
     def __init__(self, plain: ObservationEncoder, autocast: bool) -> None:
         super().__init__()
         self.plain = plain
-        self.encoders = nn.ModuleList(_fast_part(encoder) for encoder in plain.encoders)
+        self.encoders = nn.ModuleList(_fast_part(encoder, autocast) for encoder in plain.encoders)
         self.dense = not autocast and _is_dense(plain)
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -174,7 +176,9 @@ class FastEncoder(nn.Module):
         return features
 
 
-def _fast_part(encoder: nn.Module) -> nn.Module:
+def _fast_part(encoder: nn.Module, autocast: bool) -> nn.Module:
+    if type(encoder) is PixelEncoder and not autocast:
+        return FastPixels(encoder)
     if type(encoder) is GridEncoder:
         return FastGrid(encoder)
     return FastTokens(encoder) if type(encoder) is TokenEncoder else encoder

@@ -15,10 +15,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from millpond.fast.convolution import image_shapes
 from millpond.fast.encoders import array_encoder
 from millpond.fast.feedforward import FeedforwardRows, is_compiled_feedforward
 from millpond.fast.gather import gather_fast
-from millpond.fast.limits import MIN_FEEDFORWARD_STEPS_PER_THREAD, MIN_SEQUENCES_PER_THREAD, MIN_STEPS_PER_THREAD
+from millpond.fast.limits import (
+    MIN_FEEDFORWARD_STEPS_PER_THREAD,
+    MIN_SEQUENCES_PER_THREAD,
+    MIN_STEPS_PER_THREAD,
+    image_row_threads,
+)
 from millpond.fast.network import is_builtin, is_compiled_after_encoder, with_compiled_parts
 from millpond.fast.optimizer import CompiledAdam, is_compiled_adam, scale, sum_of_squares
 from millpond.fast.ppo_loss import LossArguments, PPOLosses, as_metrics, loss_arguments
@@ -26,7 +32,7 @@ from millpond.fast.rows import Gradients, Metrics, RecurrentRows
 from millpond.losses import Coefficients
 from millpond.rollout.micro_batch import Advantages, MicroBatch
 from millpond.rollout.rows import Rows
-from millpond.threads import one_each, pieces, torch_in_one_thread
+from millpond.threads import one_each, pieces, threads_for, torch_in_one_thread
 
 # ---- Gradients by torch's graph
 
@@ -82,6 +88,7 @@ class FastUpdater:
         self._whole_rows = is_compiled_after_encoder(policy, autocast)
         self._compiled_throughout = self._whole_rows and array_encoder(policy.encoder) is not None
         self._feedforward = is_builtin(policy) and not autocast and is_compiled_feedforward(policy)
+        self._images = image_shapes(policy)
         self._cached: dict[tuple[int, int], RecurrentRows] = {}  # by thread and number of rows
         self._cached_feedforward: dict[int, FeedforwardRows] = {}  # by thread
         self._adam: CompiledAdam | None = None
@@ -93,6 +100,10 @@ class FastUpdater:
             min_rows = -(-MIN_FEEDFORWARD_STEPS_PER_THREAD // (horizon * agents_per_row))
         elif self._compiled_throughout:
             min_rows = -(-MIN_SEQUENCES_PER_THREAD // agents_per_row)
+        if self._images:
+            threads = threads_for(num_rows, 1)
+            threads = image_row_threads(self._images, num_rows, horizon * agents_per_row, threads)
+            min_rows = num_rows // threads
         return pieces(num_rows, min_rows)
 
     def backward(

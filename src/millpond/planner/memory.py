@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -14,8 +15,12 @@ from millpond.fast.limits import (
     MIN_SEQUENCES_PER_THREAD,
     MIN_STEPS_PER_THREAD,
     compiles_encoder,
+    image_block,
+    image_row_threads,
+    min_images_per_thread,
 )
 from millpond.rollout.schema import STATES
+from millpond.sizes import convolutions
 
 FLOAT = 4  # bytes of a float32
 GATES = {"lstm": 4, "gru": 3, "none": 0}
@@ -48,28 +53,10 @@ def _encoder(part: Part, hidden_size: int) -> int:
         features = 256 if part.high is None else int(part.high) + 1
         return (256 + 2 * 16 * features) * hidden_size + hidden_size * hidden_size
     if part.kind == "pixels":
-        channels = part.shape[0] if len(part.shape) == 3 else 1
-        if _is_image(part):
-            convolutions = 32 * (channels * 64 + 1) + 64 * (32 * 16 + 1) + 64 * (64 * 9 + 1)
-            return convolutions + _convolved(part)[-1] * hidden_size
-        return 16 * (9 * channels + 1) + _convolved(part)[-1] * hidden_size
+        layers = convolutions(part.shape)
+        filters = sum(layer.filters * (layer.channels * layer.side**2 + 1) for layer in layers)
+        return filters + layers[-1].outputs * hidden_size
     return prod(part.shape) * hidden_size
-
-
-def _is_image(part: Part) -> bool:
-    """True if large enough for three convolutions: 8x8 stride 4, 4x4 stride 2, 3x3 stride 1, with 32, 64, 64 channels."""
-    return part.kind == "pixels" and min(part.shape[-2:]) >= 36
-
-
-def _convolved(part: Part) -> list[int]:
-    """Number of outputs of each convolution."""
-    if not _is_image(part):
-        return [16 * (part.shape[-2] - 2) * (part.shape[-1] - 2)]
-    sides, outputs = list(part.shape[-2:]), []
-    for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-        sides = [(side - kernel) // stride + 1 for side in sides]
-        outputs.append(channels * prod(sides))
-    return outputs
 
 
 @dataclass(frozen=True)
@@ -116,7 +103,8 @@ def training_memory(
     encoders = sum(_stored_by_encoder(part, hidden_size, width) for part in parts)
     tanh = all(part.kind == "vector" for part in parts)
     backward = encoders + _vectors_of_core(core, width, tanh) * hidden_size
-    images = [_backward_of_images(part) for part in parts if part.kind == "pixels"]
+    shapes = [part.shape for part in parts if part.kind == "pixels"]
+    compiled_images = bool(shapes) and fast and width == FLOAT
     steps = sequences * horizon
     if fast and core == "none" and width == FLOAT and compiles_encoder(spec.observation) and tanh:
         return _feedforward(spec, hidden_size, optimizer, rows, horizon * agents_per_row, cores, count)
@@ -126,7 +114,7 @@ def training_memory(
     elif whole_rows and compiles_encoder(spec.observation):
         threads, inner = max(1, min(cores, rows // -(-MIN_SEQUENCES_PER_THREAD // agents_per_row))), 1
     else:
-        threads, inner = _threads(cores, rows, horizon * agents_per_row, sequences if whole_rows else 0)
+        threads, inner = _threads(cores, rows, horizon * agents_per_row, sequences if whole_rows else 0, shapes)
     per_thread = _gate_gradients(core, hidden_size, width, -(-sequences // (threads * inner)), horizon, fast)
     gates, conversions = (threads * inner * count for count in per_thread)
     saved_lookups, lookups = (0, 0) if fast else _plain_lookups(parts, steps, hidden_size)
@@ -135,14 +123,21 @@ def training_memory(
     if inner > 1:  # each thread has its own working memory
         backward += hidden_size * FLOAT
     # Minimum and maximum of a backward pass; the maximum includes the layout that a convolution may need.
-    lowest = max(steps * backward + gates, *(steps * bare for bare, _ in images), 0)
-    highest = max(steps * backward + gates + conversions, *(steps * laid_out for _, laid_out in images), 0)
+    lowest, highest = steps * backward + gates, steps * backward + gates + conversions
+    of_encoders = 0
+    if compiled_images:
+        sharing = _image_threads(cores, shapes, steps) if threads == 1 else threads
+        bare, laid_out = _backward_of_blocks(shapes, steps, sharing)
+        lowest, highest = max(lowest, steps * encoders + bare), max(highest, steps * encoders + laid_out)
+        of_encoders = (sharing - threads) * sum(_encoder(part, hidden_size) for part in parts if part.kind == "pixels")
+    for bare, laid_out in map(_backward_of_images, () if compiled_images else shapes):
+        lowest, highest = max(lowest, steps * bare), max(highest, steps * laid_out)
     return TrainingMemory(
-        minibatch=steps * sum(_stored_input(part) for part in parts),
+        minibatch=steps * sum(_stored_input(part, compiled_images) for part in parts),
         activations=lowest,
         workspace=highest - lowest,
         parameters=count * FLOAT,
-        gradients=(count * threads + (inner - 1) * of_core) * FLOAT,
+        gradients=(count * threads + (inner - 1) * of_core + of_encoders) * FLOAT,
         optimizer=count * FLOAT * MOMENTS[optimizer],
     )
 
@@ -160,7 +155,7 @@ def _feedforward(
     block = min(FEEDFORWARD_BLOCK, -(-rows // threads) * steps_per_row)
     action = prod(spec.action.shape) * FLOAT + (sum(spec.action.sizes) if spec.action_masks else 0)
     return TrainingMemory(
-        minibatch=steps * sum(_stored_input(part) for part in spec.observation.parts),
+        minibatch=steps * sum(_stored_input(part, False) for part in spec.observation.parts),
         activations=threads * block * 3 * hidden_size * FLOAT + steps * (5 * FLOAT + action),
         workspace=0,
         parameters=count * FLOAT,
@@ -169,22 +164,39 @@ def _feedforward(
     )
 
 
-def _threads(cores: int, rows: int, steps_per_row: int, sequences: int) -> tuple[int, int]:
+def _threads(
+    cores: int, rows: int, steps_per_row: int, sequences: int, images: Sequence[tuple[int, ...]]
+) -> tuple[int, int]:
     """Return the threads that share the rows of a gradient, and, if that is one, those that share `sequences` of a core."""
-    threads = max(1, min(cores, rows // -(-MIN_STEPS_PER_THREAD // steps_per_row)))
+    if images:
+        threads = image_row_threads(images, rows, steps_per_row, min(cores, rows))
+    else:
+        threads = max(1, min(cores, rows // -(-MIN_STEPS_PER_THREAD // steps_per_row)))
     return threads, max(1, min(cores, sequences // MIN_SEQUENCES_PER_THREAD)) if threads == 1 else 1
 
 
-def _stored_input(part: Part) -> int:
-    """Bytes of one observation as its encoder stores it: bytes for tables, else float32."""
-    return part.nbytes if part.kind in ("grid", "tokens") else prod(part.shape) * FLOAT
+def _image_threads(cores: int, images: Sequence[tuple[int, ...]], steps: int) -> int:
+    """Return the threads that share the images of a gradient whose rows they do not share."""
+    return max(1, min(cores, max(steps // min_images_per_thread(image) for image in images)))
+
+
+def _stored_input(part: Part, compiled_images: bool) -> int:
+    """Bytes of one observation as its encoder stores it: bytes for tables and compiled images, else float32."""
+    bytes_suffice = part.kind in ("grid", "tokens") or (part.kind == "pixels" and compiled_images)
+    return part.nbytes if bytes_suffice else prod(part.shape) * FLOAT
 
 
 def _stored_by_encoder(part: Part, hidden_size: int, width: int) -> int:
-    """Bytes of a step that the encoder stores after its input: outputs of convolutions, or the sum over tokens."""
+    """Bytes of a step that the encoder stores after its input.
+
+    These are the outputs of convolutions, the last ones twice (in the layouts of two layers), or the sum over tokens.
+    """
     if part.kind == "tokens":
         return hidden_size * width
-    return sum(_convolved(part)) * FLOAT if part.kind == "pixels" else 0
+    if part.kind != "pixels":
+        return 0
+    layers = convolutions(part.shape)
+    return (sum(layer.outputs for layer in layers) + layers[-1].outputs) * FLOAT
 
 
 def _vectors_of_core(core: str, width: int, tanh: bool) -> int:
@@ -199,16 +211,35 @@ def _vectors_of_core(core: str, width: int, tanh: bool) -> int:
     return 8 * width + in_float32 + (FLOAT if core == "lstm" else 0)
 
 
-def _backward_of_images(part: Part) -> tuple[int, int]:
+def _backward_of_images(image: tuple[int, ...]) -> tuple[int, int]:
     """Minimum and maximum bytes per step in the backward pass of the first convolution.
 
     The minimum is its output and the gradient of that. The maximum adds a copy of the output, or the image with its channels
     rounded up to eight, which is the layout of kernels for AVX2.
     """
-    first = _convolved(part)[0] * FLOAT
-    channels = part.shape[0] if len(part.shape) == 3 else 1
-    image = -(-channels // 8) * 8 * prod(part.shape[-2:]) * FLOAT
-    return 2 * first, first + max(2 * first, first + image)
+    first = convolutions(image)[0].outputs * FLOAT
+    return 2 * first, first + max(2 * first, first + _rounded_up(image))
+
+
+def _backward_of_blocks(images: Sequence[tuple[int, ...]], steps: int, threads: int) -> tuple[int, int]:
+    """Minimum and maximum bytes of the same for compiled images, besides what the forward pass stored.
+
+    All steps have a gradient of the last convolution's output. For a block of images per thread there are these images in
+    float32, that gradient in another layout, and that of the first convolution's output; at most also copies as above.
+    """
+    lowest = highest = 0
+    for image in images:
+        layers, block = convolutions(image), threads * min(image_block(image), -(-steps // threads))
+        first, last = layers[0].outputs * FLOAT, layers[-1].outputs * FLOAT
+        bare = steps * last + block * (prod(image) * FLOAT + first + last)
+        lowest, highest = max(lowest, bare), max(highest, bare + block * (first + max(first, _rounded_up(image))))
+    return lowest, highest
+
+
+def _rounded_up(image: tuple[int, ...]) -> int:
+    """Bytes of an image in float32 with its channels rounded up to eight."""
+    channels = image[0] if len(image) == 3 else 1
+    return -(-channels // 8) * 8 * prod(image[-2:]) * FLOAT
 
 
 def _plain_lookups(parts: tuple[Part, ...], steps: int, hidden_size: int) -> tuple[int, int]:

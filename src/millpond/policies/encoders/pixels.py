@@ -1,4 +1,4 @@
-"""Encoder of images: convolutions. N observations, channels first."""
+"""Encoder of images: convolutions. N observations. Shapes have channels first; in memory they are last on the CPU."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from millpond.envs.spec import Part
 from millpond.policies.errors import PolicyError
 from millpond.policies.parts import torch_dtype
-
-LARGE = 36  # pixels per side from which the three convolutions of Mnih et al. (2015) fit
+from millpond.sizes import convolutions
 
 
 class ChannelNorm(nn.Module):
@@ -43,20 +42,14 @@ class PixelEncoder(nn.Module):
         high = part.high or (1.0 if dtype == torch.bool or dtype.is_floating_point else 255.0)
         self.scale = 1.0 / high
         self.image = (1, *part.shape) if len(part.shape) == 2 else part.shape
-        if min(part.shape[-2:]) >= LARGE:
-            sizes = [(self.image[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
-        else:
-            sizes = [(self.image[0], 16, 3, 1)]
         layers: list[nn.Module] = []
-        for channels, filters, side, stride in sizes:
-            layers.append(nn.Conv2d(channels, filters, side, stride=stride))
+        for size in convolutions(self.image):
+            layers.append(nn.Conv2d(size.channels, size.filters, size.side, stride=size.stride))
             if layer_norm:
-                layers.append(ChannelNorm(filters))
-            layers.append(nn.ReLU())
+                layers.append(ChannelNorm(size.filters))
+            layers.append(nn.ReLU(inplace=True))
         self.convolutions = nn.Sequential(*layers, nn.Flatten())
-        with torch.no_grad():
-            width = self.convolutions(torch.zeros(1, *self.image)).shape[1]
-        self.linear = nn.Linear(width, hidden_size, bias=False)
+        self.linear = nn.Linear(size.outputs, hidden_size, bias=False)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         for layer in [*self.convolutions, self.linear]:
@@ -67,5 +60,7 @@ class PixelEncoder(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         scaled = image.view(-1, *self.image).to(self.linear.weight.dtype) * self.scale
+        if image.device.type == "cpu":  # where convolutions of this layout are faster, and LayerNorm copies nothing
+            scaled = scaled.contiguous(memory_format=torch.channels_last)
         features: Tensor = self.linear(self.convolutions(scaled))
         return features
