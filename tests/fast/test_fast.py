@@ -53,7 +53,13 @@ def test_environment_variable_switches_it_off(monkeypatch: pytest.MonkeyPatch) -
     assert "MILLPOND_FAST=0" in fast.description()
 
 
-PONG = {"env.frame_stack": 4, "trainer.num_envs": 8, "trainer.batch_size": 64, "trainer.minibatch_size": 32}
+PONG = {
+    "env.frame_stack": 4,
+    "trainer.num_envs": 8,
+    "trainer.batch_size": 64,
+    "trainer.minibatch_size": 32,
+    "ppo.adam_eps": 1e-5,  # as usual for Atari; 1e-8 turns rounding errors of tiny gradients into whole steps
+}
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
@@ -82,4 +88,6 @@ def test_first_updates_are_the_same_without_it(tmp_path: Path, env: str, core: s
     for one, other in zip(compiled.policy.parameters(), plain.policy.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
     for one, other in zip(*(records(run.run.metrics_path.parent) for run in runs), strict=True):
+        if env == "atari:pong":  # nobody scores so early: the variance of returns, a denominator, is nearly 0
+            assert one.pop("explained_variance") == pytest.approx(other.pop("explained_variance"), rel=1e-3)
         assert one == pytest.approx(other, rel=1e-5, abs=1e-5)

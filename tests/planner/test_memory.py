@@ -15,7 +15,7 @@ from millpond.config import load
 from millpond.envs.registry import describe
 from millpond.envs.spec import EnvSpec
 from millpond.fast.encoders import array_encoder
-from millpond.fast.limits import compiles_encoder
+from millpond.fast.limits import compiles_encoder, image_block, min_images_per_thread
 from millpond.losses import Coefficients
 from millpond.planner import Host, PPOPlan, plan
 from millpond.planner.memory import (
@@ -30,7 +30,8 @@ from millpond.rollout.micro_batch import Advantages
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
 from millpond.rollout.schema import row_fields, state_shape
-from millpond.threads import torch_threads
+from millpond.sizes import convolutions
+from millpond.threads import threads_for, torch_threads
 from millpond.trainers.common.envs import build_vector
 from millpond.trainers.ppo.update import Updater, train_minibatch
 
@@ -166,6 +167,31 @@ def test_compiled_encoders_allow_more_threads() -> None:
         a_piece_each = 0 if few else 8 * 64 * 64 * 4
         packed = 2 * 4 * 64 * 64 * 4
         assert two.activations - one.activations == a_piece_each + (2 * 64 * 4 - 48 * 8) * 6 * 64 * 4 + packed
+
+
+@pytest.mark.parametrize(("rows", "row_shares", "image_shares"), [(2, 2, 1), (3, 1, 2), (1, 1, 2)])
+def test_threads_share_rows_or_images_as_planned(rows: int, row_shares: int, image_shares: int) -> None:
+    """Each thread has a set of gradients, of all parameters or of the encoder, and a block of images."""
+    spec = describe("atari:pong", {"stack_num": 4})
+    policy = build_policy(spec.observation, spec.action, core="none", hidden_size=64)
+    updater = fast.updater(policy)
+    assert updater is not None
+    image = spec.observation.parts[0].shape
+    with torch_threads(2):
+        assert len(updater.shares(rows, 128, 1)) == row_shares
+        assert row_shares > 1 or threads_for(rows * 128, min_images_per_thread(image)) == image_shares
+    one, two = (
+        training_memory(spec, "none", 64, "adam", "float32", rows, 128, agents_per_row=1, cores=cores)
+        for cores in (1, 2)
+    )
+    assert one is not None
+    assert two is not None
+    of_encoder = sum(parameter.nbytes for parameter in policy.encoder.encoders.parameters())
+    assert two.gradients - one.gradients == (row_shares - 1) * one.parameters + (image_shares - 1) * of_encoder
+    layers = convolutions(image)
+    a_block = image_block(image) * 4 * (4 * 84 * 84 + layers[0].outputs + layers[-1].outputs)
+    assert two.activations - one.activations == a_block
+    assert one.minibatch == two.minibatch == rows * 128 * 4 * 84 * 84  # bytes, not floats
 
 
 def test_collecting_takes_the_planned_memory() -> None:
