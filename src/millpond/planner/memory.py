@@ -180,7 +180,7 @@ def _image_threads(cores: int, images: Sequence[tuple[int, ...]], steps: int) ->
     return max(1, min(cores, max(steps // min_images_per_thread(image) for image in images)))
 
 
-def _stored_input(part: Part, compiled_images: bool) -> int:
+def _stored_input(part: Part, compiled_images: bool = False) -> int:
     """Bytes of one observation as its encoder stores it: bytes for tables and compiled images, else float32."""
     bytes_suffice = part.kind in ("grid", "tokens") or (part.kind == "pixels" and compiled_images)
     return part.nbytes if bytes_suffice else prod(part.shape) * FLOAT
