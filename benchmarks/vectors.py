@@ -15,8 +15,7 @@ import numpy as np
 
 from envs import rates, stepper
 from hardware import processor
-from millpond.envs.registry import describe, make_env_batch, prepare
-from millpond.trainers.common.envs import EnvBatchFactory
+from millpond.envs.registry import EnvBatchFactory, describe, make_env_batch, prepare
 from millpond.vector import Vector, make_vector
 
 SECONDS, ROUNDS = 0.6, 3

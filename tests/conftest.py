@@ -6,11 +6,12 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from millpond.processor import can_use_bfloat16
+from millpond.processor import cache_folder, can_use_bfloat16
 
 BFLOAT16 = pytest.StashKey[bool]()
 
@@ -27,10 +28,24 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[BFLOAT16] = can_use_bfloat16()
+    os.environ["XDG_CACHE_HOME"] = _copy_of_cache()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
+    for variable in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        shutil.rmtree(os.environ[variable], ignore_errors=True)
+
+
+def _copy_of_cache() -> str:
+    """Return a cache folder like the user's, without what was measured about environments: tests must not depend on it."""
+    users, copy = cache_folder(), Path(tempfile.mkdtemp(prefix="millpond-cache-"))
+    for entry in users.parent.iterdir() if users.parent.is_dir() else ():
+        if entry != users:
+            (copy / entry.name).symlink_to(entry)
+    (copy / users.name).mkdir()
+    if (users / "processor.json").is_file():
+        shutil.copy(users / "processor.json", copy / users.name)
+    return str(copy)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

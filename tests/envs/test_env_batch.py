@@ -5,8 +5,7 @@ import pytest
 
 from millpond.envs.env_batch import EpisodeTracker, draw, draw_below, spawn_seeds
 from millpond.envs.grid import kernels
-from millpond.envs.registry import describe
-from millpond.trainers.common.envs import EnvBatchFactory
+from millpond.envs.registry import EnvBatchFactory, describe
 from millpond.vector import make_vector
 
 

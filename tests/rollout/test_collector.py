@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from millpond.envs.registry import EnvBatchFactory
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 from millpond.errors import MillpondError
 from millpond.rollout.rows import Rows, resets
 from millpond.rollout.schema import row_fields, state_shape
-from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import make_vector
 from tests.support.collecting import HIDDEN, open_collector, planned
 from tests.support.vector_envs import AGENT, ENV_STEPS, IDENTITY, CountingEnvs, counting_spec

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from millpond.envs.registry import EnvBatchFactory
 from millpond.rollout.collector import Collector
 from millpond.rollout.rows import resets
-from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.vector import make_vector
 from tests.support.collecting import open_collector, planned
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import gymnasium
@@ -367,3 +368,22 @@ def grid_envs(num_envs: int, buffers: Buffers | None = None) -> Any:
     from millpond.envs.grid.envs import GridEnvs
 
     return GridEnvs(num_envs, {}, buffers)
+
+
+class Burning(gymnasium.Env[Any, Any]):
+    """Computes for 4 ms in every step and holds the GIL."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        ends = time.perf_counter() + 0.004
+        while time.perf_counter() < ends:
+            pass
+        self.steps += 1
+        return np.zeros(2, np.float32), 0.0, self.steps >= 10, False, {}

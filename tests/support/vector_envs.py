@@ -248,3 +248,77 @@ def sleeping(num_envs: int, buffers: Buffers, first_env: int) -> SleepingEnvs:
 
 def unbuildable(num_envs: int, buffers: Buffers, first_env: int) -> CountingEnvs:
     raise RuntimeError(f"no map for env {first_env}")
+
+
+class BurningEnvs(CountingEnvs):
+    """Computes for 10 ms in every step of an env and holds the GIL."""
+
+    def step_env(self, env: int) -> None:
+        ends = time.perf_counter() + 0.01
+        while time.perf_counter() < ends:
+            pass
+        super().step_env(env)
+
+
+def burning(num_envs: int, buffers: Buffers, first_env: int) -> BurningEnvs:
+    return BurningEnvs(num_envs, buffers, first_env)
+
+
+class BurningWholeEnvs(BurningEnvs):
+    """Burns, and can only step all its envs at once."""
+
+    def step(self, first: int, last: int) -> None:
+        assert (first, last) == (0, self.num_envs)
+        super().step(first, last)
+
+
+def burning_whole(num_envs: int, buffers: Buffers, first_env: int) -> BurningWholeEnvs:
+    return BurningWholeEnvs(num_envs, buffers, first_env, counting_spec(partial_step=False))
+
+
+class IdleEnvs(CountingEnvs):
+    """Does nothing in a step."""
+
+    def step(self, first: int, last: int) -> None:
+        pass
+
+
+def idle(num_envs: int, buffers: Buffers, first_env: int) -> IdleEnvs:
+    return IdleEnvs(num_envs, buffers, first_env)
+
+
+class FailingEnvs(CountingEnvs):
+    """Fails in its third step, whatever the actions are."""
+
+    def __init__(self, num_envs: int, buffers: Buffers, first_env: int, action: int) -> None:
+        super().__init__(num_envs, buffers, first_env)
+        self.action = action
+
+    def step_env(self, env: int) -> None:
+        if self.env_steps[env] == 2:
+            fail(self.action)
+        super().step_env(env)
+
+
+def fail(action: int) -> None:
+    if action == FaultyEnvs.RAISE:
+        raise ValueError("no third step")
+    if action == FaultyEnvs.KILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    sleep_for_a_long_time()
+
+
+def raising(num_envs: int, buffers: Buffers, first_env: int) -> FailingEnvs:
+    return FailingEnvs(num_envs, buffers, first_env, FaultyEnvs.RAISE)
+
+
+def killing(num_envs: int, buffers: Buffers, first_env: int) -> FailingEnvs:
+    return FailingEnvs(num_envs, buffers, first_env, FaultyEnvs.KILL)
+
+
+def hanging(num_envs: int, buffers: Buffers, first_env: int) -> FailingEnvs:
+    return FailingEnvs(num_envs, buffers, first_env, FaultyEnvs.HANG)
+
+
+def unmakeable(num_envs: int, buffers: Buffers, first_env: int) -> CountingEnvs:
+    raise ValueError("these envs cannot be made")

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millpond.envs.registry import describe
-from millpond.trainers.common.envs import EnvBatchFactory
+from millpond.envs.registry import EnvBatchFactory, describe
 from millpond.vector import Vector, VectorError, WorkerError, env_seed, make_vector
 from tests.support.playing import play
 from tests.support.vector_envs import (

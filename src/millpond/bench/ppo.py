@@ -35,6 +35,7 @@ from millpond.bench.run import Arithmetic, Bench, Iteration, KindBench, Measurem
 from millpond.config import Loaded
 from millpond.config.env_options import env_options
 from millpond.envs.env_batch import Buffers
+from millpond.envs.registry import EnvBatchFactory
 from millpond.formatting import plural
 from millpond.loop import LevelEnd, Loop
 from millpond.planner import PPOPlan, plan_loaded
@@ -42,7 +43,6 @@ from millpond.record import Timer
 from millpond.record.jsonlines import Record, read_records
 from millpond.rollout.micro_batch import Advantages
 from millpond.rollout.sampling import Draw
-from millpond.trainers.common.envs import EnvBatchFactory
 from millpond.trainers.common.session import start_run
 from millpond.trainers.ppo.trainer import PPOTrainer
 from millpond.trainers.ppo.update import INPUTS, estimate_advantages, train_minibatch

@@ -34,7 +34,11 @@ Schedule = Literal["constant", "linear", "cosine"]
 class PPOTrainerConfig(TrainerConfig):
     """Sizes of collection and training, under the names that Metta and PufferLib use."""
 
-    num_workers: Few = Field(1, description="Workers that step envs; numbers of envs are multiples of it.")
+    num_workers: Few = Field(
+        1,
+        description="Workers that step envs; numbers of envs are multiples of it. With vector.backend=auto, more than 1 is the "
+        "most worker processes that may be chosen, and 1 sets no limit but the cores.",
+    )
     num_envs: Size | None = Field(
         None, description="Total number of envs. Set either this or forward_pass_minibatch_target_size."
     )

@@ -208,9 +208,9 @@ class VectorConfig(ConfigSection):
 
     backend: Literal["auto", "inline", "threads", "processes", "native"] = Field(
         "auto",
-        description="auto chooses by environment and machine, and logs why; any other value is used unchanged. A crash "
-        "(such as a segmentation fault) of an env in `threads` cannot be caught and ends the run; auto uses threads for "
-        "Millpond's own environments only.",
+        description="auto takes what is fastest: it measures the environment and the policy when a PPO run starts, logs what "
+        "it chose, and keeps it on resume; any other value is used unchanged. A crash (such as a segmentation fault) of an "
+        "env in `threads` cannot be caught and ends the run; auto uses threads for Millpond's own environments only.",
     )
     threads: Count | None = Field(None, description="Threads of the backend `threads`; null: one per core.")
     trainer_share: Fraction = Field(

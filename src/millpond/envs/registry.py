@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,17 @@ def make_env_batch(env_id: str, num_envs: int, options: Mapping[str, Any], buffe
     if rewards.changes:
         env_batch = RewardEnvs(env_batch, rewards)
     return EpisodicEnvs(env_batch) if rewards.episodic else env_batch
+
+
+@dataclass(frozen=True)
+class EnvBatchFactory:
+    """Create an EnvBatch of an env id with options, also in worker processes: picklable, and its module imports no torch."""
+
+    env_id: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, num_envs: int, buffers: Buffers, first_env: int) -> EnvBatch:
+        return make_env_batch(self.env_id, num_envs, self.options, buffers)
 
 
 def _make(env_id: str, num_envs: int, own_options: Mapping[str, Any], buffers: Buffers | None) -> EnvBatch:

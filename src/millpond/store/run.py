@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 CONFIG, PLAN, HOST, LOCK, METRICS = "config.yaml", "plan.json", "host.json", "lock", "metrics.jsonl"
 WEIGHTS_FROM = "weights_from"  # in host.json
+VECTOR = "vector.json"
 MAX_RANKS = 1 << 20
 CREATING, REMOVING = ".creating-", ".removing-"
 PACKAGES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "lz4", "safetensors", "tensorboard")
@@ -62,6 +63,7 @@ class Run:
         self.config_path = folder / CONFIG
         self.plan_path = folder / PLAN
         self.host_path = folder / HOST
+        self.vector_path = folder / VECTOR  # what `vector.backend=auto` chose
         self.metrics_path = folder / METRICS
         self.warnings_path = folder / "warnings.jsonl"
         self.tensorboard_path = folder / "tensorboard"

@@ -1,6 +1,8 @@
 """Thousands of envs in groups that step in turn, inline, in threads or in worker processes. Imports no torch.
 
-make         make_vector: choose a backend, start the workers, make the envs
+make         make_vector: start the workers, make the envs
+measure      measure_backend: measure the environment, to choose its backend
+choose       the backend that is fastest for measured times
 vector       Vector: recv, send, save_state, load_state
 scheduler    RoundRobin: receive and send slices of envs strictly in turn
 fleet        Fleet: all envs and their workers; restarts envs that crashed
@@ -14,6 +16,7 @@ from millpond.vector.finite import BadNumber, FiniteCheck, NonFiniteEnvError
 from millpond.vector.fleet import env_seed, env_seeds
 from millpond.vector.layout import Batch, VectorError
 from millpond.vector.make import BackendChoice, choose_backend, make_vector
+from millpond.vector.measure import measure_backend
 from millpond.vector.scheduler import RoundRobin
 from millpond.vector.vector import Vector, group_name
 from millpond.vector.worker import MakeEnvBatch, ReportsProgress, WorkerError
@@ -35,4 +38,5 @@ __all__ = [
     "env_seeds",
     "group_name",
     "make_vector",
+    "measure_backend",
 ]

@@ -36,15 +36,18 @@ def make_vector(
     threads: int | None = None,
     trainer_share: float = 0.0,
     start_seconds: float = 180.0,
+    choice: BackendChoice | None = None,
 ) -> Vector:
     """Start the workers and make the envs.
 
+    `backend`        `auto` chooses by a rule, without measuring; see `measure_backend`
     `num_workers`    processes of the backend `processes`
     `threads`        threads of the backend `threads`; None is one per core
     `trainer_share`  fraction of each group's envs that the caller steps itself, with the backend `processes`
     `timeout`        seconds that a step may take, after which a worker counts as hung
     `start_seconds`  seconds that loading, making and resetting envs may take
     `on_crash`       "stop" raises `WorkerError`; "restart" restarts the lost envs and reports them in the batch
+    `choice`         the backend and its workers, if they are already chosen; `backend` and `num_workers` are then ignored
     """
     if timeout <= 0:
         raise VectorError(f"vector.timeout={timeout:g} must be more than 0 seconds")
@@ -57,15 +60,17 @@ def make_vector(
             f"vector.trainer_share={trainer_share:g} is for vector.backend=processes, and it is {backend}; leave it out"
         )
     one_worker = Layout.of(num_envs, groups, 1)
-    choice = choose_backend(
-        spec,
-        backend=backend,
-        envs_per_group=num_envs // groups,
-        num_workers=num_workers,
-        threads=threads,
-        cores=usable_cores(),
-        why_not_processes=_why_not_processes(WorkerJob(spec, one_worker, make_env_batch)) if backend == "auto" else "",
-    )
+    if choice is None:
+        impossible = why_not_processes(WorkerJob(spec, one_worker, make_env_batch)) if backend == "auto" else ""
+        choice = choose_backend(
+            spec,
+            backend=backend,
+            envs_per_group=num_envs // groups,
+            num_workers=num_workers,
+            threads=threads,
+            cores=usable_cores(),
+            why_not_processes=impossible,
+        )
     own_envs = trainer_envs(trainer_share, num_envs // groups) if choice.backend == "processes" else 0
     layout = Layout.of(num_envs, groups, choice.num_workers, own_envs)
     job = WorkerJob(spec, layout, make_env_batch)
@@ -112,7 +117,7 @@ def choose_backend(
     cores: int,
     why_not_processes: str = "",
 ) -> BackendChoice:
-    """Return the configured backend; for `auto`, the one that should be fastest.
+    """Return the configured backend; for `auto`, one that suits the environment, without measuring.
 
     A crash in a thread ends the trainer's process, so `auto` uses threads for Millpond's own environments only.
     `why_not_processes` is the reason why worker processes cannot be used, if there is one.
@@ -142,8 +147,7 @@ def choose_backend(
         return BackendChoice("native", 1, f"{spec.id} steps all its envs in one call; {_describe_native(spec)}")
     if cores == 1:
         return BackendChoice("inline", 1, "there is one core, so envs cannot step while the policy acts")
-    family = family_of(spec.id)
-    if spec.releases_gil and family is not None and family.built_in:
+    if spec.releases_gil and is_own(spec):
         count = threads or max_workers
         return BackendChoice("threads", count, f"{spec.id} releases the GIL; {plural(count, 'thread')}")
     why_not_threads = f"{spec.id} " + (
@@ -178,7 +182,14 @@ def _start_processes(job: WorkerJob, timeout: float, start_seconds: float) -> tu
         raise
 
 
-def _why_not_processes(job: WorkerJob) -> str:
+def is_own(spec: EnvSpec) -> bool:
+    """Return True for the code of Millpond itself, which may run in threads: a crash there cannot be caught."""
+    family = family_of(spec.id)
+    return family is not None and family.built_in
+
+
+def why_not_processes(job: WorkerJob) -> str:
+    """Return the reason why worker processes cannot make an environment; empty if nothing is known against it."""
     try:
         pickle_job(job)
     except VectorError as error:

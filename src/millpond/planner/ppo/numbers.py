@@ -19,6 +19,7 @@ from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
 from millpond.planner.kind import Plan
 from millpond.planner.memory import TrainingMemory, collecting_bytes, training_memory
 from millpond.planner.planned import Planned, plan_loaded
+from millpond.planner.remembered import AT_THE_START
 from millpond.rollout.schema import field_bytes, row_fields, state_shape
 from millpond.sizes import rows_per_round, trainer_envs
 
@@ -40,6 +41,7 @@ class PPOPlan(Plan):
     num_workers: int
     envs_per_worker: int  # rounded down: workers of a group may differ by one
     trainer_envs: int  # that the trainer steps itself
+    vector: str  # how envs are stepped: the backend, or what `auto` does
     num_agents: int
     total_agents: int
     batch_unit: str
@@ -105,10 +107,10 @@ class PPOPlan(Plan):
         )
 
 
-def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan:
+def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1, vector: str = AT_THE_START) -> PPOPlan:
     """Derive all numbers. The recipe is valid, so sizes that must divide do.
 
-    `cores` share the rows of a gradient if it is computed on the CPU.
+    `cores` share the rows of a gradient if it is computed on the CPU. `vector` describes what vector.backend=auto does.
     """
     trainer, flat = recipe.trainer, flatten(recipe)
     agents, horizon, unit = recipe.env.num_agents, trainer.bptt_horizon, trainer.batch_unit
@@ -151,6 +153,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1) -> PPOPlan
         num_workers=trainer.num_workers,
         envs_per_worker=(envs - by_trainer) // trainer.num_workers,
         trainer_envs=by_trainer,
+        vector=vector if recipe.vector.backend == "auto" else recipe.vector.backend,
         num_agents=agents,
         total_agents=envs * agents,
         batch_unit=unit,

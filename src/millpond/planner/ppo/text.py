@@ -58,6 +58,8 @@ def _environments(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         ("envs", number(plan.num_envs), _stepped_by(plan)),
         ("agents", number(plan.total_agents), f"{plan.num_agents:,} per env"),
     ]
+    if recipe.vector.backend == "auto":
+        rows.append(("vector", "auto", plan.vector))
     return ["", "Environments", *figures(rows)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -15,26 +15,15 @@ from millpond.config.env_options import env_options
 from millpond.config.recipe import EnvConfig, VectorConfig
 from millpond.distributed import Place, Ranks
 from millpond.envs.env_batch import Buffers, EnvBatch, EpisodeStats
-from millpond.envs.registry import describe, make_env_batch, prepare
+from millpond.envs.registry import EnvBatchFactory, describe, prepare
 from millpond.envs.render import options_for_drawing
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
 from millpond.rollout.collector import Collected
 from millpond.store import Run, load_weights
-from millpond.vector import Vector, make_vector
+from millpond.vector import BackendChoice, Vector, make_vector
 
 INLINE = {"backend": "inline", "trainer_share": 0.0}
-
-
-@dataclass(frozen=True)
-class EnvBatchFactory:
-    """Create an EnvBatch of an env id with options, also in worker processes: picklable, and imports no torch."""
-
-    env_id: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __call__(self, num_envs: int, buffers: Buffers, first_env: int) -> EnvBatch:
-        return make_env_batch(self.env_id, num_envs, self.options, buffers)
 
 
 def make_spec(env: EnvConfig, *, stacked: bool) -> EnvSpec:
@@ -57,10 +46,12 @@ def build_vector(
     num_workers: int,
     stacked: bool,
     env_batches: list[EnvBatch] | None = None,
+    choice: BackendChoice | None = None,
 ) -> Vector:
     """Build a vector of the config's environment; compiled code is compiled once, before workers start.
 
     Each EnvBatch is appended to `env_batches`, for rendering; only with backends that create them in this process.
+    `choice` is what `vector.backend=auto` chose.
     """
     env_id, options = env_options(env, stacked=stacked)
     if env_batches is not None:
@@ -85,6 +76,7 @@ def build_vector(
         on_crash=vector.on_crash,
         threads=vector.threads,
         trainer_share=vector.trainer_share,
+        choice=choice,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from millpond.config import Loaded, PPORecipe
+from millpond.config import Loaded, PPORecipe, Recipe
 from millpond.distributed import (
     ALONE,
     NoRecorder,
@@ -22,6 +22,7 @@ from millpond.distributed import (
     save_over_ranks,
     training_over_ranks,
 )
+from millpond.envs.spec import EnvSpec
 from millpond.formatting import sentence
 from millpond.loop import Address, LevelEnd, Loop, NonFiniteError
 from millpond.losses import Coefficients, mean_and_variance
@@ -30,7 +31,7 @@ from millpond.planner.planned import plan_over_ranks, share_of_rank
 from millpond.processor import prepare_bfloat16
 from millpond.record import Counters, Recorder, Sink, Timer
 from millpond.report import Picture
-from millpond.rollout.collector import Collected, Collector
+from millpond.rollout.collector import Actor, Collected, Collector
 from millpond.rollout.micro_batch import Advantages
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw, annealed_beta, draw_minibatches
@@ -38,6 +39,7 @@ from millpond.rollout.schema import row_fields
 from millpond.schedules import named
 from millpond.store import Checkpoints, Parts, RandomState, Run, seed_global_generators
 from millpond.threads import torch_in_one_thread, torch_threads
+from millpond.trainers.common.backend import choose_vector, time_actor
 from millpond.trainers.common.build import make_policy
 from millpond.trainers.common.envs import (
     VectorState,
@@ -45,6 +47,7 @@ from millpond.trainers.common.envs import (
     build_vector,
     collected_by_all,
     evaluation_vector,
+    make_spec,
     rank_device,
     rank_seeds,
     rank_vector,
@@ -56,6 +59,7 @@ from millpond.trainers.common.reporting import next_steps, report_at_end, summar
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater
 from millpond.trainers.ppo.update import Step, estimate_advantages, train_minibatch
+from millpond.vector import Vector
 
 
 class PPOTrainer:
@@ -77,24 +81,19 @@ class PPOTrainer:
         self.sampler = np.random.default_rng(seeds[2])
 
         self.timer, self.counters = Timer(), Counters()
-        self.vector = build_vector(
-            recipe.env,
-            rank_vector(share.recipe.vector, ranks.place),
-            num_envs=planned.num_envs,
-            groups=planned.groups,
-            num_workers=planned.num_workers,
-            stacked=True,
-        )
-        policy = make_policy(recipe.policy, self.vector.spec, self.device)
+        spec = make_spec(recipe.env, stacked=True)
+        policy = make_policy(recipe.policy, spec, self.device)
         state_shape = tuple(policy.initial_state(1, self.device).shape[1:])
         policy.value_trains_core = recipe.ppo.value_trains_core
         self.policy = policy
         begin_with_weights(ranks, {"policy": policy}, weights_from)
         self.optimizer = make_optimizer(recipe.ppo, self.policy)
         self.updater = make_updater(policy, recipe.trainer, self.device)
+        actor = make_actor(policy, recipe.trainer, self.device)
+        self.vector = self._make_vector(share.recipe, spec, actor)
         agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
         self.rows = Rows(
-            row_fields(self.vector.spec, state_shape),
+            row_fields(spec, state_shape),
             planned.buffer_rows,
             planned.bptt_horizon,
             planned.num_agents,
@@ -104,7 +103,7 @@ class PPOTrainer:
         self.collector = Collector(
             self.vector,
             self.rows,
-            make_actor(policy, recipe.trainer, self.device),
+            actor,
             num_rows=planned.segments,
             state_shape=state_shape,
             device=str(self.device),
@@ -138,6 +137,22 @@ class PPOTrainer:
         self.picture: Picture | None = None
         if run.resumed:
             restore_over_ranks(ranks, self.checkpoints, self.parts)
+
+    def _make_vector(self, recipe: Recipe, spec: EnvSpec, actor: Actor) -> Vector:
+        """Make the envs of this rank, stepped as the config says or, with `auto`, as is fastest next to this policy."""
+        assert isinstance(recipe, PPORecipe)
+        plan = self.share
+        state = self.policy.initial_state(plan.envs_per_group * plan.num_agents, self.device)
+        time_acting = time_actor(actor, state, spec, plan.envs_per_group, self._autocast)
+        return build_vector(
+            recipe.env,
+            rank_vector(recipe.vector, self.ranks.place),
+            num_envs=plan.num_envs,
+            groups=plan.groups,
+            num_workers=plan.num_workers,
+            stacked=True,
+            choice=choose_vector(recipe, spec, plan, self.run, self.ranks, time_acting),
+        )
 
     def _make_sinks(self) -> list[Sink]:
         checks = ppo_checks(self.recipe.ppo, self.vector.spec.action)

@@ -1,0 +1,126 @@
+"""The backend that `vector.backend=auto` chose for a recipe on this machine, remembered in the user's cache folder.
+
+A choice is valid for the same environment, policy, sizes, cores and library versions. Environments of the user's own code are
+measured at each start, since a change of that code would not be noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import asdict, dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from millpond.config import PPORecipe
+from millpond.envs.families import family_of
+from millpond.formatting import plural
+from millpond.planner.estimate import this_machine
+from millpond.processor import cache_folder, cpu_name
+
+FORMAT = 1
+MAX_CHOICES = 500  # the oldest are dropped
+AT_THE_START = "measured at the start"
+PACKAGES = (
+    "millpond",
+    "torch",
+    "numpy",
+    "numba",
+    "gymnasium",
+    "mujoco",
+    "ale-py",
+    "mettagrid",
+    "minatar",
+    "pettingzoo",
+)
+
+
+@dataclass(frozen=True)
+class RememberedBackend:
+    """A choice of `vector.backend=auto`."""
+
+    backend: str
+    num_workers: int
+    reason: str
+
+    def __str__(self) -> str:
+        if self.backend == "processes":
+            return plural(self.num_workers, "worker process")
+        return plural(self.num_workers, "thread") if self.backend == "threads" else self.backend
+
+    @staticmethod
+    def of(values: Any) -> RememberedBackend:
+        """Check values that were read from a file; raise ValueError if they are not those of a choice."""
+        names = {field.name for field in fields(RememberedBackend)}
+        if not isinstance(values, dict) or not names <= values.keys():
+            raise ValueError(f"expected {', '.join(sorted(names))}")
+        backend, workers = values["backend"], values["num_workers"]
+        if backend not in ("inline", "threads", "processes", "native"):
+            raise ValueError(f"backend={backend!r} is not one of inline, threads, processes, native")
+        if type(workers) is not int or workers < 1:
+            raise ValueError(f"num_workers={workers!r} is not a number of workers")
+        return RememberedBackend(backend, workers, str(values["reason"]))
+
+
+def remembered_path() -> Path:
+    """Return the file of all choices."""
+    return cache_folder() / "vector.json"
+
+
+def recall_backend(recipe: PPORecipe, ranks: int = 1) -> RememberedBackend | None:
+    """Return what was chosen for this recipe on this machine; None if nothing is known."""
+    if not can_be_remembered(recipe):
+        return None
+    entry = _read().get(_key(recipe, ranks))
+    try:
+        return RememberedBackend.of(entry) if entry is not None else None
+    except ValueError:  # of another version, or damaged: it is measured again
+        return None
+
+
+def with_remembered(recipe: PPORecipe, chosen: RememberedBackend, ranks: int = 1) -> dict[str, Any]:
+    """Return the contents of the file with a new choice."""
+    others = sorted(_read().items(), key=lambda entry: str(entry[1].get("date", "")))[-MAX_CHOICES + 1 :]
+    date = time.strftime("%Y-%m-%dT%H:%M:%S")
+    new = {**asdict(chosen), "env": recipe.env.id, "date": date}
+    return {"format": FORMAT, "choices": {**dict(others), _key(recipe, ranks): new}}
+
+
+def can_be_remembered(recipe: PPORecipe) -> bool:
+    """Return True unless the environment or the policy is code of the user."""
+    family = family_of(recipe.env.id)
+    return family is not None and family.name != "custom" and recipe.policy.target is None
+
+
+def _key(recipe: PPORecipe, ranks: int) -> str:
+    """Return a hash of everything that decides how long a turn takes."""
+    trainer, vector = recipe.trainer, recipe.vector
+    envs = trainer.num_envs, trainer.forward_pass_minibatch_target_size, trainer.async_factor, trainer.num_workers
+    facts = [
+        this_machine(),
+        cpu_name(),
+        recipe.env.model_dump(mode="json"),
+        recipe.policy.model_dump(mode="json"),
+        [*envs, trainer.precision, trainer.fast, recipe.device, ranks],
+        [vector.threads, vector.trainer_share],
+        [_version(name) for name in PACKAGES],
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _read() -> dict[str, dict[str, Any]]:
+    try:
+        content = json.loads(remembered_path().read_text(encoding="utf-8"))
+        choices = content["choices"] if content["format"] == FORMAT else {}
+        return {key: value for key, value in choices.items() if isinstance(value, dict)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

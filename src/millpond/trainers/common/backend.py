@@ -1,0 +1,159 @@
+"""`vector.backend=auto` of a PPO run: choose how envs are stepped, store the choice with the run, and reuse it on resume."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+
+from millpond.config import PPORecipe
+from millpond.config.env_options import env_options
+from millpond.distributed import Ranks
+from millpond.durable import replace_json
+from millpond.envs.registry import EnvBatchFactory, prepare
+from millpond.envs.spec import EnvSpec
+from millpond.planner import PPOPlan
+from millpond.planner.remembered import (
+    RememberedBackend,
+    can_be_remembered,
+    recall_backend,
+    remembered_path,
+    with_remembered,
+)
+from millpond.rollout.collector import Actor
+from millpond.safe_read import read_json_object
+from millpond.store import RandomState, Run, RunError
+from millpond.threads import torch_threads
+from millpond.vector import BackendChoice, measure_backend
+
+ACTING_SECONDS = 0.05
+ACTING_CALLS = 32
+
+
+def choose_vector(
+    recipe: PPORecipe,
+    spec: EnvSpec,
+    plan: PPOPlan,
+    run: Run,
+    ranks: Ranks,
+    time_acting: Callable[[int | None], float],
+) -> BackendChoice | None:
+    """Return the choice of `vector.backend=auto`; None if the config sets the backend.
+
+    A resumed run keeps its choice, since the saved state of its envs is divided among as many workers. A new one uses what
+    was measured before on this machine for the same sizes and versions, or measures. Rank 0 decides for all ranks.
+
+    `recipe` and `plan` are the share of this rank; `time_acting` is as in `measure_backend`.
+    """
+    if recipe.vector.backend != "auto":
+        return None
+    if run.resumed and not os.path.lexists(run.vector_path):
+        return None  # of an earlier version, which chose by a rule
+    if run.resumed:
+        return _as_choice(_read(run), "as chosen when the run started, ")
+
+    def decide() -> dict[str, Any]:
+        chosen = recall_backend(recipe, ranks.count)
+        if chosen is None:
+            chosen = _measure(recipe, spec, plan, ranks, time_acting)
+            _remember(recipe, chosen, ranks)
+        replace_json(run.vector_path, asdict(chosen))
+        return asdict(chosen)
+
+    return _as_choice(RememberedBackend.of(ranks.run_on_first(decide)))
+
+
+def time_actor(
+    actor: Actor,
+    initial_state: torch.Tensor,
+    spec: EnvSpec,
+    num_envs: int,
+    context: Callable[[], AbstractContextManager[Any]],
+) -> Callable[[int | None], float]:
+    """Return a function that measures the seconds in which an actor acts for so many envs, with a number of threads.
+
+    `initial_state` [agents, S, H]; `context` is the precision.
+    """
+    agents = num_envs * spec.num_agents
+    observation = np.zeros((agents, *spec.observation.shape), spec.observation.dtype)
+    mask = np.ones((agents, sum(spec.action.sizes)), np.bool_) if spec.action_masks else None
+    generator = torch.Generator(initial_state.device).manual_seed(0)
+
+    def measure(threads: int | None) -> float:
+        seconds: list[float] = []
+        with keeping_random_state(), context(), torch_threads(threads or torch.get_num_threads()):
+            actor.freeze_weights()
+            state = initial_state.clone()
+            actor.act(observation, state, mask, generator)  # it may compile something
+            ends = time.perf_counter() + ACTING_SECONDS
+            while not seconds or (len(seconds) < ACTING_CALLS and time.perf_counter() < ends):
+                start = time.perf_counter()
+                actor.act(observation, state, mask, generator)
+                seconds.append(time.perf_counter() - start)
+        return float(np.median(seconds))
+
+    return measure
+
+
+@contextmanager
+def keeping_random_state() -> Iterator[None]:
+    """Restore the global generators of Python, NumPy and torch afterwards."""
+    generators = RandomState()
+    before = generators.state_dict()
+    try:
+        yield
+    finally:
+        generators.load_state_dict(before)
+
+
+def _measure(
+    recipe: PPORecipe, spec: EnvSpec, plan: PPOPlan, ranks: Ranks, time_acting: Callable[[int | None], float]
+) -> RememberedBackend:
+    env_id, options = env_options(recipe.env, stacked=True)
+    with keeping_random_state():
+        prepare(env_id, options)
+        choice = measure_backend(
+            spec,
+            EnvBatchFactory(env_id, options),
+            num_envs=plan.num_envs,
+            groups=plan.groups,
+            num_workers=plan.num_workers,
+            threads=recipe.vector.threads,
+            trainer_share=recipe.vector.trainer_share,
+            cores=ranks.place.cores,
+            time_acting=time_acting,
+        )
+    return RememberedBackend(choice.backend, choice.num_workers, choice.reason)
+
+
+def _remember(recipe: PPORecipe, chosen: RememberedBackend, ranks: Ranks) -> None:
+    """Remember a choice for later runs. A cache that cannot be written only costs a measurement next time."""
+    if not can_be_remembered(recipe) or not chosen.reason.startswith("measured"):
+        return
+    path = remembered_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_json(path, with_remembered(recipe, chosen, ranks.count))
+    except OSError as error:
+        warnings.warn(f"{path} cannot be written ({error.strerror}): envs are measured again next time", stacklevel=2)
+
+
+def _read(run: Run) -> RememberedBackend:
+    fix = "restore it from a copy"
+    values = read_json_object(run.vector_path, fix)
+    try:
+        return RememberedBackend.of(values)
+    except ValueError as error:
+        raise RunError(f"{run.vector_path} does not hold the vector of a run ({error}); {fix}") from error
+
+
+def _as_choice(chosen: RememberedBackend, prefix: str = "") -> BackendChoice:
+    backend = cast(Literal["inline", "threads", "processes", "native"], chosen.backend)
+    return BackendChoice(backend, chosen.num_workers, prefix + chosen.reason)

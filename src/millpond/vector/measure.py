@@ -1,0 +1,144 @@
+"""Measure an environment before a run, and choose the backend of its vector by it.
+
+The measured envs are separate instances with seeds of their own, and are closed before the run makes its envs. Those of other
+packages step in a worker process, as a crash or a hang there does no harm; Millpond's own step in a thread. Nothing that is
+learned depends on the choice: trajectories are the same with every backend.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.envs.random_play import sample_action
+from millpond.envs.spec import EnvSpec
+from millpond.sizes import trainer_envs
+from millpond.vector.choose import Costs, Sizes, choose, explain
+from millpond.vector.layout import Batch, Layout, VectorError
+from millpond.vector.make import BackendChoice, choose_backend, is_own, make_vector, why_not_processes
+from millpond.vector.scheduler import RoundRobin
+from millpond.vector.vector import Vector
+from millpond.vector.worker import MakeEnvBatch, WorkerError, WorkerJob
+
+MEASURED_ENVS = {"processes": 16, "threads": 256}  # Millpond's own envs are made fast, and step fast
+MEASURED_STEPS = 256  # of all envs, and again of a single env
+WARM_UP_STEPS = 4
+SECONDS = 0.4  # after which each of the two measurements ends
+STEP_LIMIT = 5.0  # seconds for a step of all measured envs; longer is slow enough to be sure
+SEED = 20_260_101
+DIFFERENT_ACTIONS = 8
+DEFAULT_OVERHEAD = 50e-6  # seconds, where a single env cannot be stepped alone
+
+TimeActing = Callable[[int | None], float]  # number of threads, None for all -> seconds to act for a group
+
+
+def measure_backend(
+    spec: EnvSpec,
+    make_env_batch: MakeEnvBatch,
+    *,
+    num_envs: int,
+    groups: int,
+    num_workers: int,
+    threads: int | None,
+    trainer_share: float,
+    cores: int,
+    time_acting: TimeActing,
+) -> BackendChoice:
+    """Choose the backend for `vector.backend=auto` by measuring the environment and the policy.
+
+    `num_workers` above 1 is the maximum of worker processes; 1 sets no limit but cores and envs. The environment is not
+    measured if only one backend is possible.
+    """
+    envs_per_group = num_envs // groups
+    if spec.native_vector and not spec.partial_step:
+        return choose_backend(
+            spec, backend="auto", envs_per_group=envs_per_group, num_workers=1, threads=threads, cores=cores
+        )
+    if cores == 1:
+        return BackendChoice("inline", 1, "there is one core, so envs cannot step while the policy acts")
+    backend: Literal["threads", "processes"] = "threads" if spec.releases_gil and is_own(spec) else "processes"
+    limit = min(cores, envs_per_group)
+    if backend == "processes":
+        impossible = why_not_processes(WorkerJob(spec, Layout.of(num_envs, groups, 1), make_env_batch))
+        if impossible:
+            return BackendChoice("inline", 1, f"processes are not possible: {impossible}")
+        limit = limit if num_workers == 1 else min(limit, num_workers)
+    own_envs = trainer_envs(trainer_share, envs_per_group) if backend == "processes" else 0
+    limit = min(limit, envs_per_group - own_envs)
+    if backend == "threads" and threads is not None:
+        limit = threads
+    try:
+        step, overhead = measure_steps(spec, make_env_batch, backend, min(envs_per_group, MEASURED_ENVS[backend]))
+    except VectorError as error:  # a worker process cannot load the environment
+        return BackendChoice("inline", 1, f"processes are not possible: {error}")
+    except WorkerError as error:
+        if error.doing != "step":
+            raise  # it cannot be used at all
+        why = f"the environment {error.kind} in a step while it was measured, and a process can be replaced"
+        return BackendChoice("processes", limit, why)
+    sizes = Sizes(envs_per_group, groups, cores, own_envs)
+    costs = Costs(step, overhead, time_acting(None), time_acting(1))
+    chosen = choose(backend, limit, sizes, costs)
+    return BackendChoice(chosen.backend, chosen.num_workers, explain(chosen, backend, limit, sizes, costs))
+
+
+def measure_steps(
+    spec: EnvSpec, make_env_batch: MakeEnvBatch, backend: Literal["threads", "processes"], num_envs: int
+) -> tuple[float, float]:
+    """Return the seconds of one step of one env, without resets, and the overhead of a command to a worker.
+
+    One worker steps n envs, then a single one. A step of n takes n c + o seconds, which gives c and o. A step longer than
+    `STEP_LIMIT` raises `WorkerError`, like a crash.
+    """
+    with make_vector(
+        spec,
+        make_env_batch,
+        num_envs=num_envs,
+        groups=1,
+        num_workers=1,
+        threads=1,
+        backend=backend,
+        timeout=STEP_LIMIT,
+    ) as vector:
+        vector.reset(SEED)
+        random = np.random.default_rng(SEED)
+        of_all = _seconds_per_step(vector, spec, random)
+        if num_envs == 1 or not spec.partial_step:
+            overhead = min(DEFAULT_OVERHEAD, of_all)
+            return (of_all - overhead) / num_envs, overhead
+        vector.end_round()
+        of_one = _seconds_per_step(vector.slice(0, 1), spec, random)
+    step = max(0.0, of_all - of_one) / (num_envs - 1)
+    return step, max(0.0, of_one - step)
+
+
+def _seconds_per_step(turns: Vector | RoundRobin, spec: EnvSpec, random: np.random.Generator) -> float:
+    """Return the time from sending actions to receiving results: the lower quartile over some steps.
+
+    Steps in which another program had the core are slower, and so are those with a reset, which become rarer or more frequent
+    as the policy learns.
+    """
+    batch = turns.recv()
+    # Drawn before, so that the worker waits no longer for a command than in a collection; masks change with every step.
+    drawn = [] if spec.action_masks else [_random_actions(spec, batch, random) for _ in range(DIFFERENT_ACTIONS)]
+    seconds: list[float] = []
+    ends = time.perf_counter() + SECONDS
+    while len(seconds) < WARM_UP_STEPS + MEASURED_STEPS and (not seconds or time.perf_counter() < ends):
+        batch.action[...] = drawn[len(seconds) % len(drawn)] if drawn else _random_actions(spec, batch, random)
+        start = time.perf_counter()
+        turns.send()
+        batch = turns.recv()
+        seconds.append(time.perf_counter() - start)
+    measured = seconds[min(WARM_UP_STEPS, len(seconds) - 1) :]
+    return float(np.quantile(measured, 0.25))
+
+
+def _random_actions(spec: EnvSpec, batch: Batch, random: np.random.Generator) -> npt.NDArray[Any]:
+    """Return actions [envs, agents, ...] that the masks allow."""
+    masks = batch.action_mask
+    rows = [[sample_action(spec.action, mask, random) for mask in env_masks] for env_masks in masks]
+    return np.array(rows).reshape(batch.action.shape)

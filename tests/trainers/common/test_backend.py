@@ -1,0 +1,135 @@
+"""`vector.backend=auto` of a run: measured, stored with the run, reused on resume, and without effect on results."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from millpond.config import load
+from millpond.planner.remembered import remembered_path
+from millpond.store import RunError
+from millpond.trainers.common.backend import keeping_random_state
+from millpond.trainers.common.session import resume_run, start_run
+from millpond.trainers.ppo.trainer import PPOTrainer
+from tests.support.ppo_runs import SMALL, train_small
+
+CARTPOLE = {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1}
+MEASURES = ("policy_loss", "value_loss", "entropy", "grad_norm", "episode_return", "eval/episode_return")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def records(root: Path, name: str) -> list[dict[str, float]]:
+    lines = (root / name / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key in MEASURES} for line in lines]
+
+
+def stored(root: Path, name: str) -> dict[str, Any]:
+    return dict(json.loads((root / name / "vector.json").read_text()))
+
+
+def test_choice_is_stored_with_the_run_and_remembered_for_others(tmp_path: Path) -> None:
+    trainer = train_small(tmp_path, "pond", **CARTPOLE)
+    chosen = stored(tmp_path, "pond")
+    assert (chosen["backend"], chosen["num_workers"]) == (trainer.vector.backend, trainer.vector.num_workers)
+    assert trainer.vector.reason == chosen["reason"]
+    assert chosen["reason"].startswith("measured: 3 envs of a group step in ")
+    assert f"vector: {chosen['backend']}; measured: 3 envs" in " ".join(" ".join(trainer.opening()).split())
+    content = json.loads(remembered_path().read_text())
+    (remembered,) = content["choices"].values()
+    remembered["reason"] = "measured: changed"
+    remembered_path().write_text(json.dumps(content))
+    assert train_small(tmp_path, "second", **CARTPOLE).vector.reason == "measured: changed"
+
+
+def test_cheap_env_with_few_envs_is_not_stepped_by_processes_for_a_slow_policy(tmp_path: Path) -> None:
+    trainer = train_small(tmp_path, "pond", **CARTPOLE, **{"trainer.num_workers": 1, "policy.hidden_size": 256})
+    assert trainer.vector.num_workers == 1
+
+
+def test_env_that_burns_time_gets_processes(tmp_path: Path) -> None:
+    sizes = {"trainer.num_envs": 32, "trainer.batch_size": 256, "trainer.total_iterations": 1, "eval.episodes": 1}
+    trainer = train_small(tmp_path, "pond", **sizes, **{"env.id": "tests.support.custom_envs:Burning"})
+    several_cores = trainer.ranks.place.cores > 1
+    assert trainer.vector.backend == ("processes" if several_cores else "inline")
+
+
+def test_auto_gives_the_results_of_a_configured_backend(tmp_path: Path) -> None:
+    train_small(tmp_path, "auto", **CARTPOLE)
+    train_small(tmp_path, "inline", **CARTPOLE, **{"vector.backend": "inline"})
+    assert records(tmp_path, "auto") == records(tmp_path, "inline")
+    assert not (tmp_path / "inline" / "vector.json").exists()
+
+
+@pytest.mark.parametrize(("backend", "workers"), [("inline", 1), ("threads", 2)])
+def test_resume_reuses_the_choice(tmp_path: Path, backend: str, workers: int) -> None:
+    settings = {**SMALL, "run_dir": str(tmp_path), "trainer.total_iterations": 2}
+    loaded = load("grid", settings)
+    run = start_run(loaded, "pond")
+    chosen = {"backend": backend, "num_workers": workers, "reason": "measured: once"}
+    run.vector_path.write_text(json.dumps(chosen))
+    run.resumed = True
+    trainer = PPOTrainer(loaded, run)
+    try:
+        assert (trainer.vector.backend, trainer.vector.num_workers) == (backend, workers)
+        assert trainer.vector.reason == "as chosen when the run started, measured: once"
+        trainer.train()
+    finally:
+        trainer.close()
+    assert stored(tmp_path, "pond") == chosen
+    loaded, run = resume_run("pond", ["trainer.total_iterations=4"], str(tmp_path))
+    trainer = PPOTrainer(loaded, run)  # the state of the envs is loaded into as many workers
+    try:
+        assert (trainer.vector.backend, trainer.vector.num_workers) == (backend, workers)
+        trainer.train()
+    finally:
+        trainer.close()
+    straight = train_small(tmp_path, "straight", **{"vector.backend": "inline"})
+    assert records(tmp_path, "pond") == records(tmp_path, "straight")
+    assert straight.loop.done
+
+
+def test_damaged_choice_of_a_resumed_run_is_an_error(tmp_path: Path) -> None:
+    train_small(tmp_path, "pond", **{"trainer.total_iterations": 1})
+    (tmp_path / "pond" / "vector.json").write_text('{"backend": "gpu", "num_workers": 1, "reason": ""}')
+    loaded, run = resume_run("pond", ["trainer.total_iterations=2"], str(tmp_path))
+    try:
+        with pytest.raises(RunError, match=r"vector.json does not hold .*backend='gpu' is not one of"):
+            PPOTrainer(loaded, run)
+    finally:
+        run.close()
+
+
+def test_run_without_a_stored_choice_is_resumed_as_earlier_versions_chose(tmp_path: Path) -> None:
+    train_small(tmp_path, "pond", **CARTPOLE, **{"trainer.total_iterations": 1, "vector.backend": "inline"})
+    config = tmp_path / "pond" / "config.yaml"
+    config.write_text(config.read_text().replace("backend: inline", "backend: auto"))
+    loaded, run = resume_run("pond", ["trainer.total_iterations=2"], str(tmp_path))
+    trainer = PPOTrainer(loaded, run)
+    try:
+        assert trainer.vector.backend == "inline"
+        assert "one worker was requested" in trainer.vector.reason or "there is one core" in trainer.vector.reason
+    finally:
+        trainer.close()
+    assert not run.vector_path.exists()
+
+
+def test_global_generators_are_as_before() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), float(torch.rand(()))  # noqa: NPY002
+
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    with keeping_random_state():
+        inside = draw()
+    assert draw() == inside
