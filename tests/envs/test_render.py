@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from PIL import Image
 
 from millpond.envs.env_batch import EnvError
 from millpond.envs.registry import make_env_batch
-from millpond.envs.render import options_for_drawing, render_rgb
+from millpond.envs.render import options_for_drawing, render_rgb, write_gif
 
 OWN = "tests.support.custom_envs"
 
@@ -67,3 +69,19 @@ def test_a_registered_env_without_the_parameter_is_made_without_it() -> None:
 def test_other_envs_keep_their_options() -> None:
     assert options_for_drawing("grid", {"num_agents": 2}) == {"num_agents": 2}
     assert options_for_drawing("gymnasium:NoSuchEnv-v9", {}) == {}
+
+
+@pytest.mark.parametrize("colours", [3, 256, 257])
+def test_gif_shows_the_frames(tmp_path: Path, colours: int) -> None:
+    rng = np.random.default_rng(colours)
+    palette = rng.permutation(1 << 12)[:colours]  # spread over all three channels
+    palette = np.stack([palette >> 8, palette >> 4 & 15, palette & 15], axis=1).astype(np.uint8) * 16
+    frames = [palette[rng.permutation(300 * 4).reshape(40, 30) % colours] for _ in range(3)]
+    write_gif(frames, tmp_path / "frames.gif")
+    with Image.open(tmp_path / "frames.gif") as image:
+        assert image.n_frames == 3
+        for number, frame in enumerate(frames):
+            image.seek(number)
+            shown = np.asarray(image.convert("RGB")).astype(int)
+            # A palette holds 256 colours. Frames that have more are drawn with similar ones.
+            assert np.abs(shown - frame).mean() <= (0 if colours <= 256 else 8)

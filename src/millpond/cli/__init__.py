@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from millpond.errors import MillpondError
 from millpond.formatting import printable
@@ -12,6 +16,7 @@ from millpond.formatting import printable
 
 def main() -> None:
     """Run the command line, as one process or as a rank of torchrun."""
+    atexit.register(gc.freeze)  # spares the last collection of all of torch's objects, which takes a second
     if "WORLD_SIZE" in os.environ:
         from millpond.distributed.ranks import Place, run_and_end_process
 
@@ -22,8 +27,9 @@ def main() -> None:
 
 def _run() -> None:
     """Run the command; failures are reported on stderr and end in `SystemExit`."""
-    from millpond.cli.app import app
-    from millpond.cli.output import print_problem
+    with without_collections():
+        from millpond.cli.app import app
+        from millpond.cli.output import print_problem
 
     sys.path.append(os.getcwd())  # for custom environments and policies, as module:name; last, so that it hides nothing
     warnings.formatwarning = _warning_line
@@ -44,6 +50,18 @@ def _run() -> None:
             where = f"{error.filename}: " if error.filename is not None else ""
             print_problem(f"{where}{error.strerror or error}")
             sys.exit(1)
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Collect no garbage in this context. Imports make many objects and no garbage, so collections only slow them down."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _warning_line(

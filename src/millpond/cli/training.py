@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from millpond.cli import without_collections
 from millpond.cli.options import (
     DEFAULT_RECIPE,
     BestOption,
@@ -76,16 +78,19 @@ def train(
             raise typer.BadParameter("--resume takes overrides only: a run keeps its name, recipe and preset")
         if recipe != DEFAULT_RECIPE:
             raise typer.BadParameter(f"--resume {resume} has its own recipe; leave {recipe!r} out")
-    _train(
-        recipe,
-        override_list,
-        preset=preset_or_debug(preset, debug),
-        run_name=run,
-        overwrite=overwrite,
-        weights_from=weights_from,
-        resume=resume,
-        trust=trust_or_ask(trust),
-    )
+    with ExitStack() as setup:
+        setup.enter_context(without_collections())
+        _train(
+            recipe,
+            override_list,
+            preset=preset_or_debug(preset, debug),
+            run_name=run,
+            overwrite=overwrite,
+            weights_from=weights_from,
+            resume=resume,
+            trust=trust_or_ask(trust),
+            setup=setup,
+        )
 
 
 def _train(
@@ -98,7 +103,9 @@ def _train(
     weights_from: str | None,
     resume: str | None,
     trust: bool | None,
+    setup: ExitStack,
 ) -> None:
+    """Train or resume; `setup` is closed as soon as the trainer is built."""
     from millpond.distributed import join
     from millpond.planner import plan_loaded
     from millpond.planner.planned import show_alerts
@@ -148,6 +155,7 @@ def _train(
             alerts = show_alerts(plan_loaded(loaded, dataset=dataset).alerts)
             say("\n".join([*alerts, *notes, printable(f"run {run.shown}")]))
             trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)
+        setup.close()
         try:
             say("\n".join(trainer.opening()))
             trainer.train()

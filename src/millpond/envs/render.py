@@ -14,6 +14,7 @@ from millpond.envs.env_batch import EnvBatch, EnvError
 from millpond.envs.families import family_of, load_dotted
 
 Frame = npt.NDArray[np.uint8]  # [height, width, 3]
+MAX_COLOURS = 256  # of a GIF's palette
 
 
 @runtime_checkable
@@ -96,7 +97,7 @@ def write_gif(frames: Sequence[Frame], path: Path, *, frames_per_second: float =
 
     if not frames:
         raise EnvError(f"there is no frame to write to {path}; step the environment at least once")
-    images = [Image.fromarray(np.asarray(frame, np.uint8)) for frame in frames]
+    images = _with_common_palette(frames) or [Image.fromarray(np.asarray(frame, np.uint8)) for frame in frames]
     images[0].save(
         path,
         format="GIF",
@@ -105,3 +106,30 @@ def write_gif(frames: Sequence[Frame], path: Path, *, frames_per_second: float =
         duration=max(20, round(1000 / frames_per_second)),  # viewers ignore durations below 20 ms
         loop=0,
     )
+
+
+def _with_common_palette(frames: Sequence[Frame]) -> list[Any]:
+    """Return frames as images with one exact palette; none if they have more colours than a palette holds.
+
+    Without it, a palette is computed for every frame, which takes most of the time of writing a GIF.
+    """
+    from PIL import Image
+
+    seen = np.zeros(1 << 24, np.bool_)
+    codes = [
+        np.asarray(frame, np.uint8).astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32) for frame in frames
+    ]
+    for code in codes:
+        seen[code] = True
+    colours = np.flatnonzero(seen)
+    if len(colours) > MAX_COLOURS:
+        return []
+    index = np.zeros(1 << 24, np.uint8)
+    index[colours] = np.arange(len(colours))
+    palette = np.stack([colours >> 16, colours >> 8, colours], axis=1).astype(np.uint8).tobytes()
+    images = []
+    for code in codes:
+        image = Image.fromarray(index[code])
+        image.putpalette(palette)
+        images.append(image)
+    return images
