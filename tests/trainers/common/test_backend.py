@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from millpond.config import load
-from millpond.planner.remembered import remembered_path
+from millpond.config import PPORecipe, load
+from millpond.distributed import Ranks
+from millpond.planner.planned import share_of_rank
+from millpond.planner.remembered import RememberedBackend, remembered_path, with_remembered
 from millpond.store import RunError
 from millpond.trainers.common.backend import keeping_random_state
-from millpond.trainers.common.session import resume_run, start_run
+from millpond.trainers.common.session import begin_on_all_ranks, resume_run, start_run
 from millpond.trainers.ppo.trainer import PPOTrainer
 from tests.support.ppo_runs import SMALL, train_small
+from tests.support.rank_processes import run_ranks
 
 CARTPOLE = {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1}
 MEASURES = ("policy_loss", "value_loss", "entropy", "grad_norm", "episode_return", "eval/episode_return")
@@ -96,6 +100,34 @@ def test_resume_reuses_the_choice(tmp_path: Path, backend: str, workers: int) ->
     straight = train_small(tmp_path, "straight", **{"vector.backend": "inline"})
     assert records(tmp_path, "pond") == records(tmp_path, "straight")
     assert straight.loop.done
+
+
+def reason_on_rank(ranks: Ranks, root: Path) -> str:
+    """Return the reason of a rank's vector; only the cache of rank 0 knows a choice."""
+    os.environ["XDG_CACHE_HOME"] = str(root / f"cache-{ranks.rank}")
+    sizes = {
+        "trainer.num_workers": 2,
+        "trainer.num_envs": 12,
+        "trainer.batch_size": 8 * 32,
+        "trainer.minibatch_size": 128,
+    }
+    loaded = load("grid", {**SMALL, **sizes, "run_dir": str(root)})
+    if ranks.first:
+        share = share_of_rank(loaded, ranks.count).recipe
+        assert isinstance(share, PPORecipe)
+        content = with_remembered(share, RememberedBackend("inline", 1, "measured: by rank 0"), ranks.count)
+        remembered_path().parent.mkdir(parents=True)
+        remembered_path().write_text(json.dumps(content))
+    loaded, run = begin_on_all_ranks(ranks, lambda: (loaded, start_run(loaded, "pond", ranks=ranks.count)))
+    trainer = PPOTrainer(loaded, run, ranks=ranks)
+    try:
+        return trainer.vector.reason
+    finally:
+        trainer.close()
+
+
+def test_all_ranks_use_the_choice_of_rank_0(tmp_path: Path) -> None:
+    assert run_ranks(2, reason_on_rank, tmp_path) == ["measured: by rank 0"] * 2
 
 
 def test_damaged_choice_of_a_resumed_run_is_an_error(tmp_path: Path) -> None:
