@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
         "fast",
     },
     "policies": {"errors", "envs", "sizes"},
-    "fast": {"compiled", "threads", "losses", "envs", "policies", "rollout", "sizes"},
+    "fast": {"compiled", "threads", "losses", "envs", "policies", "rollout", "sizes", "learners"},
     "replay": {"errors", "formatting", "durable", "compiled", "envs"},
     "data": {"errors", "formatting", "safe_read", "durable", "replay"},
     "rewards": {"compiled", "envs", "policies", "data"},
@@ -203,8 +203,14 @@ def test_tests_share_code_through_tests_support_alone() -> None:
                     assert shared, f"{path.relative_to(here)} imports {name}; shared code belongs in tests.support"
 
 
-# Who may import `millpond.fast`: the builder of PPO runs, and what plans and describes them.
-FAST_IMPORTERS = {"trainers/ppo/build.py", "planner/ppo/numbers.py", "planner/memory.py", "cli/doctor.py"}
+# Who may import `millpond.fast`: the builders of runs, and what plans and describes them.
+FAST_IMPORTERS = {
+    "trainers/ppo/build.py",
+    "trainers/mixture/agents.py",
+    "planner/ppo/numbers.py",
+    "planner/memory.py",
+    "cli/doctor.py",
+}
 
 
 def test_only_builders_import_the_fast_path() -> None:

@@ -71,11 +71,6 @@ class PPOTrainerConfig(TrainerConfig):
     )
     precision: Literal["float32", "bfloat16"] = Field("float32", description="Precision of the network (autocast).")
     compile: Switch = Field(False, description="Compile the policy with torch.compile.")
-    fast: Switch = Field(
-        True,
-        description="Act and train with compiled code on the CPU; false: plain PyTorch, with the same results to 1e-5 in "
-        "float32. MILLPOND_FAST=0 in the environment switches it off, too.",
-    )
     cpu_offload: Switch = Field(False, description="Keep the rows in host memory and copy minibatches to the device.")
 
 

@@ -226,12 +226,20 @@ class VectorConfig(ConfigSection):
 
 
 class TrainerConfig(ConfigSection):
-    """Length of a run. The outermost level is a PPO iteration, a mixture round, or an epoch of reward learning."""
+    """Length of a run, and how it computes.
+
+    The outermost level is a PPO iteration, a mixture round, or an epoch of reward learning.
+    """
 
     total_iterations: Count | None = Field(None, description="Maximum number of the outermost level; null: no limit.")
     max_seconds: Positive | None = Field(
         None,
         description="Stop with a checkpoint before this many seconds have passed since the run was started or resumed.",
+    )
+    fast: Switch = Field(
+        True,
+        description="Act and train with compiled code on the CPU; false: plain PyTorch, with the same results to 1e-5 in "
+        "float32. MILLPOND_FAST=0 in the environment switches it off, too.",
     )
 
 

@@ -1,9 +1,11 @@
 """The fast path: networks and PPO updates in compiled code on the CPU, with the results of the plain path.
 
-Two entry points, asked once when a run is built. Each returns None if there is nothing faster than plain PyTorch:
+Entry points, each asked once when a run is built. They return None if there is nothing faster than plain PyTorch:
 
-    actor(policy)    acts for the rollout: arrays in, arrays out
-    updater(policy)  gradients of rows
+    actor(policy)       acts for the rollout: arrays in, arrays out
+    updater(policy)     gradients of rows
+    dqn_updates(dqn)    updates of a DQN
+    pqn_updates(group)  updates and values of PQN agents
 
 `limits` has the sizes that the planner needs. Nothing heavy is imported before an entry point is called. The environment
 variable MILLPOND_FAST=0 switches the fast path off, as `trainer.fast=false` does for one run.
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
 
     from millpond.fast.act import NetworkActor, RecurrentActor
     from millpond.fast.feedforward import FeedforwardActor
+    from millpond.fast.q_learners import CompiledDQN, CompiledPQN
     from millpond.fast.update import FastUpdater
+    from millpond.learners import DQN, AgentGroup
 
-__all__ = ["actor", "description", "is_on", "updater"]
+__all__ = ["actor", "description", "dqn_updates", "is_on", "pqn_updates", "updater"]
 
 
 def is_on() -> bool:
@@ -52,6 +56,26 @@ def updater(policy: nn.Module, *, autocast: bool = False) -> FastUpdater | None:
     from millpond.fast.update import FastUpdater
 
     return FastUpdater(policy, autocast=autocast) if _is_usable() and on_cpu_in_float32(policy) else None
+
+
+def dqn_updates(dqn: DQN) -> CompiledDQN | None:
+    """Return compiled updates of a DQN with a Q-network on small images."""
+    if not _is_usable():
+        return None
+    from millpond.fast.q_learners import CompiledDQN, pixel_encoder
+
+    pixels = pixel_encoder(dqn.network)
+    return None if pixels is None else CompiledDQN(dqn, pixels)
+
+
+def pqn_updates(group: AgentGroup) -> CompiledPQN | None:
+    """Return compiled updates of PQN agents with Q-networks on small images."""
+    if not _is_usable():
+        return None
+    from millpond.fast.q_learners import CompiledPQN, pixel_encoder
+
+    pixels = pixel_encoder(group.networks[0])
+    return None if pixels is None else CompiledPQN(group, pixels)
 
 
 def description() -> str:

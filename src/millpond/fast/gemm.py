@@ -111,3 +111,13 @@ def add_transposed_product(sgemm: int, a: Floats, b: Floats, beta: np.float32, o
     k, m, n = np.int32(a.shape[0]), np.int32(a.shape[1]), np.int32(b.shape[1])
     matrices = b.ctypes.data, a.ctypes.data, beta, out.ctypes.data
     _call_sgemm(sgemm, PLAIN, TRANSPOSED, (n, m, k), *matrices, (n, m, n))
+
+
+@inlined
+def add_transposed_columns(
+    sgemm: int, a: Floats, begin: int, end: int, b: Floats, beta: np.float32, out: Floats
+) -> None:
+    """out [end - begin, n] = beta * out + a [k, m][:, begin:end].T @ b [k, n]."""
+    k, m, n = np.int32(a.shape[0]), np.int32(a.shape[1]), np.int32(b.shape[1])
+    matrices = b.ctypes.data, a.ctypes.data + 4 * begin, beta, out.ctypes.data
+    _call_sgemm(sgemm, PLAIN, TRANSPOSED, (n, np.int32(end - begin), k), *matrices, (n, m, n))

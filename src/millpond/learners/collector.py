@@ -5,7 +5,7 @@ A agents   T steps   E envs per agent   a agents evaluated together
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,8 +173,10 @@ class QCollector:
         vectors: Sequence[Vector],
         storage: CollectionStorage,
         names: Sequence[str] | None = None,
+        q_values: Callable[[slice, Tensor], Tensor] | None = None,
     ) -> None:
         self.q, self.vectors, self.storage = q, list(vectors), storage
+        self._q_values = q if q_values is None else q_values
         self.agents = range(len(self.vectors))
         self._finite = [FiniteCheck(v, name) for v, name in zip(vectors, names or [""] * len(vectors), strict=True)]
 
@@ -257,7 +259,7 @@ class QCollector:
         """Choose the actions of some agents and send them; after the last step, only compute values."""
         storage, envs = self.storage, slice(batches[0].first, batches[0].last)
         observation = torch.from_numpy(np.stack([batch.observation[:, 0] for batch in batches])).to(storage.device)
-        value, best = self.q(together, observation).max(-1)
+        value, best = self._q_values(together, observation).max(-1)
         if t == storage.steps:
             storage.next_value[together, envs] = value
             for check, batch in zip(self._finite[together], batches, strict=True):

@@ -8,7 +8,7 @@ B transitions
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 from millpond.config.mixture import DQNConfig
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
 from millpond.learners.q_network import QNetwork
+
+UPDATES_AT_ONCE = 32  # of compiled updates: threads are started once for all of them
 
 
 class TransitionBatch(Protocol):
@@ -29,10 +31,30 @@ class TransitionBatch(Protocol):
     discount: Tensor
 
 
-class DQN:
-    """`update(batch)` is one gradient step. `updates` counts them."""
+class DQNUpdates(Protocol):
+    """Compiled versions of what a DQN computes; see `millpond.fast`."""
 
-    def __init__(self, network: QNetwork, config: DQNConfig, *, device: torch.device | str = "cpu") -> None:
+    def gradient(self, batch: TransitionBatch, reward: Tensor, parts: int) -> Tensor:
+        """Write the gradient into `online.grad`; return loss and mean Q [2], both divided by `parts`."""
+
+    def updates(self, batches: Sequence[TransitionBatch], rewards: Sequence[Tensor]) -> Sequence[Mapping[str, Any]]:
+        """Take one gradient step per batch; return metrics of each, up to one that is not finite."""
+
+
+class DQN:
+    """`update(batch)` is one gradient step, `update_all(batches)` one for each. `updates` counts them.
+
+    `compiled` returns a faster version of the updates, or None if there is none for this network.
+    """
+
+    def __init__(
+        self,
+        network: QNetwork,
+        config: DQNConfig,
+        *,
+        device: torch.device | str = "cpu",
+        compiled: Callable[[DQN], DQNUpdates | None] | None = None,
+    ) -> None:
         self.config, self.device = config, torch.device(device)
         self.network = network.to(self.device)
         self.target = copy.deepcopy(self.network)
@@ -40,6 +62,21 @@ class DQN:
         self.target_parameters = FlatParameters([self.target], trained=False)
         self.optimizer = RowOptimizer(self.online.data, self.online.grad, rectified=False)
         self.updates = 0
+        self._compiled = None if compiled is None else compiled(self)
+
+    @property
+    def updates_at_once(self) -> int:
+        """Number of batches that are best passed to `update_all` together."""
+        return 1 if self._compiled is None else UPDATES_AT_ONCE
+
+    def update_all(self, batches: Sequence[TransitionBatch]) -> Sequence[Mapping[str, Any]]:
+        """Learn from batches of one size, one after the other; return metrics of each.
+
+        Compiled updates stop after one whose metrics are not finite.
+        """
+        if self._compiled is not None:
+            return self._compiled.updates(batches, [batch.reward for batch in batches])
+        return [self.update(batch) for batch in batches]
 
     def update(
         self,
@@ -48,19 +85,17 @@ class DQN:
         *,
         parts: int = 1,
         all_reduce: Callable[[Tensor], object] | None = None,
-    ) -> dict[str, Tensor]:
-        """Learn from transitions; `reward` replaces theirs. Returns metrics, scalars on the device.
+    ) -> dict[str, Any]:
+        """Learn from transitions; `reward` replaces theirs. Returns metrics, numbers or scalars on the device.
 
         `parts`, `all_reduce`: this batch is one of `parts` equal parts, one per rank; `all_reduce` sums gradient and metrics
         over all of them, in place.
         """
-        target = self.targets(batch, batch.reward if reward is None else reward)
-        q_of_actions = self.network(self._as_network_input(batch.observation))
-        q = q_of_actions.gather(1, batch.action.long().view(-1, 1)).squeeze(1)
-        loss = td_loss(q - target, self.config.loss) / parts
-        self.online.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        means = torch.stack([loss.detach(), q.detach().mean() / parts])
+        reward = batch.reward if reward is None else reward
+        if self._compiled is not None and all_reduce is None:
+            return dict(self._compiled.updates([batch], [reward])[0])
+        gradient = self._gradient if self._compiled is None else self._compiled.gradient
+        means = gradient(batch, reward, parts)
         if all_reduce is not None:  # one call for everything: a small one costs as much as a large one
             together = torch.cat([self.online.grad[0], means])
             all_reduce(together)
@@ -71,6 +106,16 @@ class DQN:
         self.updates += 1
         self._update_target()
         return {"q_loss": means[0], "q_value": means[1], "grad_norm": norm[0]}
+
+    def _gradient(self, batch: TransitionBatch, reward: Tensor, parts: int) -> Tensor:
+        """Compute the gradient of the loss; return loss and mean Q [2]."""
+        target = self.targets(batch, reward)
+        q_of_actions = self.network(self._as_network_input(batch.observation))
+        q = q_of_actions.gather(1, batch.action.long().view(-1, 1)).squeeze(1)
+        loss = td_loss(q - target, self.config.loss) / parts
+        self.online.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return torch.stack([loss.detach(), q.detach().mean() / parts])
 
     @torch.no_grad()
     def targets(self, batch: TransitionBatch, reward: Tensor) -> Tensor:
@@ -88,13 +133,22 @@ class DQN:
         """Reshape stacks of frames [B, stack, ...] to the observation that the network was built for."""
         return observation.reshape(len(observation), *self.network.observation_shape)
 
+    def target_step(self, updates: int) -> float:
+        """Return the weight of the online network in the target's update number `updates`.
+
+        Soft: a small step at each update. Hard: a copy every `target_interval` updates.
+        """
+        if self.config.target_tau > 0:
+            return self.config.target_tau
+        return float(updates % self.config.target_interval == 0)
+
     @torch.no_grad()
     def _update_target(self) -> None:
-        """Soft: move towards the online network at each update. Hard: copy it every `target_interval` updates."""
-        if self.config.target_tau > 0:
-            self.target_parameters.data.lerp_(self.online.data, self.config.target_tau)
-        elif self.updates % self.config.target_interval == 0:
+        weight = self.target_step(self.updates)
+        if weight == 1:
             self.target_parameters.data.copy_(self.online.data)
+        elif weight > 0:
+            self.target_parameters.data.lerp_(self.online.data, weight)
 
     def start_from(self, network: QNetwork) -> None:
         """Copy another network's parameters, and reset the target and the optimiser."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,32 @@ def clip_rows(grad: Tensor, max_norm: float) -> Tensor:
     return norm
 
 
+class StepSize(NamedTuple):
+    """One step of Adam as p <- p - rate m / (sqrt(v) + epsilon), or as p <- p - rate m if epsilon is None."""
+
+    rate: float
+    epsilon: float | None
+
+
+def step_sizes(updates: int, rates: Sequence[float], *, rectified: bool) -> list[StepSize]:
+    """Return the steps after `updates` earlier ones, with the bias corrections, and RAdam's factor if `rectified`."""
+    steps = []
+    for number, rate in enumerate(rates, updates + 1):
+        rate /= 1 - BETA1**number
+        correction = 1 - BETA2**number
+        if rectified:
+            longest = 2 / (1 - BETA2) - 1
+            length = longest - 2 * number * BETA2**number / correction
+            if length <= MIN_TRACTABLE_RHO:
+                steps.append(StepSize(rate, None))
+                continue
+            above, below = (length - 4) * (length - 2) * longest, (longest - 4) * (longest - 2) * length
+            rate *= math.sqrt(above / below)
+        root = math.sqrt(correction)  # sqrt(v^) + eps = (sqrt(v) + eps root) / root
+        steps.append(StepSize(rate * root, EPS * root))
+    return steps
+
+
 class RowOptimizer:
     """Adam (Kingma and Ba, 2015) or RAdam (Liu et al., 2020) on the rows of a parameter matrix [A, P].
 
@@ -100,20 +126,12 @@ class RowOptimizer:
                 self._apply(slice(row, row + 1), updates, rate)
 
     def _apply(self, rows: slice, updates: int, rate: float) -> None:
-        rate /= 1 - BETA1**updates
-        correction = 1 - BETA2**updates
-        if self.rectified:
-            longest = 2 / (1 - BETA2) - 1
-            length = longest - 2 * updates * BETA2**updates / correction
-            if length <= MIN_TRACTABLE_RHO:
-                self.data[rows].add_(self.first[rows], alpha=-rate)
-                return
-            above, below = (length - 4) * (length - 2) * longest, (longest - 4) * (longest - 2) * length
-            rate *= math.sqrt(above / below)
-        root = math.sqrt(correction)
-        # sqrt(v^) + eps = (sqrt(v) + eps root) / root
-        deviation = self.second[rows].sqrt().add_(EPS * root)
-        self.data[rows].addcdiv_(self.first[rows], deviation, value=-rate * root)
+        (step,) = step_sizes(updates - 1, [rate], rectified=self.rectified)
+        if step.epsilon is None:
+            self.data[rows].add_(self.first[rows], alpha=-step.rate)
+            return
+        deviation = self.second[rows].sqrt().add_(step.epsilon)
+        self.data[rows].addcdiv_(self.first[rows], deviation, value=-step.rate)
 
     def reset(self, row: int) -> None:
         """Reset the state of one row."""

@@ -11,8 +11,8 @@ A agents   T steps   E envs of one agent   B transitions of a minibatch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,18 @@ from millpond.learners.q_network import LearnerError, QNetwork, StackedQNetworks
 from millpond.schedules import named
 from millpond.vector import Vector
 
+METRICS = ("q_loss", "q_value", "grad_norm")
+
+
+class PQNUpdates(Protocol):
+    """Compiled versions of what a group computes; see `millpond.fast`."""
+
+    def learn(self, goals: Tensor, places: Tensor) -> Tensor:
+        """Update agent i on the places [A, U, B] of its collection, with returns goals[i] [T, E]; mean metrics [A, 3]."""
+
+    def values(self, agents: slice, observation: Tensor) -> Tensor:
+        """Return Q [a, N, actions] of some agents for observation [a, N, *obs]."""
+
 
 class AgentGroup:
     """PQN agents. `vectors[i]`, `networks[i]` and `seeds[i]` belong to agent i.
@@ -33,6 +45,7 @@ class AgentGroup:
                          `epsilon_share`, of the exploration's
     `batched`            all agents in one operation per layer; None: if that is faster
     `names`              of the agents, for errors of their envs
+    `compiled`           returns a faster version of the updates, or None if there is none for these networks
     """
 
     def __init__(
@@ -46,6 +59,7 @@ class AgentGroup:
         device: torch.device | str = "cpu",
         batched: bool | None = None,
         names: Sequence[str] | None = None,
+        compiled: Callable[[AgentGroup], PQNUpdates | None] | None = None,
     ) -> None:
         if not len(networks) == len(vectors) == len(seeds) >= 1:
             raise LearnerError(
@@ -75,7 +89,9 @@ class AgentGroup:
         self.generators = [torch.Generator(self.device).manual_seed(int(seed)) for seed in seeds]
         self.updates = [0 for _ in networks]  # of each agent in the whole run
         self.storage = CollectionStorage(self.spec, len(networks), config.num_steps, config.num_envs, self.device)
-        self.collector = QCollector(self.q, self.vectors, self.storage, names)
+        self._compiled = None if compiled is None else compiled(self)
+        q_values = self.q if self._compiled is None else self._compiled.values
+        self.collector = QCollector(self.q, self.vectors, self.storage, names, q_values)
         self._pending: list[Collection] | None = None  # collected, and not learned from yet
 
     @property
@@ -97,6 +113,10 @@ class AgentGroup:
             raise LearnerError("nothing was collected: call collect() once before each learn()")
         targets = torch.stack([self._targets(collection) for collection in self._pending])
         self._pending = None
+        if self._compiled is not None:
+            places = torch.stack([torch.stack(self._shuffled(), 1) for _ in range(self.config.update_epochs)], 1)
+            means = self._compiled.learn(targets, places.flatten(1, 2))
+            return [dict(zip(METRICS, values, strict=True)) for values in means]
         sums: dict[str, Tensor] = {}
         for _ in range(self.config.update_epochs):
             for minibatch in self._shuffled():
@@ -139,7 +159,7 @@ class AgentGroup:
         norms = clip_rows(self.parameters.grad, self.config.max_grad_norm)
         self.optimizer.step([self.learning_rate(agent) for agent in range(self.agents)])
         self.updates = [count + 1 for count in self.updates]
-        return {"q_loss": torch.cat(losses), "q_value": torch.cat(means), "grad_norm": norms}
+        return dict(zip(METRICS, (torch.cat(losses), torch.cat(means), norms), strict=True))
 
     def learning_rate(self, agent: int, updates: int | None = None) -> float:
         """Return the learning rate of an agent after so many updates; None: now."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from millpond import fast
 from millpond.config import MixtureRecipe
 from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
@@ -23,6 +24,7 @@ from millpond.formatting import plural
 from millpond.learners import DQN, AgentGroup, Collection, Epsilon, QNetwork, build_q_network
 from millpond.planner import MixturePlan
 from millpond.replay import Lake
+from millpond.replay.pond import PondBatch
 from millpond.store import Checkpoint, CheckpointError
 from millpond.store.checkpoint import SKIP
 from millpond.store.parts import MAX_WEIGHT
@@ -90,7 +92,12 @@ class BigAgent:
         ranks: Ranks = ALONE,
     ) -> None:
         device, self.ranks = torch.device(recipe.device), ranks
-        self.dqn = DQN(make_network(recipe, spec, plan.agents), recipe.dqn, device=device)
+        self.dqn = DQN(
+            make_network(recipe, spec, plan.agents),
+            recipe.dqn,
+            device=device,
+            compiled=fast.dqn_updates if recipe.trainer.fast else None,
+        )
         self.epsilon = Epsilon(
             recipe.mixture.big_epsilon_reset_to, recipe.dqn.epsilon_end, over=recipe.dqn.epsilon_over
         )
@@ -99,7 +106,7 @@ class BigAgent:
         self.replayed = torch.zeros(plan.agents + 1, dtype=torch.int64)
         own = recipe.dqn.batch_size // ranks.count
         self._part = slice(ranks.rank * own, (ranks.rank + 1) * own)  # of each batch
-        self._newest: list[tuple[Any, dict[str, Tensor]]] = []  # batches and metrics of the last two updates
+        self._newest: list[tuple[Any, Mapping[str, Any]]] = []  # batches and metrics of the last two updates
         self._actor: AgentGroup | None = None
         if vector is not None:
             self._actor = AgentGroup(
@@ -110,6 +117,7 @@ class BigAgent:
                 total_collections=plan.collections,
                 device=device,
                 names=["big"],
+                compiled=fast.pqn_updates if recipe.trainer.fast else None,
             )
             self._actor.epsilons = [self.epsilon]
 
@@ -126,17 +134,25 @@ class BigAgent:
     def update(self, count: int, record: Callable[[str, Tensor], None]) -> None:
         """Take `count` gradient steps, each on a new batch."""
         replayed = torch.zeros_like(self.replayed)
-        for _ in range(count):
-            batch = self.pond.sample(self.sampler, self._part)
-            metrics = self.dqn.update(batch, parts=self.ranks.count, all_reduce=self.ranks.all_reduce)
-            self._newest = [*self._newest[-1:], (batch, metrics)]
-            for name, value in metrics.items():
-                record(f"big/{name}", value)
-            self.epsilon.advance(1)
-            replayed += torch.bincount(batch.column["agent"], minlength=len(replayed)).cpu()
+        at_once = self.dqn.updates_at_once
+        for done in range(0, count, at_once):
+            batches = [self.pond.sample(self.sampler, self._part) for _ in range(min(at_once, count - done))]
+            for batch, metrics in zip(batches, self._learn(batches), strict=False):  # fewer if one is not finite
+                self._newest = [*self._newest[-1:], (batch, metrics)]
+                for name, value in metrics.items():
+                    record(f"big/{name}", value)
+                self.epsilon.advance(1)
+            agents = torch.cat([batch.column["agent"] for batch in batches])
+            replayed += torch.bincount(agents, minlength=len(replayed)).cpu()
         if self.ranks.all_reduce is not None:
             self.ranks.all_reduce(replayed)
         self.replayed += replayed
+
+    def _learn(self, batches: list[PondBatch]) -> Iterable[Mapping[str, Any]]:
+        """Take one gradient step per batch; yield metrics of each. With several ranks all of them take every step together."""
+        if self.ranks.all_reduce is None:
+            return self.dqn.update_all(batches)
+        return (self.dqn.update(batch, parts=self.ranks.count, all_reduce=self.ranks.all_reduce) for batch in batches)
 
     @property
     def usable(self) -> bool:
@@ -233,6 +249,7 @@ def make_players(recipe: MixtureRecipe, plan: MixturePlan, lake: Lake | None, ra
             total_collections=plan.collections,
             device=recipe.device,
             names=[agent_name(number) for number in numbers],
+            compiled=fast.pqn_updates if recipe.trainer.fast else None,
         )
         big = None
         if lake is not None:

@@ -1,0 +1,181 @@
+"""A 3x3 convolution of small images, LayerNorm over the channels of each place, ReLU: forward and backward, image by image.
+
+The plain version is the convolution of `millpond.policies.encoders.pixels.PixelEncoder` for images below 36 pixels per side.
+All images of a batch would be one matrix product, but one with few columns, after a copy of every pixel to nine places.
+Here each pixel that is not 0 is added to the nine outputs that it belongs to: planes of zeros and ones, as MinAtar's, have few
+of them. An image's outputs stay in the first-level cache until they are normalised.
+
+C channels   F filters, a multiple of 8   P places of the output   h, w height and width of the image
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.compiled import compiled_fast
+from millpond.fast.simd import WIDTH, add_eight, load_eight, multiply_add_eight, multiply_eight, store_eight
+from millpond.fast.simd_math import relu_eight, spread_eight, subtract_eight, sum_eight, where_positive_eight
+
+Floats = npt.NDArray[np.float32]
+SIDE = 3  # of a filter
+EPSILON = np.float32(1e-5)  # of LayerNorm
+ZERO, ONE = np.float32(0.0), np.float32(1.0)
+
+
+@compiled_fast
+def filters_last(weight: Floats, filters: int, out: Floats) -> None:
+    """weight [F, C, 3, 3] -> out [C, 3, 3, F]; both flat."""
+    inputs = len(weight) // filters
+    for f in range(filters):
+        for k in range(inputs):
+            out[k * filters + f] = weight[f * inputs + k]
+
+
+@compiled_fast
+def convolve(
+    image: npt.NDArray[Any], scale: np.float32, height: int, width: int, weight: Floats, bias: Floats, out: Floats
+) -> None:
+    """image [C * h * w] -> out [P * F] before LayerNorm; weight [C * 9 * F], filters last."""
+    filters = len(bias)
+    rows, columns = height - SIDE + 1, width - SIDE + 1
+    for start in range(0, filters, WIDTH):
+        each = load_eight(bias, start)
+        for place in range(rows * columns):
+            store_eight(each, out, place * filters + start)
+    pixel = 0
+    for channel in range(len(image) // (height * width)):
+        for y in range(height):
+            for x in range(width):
+                value = image[pixel]
+                pixel += 1
+                if value == 0:
+                    continue
+                factor = spread_eight(np.float32(value) * scale)
+                for dy in range(max(0, y - rows + 1), min(SIDE, y + 1)):
+                    for dx in range(max(0, x - columns + 1), min(SIDE, x + 1)):
+                        at = ((channel * SIDE + dy) * SIDE + dx) * filters
+                        to = ((y - dy) * columns + x - dx) * filters
+                        for start in range(0, filters, WIDTH):
+                            total = multiply_add_eight(
+                                factor, load_eight(weight, at + start), load_eight(out, to + start)
+                            )
+                            store_eight(total, out, to + start)
+
+
+@compiled_fast
+def add_weight_gradient(
+    image: npt.NDArray[Any], scale: np.float32, height: int, width: int, gradient: Floats, filters: int, out: Floats
+) -> None:
+    """Add the gradient of the weights to out [C * 9 * F], filters last; `gradient` [P * F] is that of `convolve`'s output."""
+    rows, columns = height - SIDE + 1, width - SIDE + 1
+    pixel = 0
+    for channel in range(len(image) // (height * width)):
+        for y in range(height):
+            for x in range(width):
+                value = image[pixel]
+                pixel += 1
+                if value == 0:
+                    continue
+                factor = spread_eight(np.float32(value) * scale)
+                for dy in range(max(0, y - rows + 1), min(SIDE, y + 1)):
+                    for dx in range(max(0, x - columns + 1), min(SIDE, x + 1)):
+                        to = ((channel * SIDE + dy) * SIDE + dx) * filters
+                        at = ((y - dy) * columns + x - dx) * filters
+                        for start in range(0, filters, WIDTH):
+                            total = multiply_add_eight(
+                                factor, load_eight(gradient, at + start), load_eight(out, to + start)
+                            )
+                            store_eight(total, out, to + start)
+
+
+@compiled_fast
+def normalize_groups(values: Floats, size: int, gain: Floats, shift: Floats, deviation: Floats, active: Floats) -> None:
+    """LayerNorm and ReLU of each group of `size` numbers, a multiple of 8.
+
+    values [G * size] become the normalised numbers without gain and shift; active [G * size] is the output, and
+    deviation [G] has 1 / standard deviation of each group.
+    """
+    share = ONE / np.float32(size)
+    for group in range(len(values) // size):
+        begin = group * size
+        sums = spread_eight(ZERO)
+        for k in range(begin, begin + size, WIDTH):
+            sums = add_eight(sums, load_eight(values, k))
+        mean = spread_eight(sum_eight(sums) * share)
+        squares = spread_eight(ZERO)
+        for k in range(begin, begin + size, WIDTH):
+            centred = subtract_eight(load_eight(values, k), mean)
+            squares = multiply_add_eight(centred, centred, squares)
+        inverse = ONE / np.sqrt(sum_eight(squares) * share + EPSILON)
+        deviation[group] = inverse
+        factor = spread_eight(inverse)
+        for k in range(0, size, WIDTH):
+            normal = multiply_eight(subtract_eight(load_eight(values, begin + k), mean), factor)
+            store_eight(normal, values, begin + k)
+            output = multiply_add_eight(normal, load_eight(gain, k), load_eight(shift, k))
+            store_eight(relu_eight(output), active, begin + k)
+
+
+@compiled_fast
+def normalize_groups_backward(
+    gradient: Floats,
+    normal: Floats,
+    deviation: Floats,
+    size: int,
+    gain: Floats,
+    shift: Floats,
+    gain_gradient: Floats,
+    shift_gradient: Floats,
+    bias_gradient: Floats,
+) -> None:
+    """Turn the gradient [G * size] of `normalize_groups`' output into that of its input, in place.
+
+        dn = d gain      dx = (dn - mean(dn) - n mean(dn n)) / deviation
+
+    Adds the gradients of gain, shift and of a bias [size] that was added to every group before.
+    """
+    share = ONE / np.float32(size)
+    for group in range(len(gradient) // size):
+        begin = group * size
+        sums, products = spread_eight(ZERO), spread_eight(ZERO)
+        for k in range(0, size, WIDTH):
+            at = begin + k
+            normal_each, factor = load_eight(normal, at), load_eight(gain, k)
+            output = multiply_add_eight(normal_each, factor, load_eight(shift, k))
+            each = where_positive_eight(output, load_eight(gradient, at))
+            store_eight(add_eight(load_eight(shift_gradient, k), each), shift_gradient, k)
+            store_eight(multiply_add_eight(each, normal_each, load_eight(gain_gradient, k)), gain_gradient, k)
+            each = multiply_eight(each, factor)
+            store_eight(each, gradient, at)
+            sums = add_eight(sums, each)
+            products = multiply_add_eight(each, normal_each, products)
+        mean, slope = spread_eight(sum_eight(sums) * share), spread_eight(sum_eight(products) * share)
+        inverse = spread_eight(deviation[group])
+        for k in range(0, size, WIDTH):
+            at = begin + k
+            centred = subtract_eight(load_eight(gradient, at), mean)
+            centred = subtract_eight(centred, multiply_eight(load_eight(normal, at), slope))
+            centred = multiply_eight(centred, inverse)
+            store_eight(centred, gradient, at)
+            store_eight(add_eight(load_eight(bias_gradient, k), centred), bias_gradient, k)
+
+
+@compiled_fast
+def channels_first(values: Floats, channels: int, out: Floats) -> None:
+    """values [P, F] -> out [F, P]; both flat."""
+    places = len(values) // channels
+    for channel in range(channels):
+        for place in range(places):
+            out[channel * places + place] = values[place * channels + channel]
+
+
+@compiled_fast
+def channels_last(values: Floats, channels: int, out: Floats) -> None:
+    """values [F, P] -> out [P, F]; both flat."""
+    places = len(values) // channels
+    for place in range(places):
+        for channel in range(channels):
+            out[place * channels + channel] = values[channel * places + place]
