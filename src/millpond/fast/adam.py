@@ -64,11 +64,11 @@ def adam(
 
         m <- beta1 m + (1 - beta1) g      v <- beta2 v + (1 - beta2) g^2
         p <- p - rate m / (sqrt(v) + epsilon), or p - rate m if not `adaptive`
-        p' <- p' + tau (p - p')           if `target` is not empty
+        p' <- p' + tau (p - p')           if `target` is not empty; exactly p if tau is 1
 
     `rate` and `epsilon` have the corrections of the first steps in them.
     """
-    with_target = len(target) > 0
+    with_target, copied = len(target) > 0, tau == ONE
     vectors = begin + (end - begin) // WIDTH * WIDTH
     one_minus_beta1, one_minus_beta2, decay = np.float32(1.0 - beta1), np.float32(1.0 - beta2), np.float32(beta2)
     scales, rest1, rest2 = spread_eight(scale), spread_eight(one_minus_beta1), spread_eight(one_minus_beta2)
@@ -85,11 +85,11 @@ def adam(
         store_eight(p, data, k)
         if with_target:
             q = load_eight(target, k)
-            store_eight(multiply_add_eight(subtract_eight(p, q), soft, q), target, k)
+            store_eight(p if copied else multiply_add_eight(subtract_eight(p, q), soft, q), target, k)
     for k in range(vectors, end):
         gradient = grad[k] * scale
         first[k] += (gradient - first[k]) * one_minus_beta1
         second[k] = second[k] * decay + gradient * gradient * one_minus_beta2
         data[k] -= rate * (first[k] / (np.sqrt(second[k]) + epsilon) if adaptive else first[k])
         if with_target:
-            target[k] += tau * (data[k] - target[k])
+            target[k] = data[k] if copied else target[k] + tau * (data[k] - target[k])

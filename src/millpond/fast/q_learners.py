@@ -117,17 +117,20 @@ class QMemory:
         taps, wide = layout.channels * SIDE * SIDE, layout.filters * places
         small = taps * layout.filters + 3 * layout.filters + 3 * layout.hidden + layout.actions * (layout.hidden + 1)
 
+        def empty(*shape: int) -> Floats:
+            return torch.empty(shape).numpy()  # aligned, so that BLAS gives the same results in every process
+
         def activations() -> QActivations:
             widths = (wide, places, wide, layout.hidden, 1, layout.hidden, layout.actions)
-            return QActivations(*(np.empty((batch, width), np.float32) for width in widths))
+            return QActivations(*(empty(batch, width) for width in widths))
 
         return QShared(
             new_barrier(),
             np.zeros((threads, WIDTH), np.float64),
-            np.empty((threads, -(-small // 64) * 64), np.float32),
-            np.empty(batch, np.float32),
-            np.empty((batch, layout.hidden), np.float32),
-            np.empty((batch, wide), np.float32),
+            empty(threads, -(-small // 64) * 64),
+            empty(batch),
+            empty(batch, layout.hidden),
+            empty(batch, wide),
             np.empty(batch, np.int64),
             activations(),
             activations(),

@@ -1,0 +1,81 @@
+"""The convolution of small images with LayerNorm over channels, against torch in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from millpond.fast import conv
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64)
+
+
+def image_of(dtype: torch.dtype, channels: int, height: int, width: int) -> torch.Tensor:
+    image = drawn(channels, height, width)
+    return (image > 1).to(dtype) * 3 if dtype == torch.uint8 else image.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float32])
+@pytest.mark.parametrize(("channels", "height", "width"), [(4, 10, 10), (1, 3, 5), (7, 6, 3)])
+def test_output_and_gradients_equal_torch(dtype: torch.dtype, channels: int, height: int, width: int) -> None:
+    filters, scale = 16, 1 / 3
+    image = image_of(dtype, channels, height, width)
+    weight, bias, gain, shift = (
+        drawn(filters, channels, 3, 3),
+        drawn(filters),
+        1 + drawn(filters),
+        drawn(filters, seed=9),
+    )
+    for tensor in (weight, bias, gain, shift):
+        tensor.requires_grad_()
+    plain = F.conv2d(image.double().unsqueeze(0) * scale, weight, bias).movedim(1, -1)
+    output = F.layer_norm(plain, (filters,), gain, shift).relu()[0].reshape(-1)  # [P * F]
+    upstream = drawn(len(output), seed=3)
+    (output * upstream).sum().backward()
+
+    def flat(tensor: torch.Tensor) -> Any:
+        return tensor.detach().float().numpy().reshape(-1).copy()
+
+    last = np.empty(weight.numel(), np.float32)
+    conv.filters_last(flat(weight), filters, last)
+    places = (height - 2) * (width - 2)
+    values, active = np.empty(places * filters, np.float32), np.empty(places * filters, np.float32)
+    deviation, factor = np.empty(places, np.float32), np.float32(scale)
+    pixels = image.reshape(-1).numpy()
+    conv.convolve(pixels, factor, height, width, last, flat(bias), values)
+    np.testing.assert_allclose(values, plain.detach().reshape(-1), atol=1e-5)
+    conv.normalize_groups(values, filters, flat(gain), flat(shift), deviation, active)
+    np.testing.assert_allclose(active, output.detach(), atol=1e-5)
+
+    gradient, sums = flat(upstream), [np.zeros(filters, np.float32) for _ in range(3)]
+    conv.normalize_groups_backward(gradient, values, deviation, filters, flat(gain), flat(shift), *sums)
+    weights = np.zeros(weight.numel(), np.float32)
+    conv.add_weight_gradient(pixels, factor, height, width, gradient, filters, weights)
+    for found, parameter in zip(sums, (gain, shift, bias), strict=True):
+        np.testing.assert_allclose(found, parameter.grad, atol=5e-5)
+    assert weight.grad is not None
+    np.testing.assert_allclose(weights.reshape(-1, filters).T, weight.grad.reshape(filters, -1), atol=5e-5)
+
+
+def test_channels_first_and_last_are_inverse() -> None:
+    values = drawn(6, 16).float().numpy().reshape(-1)
+    first, last = np.empty_like(values), np.empty_like(values)
+    conv.channels_first(values, 16, first)
+    np.testing.assert_array_equal(first.reshape(16, 6), values.reshape(6, 16).T)
+    conv.channels_last(first, 16, last)
+    np.testing.assert_array_equal(last, values)
+
+
+def test_nan_in_an_output_is_not_hidden() -> None:
+    values, active = np.ones(32, np.float32), np.empty(32, np.float32)
+    values[5] = np.nan
+    one, zero = np.ones(16, np.float32), np.zeros(16, np.float32)
+    conv.normalize_groups(values, 16, one, zero, np.empty(2, np.float32), active)
+    assert np.isnan(active[:16]).all()
+    assert np.isfinite(active[16:]).all()
