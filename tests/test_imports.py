@@ -207,6 +207,7 @@ def test_tests_share_code_through_tests_support_alone() -> None:
 FAST_IMPORTERS = {
     "trainers/ppo/build.py",
     "trainers/mixture/agents.py",
+    "trainers/reward/agent.py",
     "planner/ppo/numbers.py",
     "planner/memory.py",
     "cli/doctor.py",

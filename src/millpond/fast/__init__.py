@@ -6,6 +6,7 @@ Entry points, each asked once when a run is built. They return None if there is 
     updater(policy)     gradients of rows
     dqn_updates(dqn)    updates of a DQN
     pqn_updates(group)  updates and values of PQN agents
+    sac_updates(sac)    updates of SAC
 
 `limits` has the sizes that the planner needs. Nothing heavy is imported before an entry point is called. The environment
 variable MILLPOND_FAST=0 switches the fast path off, as `trainer.fast=false` does for one run.
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from millpond.fast.act import NetworkActor, RecurrentActor
     from millpond.fast.feedforward import FeedforwardActor
     from millpond.fast.q_learners import CompiledDQN, CompiledPQN
+    from millpond.fast.sac_learner import CompiledSAC
     from millpond.fast.update import FastUpdater
-    from millpond.learners import DQN, AgentGroup
+    from millpond.learners import DQN, SAC, AgentGroup
 
-__all__ = ["actor", "description", "dqn_updates", "is_on", "pqn_updates", "updater"]
+__all__ = ["actor", "description", "dqn_updates", "is_on", "pqn_updates", "sac_updates", "updater"]
 
 
 def is_on() -> bool:
@@ -76,6 +78,15 @@ def pqn_updates(group: AgentGroup) -> CompiledPQN | None:
 
     pixels = pixel_encoder(group.networks[0])
     return None if pixels is None else CompiledPQN(group, pixels)
+
+
+def sac_updates(sac: SAC) -> CompiledSAC | None:
+    """Return compiled updates of SAC."""
+    if not _is_usable():
+        return None
+    from millpond.fast.sac_learner import CompiledSAC, is_compiled
+
+    return CompiledSAC(sac) if is_compiled(sac) else None
 
 
 def description() -> str:

@@ -14,7 +14,8 @@ B transitions   D numbers per action   K networks
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -125,8 +126,18 @@ class SACActor(nn.Module):
         return Act(action, log_prob, torch.zeros_like(log_prob), state)
 
 
+class SACUpdates(Protocol):
+    """Compiled updates; see `millpond.fast`."""
+
+    def updates(self, batches: Sequence[TransitionBatch], rewards: Sequence[Tensor]) -> Sequence[Mapping[str, Any]]:
+        """Take one gradient step per batch; return metrics of each, up to one that is not finite."""
+
+
 class SAC:
-    """`update(batch)` is one gradient step of critics, actor and temperature. `updates` counts them."""
+    """`update(batch)` is one gradient step of critics, actor and temperature, `update_all(batches)` one for each.
+
+    `updates` counts them. `compiled` returns a faster version of the updates, or None if there is none.
+    """
 
     def __init__(
         self,
@@ -139,6 +150,7 @@ class SAC:
         target_tau: float = 0.005,
         target_entropy: float | None = None,
         device: torch.device | str = "cpu",
+        compiled: Callable[[SAC], SACUpdates | None] | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.learning_rate, self.target_tau = learning_rate, target_tau
@@ -166,14 +178,26 @@ class SAC:
             "alpha": RowOptimizer(self.log_alpha, self._log_alpha_grad, rectified=False),
         }
         self.updates = 0
+        self._compiled = None if compiled is None else compiled(self)
 
     def act(self, observation: Tensor, *, deterministic: bool = False) -> Tensor:
         """Return actions [B, D], drawn with the learner's generator."""
         state = self.actor.initial_state(len(observation), self.device)
         return self.actor.act(observation, state, generator=self.generator, deterministic=deterministic).action
 
-    def update(self, batch: TransitionBatch, reward: Tensor | None = None) -> dict[str, Tensor]:
-        """Learn from transitions; `reward` replaces theirs. Returns metrics, scalars on the device."""
+    def update_all(self, batches: Sequence[TransitionBatch]) -> Sequence[Mapping[str, Any]]:
+        """Learn from batches of one size, one after the other; return metrics of each.
+
+        Compiled updates stop after one whose metrics are not finite.
+        """
+        if self._compiled is not None:
+            return self._compiled.updates(batches, [batch.reward for batch in batches])
+        return [self.update(batch) for batch in batches]
+
+    def update(self, batch: TransitionBatch, reward: Tensor | None = None) -> dict[str, Any]:
+        """Learn from transitions; `reward` replaces theirs. Returns metrics, numbers or scalars on the device."""
+        if self._compiled is not None:
+            return dict(self._compiled.updates([batch], [batch.reward if reward is None else reward])[0])
         alpha = self.log_alpha.exp()[0, 0]
         target = self._targets(batch, batch.reward if reward is None else reward, alpha)
         critic_loss, q = self._train_critics(batch, target)

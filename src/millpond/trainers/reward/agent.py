@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from millpond import fast
 from millpond.config import RewardRecipe
 from millpond.config.mixture import DQNConfig
 from millpond.envs.env_batch import EpisodeStats
@@ -138,7 +139,7 @@ class RewardAgent:
         self.observations = torch.empty((0, self.inputs.numbers))  # of the last `act`, [T x E, D]
         self.epsilon = Epsilon(1.0, 0.05, over=max(1, updates // 2))
         self._finite = FiniteCheck(self.vector)
-        self._newest: list[tuple[Any, dict[str, Tensor]]] = []  # batches and metrics of the last two updates
+        self._newest: list[tuple[Any, dict[str, Any]]] = []  # batches and metrics of the last two updates
 
     def _make_learner(self, seed: int) -> SAC | DQN:
         agent, spec = self.recipe.agent, self.spec
@@ -157,6 +158,7 @@ class RewardAgent:
                 learning_rate=agent.learning_rate,
                 target_tau=agent.target_tau,
                 device=self.device,
+                compiled=fast.sac_updates if self.recipe.trainer.fast else None,
             )
         network = make_player(spec, torch.Generator().manual_seed(seed))
         assert isinstance(network, QNetwork)
@@ -166,7 +168,8 @@ class RewardAgent:
             learning_rate=agent.learning_rate,
             target_tau=agent.target_tau,
         )
-        return DQN(network, config, device=self.device)
+        compiled = fast.dqn_updates if self.recipe.trainer.fast else None
+        return DQN(network, config, device=self.device, compiled=compiled)
 
     # Acting
 
@@ -253,7 +256,7 @@ class RewardAgent:
 
     # Learning
 
-    def update(self, reward_network: RewardNetwork) -> dict[str, Tensor]:
+    def update(self, reward_network: RewardNetwork) -> dict[str, Any]:
         """Take one gradient step, on predicted rewards or, for comparison, on those of the environment."""
         agent = self.recipe.agent
         batch = self.pond.sample(agent.batch_size, self.rng, gamma=agent.gamma)

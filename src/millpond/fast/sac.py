@@ -1,0 +1,466 @@
+"""Updates of SAC in compiled code: critics, actor, temperature and targets, many updates in one call.
+
+The plain version is `millpond.learners.sac.SAC`. All threads of an update run the same function: each computes some rows of the
+batch, and after that some rows of every weight's gradient and some of the optimisers' numbers. In the actor's gradient only
+the smaller critic of each row is computed backwards.
+
+B transitions   D numbers per action   I inputs   H hidden   U updates of a call
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.compiled import compiled_fast
+from millpond.fast.adam import adam
+from millpond.fast.barrier import meet
+from millpond.fast.gemm import add_product, add_product_transposed, add_transposed_columns
+from millpond.fast.simd import WIDTH, add_eight, load_eight, multiply_add_eight, multiply_eight, store_eight
+from millpond.fast.simd_math import relu_eight, spread_eight, sum_eight, where_positive_eight
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+ZERO, ONE, TWO, HALF = np.float32(0.0), np.float32(1.0), np.float32(2.0), np.float32(0.5)
+LOG_2, HALF_LOG_2_PI = np.float32(math.log(2.0)), np.float32(0.5 * math.log(2 * math.pi))
+LARGEST = float(np.finfo(np.float64).max)
+METRICS = ("q_loss", "q_value", "policy_loss", "entropy", "alpha")
+
+
+class MLPLayout(NamedTuple):
+    """Sizes of a network with two hidden layers, and where its parameters begin in the flat ones."""
+
+    inputs: int
+    hidden: int
+    outputs: int
+    weight1: int
+    bias1: int
+    weight2: int
+    bias2: int
+    weight3: int
+    bias3: int
+
+
+class MLPMemory(NamedTuple):
+    """Activations of a network and gradients before its activations. Threads write different rows."""
+
+    hidden1: Floats  # [B, H]
+    hidden2: Floats  # [B, H]
+    output: Floats  # [B, outputs]
+    gradient1: Floats  # [B, H]
+    gradient2: Floats  # [B, H]
+
+
+class SACMemory(NamedTuple):
+    """Memory of an update that all its threads see."""
+
+    barrier: Integers
+    sums: Doubles  # [threads, 8] of each thread: losses, Q, log-probabilities
+    inputs: Floats  # [B, I] of the critics: observation and action of the batch
+    next_inputs: Floats  # [B, I]
+    new_inputs: Floats  # [B, I] with the actor's action
+    actor: MLPMemory
+    other: MLPMemory  # actor or targets at next observations
+    first: MLPMemory  # critic
+    second: MLPMemory  # critic
+    target: Floats  # [B]
+    difference: Floats  # [2, B] gradient of the critics' outputs
+    log_prob: Floats  # [B]
+    action_gradient: Floats  # [B, D]
+    output_gradient: Floats  # [B, 2 D] of the actor
+    rows: Integers  # [B]
+
+
+class SACBatches(NamedTuple):
+    """Batches of all updates of a call, one after the other."""
+
+    observation: Floats  # [U * B, S]
+    next_observation: Floats  # [U * B, S]
+    action: Floats  # [U * B, D]
+    reward: Floats  # [U * B]
+    discount: Floats  # [U * B]
+    next_noise: Floats  # [U * B, D]
+    noise: Floats  # [U * B, D]
+
+
+class AdamState(NamedTuple):
+    """Parameters of one optimiser, flat, and its steps in each update."""
+
+    data: Floats
+    grad: Floats
+    first: Floats
+    second: Floats
+    rate: Floats  # [U]
+    epsilon: Floats  # [U]
+
+
+class SACSettings(NamedTuple):
+    """Numbers that do not change."""
+
+    centre: Floats  # [D] of the bounds of the actions
+    reach: Floats  # [D]
+    low: np.float32  # limits of the log standard deviation
+    high: np.float32
+    target_entropy: float
+    tau: np.float32
+    beta1: float
+    beta2: float
+
+
+@compiled_fast
+def matrix(flat: Floats, begin: int, rows: int, columns: int) -> Floats:
+    return flat[begin : begin + rows * columns].reshape(rows, columns)
+
+
+@compiled_fast
+def dense(sgemm: int, inputs: Floats, weight: Floats, bias: Floats, out: Floats) -> None:
+    """out [b, H] = relu(inputs [b, n] @ weight [H, n].T + bias)"""
+    hidden = out.shape[1]
+    for row in range(len(out)):
+        line = out[row]
+        for k in range(0, hidden, WIDTH):
+            store_eight(load_eight(bias, k), line, k)
+    add_product_transposed(sgemm, inputs, weight, ONE, out)
+    for row in range(len(out)):
+        line = out[row]
+        for k in range(0, hidden, WIDTH):
+            store_eight(relu_eight(load_eight(line, k)), line, k)
+
+
+@compiled_fast
+def mlp_forward(
+    sgemm: int, layout: MLPLayout, flat: Floats, inputs: Floats, begin: int, end: int, out: MLPMemory
+) -> None:
+    """Compute the rows begin:end of all layers."""
+    hidden = layout.hidden
+    weight1 = matrix(flat, layout.weight1, hidden, layout.inputs)
+    dense(sgemm, inputs[begin:end], weight1, flat[layout.bias1 : layout.bias1 + hidden], out.hidden1[begin:end])
+    weight2 = matrix(flat, layout.weight2, hidden, hidden)
+    dense(sgemm, out.hidden1[begin:end], weight2, flat[layout.bias2 : layout.bias2 + hidden], out.hidden2[begin:end])
+    weight3 = flat[layout.weight3 : layout.weight3 + layout.outputs * hidden]
+    for row in range(begin, end):
+        line = out.hidden2[row]
+        for output in range(layout.outputs):
+            sums = spread_eight(ZERO)
+            for k in range(0, hidden, WIDTH):
+                sums = multiply_add_eight(load_eight(line, k), load_eight(weight3, output * hidden + k), sums)
+            out.output[row, output] = sum_eight(sums) + flat[layout.bias3 + output]
+
+
+@compiled_fast
+def mask(active: Floats, gradient: Floats) -> None:
+    """Set the gradient to 0 where ReLU's output is not positive; rows of one length."""
+    for row in range(len(gradient)):
+        line, values = gradient[row], active[row]
+        for k in range(0, len(line), WIDTH):
+            store_eight(where_positive_eight(load_eight(values, k), load_eight(line, k)), line, k)
+
+
+@compiled_fast
+def mlp_backward(
+    sgemm: int, layout: MLPLayout, flat: Floats, upstream: Floats, begin: int, end: int, memory: MLPMemory
+) -> None:
+    """Compute the rows begin:end of both hidden layers' gradients from upstream [B, outputs]."""
+    hidden = layout.hidden
+    weight3 = flat[layout.weight3 : layout.weight3 + layout.outputs * hidden]
+    for row in range(begin, end):
+        line, active = memory.gradient2[row], memory.hidden2[row]
+        for k in range(0, hidden, WIDTH):
+            total = spread_eight(ZERO)
+            for output in range(layout.outputs):
+                weight = load_eight(weight3, output * hidden + k)
+                total = multiply_add_eight(spread_eight(upstream[row, output]), weight, total)
+            store_eight(where_positive_eight(load_eight(active, k), total), line, k)
+    weight2 = matrix(flat, layout.weight2, hidden, hidden)
+    add_product(sgemm, memory.gradient2[begin:end], weight2, ZERO, memory.gradient1[begin:end])
+    mask(memory.hidden1[begin:end], memory.gradient1[begin:end])
+
+
+@compiled_fast
+def column_sums(values: Floats, begin: int, end: int, out: Floats) -> None:
+    """out[begin:end] = the sums of these columns of values [B, n]; both multiples of eight."""
+    for k in range(begin, end, WIDTH):
+        sums = spread_eight(ZERO)
+        for row in range(len(values)):
+            sums = add_eight(sums, load_eight(values[row], k))
+        store_eight(sums, out, k)
+
+
+@compiled_fast
+def weight_gradients(
+    sgemm: int,
+    layout: MLPLayout,
+    inputs: Floats,
+    memory: MLPMemory,
+    upstream: Floats,
+    thread: int,
+    threads: int,
+    grad: Floats,
+) -> None:
+    """Write this thread's part of the gradients of all parameters; upstream [B, outputs]."""
+    hidden, columns = layout.hidden, layout.inputs
+    begin, end = hidden * thread // threads // WIDTH * WIDTH, hidden * (thread + 1) // threads // WIDTH * WIDTH
+    if end > begin:
+        count = end - begin
+        out = matrix(grad, layout.weight1 + begin * columns, count, columns)
+        add_transposed_columns(sgemm, memory.gradient1, begin, end, inputs, ZERO, out)
+        out = matrix(grad, layout.weight2 + begin * hidden, count, hidden)
+        add_transposed_columns(sgemm, memory.gradient2, begin, end, memory.hidden1, ZERO, out)
+        column_sums(memory.gradient1, begin, end, grad[layout.bias1 : layout.bias1 + hidden])
+        column_sums(memory.gradient2, begin, end, grad[layout.bias2 : layout.bias2 + hidden])
+        for output in range(layout.outputs):
+            line = grad[layout.weight3 + output * hidden : layout.weight3 + (output + 1) * hidden]
+            for k in range(begin, end, WIDTH):
+                sums = spread_eight(ZERO)
+                for row in range(len(upstream)):
+                    active = load_eight(memory.hidden2[row], k)
+                    sums = multiply_add_eight(spread_eight(upstream[row, output]), active, sums)
+                store_eight(sums, line, k)
+    if thread == 0:
+        for output in range(layout.outputs):
+            total = ZERO
+            for row in range(len(upstream)):
+                total += upstream[row, output]
+            grad[layout.bias3 + output] = total
+
+
+@compiled_fast
+def squash(
+    settings: SACSettings, output: Floats, noise: Floats, begin: int, end: int, inputs: Floats, log_prob: Floats
+) -> None:
+    """Draw actions from the actor's outputs [B, 2 D] into the last columns of inputs [B, I]; see `SACActor.sample`."""
+    size = len(settings.reach)
+    at = inputs.shape[1] - size
+    for row in range(begin, end):
+        total = ZERO
+        for d in range(size):
+            log_deviation = min(max(output[row, size + d], settings.low), settings.high)
+            before = output[row, d] + noise[row, d] * np.exp(log_deviation)
+            double = -TWO * before
+            softplus = max(double, ZERO) + np.log1p(np.exp(-abs(double)))
+            total -= HALF * noise[row, d] * noise[row, d] + log_deviation + HALF_LOG_2_PI
+            total -= TWO * (LOG_2 - before - softplus) + np.log(settings.reach[d])
+            inputs[row, at + d] = settings.centre[d] + np.tanh(before) * settings.reach[d]
+        log_prob[row] = total
+
+
+@compiled_fast
+def squash_backward(
+    settings: SACSettings,
+    output: Floats,
+    noise: Floats,
+    begin: int,
+    end: int,
+    action_gradient: Floats,
+    log_prob_gradient: np.float32,
+    out: Floats,
+) -> None:
+    """Compute the gradient of the actor's outputs [B, 2 D] from those of actions and log-probabilities."""
+    size = len(settings.reach)
+    for row in range(begin, end):
+        for d in range(size):
+            raw = output[row, size + d]
+            deviation = np.exp(min(max(raw, settings.low), settings.high))
+            tanh = np.tanh(output[row, d] + noise[row, d] * deviation)
+            before = action_gradient[row, d] * settings.reach[d] * (ONE - tanh * tanh) + log_prob_gradient * TWO * tanh
+            out[row, d] = before
+            limited = raw < settings.low or raw > settings.high
+            out[row, size + d] = ZERO if limited else before * noise[row, d] * deviation - log_prob_gradient
+
+
+@compiled_fast
+def actions_backward(
+    sgemm: int,
+    layout: MLPLayout,
+    flat: Floats,
+    memory: MLPMemory,
+    rows: Integers,
+    upstream: np.float32,
+    begin: int,
+    action_gradient: Floats,
+) -> None:
+    """Compute the gradients of actions at some rows of a critic, each with the same gradient of its output.
+
+    memory.gradient1 and gradient2 from row `begin` on are overwritten.
+    """
+    hidden, size, count = layout.hidden, action_gradient.shape[1], len(rows)
+    if count == 0:
+        return
+    weight3, factor = flat[layout.weight3 : layout.weight3 + hidden], spread_eight(upstream)
+    for place in range(count):
+        line, active = memory.gradient2[begin + place], memory.hidden2[rows[place]]
+        for k in range(0, hidden, WIDTH):
+            each = multiply_eight(factor, load_eight(weight3, k))
+            store_eight(where_positive_eight(load_eight(active, k), each), line, k)
+    weight2 = matrix(flat, layout.weight2, hidden, hidden)
+    end = begin + count
+    add_product(sgemm, memory.gradient2[begin:end], weight2, ZERO, memory.gradient1[begin:end])
+    weight1, first = matrix(flat, layout.weight1, hidden, layout.inputs), layout.inputs - size
+    columns = np.empty((size, hidden), np.float32)
+    for d in range(size):
+        for k in range(hidden):
+            columns[d, k] = weight1[k, first + d]
+    for place in range(count):
+        line, active = memory.gradient1[begin + place], memory.hidden1[rows[place]]
+        for d in range(size):
+            column, sums = columns[d], spread_eight(ZERO)
+            for k in range(0, hidden, WIDTH):
+                each = where_positive_eight(load_eight(active, k), load_eight(line, k))
+                sums = multiply_add_eight(each, load_eight(column, k), sums)
+            action_gradient[rows[place], d] = sum_eight(sums)
+
+
+@compiled_fast
+def step(settings: SACSettings, state: AdamState, update: int, target: Floats, thread: int, threads: int) -> None:
+    """Update this thread's part of some parameters, and of their target if it is not empty."""
+    size = len(state.data)
+    begin, end = size * thread // threads // WIDTH * WIDTH, size * (thread + 1) // threads // WIDTH * WIDTH
+    if thread == threads - 1:
+        end = size
+    adam(
+        state.data,
+        state.grad,
+        state.first,
+        state.second,
+        target,
+        begin,
+        end,
+        ONE,
+        settings.beta1,
+        settings.beta2,
+        state.rate[update],
+        state.epsilon[update],
+        True,
+        settings.tau,
+    )
+
+
+@compiled_fast
+def put_inputs(observation: Floats, start: int, begin: int, end: int, out: Floats) -> None:
+    """Copy observations into the first columns of the critics' inputs."""
+    for row in range(begin, end):
+        for k in range(observation.shape[1]):
+            out[row, k] = observation[start + row, k]
+
+
+@compiled_fast
+def train_sac(
+    sgemm: int,
+    actor: MLPLayout,
+    critic: MLPLayout,
+    thread: int,
+    threads: int,
+    memory: SACMemory,
+    batches: SACBatches,
+    batch: int,
+    policy: AdamState,
+    critics: AdamState,
+    alpha: AdamState,
+    targets: Floats,
+    settings: SACSettings,
+    metrics: Doubles,
+) -> int:
+    """Run one update for each row of metrics [U, 5]; return how many were done: none after one that is not finite."""
+    begin, end = batch * thread // threads, batch * (thread + 1) // threads
+    share, half, none = ONE / np.float32(batch), len(critics.data) // 2, targets[:0]
+    size, seen = len(settings.reach), batches.observation.shape[1]
+    sums = memory.sums[thread]
+    for update in range(len(metrics)):
+        start, temperature = update * batch, np.exp(alpha.data[0])
+        sums[:] = 0.0
+        # targets
+        now, then = batches.observation[start : start + batch], batches.next_observation[start : start + batch]
+        noise, next_noise = batches.noise[start : start + batch], batches.next_noise[start : start + batch]
+        mlp_forward(sgemm, actor, policy.data, then, begin, end, memory.other)
+        put_inputs(then, 0, begin, end, memory.next_inputs)
+        squash(settings, memory.other.output, next_noise, begin, end, memory.next_inputs, memory.log_prob)
+        mlp_forward(sgemm, critic, targets[:half], memory.next_inputs, begin, end, memory.other)
+        for row in range(begin, end):
+            memory.target[row] = memory.other.output[row, 0]
+        mlp_forward(sgemm, critic, targets[half:], memory.next_inputs, begin, end, memory.other)
+        for row in range(begin, end):
+            smaller = min(memory.target[row], memory.other.output[row, 0])
+            future = smaller - temperature * memory.log_prob[row]
+            memory.target[row] = batches.reward[start + row] + batches.discount[start + row] * future
+        # critics
+        put_inputs(now, 0, begin, end, memory.inputs)
+        for row in range(begin, end):
+            for d in range(size):
+                memory.inputs[row, seen + d] = batches.action[start + row, d]
+        for k in range(2):
+            network = memory.first if k == 0 else memory.second
+            flat = critics.data[k * half : (k + 1) * half]
+            mlp_forward(sgemm, critic, flat, memory.inputs, begin, end, network)
+            for row in range(begin, end):
+                difference = network.output[row, 0] - memory.target[row]
+                sums[0] += np.float64(difference * difference)
+                sums[1] += np.float64(network.output[row, 0])
+                memory.difference[k, row] = TWO * difference * share
+            mlp_backward(sgemm, critic, flat, memory.difference[k].reshape(batch, 1), begin, end, network)
+        meet(memory.barrier, threads)
+        for k in range(2):
+            network, upstream = memory.first if k == 0 else memory.second, memory.difference[k].reshape(batch, 1)
+            grad = critics.grad[k * half : (k + 1) * half]
+            weight_gradients(sgemm, critic, memory.inputs, network, upstream, thread, threads, grad)
+        meet(memory.barrier, threads)
+        step(settings, critics, update, targets, thread, threads)
+        # actor
+        mlp_forward(sgemm, actor, policy.data, now, begin, end, memory.actor)
+        put_inputs(now, 0, begin, end, memory.new_inputs)
+        squash(settings, memory.actor.output, noise, begin, end, memory.new_inputs, memory.log_prob)
+        meet(memory.barrier, threads)
+        for k in range(2):
+            flat = critics.data[k * half : (k + 1) * half]
+            mlp_forward(sgemm, critic, flat, memory.new_inputs, begin, end, memory.first if k == 0 else memory.second)
+        low, high = begin, end  # rows whose first critic is smaller from the front, the others from the back
+        for row in range(begin, end):
+            one, other = memory.first.output[row, 0], memory.second.output[row, 0]
+            if other < one:
+                high -= 1
+                memory.rows[high] = row
+            else:
+                memory.rows[low] = row
+                low += 1
+            sums[2] += np.float64(temperature * memory.log_prob[row] - min(one, other))
+            sums[3] += np.float64(memory.log_prob[row])
+        action_gradient = memory.action_gradient
+        actions_backward(
+            sgemm, critic, critics.data[:half], memory.first, memory.rows[begin:low], -share, begin, action_gradient
+        )
+        actions_backward(
+            sgemm, critic, critics.data[half:], memory.second, memory.rows[low:end], -share, begin, action_gradient
+        )
+        squash_backward(
+            settings,
+            memory.actor.output,
+            noise,
+            begin,
+            end,
+            action_gradient,
+            temperature * share,
+            memory.output_gradient,
+        )
+        mlp_backward(sgemm, actor, policy.data, memory.output_gradient, begin, end, memory.actor)
+        meet(memory.barrier, threads)
+        weight_gradients(sgemm, actor, now, memory.actor, memory.output_gradient, thread, threads, policy.grad)
+        loss, q, actor_loss, log_prob = 0.0, 0.0, 0.0, 0.0
+        for other_thread in range(threads):
+            loss += memory.sums[other_thread, 0] / batch
+            q += memory.sums[other_thread, 1] / (2 * batch)
+            actor_loss += memory.sums[other_thread, 2] / batch
+            log_prob += memory.sums[other_thread, 3] / batch
+        meet(memory.barrier, threads)
+        step(settings, policy, update, none, thread, threads)
+        if thread == 0:
+            alpha.grad[0] = np.float32(-(log_prob + settings.target_entropy))
+            step(settings, alpha, update, none, 0, 1)
+            row_of = metrics[update]
+            row_of[0], row_of[1], row_of[2], row_of[3], row_of[4] = loss, q, actor_loss, -log_prob, temperature
+        meet(memory.barrier, threads)
+        if not abs(loss + q + actor_loss + log_prob) <= LARGEST:
+            return update + 1
+    return len(metrics)

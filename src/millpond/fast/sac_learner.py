@@ -1,0 +1,171 @@
+"""The compiled updates of SAC: what `learners/` calls.
+
+Everything works in the memory of the plain learner: its flat parameters, gradients and optimiser state are always current.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from millpond.fast.barrier import new_barrier
+from millpond.fast.gemm import SGEMM
+from millpond.fast.q_learners import MIN_ROWS_PER_THREAD, run_together
+from millpond.fast.sac import (
+    METRICS,
+    AdamState,
+    MLPLayout,
+    MLPMemory,
+    SACBatches,
+    SACMemory,
+    SACSettings,
+    train_sac,
+)
+from millpond.fast.simd import WIDTH
+from millpond.learners.dqn import TransitionBatch
+from millpond.learners.flat_parameters import BETA1, BETA2, FlatParameters, RowOptimizer, step_sizes
+from millpond.learners.sac import LAYERS, LOG_DEVIATION, SAC, SACActor
+from millpond.threads import threads_for
+
+Floats = npt.NDArray[np.float32]
+
+
+def is_compiled(sac: SAC) -> bool:
+    """True if there are compiled updates for the networks of this learner."""
+    hidden = sac.policy.shapes["layers.2.weight"][0]
+    return sac.device.type == "cpu" and type(sac.actor) is SACActor and hidden % WIDTH == 0
+
+
+def layout_of_mlp(parameters: FlatParameters, prefix: str) -> MLPLayout:
+    """Return sizes and offsets of an `mlp`."""
+    first, _, last = (parameters.shapes[f"{prefix}{layer}.weight"] for layer in LAYERS)
+    offsets = [parameters.offsets[f"{prefix}{layer}.{kind}"] for layer in LAYERS for kind in ("weight", "bias")]
+    return MLPLayout(first[1], first[0], last[0], *offsets)
+
+
+class CompiledSAC:
+    """Whole updates of a `SAC`, which calls them."""
+
+    def __init__(self, sac: SAC) -> None:
+        self.sac = sac
+        self.actor, self.critic = layout_of_mlp(sac.policy, "layers."), layout_of_mlp(sac.critics, "")
+        self.settings = SACSettings(
+            sac.actor.centre.numpy(),
+            sac.actor.reach.numpy(),
+            np.float32(LOG_DEVIATION[0]),
+            np.float32(LOG_DEVIATION[1]),
+            sac.target_entropy,
+            np.float32(sac.target_tau),
+            BETA1,
+            BETA2,
+        )
+        self._sizes = (0, 0)
+        self._memory: SACMemory | None = None
+
+    def updates(self, batches: Sequence[TransitionBatch], rewards: Sequence[Tensor]) -> list[dict[str, float]]:
+        """Take one gradient step per batch, all of one size; return metrics of each, up to one that is not finite."""
+        sac, size = self.sac, len(rewards[0])
+        threads = threads_for(size, MIN_ROWS_PER_THREAD)
+        memory, transitions = self._memory_for(size, threads), self._transitions(batches, rewards)
+        metrics = np.full((len(batches), len(METRICS)), np.nan)
+        targets = sac.target_parameters.data.view(-1).numpy()
+        count = len(batches)
+        states = (
+            self._adam_state(sac.policy.data, sac.policy.grad, sac.optimizers["policy"], count),
+            self._adam_state(sac.critics.data, sac.critics.grad, sac.optimizers["critics"], count),
+            self._adam_state(sac.log_alpha, sac.optimizers["alpha"].grad, sac.optimizers["alpha"], count),
+        )
+
+        def run(thread: int, threads: int) -> int:
+            return train_sac(
+                SGEMM,
+                self.actor,
+                self.critic,
+                thread,
+                threads,
+                memory,
+                transitions,
+                size,
+                *states,
+                targets,
+                self.settings,
+                metrics,
+            )
+
+        done = run_together(run, threads)
+        sac.updates += done
+        for optimizer in sac.optimizers.values():
+            optimizer.updates = [updates + done for updates in optimizer.updates]
+        return [dict(zip(METRICS, row, strict=True)) for row in metrics[:done].astype(np.float32).tolist()]
+
+    def _adam_state(self, data: Tensor, grad: Tensor, optimizer: RowOptimizer, count: int) -> AdamState:
+        """Describe the next `count` steps of an optimiser whose rows have equally many behind them."""
+        steps = step_sizes(optimizer.updates[0], [self.sac.learning_rate] * count, rectified=False)
+        return AdamState(
+            data.view(-1).numpy(),
+            grad.view(-1).numpy(),
+            optimizer.first.view(-1).numpy(),
+            optimizer.second.view(-1).numpy(),
+            np.array([each.rate for each in steps], np.float32),
+            np.array([each.epsilon for each in steps], np.float32),
+        )
+
+    def _transitions(self, batches: Sequence[TransitionBatch], rewards: Sequence[Tensor]) -> SACBatches:
+        def rows(tensors: Sequence[Tensor]) -> Floats:
+            flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]
+            return (flat[0] if len(flat) == 1 else torch.cat(flat)).float().contiguous().numpy()
+
+        def numbers(tensors: Sequence[Tensor]) -> Floats:
+            return rows(tensors).reshape(-1)
+
+        noise = [torch.empty(2, *batch.action.reshape(len(batch.action), -1).shape) for batch in batches]
+        for both in noise:  # drawn in the order of the plain learner: next actions first
+            for each in both:
+                each.normal_(generator=self.sac.generator)
+        return SACBatches(
+            rows([batch.observation for batch in batches]),
+            rows([batch.next_observation for batch in batches]),
+            rows([batch.action for batch in batches]),
+            numbers(rewards),
+            numbers([batch.discount for batch in batches]),
+            rows([both[0] for both in noise]),
+            rows([both[1] for both in noise]),
+        )
+
+    def _memory_for(self, batch: int, threads: int) -> SACMemory:
+        if self._memory is None or self._sizes != (batch, threads):
+            self._sizes, self._memory = (batch, threads), self._allocate(batch, threads)
+        self._memory.barrier[0] = 0
+        return self._memory
+
+    def _allocate(self, batch: int, threads: int) -> SACMemory:
+        inputs, actions = self.critic.inputs, self.actor.outputs // 2
+
+        def empty(*shape: int) -> Floats:
+            return torch.empty(shape).numpy()  # aligned, so that BLAS gives the same results in every process
+
+        def network(layout: MLPLayout) -> MLPMemory:
+            hidden = layout.hidden
+            return MLPMemory(*(empty(batch, width) for width in (hidden, hidden, layout.outputs, hidden, hidden)))
+
+        return SACMemory(
+            new_barrier(),
+            np.zeros((threads, WIDTH)),
+            empty(batch, inputs),
+            empty(batch, inputs),
+            empty(batch, inputs),
+            network(self.actor),
+            network(self.actor),
+            network(self.critic),
+            network(self.critic),
+            empty(batch),
+            empty(2, batch),
+            empty(batch),
+            empty(batch, actions),
+            empty(batch, 2 * actions),
+            np.empty(batch, np.int64),
+        )
