@@ -11,7 +11,16 @@ from pathlib import Path
 
 REQUIREMENTS = {
     "puffer": ("pufferlib-core==3.0.23", "mettagrid==0.26.22"),
-    "sb3": ("torch==2.13.0", "stable-baselines3==2.9.2", "sb3-contrib==2.9.2", "gymnasium==1.4.0"),
+    "sb3": (
+        "torch==2.13.0",
+        "stable-baselines3==2.9.2",
+        "sb3-contrib==2.9.2",
+        "gymnasium[mujoco]==1.4.0",
+        "mujoco==4.0.0",
+        "ale-py==0.12.1",
+        "opencv-python-headless==5.0.0.93",
+        "minatar==1.0.15",
+    ),
     "torchrl": ("torch==2.13.0", "torchrl==0.14.1", "tensordict==0.14.3", "numpy"),
 }
 # Variables that millpond sets for its own processes; peers run without them.
@@ -42,8 +51,10 @@ def interpreter(name: str, overrides: Mapping[str, str]) -> str:
     """Return the interpreter named on the command line, else that of the environment created before."""
     if name in overrides:
         return overrides[name]
-    if not (folder_of(name) / "installed").is_file():
-        raise SystemExit(f"{name} has no environment yet: python benchmarks/peers/run.py --setup {name}")
+    stamp = folder_of(name) / "installed"
+    if not stamp.is_file() or stamp.read_text() != "\n".join(REQUIREMENTS[name]):
+        missing = "an old environment" if stamp.is_file() else "no environment yet"
+        raise SystemExit(f"{name} has {missing}: python benchmarks/peers/run.py --setup {name}")
     return str(folder_of(name) / "bin" / "python")
 
 

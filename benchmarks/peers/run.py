@@ -5,14 +5,19 @@
     python benchmarks/peers/run.py forage --rounds 3 --iterations 244 --json forage.json
     python benchmarks/peers/run.py cartpole lake --quick           a few seconds of each, to see that it works
 
-forage    MettaGrid, 64 envs of 3 agents, LSTM 128, batches of 12,288 agent steps, against PufferLib's own trainer
-cartpole  32 envs x 128 steps, 4 update epochs of 4 minibatches, LSTM 64, against SB3's RecurrentPPO and a single-file PPO
-lake      batches of 256 stacks of Atari frames, from memory and from disk, against torchrl's LazyMemmapStorage; appending
-          them, against the emulator that they come from
-reward    batches of reward learning, against a bare PyTorch loop of the same network (no separate environment)
+forage        MettaGrid, 64 envs of 3 agents, LSTM 128, batches of 12,288 agent steps, against PufferLib's own trainer
+cartpole      32 envs x 128 steps, 4 update epochs of 4 minibatches, LSTM 64, against SB3's RecurrentPPO and a single-file PPO
+cartpole-mlp  8 envs x 128 steps, 4 update epochs of 4 minibatches, two layers of 64, against SB3's PPO
+halfcheetah   8 envs x 256 steps, 4 update epochs of 4 minibatches, two layers of 64, against SB3's PPO (extra mujoco)
+pong          8 envs x 128 steps, 4 update epochs of 4 minibatches, convolutions and 512, against SB3's PPO (extra atari)
+sac-pendulum  batches of 256, layers of 256, one update per env step, against SB3's SAC and a single-file SAC
+dqn-minatar   8 envs, batches of 128, one update per 4 env steps, against SB3's DQN and a single-file DQN (extra minatar)
+lake          batches of 256 stacks of Atari frames, from memory and from disk, against torchrl's LazyMemmapStorage;
+              appending them, against the emulator that they come from
+reward        batches of reward learning, against a bare PyTorch loop of the same network (no separate environment)
 
 Every training runs in a separate process with all cores and its own defaults, round r with seed r. Steps per second are
-over all iterations but the first two, without evaluation.
+over all iterations but the first two, without evaluation. Settings of cartpole-mlp and the four after it: settings.py.
 """
 
 from __future__ import annotations
@@ -33,13 +38,12 @@ sys.path.append(str(HERE.parent))
 from environments import REQUIREMENTS, interpreter, last_line, run_peer, set_up  # noqa: E402
 from ours import train_ours, write_scenario  # noqa: E402
 from table import table  # noqa: E402
+from tasks import TRAININGS  # noqa: E402
 from trained import Trained, against  # noqa: E402
 
 from hardware import processor  # noqa: E402
 
-TASKS = ("forage", "cartpole", "lake", "reward")
-ITERATIONS = {"forage": 244, "cartpole": 30}  # 3 million agent steps of forage, 123 thousand of CartPole
-WORDS = {"forage": "reward per agent step", "cartpole": "episode return"}
+TASKS = (*TRAININGS, "lake", "reward")
 LAKE_FRAMES = 200_000
 
 
@@ -49,20 +53,21 @@ def say(text: str) -> None:
 
 def trainings(task: str, options: argparse.Namespace, pythons: dict[str, str]) -> dict[str, Any]:
     """Run rounds of ours and of every peer alternately."""
-    iterations = options.iterations or (3 if options.quick else ITERATIONS[task])
-    python = interpreter("puffer" if task == "forage" else "sb3", pythons)
+    training = TRAININGS[task]
+    iterations = options.iterations or (3 if options.quick else training.iterations)
+    python = interpreter(training.peer, pythons)
     with tempfile.TemporaryDirectory() as folder:
         scenario = Path(folder) / "forage.json"
         if task == "forage":
             write_scenario(scenario)
 
-        def peer(script: str, seed: int) -> Trained:
+        def peer(script: tuple[str, ...], seed: int) -> Trained:
             inputs = (scenario, iterations, seed, options.puffer_workers) if task == "forage" else (iterations, seed)
-            return Trained(**json.loads(run_peer(python, HERE / script, *inputs, threads=options.peer_threads)))
+            run = (python, HERE / script[0], *script[1:], *inputs)
+            return Trained(**json.loads(run_peer(*run, threads=options.peer_threads)))
 
-        scripts = ["puffer_forage.py"] if task == "forage" else ["recurrent_ppo_cartpole.py", "single_file_cartpole.py"]
         ours: list[Trained] = []
-        theirs: dict[str, list[Trained]] = {script: [] for script in scripts}
+        theirs: dict[tuple[str, ...], list[Trained]] = {script: [] for script in training.scripts}
         for seed in range(1, options.rounds + 1):
             ours.append(train_ours(task, iterations, seed, options.ours))
             say(f"  round {seed}: millpond {ours[-1].steps_per_second:,.0f} steps/s")
@@ -77,6 +82,11 @@ def trainings(task: str, options: argparse.Namespace, pythons: dict[str, str]) -
 
 
 def show_trainings(task: str, result: dict[str, Any]) -> None:
+    """Print where our time goes, and what was learned."""
+    shares = [one["settings"]["shares"] for one in result["trained"] if "shares" in one["settings"]]
+    if shares:
+        medians = {name: median(one.get(name, 0.0) for one in shares) for name in shares[0]}
+        say("  our time: " + ", ".join(f"{name} {share:.0%}" for name, share in medians.items()))
     for party, comparison in result["peers"].items():
         say(f"  compared with {party}")
         for name, at in (("steps", "{:,.0f} steps"), ("seconds", "{:.1f} seconds")):
@@ -86,7 +96,7 @@ def show_trainings(task: str, result: dict[str, Any]) -> None:
             ]
             for seed, (own, other, where) in enumerate(pairs, start=1):
                 shown = " against ".join("none yet" if value is None else f"{value:.5g}" for value in (own, other))
-                say(f"    {WORDS[task]} after {where}, seed {seed}: {shown}")
+                say(f"    {TRAININGS[task].level} after {where}, seed {seed}: {shown}")
 
 
 def lakes(options: argparse.Namespace, pythons: dict[str, str]) -> dict[str, Any]:
@@ -136,7 +146,7 @@ def main() -> None:
         "--setup", nargs="+", metavar="PEER", help=f"create virtual environments, of {', '.join(REQUIREMENTS)}"
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, help=f"of a training; default: {ITERATIONS}")
+    parser.add_argument("--iterations", type=int, help="of a training; default: depends on the task")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that everything runs")
     parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="an override for millpond")
     parser.add_argument("--puffer-workers", type=int, default=0, help="0 is PufferLib's fastest on two cores")
@@ -166,7 +176,7 @@ def main() -> None:
     say(f"{processor()}, load {os.getloadavg()[0]:.1f}; ratios are ours to theirs, median (lowest to highest)")
     for number, task in enumerate(tasks, start=1):
         say(f"{task} ({number} of {len(tasks)}), {options.rounds} rounds")
-        if task in ITERATIONS:
+        if task in TRAININGS:
             results[task] = trainings(task, options, pythons)
             show_trainings(task, results[task])
         else:

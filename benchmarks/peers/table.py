@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
+from tasks import TRAININGS
 from trained import Ratio
 
 Row = tuple[str, str, float, float, str, Ratio]  # task, peer, ours, theirs, unit, ratio
@@ -13,9 +14,9 @@ Row = tuple[str, str, float, float, str, Ratio]  # task, peer, ours, theirs, uni
 
 def table_rows(results: dict[str, Any]) -> Iterator[Row]:
     """Yield one row for each comparison that was run, in the order of the tasks."""
-    for task in ("forage", "cartpole"):
+    for task, training in TRAININGS.items():
         for party, comparison in results.get(task, {}).get("peers", {}).items():
-            yield task, party, comparison["ours"], comparison["theirs"], "agent steps/s", Ratio(**comparison["ratio"])
+            yield task, party, comparison["ours"], comparison["theirs"], training.unit, Ratio(**comparison["ratio"])
     for name, speeds in results.get("lake", {}).items():
         unit = "env steps/s" if name == "append" else "transitions/s"
         ratio = Ratio.of(speeds["ours"], speeds["theirs"])

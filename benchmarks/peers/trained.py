@@ -15,7 +15,7 @@ WINDOW = 10  # number of iterations that a level is averaged over
 class Trained:
     """One training: seconds of each iteration without evaluation, and the level that each reached.
 
-    A level is the reward per agent step (forage) or the mean episode return (CartPole); None if no episode ended.
+    A level is the reward per agent step (forage) or the mean episode return; None if no episode ended.
     """
 
     party: str
