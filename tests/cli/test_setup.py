@@ -186,7 +186,7 @@ def base(millpond: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 def remove_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = [family.module for family in FAMILIES.values() if family.extra]
+    modules = ["mujoco", *(family.module for family in FAMILIES.values() if family.extra)]
     for name in [name for name in sys.modules if name.partition(".")[0] in modules]:
         monkeypatch.delitem(sys.modules, name)
     for module in modules:
@@ -212,6 +212,8 @@ def assert_names_the_extra(result: CommandResult, extra: str) -> None:
         (["experiment", "mixture-vs-single", "--seeds", "1"], "minatar"),
         (["envs", "check", "pettingzoo:butterfly.pistonball_v6"], "pettingzoo"),
         (["envs", "check", "mettagrid"], "metta"),
+        (["envs", "check", "gymnasium:HalfCheetah-v5"], "mujoco"),
+        (["train", "grid", "env.id=gymnasium:HalfCheetah-v5", "--debug", "--run", "one"], "mujoco"),
     ],
 )
 def test_missing_extra_is_named_in_one_line(base: Command, arguments: list[str], extra: str) -> None:

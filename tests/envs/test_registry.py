@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from millpond.envs.env_batch import Buffers, EnvError, spawn_seeds
+from millpond.envs.families import extra_of
 from millpond.envs.registry import describe, known_ids, list_envs, make_env_batch, prepare
 from tests.support import custom_envs
 
@@ -103,6 +104,7 @@ def test_an_unknown_id_gets_a_hint(env_id, message):
         ("atari:gravitar", "ale_py", "atari"),
         ("minatar:breakout", "minatar", "minatar"),
         ("pettingzoo:butterfly.pistonball_v6", "pettingzoo", "pettingzoo"),
+        ("gymnasium:HalfCheetah-v5", "mujoco", "mujoco"),
     ],
 )
 def test_a_missing_extra_is_named_with_its_command(env_id, module, extra, monkeypatch):
@@ -116,6 +118,13 @@ def test_a_missing_extra_is_named_with_its_command(env_id, module, extra, monkey
     with pytest.raises(EnvError, match=rf"needs the extra '{extra}'.*pip install 'millpond\[{extra}\]'"):
         make_env_batch(env_id, 1, {})
     assert install_command_for(env_id).endswith(f"pip install 'millpond[{extra}]'")
+
+
+def test_only_mujoco_envs_of_gymnasium_need_an_extra():
+    assert extra_of("gymnasium:HalfCheetah-v5") == ("mujoco", "mujoco")
+    assert extra_of("gymnasium:Ant-v4") == ("mujoco", "mujoco")
+    for env_id in ("gymnasium:CartPole-v1", "gymnasium:Pendulum-v1", "gymnasium:NoSuch-v0", "gymnasium:os:Env-v0"):
+        assert extra_of(env_id) is None
 
 
 def test_rewards_are_scaled_and_clipped_only_if_requested_and_returns_are_unchanged():

@@ -26,6 +26,7 @@ EXTRAS = {  # extra: its distribution, and its purpose
     "atari": ("ale-py", "the Atari emulator, Gravitar among its games (GPL-2.0)"),
     "metta": ("mettagrid", "the real MettaGrid"),
     "minatar": ("MinAtar", "MinAtar's five games"),
+    "mujoco": ("mujoco", "MuJoCo, for Gymnasium's robots such as HalfCheetah"),
     "pettingzoo": ("pettingzoo", "multi-agent environments"),
     "wandb": ("wandb", "logging to Weights & Biases"),
     "dev": ("pytest", "tests and checks"),

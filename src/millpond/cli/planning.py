@@ -25,7 +25,7 @@ from millpond.config.debug import DEBUG
 from millpond.config.keys import keys, kinds_of, nearest_key, sections
 from millpond.config.load import leaves_agents_open
 from millpond.config.rules import show as show_value
-from millpond.envs.families import family_of, install_command, missing_extra
+from millpond.envs.families import extra_of, install_command, missing_extra
 from millpond.errors import MillpondError
 from millpond.formatting import figures, plural, sentence
 from millpond.planner import Host
@@ -202,8 +202,8 @@ def _presets(recipe: Recipe) -> list[str]:
 
 
 def _extra(recipe: Recipe) -> str | None:
-    family = family_of(recipe.env.id)
-    return family.extra if family else None
+    needed = extra_of(recipe.env.id)
+    return needed[0] if needed else None
 
 
 def _lengths(name: str) -> list[str]:

@@ -60,6 +60,7 @@ FAMILIES = {
     )
 }
 
+MUJOCO = ("mujoco", "mujoco")  # the extra of Gymnasium's MuJoCo envs, and the module that they need
 LOOPED = ("gymnasium", "pettingzoo", "custom")  # one Python object per env, stepped in a loop
 
 
@@ -75,12 +76,28 @@ def family_of(env_id: str) -> Family | None:
     return None
 
 
+def extra_of(env_id: str) -> tuple[str, str] | None:
+    """Return the extra that envs of this id need and the module that it installs; None if nothing is needed."""
+    family = family_of(env_id)
+    if family is None:
+        return None
+    if family.name == "gymnasium":
+        return MUJOCO if _is_mujoco(env_id.partition(":")[2]) else None
+    return None if family.extra is None else (family.extra, family.module)
+
+
+def _is_mujoco(name: str) -> bool:
+    """True if Gymnasium's registry says that an env is one of its MuJoCo envs."""
+    import gymnasium
+
+    spec = gymnasium.registry.get(name)
+    return spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco.")
+
+
 def missing_extra(env_id: str) -> str | None:
     """Return the extra that envs of this id need and that is not installed; None if nothing is missing."""
-    family = family_of(env_id)
-    if family is None or family.extra is None or importlib.util.find_spec(family.module) is not None:
-        return None
-    return family.extra
+    needed = extra_of(env_id)
+    return needed[0] if needed is not None and importlib.util.find_spec(needed[1]) is None else None
 
 
 def install_command(extra: str) -> str:

@@ -56,6 +56,24 @@ def test_pendulum_takes_continuous_actions_and_truncates():
     env_batch.close()
 
 
+def test_halfcheetah_matches_gymnasium():
+    pytest.importorskip("mujoco")
+    env_batch = make_env_batch("gymnasium:HalfCheetah-v5", 2, {})
+    assert (env_batch.spec.observation.shape, env_batch.spec.action.shape) == ((17,), (6,))
+    assert (env_batch.spec.action.low, env_batch.spec.max_steps) == ((-1.0,) * 6, 1_000)
+    env_batch.reset(np.array([3, 4], np.uint64))
+    plain = gymnasium.make("HalfCheetah-v5")
+    shown, _ = plain.reset(seed=4)
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        np.testing.assert_array_equal(env_batch.buffers.observation[1, 0], shown.astype(np.float32))
+        env_batch.buffers.action[:, 0] = random.uniform(-1, 1, (2, 6))
+        env_batch.step(0, 2)
+        shown, reward, _, _, _ = plain.step(env_batch.buffers.action[1, 0])
+        assert env_batch.buffers.reward[1, 0] == np.float32(reward)
+    env_batch.close()
+
+
 def test_actions_are_clipped_only_if_requested():
     for clip, expected in ((False, 9.0), (True, 2.0)):
         env_batch = make_env_batch("gymnasium:Pendulum-v1", 1, {"clip_actions": clip})

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.env_batch import Aggregate, Buffers, EnvError, EpisodeStats, EpisodeTracker, check_seeds, unsavable
-from millpond.envs.families import parse_options
+from millpond.envs.families import parse_options, require_extra
 from millpond.envs.render import render_env
 from millpond.envs.spaces import (
     ActionLayout,
@@ -57,6 +57,7 @@ def gymnasium_maker(name: str, options: LoopOptions) -> MakeEnv:
         spec = gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
         raise EnvError(f"env {env_id!r} is not known to Gymnasium: {error}") from error
+    require_extra(env_id)
 
     def make() -> Any:
         try:
