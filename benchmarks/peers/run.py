@@ -38,8 +38,8 @@ sys.path.append(str(HERE.parent))
 from environments import REQUIREMENTS, interpreter, last_line, run_peer, set_up  # noqa: E402
 from ours import train_ours, write_scenario  # noqa: E402
 from table import table  # noqa: E402
-from tasks import TRAININGS  # noqa: E402
 from trained import Trained, against  # noqa: E402
+from trainings import TRAININGS  # noqa: E402
 
 from hardware import processor  # noqa: E402
 

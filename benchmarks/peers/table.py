@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from tasks import TRAININGS
 from trained import Ratio
+from trainings import TRAININGS
 
 Row = tuple[str, str, float, float, str, Ratio]  # task, peer, ours, theirs, unit, ratio
 
