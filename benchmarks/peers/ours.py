@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,12 @@ print(forage_config(Forage()).model_dump_json())
 def train_ours(task: str, iterations: int, seed: int, overrides: list[str]) -> Trained:
     """Train for a number of iterations; the times exclude the evaluation at the end."""
     if task not in RECIPES:
+        if overrides:
+            raise SystemExit(f"--ours is for tasks with a recipe ({', '.join(RECIPES)}); {task} has settings.py alone")
         script = str(Path(__file__).with_name("ours_off_policy.py"))
-        command = [sys.executable, script, task, str(iterations), str(seed), *overrides]
-        return Trained(**json.loads(last_line(command)))
+        command = [sys.executable, script, task, str(iterations), str(seed)]
+        trained = Trained(**json.loads(last_line(command)))
+        return replace(trained, settings={**trained.settings, "shares": trained.shares()})
     level = "reward_per_agent_step" if task == "forage" else "episode_return"
     recipe = str(Path(__file__).with_name(RECIPES[task]))
     with tempfile.TemporaryDirectory() as folder:

@@ -83,10 +83,9 @@ def trainings(task: str, options: argparse.Namespace, pythons: dict[str, str]) -
 
 def show_trainings(task: str, result: dict[str, Any]) -> None:
     """Print where our time goes, and what was learned."""
-    shares = [one["settings"]["shares"] for one in result["trained"] if "shares" in one["settings"]]
-    if shares:
-        medians = {name: median(one.get(name, 0.0) for one in shares) for name in shares[0]}
-        say("  our time: " + ", ".join(f"{name} {share:.0%}" for name, share in medians.items()))
+    shares = [one["settings"]["shares"] for one in result["trained"] if one["party"] == "millpond"]
+    medians = {name: median(one.get(name, 0.0) for one in shares) for name in shares[0]}
+    say("  our time: " + ", ".join(f"{name} {share:.0%}" for name, share in medians.items()))
     for party, comparison in result["peers"].items():
         say(f"  compared with {party}")
         for name, at in (("steps", "{:,.0f} steps"), ("seconds", "{:.1f} seconds")):

@@ -40,6 +40,11 @@ class Trained:
             moments.append(passed)
         return moments
 
+    def shares(self) -> dict[str, float]:
+        """Return the shares of collecting and training in the iterations that count."""
+        collect, train = sum(self.collect[WARM_UP:]), sum(self.train[WARM_UP:])
+        return {"collect": collect / (collect + train), "train": train / (collect + train)}
+
     def level_after_steps(self, steps: int) -> float | None:
         return self._level(min(len(self.level), steps // self.steps))
 

@@ -25,6 +25,13 @@ STAGES = {
 }
 
 
+COMPUTING = {  # phases in which networks compute
+    "mixture": ["collect", "learn", "train_big"],
+    "reward": ["train"],
+    "reward-online": ["act", "train"],
+}
+
+
 @pytest.fixture(scope="module", params=list(STAGES))
 def quick(request: pytest.FixtureRequest) -> Bench:
     return run_bench(request.param, quick=True)
@@ -40,6 +47,15 @@ def test_every_stage_is_measured(quick: Bench) -> None:
         assert stage.alone > 0
         assert stage.limit == "" or (stage.at_best is not None and stage.at_best > 0), stage.name
         assert (quick.of_iteration(stage) is None) == (stage.name in LAKE)
+
+
+def test_phases_are_shown_beside_their_products_alone(quick: Bench) -> None:
+    assert list(quick.iteration.products) == COMPUTING[quick.recipe]
+    assert all(seconds.low > 0 for seconds in quick.iteration.products.values())
+    text = "\n".join(show_bench(quick))
+    assert "Against the products of the networks alone\n" in text
+    total = sum(seconds.median for seconds in quick.iteration.products.values())
+    assert f"{quick.iteration.seconds.median / total:.2f}\n" in text
 
 
 def test_phases_add_up_to_the_round_or_cycle(quick: Bench) -> None:
@@ -75,7 +91,10 @@ def test_matrix_products_of_a_reward_batch_are_counted() -> None:
 
 
 def test_shortened_round_is_scaled_up() -> None:
-    """4 of 16 collections, 128 of 4,096 updates, 65,536 of 131,072 transitions drawn; the first round is a warm-up."""
+    """4 of 16 collections, 128 of 4,096 updates, 65,536 of 131,072 transitions drawn; the first round is a warm-up.
+
+    The measurements after the first round took 2 seconds, which are not part of the second.
+    """
     full, short = plan("mixture").plan, plan("mixture", mixture_settings(load("mixture"), Effort())).plan
     assert isinstance(full, MixturePlan)
     assert isinstance(short, MixturePlan)
@@ -85,8 +104,8 @@ def test_shortened_round_is_scaled_up() -> None:
     for each in [*[{**collecting, "passes": 4.0}] * 4, {**training, "passes": 4.0}] * 2:
         passed = records[-1]["seconds"] if records else 0.0
         records.append({**each, "seconds": passed + each["passes"]})
-    iteration = measured_rounds(records, full, short, live=False)
-    other = (5 * 4.0 - 4 * (1.0 + 0.5 + 2.0 + 0.25) - 0.5 - 3.0) * 4
+    iteration = measured_rounds(records, full, short, live=False, spent_between=[2.0, 7.0])
+    other = (5 * 4.0 - 2.0 - 4 * (1.0 + 0.5 + 2.0 + 0.25) - 0.5 - 3.0) * 4
     expected = {"collect": 16.0, "pour": 8.0, "learn": 32.0, "fill": 1.0, "train_big": 96.0, "other": other}
     assert iteration.phases == pytest.approx(expected)
     assert iteration.seconds.median == pytest.approx(sum(expected.values()))

@@ -32,6 +32,7 @@ def training(collect: float, train: float, level: list[float | None]) -> Trained
 def test_the_first_two_iterations_do_not_count() -> None:
     assert training(1.0, 3.0, [0.0] * 6).steps_per_second == 250
     assert training(1.0, 3.0, [0.0] * 6).to_json()["train_steps_per_second"] == pytest.approx(1_000 / 3)
+    assert training(1.0, 3.0, [0.0] * 6).shares() == {"collect": 0.25, "train": 0.75}
 
 
 def test_ratio_is_the_median_of_paired_rounds() -> None:

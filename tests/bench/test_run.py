@@ -49,6 +49,30 @@ def test_phases_add_up_to_the_iteration(quick: Bench) -> None:
     assert quick.iteration.ratio.median == pytest.approx(quick.iteration.seconds.median / quick.iteration.bare.seconds)
 
 
+def test_iteration_is_shown_beside_its_products_alone(quick: Bench) -> None:
+    assert list(quick.iteration.products) == ["collect", "train"]
+    assert all(seconds.low > 0 for seconds in quick.iteration.products.values())
+    assert "Against the products of the networks alone" in show_bench(quick)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["env.id=gymnasium:CartPole-v1", "policy.core=none"],
+        ["env.id=gymnasium:Pendulum-v1", "policy.core=gru"],
+        ["env.id=minatar:breakout", "policy.core=none"],
+    ],
+    ids=["vectors without memory", "a GRU and vectors of actions", "images"],
+)
+def test_other_encoders_cores_and_heads_are_measured(settings: list[str]) -> None:
+    bench = run_bench("grid", [*settings, "env.num_agents=1"], quick=True)
+    assert [stage.name for stage in bench.stages] == STAGES
+    assert bench.iteration.bare is not None
+    assert bench.iteration.bare.seconds > 0
+    assert all(seconds.low > 0 for seconds in bench.iteration.products.values())
+    assert all(len(line) <= 80 for line in show_bench(bench))
+
+
 def test_sizes_equal_those_of_the_plan(quick: Bench) -> None:
     planned = plan("grid", preset="debug").to_json()
     assert quick.sizes == {name: planned[name] for name in quick.sizes}

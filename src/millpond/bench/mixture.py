@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import gcd
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from millpond.bench.measure import (
@@ -26,6 +28,7 @@ from millpond.bench.measure import (
     measure_lake,
     median_seconds,
 )
+from millpond.bench.products import BetweenRounds, Repeated, dqn_update, pqn_update, q_acting
 from millpond.bench.run import Bench, Iteration, KindBench, Measurement
 from millpond.config import Loaded, MixtureRecipe
 from millpond.formatting import plural
@@ -72,9 +75,13 @@ def measure_mixture(
     with contextlib.redirect_stdout(io.StringIO()):
         trainer = MixtureTrainer(timed, start_run(timed, "bench"))
         try:
+            between = BetweenRounds(lambda: mixture_products(trainer, full, effort), progress)
+            trainer.loop.at_end("round", between)
             limit_seconds(trainer.loop, "round", progress)
             trainer.train()
-            iteration = measured_rounds(list(read_records(trainer.run.metrics_path)), full, short, live=trainer.live)
+            records = list(read_records(trainer.run.metrics_path))
+            iteration = measured_rounds(records, full, short, live=trainer.live, spent_between=between.spent)
+            iteration = replace(iteration, products=between.summary())
             stages: tuple[Stage, ...] = ()
             if limits is not None:
                 subject = MixtureSubject(trainer, full, short, limits, effort, iteration.phases)
@@ -101,22 +108,49 @@ def _planned(loaded: Loaded) -> tuple[MixtureRecipe, MixturePlan]:
     return recipe, plan
 
 
-def measured_rounds(records: list[Record], full: MixturePlan, short: MixturePlan, *, live: bool) -> Iteration:
-    """Return every round but the first, scaled up to a full one."""
+def mixture_products(trainer: MixtureTrainer, full: MixturePlan, effort: Effort) -> list[Repeated]:
+    """Return the products of a full round: all agents act and learn, then the BigAgent learns."""
+    group, big = trainer.group, trainer.big
+    network, observation = group.networks[0], group.storage.observation[0]  # [T, E, ...]
+    minibatch = observation.flatten(0, 1)[: full.minibatch_transitions]
+    acting = Repeated(
+        "collect", q_acting(network, observation[0]), full.env_steps_per_round / len(observation[0]), effort.calls
+    )
+    updates = full.agents * full.pqn_updates_per_round
+    learning = Repeated("learn", pqn_update(network, minibatch), updates, effort.updates)
+    if big is None:
+        return [acting, learning]
+    batch = big.pond.sample(np.random.default_rng(0))
+    return [acting, learning, Repeated("train_big", dqn_update(big.dqn, batch), full.big_updates, effort.updates)]
+
+
+def measured_rounds(
+    records: list[Record], full: MixturePlan, short: MixturePlan, *, live: bool, spent_between: Sequence[float]
+) -> Iteration:
+    """Return every round but the first, scaled up to a full one.
+
+    `spent_between`  seconds of the measurements after each round, which are not part of the next one
+    """
     big_agent_records = 0 if live or short.mode == "single" else -(-short.big_updates // UPDATES_PER_PORTION)
     size = short.collections_per_round + big_agent_records
     rounds = [records[first : first + size] for first in range(0, len(records), size)]
-    times = [_times(before[-1], now, full, short) for before, now in pairwise(rounds)]
+    times = [
+        _times(before[-1], now, full, short, spent)
+        for (before, now), spent in zip(pairwise(rounds), spent_between, strict=False)
+    ]
     return Iteration(
         Spread.of([sum(one.values()) for one in times]),
         {name: median(one[name] for one in times) for name in times[0]},
+        {},
     )
 
 
-def _times(before: Record, records: list[Record], full: MixturePlan, short: MixturePlan) -> dict[str, float]:
+def _times(
+    before: Record, records: list[Record], full: MixturePlan, short: MixturePlan, between: float
+) -> dict[str, float]:
     """Return seconds by phase of a full round, from the records of a short one. Evaluations are excluded."""
     spent = {name: sum(record.get(f"time/{name}", 0.0) for record in records) for name in (*PHASES, "evaluate")}
-    other = records[-1]["seconds"] - before["seconds"] - sum(spent.values())
+    other = records[-1]["seconds"] - before["seconds"] - between - sum(spent.values())
     drawn = max((record.get("big/pond_transitions", 0.0) for record in records), default=0.0)
     steps = full.env_steps_per_round / short.env_steps_per_round
     scales = dict.fromkeys(("collect", "pour", "learn"), steps)

@@ -6,6 +6,7 @@ E envs   A agents   T horizon   R rows
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import time
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from millpond.bench.measure import (
     measure_lake,
     median_seconds,
 )
+from millpond.bench.products import BetweenRounds, Products, Repeated
 from millpond.bench.run import Arithmetic, Bench, Iteration, KindBench, Measurement
 from millpond.config import Loaded
 from millpond.config.env_options import env_options
@@ -45,7 +47,7 @@ from millpond.rollout.micro_batch import Advantages
 from millpond.rollout.sampling import Draw
 from millpond.trainers.common.session import start_run
 from millpond.trainers.ppo.trainer import PPOTrainer
-from millpond.trainers.ppo.update import INPUTS, estimate_advantages, train_minibatch
+from millpond.trainers.ppo.update import INPUTS, Updater, estimate_advantages, train_minibatch
 
 MEASURED_STEPS = 1_500_000  # agent steps of all real iterations, approximately
 MIN_ITERATIONS, MAX_ITERATIONS = 3, 10  # real iterations
@@ -125,6 +127,7 @@ class BetweenIterations:
     progress: Progress
     ready: list[ReadyBatch]
     pairs: dict[str, list[Pair]]  # by name of a network
+    products: BetweenRounds
     seconds: list[float]  # of the measurements after each iteration
 
     def __call__(self, ended: LevelEnd) -> None:
@@ -134,6 +137,7 @@ class BetweenIterations:
         for name, network in self.networks.items():
             self.progress(f"arithmetic: {name}")
             self.pairs[name].append(network.seconds(self.ready))
+        self.products(ended)
         self.progress("an iteration")
         self.seconds.append(time.monotonic() - began)
 
@@ -145,7 +149,9 @@ def run_iterations(
     bare_network = Network.of_trainer(trainer, effort)
     plain = plain_networks(trainer, effort)
     networks = {"bare": bare_network, **plain}
-    between = BetweenIterations(trainer, networks, progress, [], {name: [] for name in networks}, [])
+    ready: list[ReadyBatch] = []
+    products = BetweenRounds(lambda: ppo_products(trainer, bare_network, ready[0]), progress)
+    between = BetweenIterations(trainer, networks, progress, ready, {name: [] for name in networks}, products, [])
     trainer.loop.at_end("iteration", between)
     progress("an iteration, to warm up")
     with contextlib.redirect_stdout(io.StringIO()):
@@ -162,6 +168,7 @@ def run_iterations(
         Iteration(
             seconds=Spread.of(real),
             phases={name: median(one.get(name, 0.0) for one in times) for name in times[0]},
+            products=products.summary(),
             bare=_arithmetic(pairs["bare"]),
             ratio=Spread.of([iteration / alone for iteration, alone in zip(real, bare, strict=True)]),
             references={name: _arithmetic(pairs[name]) for name in plain},
@@ -171,8 +178,23 @@ def run_iterations(
             },
         ),
         bare_network,
-        between.ready,
+        ready,
     )
+
+
+def ppo_products(trainer: PPOTrainer, network: Network, ready: ReadyBatch) -> list[Repeated]:
+    """Return the products of an iteration: acting on all agent steps, and all updates."""
+    plan, effort = trainer.share, network.effort
+    updater = Updater(copy.deepcopy(network.policy), device=trainer.device, autocast=network.autocast)
+    sequences = -(-len(ready.minibatch.reset) // plan.accumulated_parts)
+    micro_batch = ready.minibatch.some(slice(0, sequences))
+    acting = Products.of(lambda: network.act_plainly(ready))
+    training = Products.of(lambda: updater.backward_of([micro_batch], network.coefficients, ready.valid_steps))
+    calls = plan.agent_steps / (plan.envs_per_group * plan.num_agents)
+    return [
+        Repeated("collect", acting, calls, effort.calls),
+        Repeated("train", training, plan.gradient_updates * plan.accumulated_parts, effort.updates),
+    ]
 
 
 def _times(before: Record, after: Record, between: float) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,14 +25,25 @@ from millpond.bench.measure import (
     limit_seconds,
     median_seconds,
 )
+from millpond.bench.products import (
+    BetweenRounds,
+    Products,
+    Repeated,
+    dqn_update,
+    loss_update,
+    q_acting,
+    sac_acting,
+    sac_update,
+)
 from millpond.bench.run import Bench, Iteration, KindBench, Measurement
 from millpond.config import Loaded
 from millpond.formatting import plural
+from millpond.learners import SAC
 from millpond.loop import Loop
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.record.jsonlines import Record, read_records
 from millpond.trainers.common.session import start_run
-from millpond.trainers.reward.agent import RewardAgent
+from millpond.trainers.reward.agent import RewardAgent, pond_step_batch
 from millpond.trainers.reward.trainer import RewardTrainer
 
 MEASURED_BATCHES = 20_000  # of all real cycles, approximately
@@ -55,9 +66,12 @@ def measure_reward(
     with contextlib.redirect_stdout(io.StringIO()):
         trainer = RewardTrainer(timed, start_run(timed, "bench"))
         try:
+            between = BetweenRounds(lambda: reward_products(trainer, effort), progress)
+            trainer.loop.at_end("cycle", between)
             limit_seconds(trainer.loop, "cycle", progress)
             trainer.train()
-            iteration = _cycles(list(read_records(trainer.run.metrics_path)))
+            iteration = _cycles(list(read_records(trainer.run.metrics_path)), between.spent)
+            iteration = replace(iteration, products=between.summary())
             stages = (
                 () if limits is None else _stages(RewardSubject(trainer, iteration.phases, limits, effort), progress)
             )
@@ -76,16 +90,40 @@ def reward_for_plans(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
     return sizes, {name: bench.iteration.phases[name] for name in ("act", "train", "other")}
 
 
-def _cycles(records: list[Record]) -> Iteration:
-    """Return every cycle but the first, without test rollouts and held-out metrics."""
+def reward_products(trainer: RewardTrainer, effort: Effort) -> list[Repeated]:
+    """Return the products of a cycle: batches of the reward network, and in full mode those of the agent."""
+    plan, agent, rng = trainer.plan, trainer.agent, np.random.default_rng(0)
+    batches = loss_update(trainer.network, lambda: trainer.batches.loss(rng))
+    learning = [Repeated("train", batches, plan.batches_per_cycle, effort.updates)]
+    if agent is None:
+        return learning
+    settings, learner = trainer.recipe.agent, agent.learner
+    batch = agent.pond.sample(settings.batch_size, rng, gamma=settings.gamma)
+    observation = batch.observation[: settings.num_envs]
+    if isinstance(learner, SAC):
+        acting, update = sac_acting(learner, observation), sac_update(learner, batch)
+    else:
+        acting, update = q_acting(learner.network, observation), dqn_update(learner, batch)
+    learning.append(Repeated("train", update, plan.batches_per_cycle, effort.updates))
+    if settings.learn_from == "predicted":
+        steps = pond_step_batch(batch.observation, batch.action, batch.next_observation, agent.inputs)
+        with torch.no_grad():
+            predicted = Products.of(lambda: trainer.target.reward(steps))
+        learning.append(Repeated("train", predicted, plan.batches_per_cycle, effort.updates))
+    return [Repeated("act", acting, plan.env_steps_per_cycle / settings.num_envs, effort.calls), *learning]
+
+
+def _cycles(records: list[Record], spent_between: Sequence[float]) -> Iteration:
+    """Return every cycle but the first, without test rollouts, held-out metrics and the measurements in between."""
     times = []
-    for before, now in pairwise(records):
+    for (before, now), between in zip(pairwise(records), spent_between, strict=False):
         spent = {name: now.get(f"time/{name}", 0.0) for name in PHASES}
-        other = now["seconds"] - before["seconds"] - sum(spent.values())
+        other = now["seconds"] - before["seconds"] - between - sum(spent.values())
         times.append({"act": spent["act"], "train": spent["train"], "other": max(0.0, other)})
     return Iteration(
         Spread.of([sum(one.values()) for one in times]),
         {name: median(one[name] for one in times) for name in times[0]},
+        {},
     )
 
 

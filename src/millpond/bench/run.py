@@ -55,13 +55,14 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class Iteration:
-    """Real iterations (of a mixture rounds, of reward learning cycles).
+    """Real iterations (of a mixture rounds, of reward learning cycles), and the products of the networks alone.
 
-    For PPO also the bare arithmetic of its network and that of plain ones, measured between the iterations.
+    For PPO also the bare arithmetic of its network and that of plain ones. All are measured between the iterations.
     """
 
     seconds: Spread
     phases: dict[str, float]  # medians, nested ones as `collect/step`; "other" is the time outside of all
+    products: dict[str, Spread]  # seconds of the networks' products alone, by phase
     bare: Arithmetic | None = None
     ratio: Spread | None = None  # real to bare, iteration by iteration
     references: dict[str, Arithmetic] = field(default_factory=dict)  # plain networks, by encoding and precision

@@ -26,7 +26,7 @@ def show_bench(bench: Bench) -> list[str]:
     if bench.limits is not None:
         lines += _limits(bench)
         lines += _stages(bench)
-    return [*lines, *_waterfall(bench), *_iteration(bench)]
+    return [*lines, *_waterfall(bench), *_iteration(bench), *_products(bench)]
 
 
 def waterfall(bench: Bench) -> list[tuple[str, float, float]]:
@@ -124,6 +124,30 @@ def _iteration(bench: Bench) -> list[str]:
     )
     header = ("plain network", "seconds", "inference", "updates", "bare / plain", "spread")
     return ["", "Against the arithmetic of the network alone", *figures(rows), "", *table(header, plain), *notes]
+
+
+def _products(bench: Bench) -> list[str]:
+    """Return a table of the phases in which networks compute, beside their products alone."""
+    iteration, names = bench.iteration, _kind(bench).phases
+    if not iteration.products:
+        return []
+    pairs = [(names.get(phase, phase), iteration.phases[phase], alone) for phase, alone in iteration.products.items()]
+    rows = [
+        [name, duration(seconds), duration(alone.median), f"{duration(alone.low)} to {duration(alone.high)}",
+         f"{seconds / alone.median:.2f}"]
+        for name, seconds, alone in pairs
+    ]  # fmt: skip
+    total = sum(alone.median for _, _, alone in pairs)
+    whole = f"whole {_kind(bench).level}"
+    rows.append(
+        [whole, duration(iteration.seconds.median), duration(total), "", f"{iteration.seconds.median / total:.2f}"]
+    )
+    notes = sentence(
+        "Products: the matrix products and convolutions of the plain networks, by torch, one after the other on ready "
+        "numbers: no envs, replay, activations, norms, losses and optimisers. A share of them is run and scaled up."
+    )
+    header = ("phase", "in a run", "products", "spread", "in a run / products")
+    return ["", "Against the products of the networks alone", *table(header, rows), *notes]
 
 
 def _split(arithmetic: Arithmetic) -> str:

@@ -31,7 +31,7 @@ def bench(
     iteration: Annotated[
         bool,
         typer.Option(
-            "--iteration", help="Only whole iterations (rounds, cycles); for ppo, with their bare arithmetic."
+            "--iteration", help="Only whole iterations (rounds, cycles), with the bare arithmetic of their networks."
         ),
     ] = False,
     iterations: Annotated[
@@ -49,7 +49,7 @@ def bench(
     """Measure this machine and a recipe on it: limits, every stage alone, whole iterations. About two minutes.
 
     Stages are shown as shares of their hardware limit and of an iteration (for a mixture a round, for reward learning a
-    cycle), and an iteration of PPO next to the bare arithmetic of its network. The measurements are saved, and
+    cycle), and an iteration next to the arithmetic of its networks alone. The measurements are saved, and
     `millpond plan` then estimates how long a run takes.
 
     \b
