@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,6 +27,35 @@ REQUIREMENTS = {
 }
 # Variables that millpond sets for its own processes; peers run without them.
 ONLY_OURS = ("GOMP_SPINCOUNT",)
+
+
+class OtherWork:
+    """Number of cores that other processes kept busy since this was made; None where the system does not say.
+
+    Two threads that wait for each other at every operation take many times as long if another process has one of the cores,
+    even a process of the lowest priority. So figures are printed with the load beside them.
+    """
+
+    def __init__(self) -> None:
+        self.before = self._now()
+
+    def cores(self) -> float | None:
+        if self.before is None or (now := self._now()) is None:
+            return None
+        moment, busy, own = (after - before for after, before in zip(now, self.before, strict=True))
+        return max(0.0, (busy - own) / moment)
+
+    @staticmethod
+    def _now() -> tuple[float, float, float] | None:
+        """Return the time, and the CPU seconds of the system and of this process and its children that have ended."""
+        try:
+            ticks = [int(word) for word in Path("/proc/stat").read_text().split()[1:8]]
+        except (OSError, ValueError):
+            return None
+        idle = ticks[3] + ticks[4]  # the fifth is waiting for the disk
+        busy = (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK")
+        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return time.monotonic(), busy, sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def folder_of(name: str) -> Path:

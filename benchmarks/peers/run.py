@@ -28,6 +28,8 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +37,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
 
-from environments import REQUIREMENTS, interpreter, last_line, run_peer, set_up  # noqa: E402
+from environments import REQUIREMENTS, OtherWork, interpreter, last_line, run_peer, set_up  # noqa: E402
 from ours import train_ours, write_scenario  # noqa: E402
 from table import table  # noqa: E402
 from trained import Trained, against  # noqa: E402
@@ -49,6 +51,16 @@ LAKE_FRAMES = 200_000
 
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+def measured(train: Callable[[], Trained], round_number: int) -> Trained:
+    """Run a training, print its speed, and store how many cores other processes kept busy meanwhile."""
+    others = OtherWork()
+    trained = train()
+    cores = others.cores()
+    beside = "" if cores is None or cores < 0.1 else f", while other processes kept {cores:.1f} cores busy"
+    say(f"  round {round_number}: {trained.party} {trained.steps_per_second:,.0f} steps/s{beside}")
+    return replace(trained, settings={**trained.settings, "busy_cores_of_others": cores})
 
 
 def trainings(task: str, options: argparse.Namespace, pythons: dict[str, str]) -> dict[str, Any]:
@@ -69,11 +81,9 @@ def trainings(task: str, options: argparse.Namespace, pythons: dict[str, str]) -
         ours: list[Trained] = []
         theirs: dict[tuple[str, ...], list[Trained]] = {script: [] for script in training.scripts}
         for seed in range(1, options.rounds + 1):
-            ours.append(train_ours(task, iterations, seed, options.ours))
-            say(f"  round {seed}: millpond {ours[-1].steps_per_second:,.0f} steps/s")
+            ours.append(measured(lambda: train_ours(task, iterations, seed, options.ours), seed))  # noqa: B023
             for script, runs in theirs.items():
-                runs.append(peer(script, seed))
-                say(f"  round {seed}: {runs[-1].party} {runs[-1].steps_per_second:,.0f} steps/s")
+                runs.append(measured(lambda: peer(script, seed), seed))  # noqa: B023
     return {
         "iterations": iterations,
         "peers": {runs[0].party: against(ours, runs) for runs in theirs.values()},

@@ -15,7 +15,7 @@ from millpond.config import PPORecipe, load
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 sys.path.append(str(PEERS))
 
-from environments import interpreter  # noqa: E402
+from environments import OtherWork, interpreter  # noqa: E402
 from ours import RECIPES, shares_of  # noqa: E402
 from settings import DQN, PPO, SAC  # noqa: E402
 from table import table, table_rows  # noqa: E402
@@ -75,6 +75,15 @@ def test_shares_are_of_iterations_that_count_without_evaluation() -> None:
     records = [{**record, "time/train": 90.0}] * 2 + [record, {**record, "time/evaluate": 2.0}]
     shares = shares_of(records, [100.0, 100.0, 4.0, 6.0])
     assert shares == {"collect": 0.25, "collect/step": 0.125, "train": 0.5, "other": 0.25}
+
+
+def test_busy_cores_of_others_are_those_of_the_system_without_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 s, in which all cores worked for 15 s together, we for 9 s of them."""
+    moments = iter([(100.0, 40.0, 1.0), (110.0, 55.0, 10.0), None])
+    monkeypatch.setattr(OtherWork, "_now", staticmethod(lambda: next(moments)))
+    others = OtherWork()
+    assert others.cores() == pytest.approx(0.6)
+    assert others.cores() is None
 
 
 @pytest.mark.parametrize("task", list(PPO))
