@@ -109,6 +109,7 @@ ALLOWED: dict[str, set[str]] = {
         "policies",
         "replay",
         "rollout",
+        "learners",
         "trainers",
     },
     "experiments": {"errors", "formatting", "durable", "trust", "config", "record", "store", "planner", "trainers"},

@@ -90,10 +90,25 @@ def test_matrix_products_of_a_reward_batch_are_counted() -> None:
     assert update.at_best == pytest.approx(3 * forward / bench.limits.float32)
 
 
+def test_matrix_products_of_an_agent_update_are_counted() -> None:
+    """SAC on Pendulum, layers of 256: targets, critics, actor; then the predicted rewards."""
+    bench = run_bench("reward-online", quick=True)
+    batch = debug_settings(load("reward-online").recipe)["agent.batch_size"]
+    assert bench.limits is not None
+    update = next(stage for stage in bench.stages if stage.name == "agent update")
+    first, rest = 3 * 256, 256 * 256 + 256 * 2
+    actor, actor_training = first + rest, 2 * first + 3 * rest
+    first, rest = 4 * 256, 256 * 256 + 256
+    critics, critics_training, critics_inputs = 2 * (first + rest), 2 * (2 * first + 3 * rest), 4 * (first + rest)
+    predicted = 7 * 256 + 256 * 256 + 256
+    products = actor + critics + critics_training + actor_training + critics_inputs + predicted
+    assert update.at_best == pytest.approx(2 * batch * products / bench.limits.float32)
+
+
 def test_shortened_round_is_scaled_up() -> None:
     """4 of 16 collections, 128 of 4,096 updates, 65,536 of 131,072 transitions drawn; the first round is a warm-up.
 
-    The measurements after the first round took 2 seconds, which are not part of the second.
+    The measurements after the first round took half a second, which are not part of the second.
     """
     full, short = plan("mixture").plan, plan("mixture", mixture_settings(load("mixture"), Effort())).plan
     assert isinstance(full, MixturePlan)
@@ -104,8 +119,8 @@ def test_shortened_round_is_scaled_up() -> None:
     for each in [*[{**collecting, "passes": 4.0}] * 4, {**training, "passes": 4.0}] * 2:
         passed = records[-1]["seconds"] if records else 0.0
         records.append({**each, "seconds": passed + each["passes"]})
-    iteration = measured_rounds(records, full, short, live=False, spent_between=[2.0, 7.0])
-    other = (5 * 4.0 - 2.0 - 4 * (1.0 + 0.5 + 2.0 + 0.25) - 0.5 - 3.0) * 4
+    iteration = measured_rounds(records, full, short, live=False, spent_between=[0.5, 7.0])
+    other = (5 * 4.0 - 0.5 - 4 * (1.0 + 0.5 + 2.0 + 0.25) - 0.5 - 3.0) * 4
     expected = {"collect": 16.0, "pour": 8.0, "learn": 32.0, "fill": 1.0, "train_big": 96.0, "other": other}
     assert iteration.phases == pytest.approx(expected)
     assert iteration.seconds.median == pytest.approx(sum(expected.values()))

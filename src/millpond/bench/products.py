@@ -76,9 +76,9 @@ class Products:
             torch.cuda.synchronize()
 
 
-class _Recording(TorchDispatchMode):
+class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, products: Products) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.products = products
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -97,20 +97,25 @@ def reward_products(trainer: RewardTrainer, effort: Effort) -> list[Repeated]:
     learning = [Repeated("train", batches, plan.batches_per_cycle, effort.updates)]
     if agent is None:
         return learning
-    settings, learner = trainer.recipe.agent, agent.learner
-    batch = agent.pond.sample(settings.batch_size, rng, gamma=settings.gamma)
+    acting, *updates = agent_products(trainer, agent)
+    learning += [Repeated("train", update, plan.batches_per_cycle, effort.updates) for update in updates]
+    return [Repeated("act", acting, plan.env_steps_per_cycle / agent.vector.num_envs, effort.calls), *learning]
+
+
+def agent_products(trainer: RewardTrainer, agent: RewardAgent) -> list[Products]:
+    """Return the products of acting once in all envs, of one gradient step and, if used, of predicting its rewards."""
+    settings, learner, target = trainer.recipe.agent, agent.learner, trainer.target
+    batch = agent.pond.sample(settings.batch_size, np.random.default_rng(0), gamma=settings.gamma)
     observation = batch.observation[: settings.num_envs]
     if isinstance(learner, SAC):
-        acting, update = sac_acting(learner, observation), sac_update(learner, batch)
+        products = [sac_acting(learner, observation), sac_update(learner, batch)]
     else:
-        acting, update = q_acting(learner.network, observation), dqn_update(learner, batch)
-    learning.append(Repeated("train", update, plan.batches_per_cycle, effort.updates))
+        products = [q_acting(learner.network, observation), dqn_update(learner, batch)]
     if settings.learn_from == "predicted":
         steps = pond_step_batch(batch.observation, batch.action, batch.next_observation, agent.inputs)
         with torch.no_grad():
-            predicted = Products.of(lambda: trainer.target.reward(steps))
-        learning.append(Repeated("train", predicted, plan.batches_per_cycle, effort.updates))
-    return [Repeated("act", acting, plan.env_steps_per_cycle / settings.num_envs, effort.calls), *learning]
+            products.append(Products.of(lambda: target.reward(steps)))
+    return products
 
 
 def _cycles(records: list[Record], spent_between: Sequence[float]) -> Iteration:
@@ -166,7 +171,8 @@ def _stages(subject: RewardSubject, progress: Progress) -> tuple[Stage, ...]:
     if trainer.agent is not None:
         progress("agent update")
         agent = trainer.agent
-        stages.append(subject.of_batches("agent update", lambda: agent.update(trainer.target), "", None))
+        at_best = sum(map(count_flops, agent_products(trainer, agent)[1:])) / subject.limits.float32
+        stages.append(subject.of_batches("agent update", lambda: agent.update(trainer.target), "float32", at_best))
     progress("record")
     return (*stages, _record(subject))
 
