@@ -5,11 +5,12 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+import gymnasium
 import numpy as np
 import pytest
 
 from millpond.envs.env_batch import Buffers, EnvError, spawn_seeds
-from millpond.envs.families import extra_of
+from millpond.envs.families import MUJOCO_ENVS, extra_of
 from millpond.envs.registry import describe, known_ids, list_envs, make_env_batch, prepare
 from tests.support import custom_envs
 
@@ -122,7 +123,10 @@ def test_a_missing_extra_is_named_with_its_command(env_id, module, extra, monkey
 
 def test_only_mujoco_envs_of_gymnasium_need_an_extra():
     assert extra_of("gymnasium:HalfCheetah-v5") == ("mujoco", "mujoco")
-    assert extra_of("gymnasium:Ant-v4") == ("mujoco", "mujoco")
+    by_entry_point = {
+        name for name, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("gymnasium.envs.mujoco.")
+    }
+    assert by_entry_point == MUJOCO_ENVS
     for env_id in ("gymnasium:CartPole-v1", "gymnasium:Pendulum-v1", "gymnasium:NoSuch-v0", "gymnasium:os:Env-v0"):
         assert extra_of(env_id) is None
 

@@ -60,7 +60,24 @@ FAMILIES = {
     )
 }
 
-MUJOCO = ("mujoco", "mujoco")  # the extra of Gymnasium's MuJoCo envs, and the module that they need
+# Gymnasium's envs that need the extra `mujoco`; listed here, since importing Gymnasium to ask it takes long.
+MUJOCO_ENVS = {
+    f"{name}-{version}"
+    for version in ("v4", "v5")
+    for name in [
+        "Ant",
+        "HalfCheetah",
+        "Hopper",
+        "Humanoid",
+        "HumanoidStandup",
+        "InvertedDoublePendulum",
+        "InvertedPendulum",
+        "Pusher",
+        "Reacher",
+        "Swimmer",
+        "Walker2d",
+    ]
+}
 LOOPED = ("gymnasium", "pettingzoo", "custom")  # one Python object per env, stepped in a loop
 
 
@@ -82,16 +99,8 @@ def extra_of(env_id: str) -> tuple[str, str] | None:
     if family is None:
         return None
     if family.name == "gymnasium":
-        return MUJOCO if _is_mujoco(env_id.partition(":")[2]) else None
+        return ("mujoco", "mujoco") if env_id.partition(":")[2] in MUJOCO_ENVS else None
     return None if family.extra is None else (family.extra, family.module)
-
-
-def _is_mujoco(name: str) -> bool:
-    """True if Gymnasium's registry says that an env is one of its MuJoCo envs."""
-    import gymnasium
-
-    spec = gymnasium.registry.get(name)
-    return spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco.")
 
 
 def missing_extra(env_id: str) -> str | None:
