@@ -105,6 +105,14 @@ def test_matrix_products_of_an_agent_update_are_counted() -> None:
     assert update.at_best == pytest.approx(2 * batch * products / bench.limits.float32)
 
 
+@pytest.mark.parametrize("learn_from", ["predicted", "world"])
+def test_dqn_as_the_agent_of_reward_learning_is_measured(learn_from: str) -> None:
+    settings = {"env.id": "gymnasium:CartPole-v1", "agent.algorithm": "dqn", "agent.learn_from": learn_from}
+    bench = run_bench("reward-online", settings, quick=True)
+    assert [stage.name for stage in bench.stages] == STAGES["reward-online"]
+    assert all(seconds.low > 0 for seconds in bench.iteration.products.values())
+
+
 def test_shortened_round_is_scaled_up() -> None:
     """4 of 16 collections, 128 of 4,096 updates, 65,536 of 131,072 transitions drawn; the first round is a warm-up.
 
