@@ -3,12 +3,13 @@
     ours_off_policy.py sac-pendulum|dqn-minatar ITERATIONS SEED
 
 sac-pendulum  the agent of the recipe reward-online, without a reward network: its envs, pond and SAC
-dqn-minatar   the BigAgent's DQN, the pond that it draws from, and the collector of a mixture's agents
+dqn-minatar   the BigAgent's DQN, a pond, and the collector with which it acts
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import time
 from collections.abc import Iterator
@@ -23,11 +24,9 @@ from settings import DQN as DQN_TASK
 from settings import SAC as SAC_TASK
 
 from millpond.config import RewardRecipe, load
-from millpond.config.mixture import DQNConfig
+from millpond.config.mixture import DQNConfig, PQNConfig
 from millpond.config.recipe import EnvConfig, VectorConfig
-from millpond.learners import DQN, Epsilon, build_q_network
-from millpond.learners.collector import CollectionStorage, QCollector
-from millpond.learners.q_network import StackedQNetworks
+from millpond.learners import DQN, AgentGroup, Epsilon, build_q_network
 from millpond.replay import Schema
 from millpond.replay.pond import Pond
 from millpond.trainers.common.envs import build_vector
@@ -118,24 +117,27 @@ def dqn_minatar(iterations: int, seed: int, watch: Watch) -> int:
         target_interval=task.target_updates,
     )
     dqn = DQN(network, config)
-    storage = CollectionStorage(spec, 1, task.collect, task.envs, torch.device("cpu"))
-    collector = QCollector(StackedQNetworks([dqn.network], dqn.online, None), [vector], storage)
-    pond = Pond.init(schema, task.replay, lanes=task.envs)
+    # It acts as the BigAgent does: a copy of its network in a group of one agent that never learns.
+    acting = PQNConfig(num_envs=task.envs, num_steps=task.collect, num_minibatches=1)
+    actor = AgentGroup([copy.deepcopy(network)], [vector], acting, seeds=[seed], total_collections=1)
     epsilon = Epsilon(1.0, task.epsilon_end, over=task.epsilon_over)
+    actor.epsilons = [epsilon]
+    pond = Pond.init(schema, task.replay, lanes=task.envs)
     steps = 0
     for _ in range(iterations):
         with watch.iteration():
             for _ in range(task.iteration // task.phase):
                 with watch.phase("collect"):
-                    (collection,) = collector.collect([epsilon], [generator])
+                    actor.networks[0].load_state_dict(dqn.network.state_dict())
+                    (collection,) = actor.collect()
                     pond.add(collection.as_steps(schema))
                     steps += task.phase
-                    epsilon.advance(task.phase)
                 watch.returns += [float(episode.returns[0]) for episode in collection.episodes]
                 if steps > task.warm_up:
                     with watch.phase("train"):
-                        for _ in range(task.updates):
-                            dqn.update(pond.sample(task.batch, rng, gamma=task.gamma))
+                        batches = [pond.sample(task.batch, rng, gamma=task.gamma) for _ in range(task.updates)]
+                        for batch in batches:
+                            dqn.update(batch)
     vector.close()
     return task.iteration
 
