@@ -127,7 +127,7 @@ class FrozenPixels:
     def __call__(self, images: Tensor) -> Tensor:
         """Images [N, C, height, width] -> features [N, H]."""
         features = []
-        for some in images.split(self.block):
+        for some in torch.split(images, self.block):
             outputs = read_images(some, self.scale)
             for layer in self.layers:
                 outputs = torch.ops.mkldnn._convolution_pointwise(outputs, *layer, "relu", [], "")
