@@ -19,10 +19,18 @@ from millpond.policies import Policy, build_policy
 from millpond.rollout.micro_batch import gather
 from millpond.threads import torch_threads
 from millpond.trainers.ppo.update import Updater
-from tests.fast.test_update import fast_updater, gradients_of, in_float64
 from tests.support.ppo_runs import train_small
 from tests.support.records import records
-from tests.support.update_rows import HIDDEN, ROWS, SPEC, WEIGHT, random_rows
+from tests.support.update_rows import (
+    HIDDEN,
+    ROWS,
+    SPEC,
+    WEIGHT,
+    fast_updater,
+    gradients_of,
+    in_float64,
+    random_rows,
+)
 
 CPU = torch.device("cpu")
 COEFFICIENTS = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5)

@@ -3,50 +3,38 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from millpond import fast
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.fast.encoders import array_encoder
 from millpond.fast.rows import RecurrentRows
-from millpond.fast.update import FastUpdater, GraphRows
+from millpond.fast.update import GraphRows
 from millpond.losses import Coefficients
 from millpond.policies import Policy, build_policy
-from millpond.rollout.micro_batch import MicroBatch, gather
+from millpond.rollout.micro_batch import gather
 from millpond.rollout.sampling import Draw
 from millpond.threads import torch_threads
 from millpond.trainers.ppo.update import Updater, train_minibatch
-from tests.support.update_rows import HIDDEN, OBSERVATIONS, ROWS, SPEC, WEIGHT, random_rows
+from tests.support.update_rows import (
+    HIDDEN,
+    OBSERVATIONS,
+    ROWS,
+    SPEC,
+    WEIGHT,
+    fast_updater,
+    gradients_of,
+    in_float64,
+    random_rows,
+)
 
 CPU = torch.device("cpu")
 USUAL = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5)
 STATES = {"lstm": 2, "gru": 1, "none": 0}
 CONTINUOUS = ActionSpec.continuous((-1.0, -2.0), (1.0, 2.0))
-
-
-def fast_updater(policy: torch.nn.Module, autocast: bool = False) -> FastUpdater:
-    updater = fast.updater(policy, autocast=autocast)
-    assert updater is not None
-    return updater
-
-
-def in_float64(micro_batch: MicroBatch) -> MicroBatch:
-    doubled = {
-        name: tensor.double()
-        for name, tensor in vars(micro_batch).items()
-        if tensor is not None and tensor.is_floating_point()
-    }
-    return replace(micro_batch, **doubled)
-
-
-def gradients_of(policy: torch.nn.Module) -> list[Tensor | None]:
-    return [parameter.grad for parameter in policy.parameters()]
 
 
 def compare_with_plain_torch(

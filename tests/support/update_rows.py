@@ -1,12 +1,17 @@
-"""Random rows to train on, for tests of updates."""
+"""Random rows to train on, and updaters and gradients to compare, for tests of updates."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
+from torch import Tensor
 
+from millpond import fast
 from millpond.envs.spec import ActionSpec, ObservationSpec
-from millpond.rollout.micro_batch import Advantages
+from millpond.fast.update import FastUpdater
+from millpond.rollout.micro_batch import Advantages, MicroBatch
 from millpond.rollout.rows import Rows
 from millpond.rollout.schema import RowField
 
@@ -66,3 +71,22 @@ def random_rows(
         rows["action_mask"].copy_(mask.scatter(-1, taken, True))
     advantage = torch.randn(ROWS, HORIZON, AGENTS, generator=draw)
     return rows, Advantages(advantage, 2 * advantage, np.zeros(ROWS), torch.zeros(()), rows["alive"].sum(dim=(1, 2)))
+
+
+def fast_updater(policy: torch.nn.Module, autocast: bool = False) -> FastUpdater:
+    updater = fast.updater(policy, autocast=autocast)
+    assert updater is not None
+    return updater
+
+
+def in_float64(micro_batch: MicroBatch) -> MicroBatch:
+    doubled = {
+        name: tensor.double()
+        for name, tensor in vars(micro_batch).items()
+        if tensor is not None and tensor.is_floating_point()
+    }
+    return replace(micro_batch, **doubled)
+
+
+def gradients_of(policy: torch.nn.Module) -> list[Tensor | None]:
+    return [parameter.grad for parameter in policy.parameters()]

@@ -27,7 +27,7 @@ from millpond.fast.heads import (
     ActionBuffers,
     HeadArrays,
     OutputGradients,
-    Steps,
+    TrainedSteps,
     draw_actions,
     has_compiled_head,
     head_arrays,
@@ -74,7 +74,7 @@ class Scaling(NamedTuple):
 
 
 class StoredSteps(NamedTuple):
-    """Arrays of rows, each [R, L, ...]; `scaled` is the advantage as trained on. See `Steps` for those that may be empty."""
+    """Arrays of rows, each [R, L, ...]; `scaled` is the advantage as trained on. See `TrainedSteps` for those that may be empty."""
 
     numbers: Floats
     choice: npt.NDArray[np.int32]
@@ -135,7 +135,7 @@ def layer_backward(sgemm: int, d_out: Floats, out: Floats, inputs: Floats, d_wei
 def steps_gradients(
     sgemm: int,
     numbers: Floats,
-    steps: Steps,
+    steps: TrainedSteps,
     layers: Layers,
     head: HeadArrays,
     arguments: LossArguments,
@@ -158,7 +158,7 @@ def steps_gradients(
         )
         layer_forward(sgemm, inputs, layers.w_encoder, layers.b_encoder, features)
         layer_forward(sgemm, features, layers.w_core, layers.b_core, hidden)
-        some = Steps(
+        some = TrainedSteps(
             steps.choice[start:stop],
             steps.vector[start:stop],
             steps.allowed[start:stop] if masked else steps.allowed,
@@ -183,7 +183,7 @@ def gather_steps(
     stored: StoredSteps,
     scaling: Scaling,
     numbers: Floats,
-    out: Steps,
+    out: TrainedSteps,
 ) -> None:
     """Gather the rows [b], which have importance weights [b], as steps in the order in which they are stored."""
     known, length = stored.advantage.shape  # the buffer may have more rows than have advantages
@@ -214,7 +214,7 @@ def rows_gradients(
     stored: StoredSteps,
     scaling: Scaling,
     numbers: Floats,
-    steps: Steps,
+    steps: TrainedSteps,
     layers: Layers,
     head: HeadArrays,
     arguments: LossArguments,
@@ -340,7 +340,7 @@ class FeedforwardRows:
         self._order = [order.get(id(parameter)) for parameter in parameters]
         self._rows: Rows | None = None
         self._stored: dict[str, Array] = {}
-        self._gathered: tuple[Floats, Steps] | None = None
+        self._gathered: tuple[Floats, TrainedSteps] | None = None
         self._workspace: Workspace | None = None
         self._call: Any = None
 
@@ -375,7 +375,7 @@ class FeedforwardRows:
         none: Array = np.empty((len(numbers), 0), np.float32 if action.dtype == np.int32 else np.int32)
         names = ("log_prob", "advantage", "value", "target", "weight")
         choice, vector = (action, none) if action.dtype == np.int32 else (none, action)
-        steps = Steps(
+        steps = TrainedSteps(
             choice,
             vector,
             ALL_ALLOWED if mask is None else _flat(mask),
@@ -433,13 +433,13 @@ class FeedforwardRows:
             d_log_deviation,
         )
 
-    def _memory(self, count: int, stored: StoredSteps) -> tuple[Floats, Steps]:
+    def _memory(self, count: int, stored: StoredSteps) -> tuple[Floats, TrainedSteps]:
         """Return memory for gathered steps. It is allocated by torch, whose profiler then counts it."""
         if self._gathered is None or len(self._gathered[0]) != count:
             columns = (stored.choice, stored.vector)
             masked = stored.allowed.shape[0] > 0
             choice, vector = (_empty(count, array.shape[2], array.dtype) for array in columns)
-            steps = Steps(
+            steps = TrainedSteps(
                 choice,
                 vector,
                 _empty(count, stored.allowed.shape[2], np.bool_) if masked else ALL_ALLOWED,

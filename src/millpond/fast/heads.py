@@ -36,7 +36,7 @@ class HeadArrays(NamedTuple):
     reach: Floats
 
 
-class Steps(NamedTuple):
+class TrainedSteps(NamedTuple):
     """Stored arrays of N steps that the loss needs. `choice` or `vector` has no columns; `allowed` [0, 0] if all is."""
 
     choice: npt.NDArray[np.int32]  # [N, C]
@@ -128,7 +128,7 @@ class ActionBuffers(NamedTuple):
 def output_gradients(
     sgemm: int,
     hidden: Floats,
-    steps: Steps,
+    steps: TrainedSteps,
     weight: Floats,
     bias: Floats,
     head: HeadArrays,

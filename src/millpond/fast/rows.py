@@ -26,7 +26,7 @@ from millpond.fast.heads import (
     NO_FLOATS,
     HeadArrays,
     OutputGradients,
-    Steps,
+    TrainedSteps,
     head_arrays,
     output_gradients,
 )
@@ -64,13 +64,13 @@ class Arrays(NamedTuple):
 
 
 @compiled_fast
-def steps_of(arrays: Arrays, first: int, last: int) -> Steps:
+def steps_of(arrays: Arrays, first: int, last: int) -> TrainedSteps:
     """Return the steps of the sequences first..last-1, [N, ...]."""
     count = arrays.reset.shape[0] * (last - first)
     allowed = np.empty((0, 0), np.bool_)
     if arrays.allowed.shape[0] > 0:
         allowed = np.ascontiguousarray(arrays.allowed[:, first:last]).reshape(count, arrays.allowed.shape[2])
-    return Steps(
+    return TrainedSteps(
         np.ascontiguousarray(arrays.choice[:, first:last]).reshape(count, arrays.choice.shape[2]),
         np.ascontiguousarray(arrays.vector[:, first:last]).reshape(count, arrays.vector.shape[2]),
         allowed,
