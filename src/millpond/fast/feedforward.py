@@ -74,7 +74,7 @@ class Scaling(NamedTuple):
 
 
 class StoredSteps(NamedTuple):
-    """Arrays of rows, each [R, L, ...]; `scaled` is the advantage as trained on. See `TrainedSteps` for those that may be empty."""
+    """Arrays of rows, each [R, L, ...]; `scaled` is the advantage as trained on. Some may be empty: see `TrainedSteps`."""
 
     numbers: Floats
     choice: npt.NDArray[np.int32]
