@@ -223,6 +223,12 @@ class Run:
             raise RunError(f"{self.plan_path} has ranks={ranks!r}, expected a number of processes; {fix}")
         return int(ranks)
 
+    def read_vector(self) -> dict[str, Any] | None:
+        """Return what `vector.backend=auto` chose, from vector.json; None without that file."""
+        if not os.path.lexists(self.vector_path):
+            return None
+        return read_json_object(self.vector_path, "restore it from a copy")
+
     @property
     def resume_command(self) -> str:
         """Command that continues this run."""

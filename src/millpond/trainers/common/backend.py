@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,7 +27,6 @@ from millpond.planner.remembered import (
     with_remembered,
 )
 from millpond.rollout.collector import Actor
-from millpond.safe_read import read_json_object
 from millpond.store import RandomState, Run, RunError
 from millpond.threads import torch_threads
 from millpond.vector import BackendChoice, measure_backend
@@ -54,10 +52,11 @@ def choose_vector(
     """
     if recipe.vector.backend != "auto":
         return None
-    if run.resumed and not os.path.lexists(run.vector_path):
-        return None  # of an earlier version, which chose by a rule
     if run.resumed:
-        return _as_choice(_read(run), "as chosen when the run started, ")
+        stored = run.read_vector()
+        if stored is None:
+            return None  # of an earlier version, which chose by a rule
+        return _as_choice(_checked(stored, run), "as chosen when the run started, ")
 
     def decide() -> dict[str, Any]:
         chosen = recall_backend(recipe, ranks.count)
@@ -145,13 +144,13 @@ def _remember(recipe: PPORecipe, chosen: RememberedBackend, ranks: Ranks) -> Non
         warnings.warn(f"{path} cannot be written ({error.strerror}): envs are measured again next time", stacklevel=2)
 
 
-def _read(run: Run) -> RememberedBackend:
-    fix = "restore it from a copy"
-    values = read_json_object(run.vector_path, fix)
+def _checked(stored: dict[str, Any], run: Run) -> RememberedBackend:
     try:
-        return RememberedBackend.of(values)
+        return RememberedBackend.of(stored)
     except ValueError as error:
-        raise RunError(f"{run.vector_path} does not hold the vector of a run ({error}); {fix}") from error
+        raise RunError(
+            f"{run.vector_path} does not hold the vector of a run ({error}); restore it from a copy"
+        ) from error
 
 
 def _as_choice(chosen: RememberedBackend, prefix: str = "") -> BackendChoice:
