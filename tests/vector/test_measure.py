@@ -30,8 +30,21 @@ def small_spec(**changes: Any) -> EnvSpec:
     return counting_spec(id="tests.support.vector_envs:counting", **changes)
 
 
+@pytest.mark.parametrize(
+    ("of_all", "of_one", "step", "overhead"),
+    [
+        (95e-6, 20e-6, 5e-6, 15e-6),  # 16 c + o = 95, c + o = 20
+        (15e-6, 15e-6, 0.0, 15e-6),  # steps that take no time
+        (14e-6, 16e-6, 0.0, 14e-6),  # one env was slower than all of them, by chance
+        (160.5e-3, 70e-3, 10e-3, 0.5e-3),  # a busy machine: one env alone was slow, but a command is not
+    ],
+)
+def test_time_of_a_step_and_of_a_command(of_all: float, of_one: float, step: float, overhead: float) -> None:
+    assert measure.solve(of_all, of_one, 16) == (pytest.approx(step, abs=1e-12), pytest.approx(overhead))
+
+
 def test_cheap_env_steps_inline() -> None:
-    choice = measured(small_spec(), vector_envs.idle, time_acting=lambda threads: 0.01)
+    choice = measured(small_spec(), vector_envs.idle, time_acting=lambda threads: 1.0)
     assert (choice.backend, choice.num_workers) == ("inline", 1)
     assert choice.reason.startswith("measured: 4 envs of a group step in ")
 

@@ -31,6 +31,7 @@ SECONDS = 0.4  # after which each of the two measurements ends
 STEP_LIMIT = 5.0  # seconds for a step of all measured envs; longer is slow enough to be sure
 SEED = 20_260_101
 DIFFERENT_ACTIONS = 8
+MAX_OVERHEAD = 500e-6
 DEFAULT_OVERHEAD = 50e-6  # seconds, where a single env cannot be stepped alone
 
 TimeActing = Callable[[int | None], float]  # number of threads, None for all -> seconds to act for a group
@@ -112,8 +113,17 @@ def measure_steps(
             return (of_all - overhead) / num_envs, overhead
         vector.end_round()
         of_one = _seconds_per_step(vector.slice(0, 1), spec, random)
+    return solve(of_all, of_one, num_envs)
+
+
+def solve(of_all: float, of_one: float, num_envs: int) -> tuple[float, float]:
+    """Return c and o of `of_all = num_envs c + o` and `of_one = c + o`, at least 0.
+
+    An overhead above `MAX_OVERHEAD` is the time of other programs on a busy machine: it counts as that of the steps.
+    """
     step = max(0.0, of_all - of_one) / (num_envs - 1)
-    return step, max(0.0, of_one - step)
+    overhead = min(max(0.0, of_one - step), MAX_OVERHEAD, of_all)
+    return (of_all - overhead) / num_envs, overhead
 
 
 def _seconds_per_step(turns: Vector | RoundRobin, spec: EnvSpec, random: np.random.Generator) -> float:

@@ -55,11 +55,6 @@ def test_choice_is_stored_with_the_run_and_remembered_for_others(tmp_path: Path)
     assert train_small(tmp_path, "second", **CARTPOLE).vector.reason == "measured: changed"
 
 
-def test_cheap_env_with_few_envs_is_not_stepped_by_processes_for_a_slow_policy(tmp_path: Path) -> None:
-    trainer = train_small(tmp_path, "pond", **CARTPOLE, **{"trainer.num_workers": 1, "policy.hidden_size": 256})
-    assert trainer.vector.num_workers == 1
-
-
 def test_env_that_burns_time_gets_processes(tmp_path: Path) -> None:
     sizes = {"trainer.num_envs": 32, "trainer.batch_size": 256, "trainer.total_iterations": 1, "eval.episodes": 1}
     trainer = train_small(tmp_path, "pond", **sizes, **{"env.id": "tests.support.custom_envs:Burning"})
