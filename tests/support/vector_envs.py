@@ -322,3 +322,16 @@ def hanging(num_envs: int, buffers: Buffers, first_env: int) -> FailingEnvs:
 
 def unmakeable(num_envs: int, buffers: Buffers, first_env: int) -> CountingEnvs:
     raise ValueError("these envs cannot be made")
+
+
+class SlowAtFirstEnvs(CountingEnvs):
+    """Takes half a second for its first step, as an environment does that loads or compiles something, and none after."""
+
+    def step(self, first: int, last: int) -> None:
+        if not self.env_steps.any():
+            time.sleep(0.5)
+        self.env_steps[first:last] += 1
+
+
+def slow_at_first(num_envs: int, buffers: Buffers, first_env: int) -> SlowAtFirstEnvs:
+    return SlowAtFirstEnvs(num_envs, buffers, first_env)

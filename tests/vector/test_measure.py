@@ -55,6 +55,11 @@ def test_slow_env_that_holds_the_gil_steps_in_processes() -> None:
     assert 2 <= choice.num_workers <= 4
 
 
+def test_first_step_that_loads_something_does_not_count() -> None:
+    choice = measured(small_spec(), vector_envs.slow_at_first, time_acting=lambda threads: 0.05)
+    assert choice.backend == "inline"
+
+
 def test_number_of_workers_is_the_limit_if_it_is_set() -> None:
     assert measured(small_spec(), vector_envs.burning, num_workers=2).num_workers == 2
 

@@ -27,12 +27,13 @@ from millpond.vector.worker import MakeEnvBatch, WorkerError, WorkerJob
 MEASURED_ENVS = {"processes": 16, "threads": 256}  # Millpond's own envs are made fast, and step fast
 MEASURED_STEPS = 256  # of all envs, and again of a single env
 WARM_UP_STEPS = 4
-SECONDS = 0.4  # after which each of the two measurements ends
+SECONDS = 0.3  # after which a warm-up or a measurement ends
+SLOW = 0.1  # seconds for a step of all measured envs, next to which the overhead does not matter
 STEP_LIMIT = 5.0  # seconds for a step of all measured envs; longer is slow enough to be sure
 SEED = 20_260_101
 DIFFERENT_ACTIONS = 8
 MAX_OVERHEAD = 500e-6
-DEFAULT_OVERHEAD = 50e-6  # seconds, where a single env cannot be stepped alone
+DEFAULT_OVERHEAD = 50e-6  # seconds, where it is not measured
 
 TimeActing = Callable[[int | None], float]  # number of threads, None for all -> seconds to act for a group
 
@@ -108,7 +109,7 @@ def measure_steps(
         vector.reset(SEED)
         random = np.random.default_rng(SEED)
         of_all = _seconds_per_step(vector, spec, random)
-        if num_envs == 1 or not spec.partial_step:
+        if num_envs == 1 or not spec.partial_step or of_all > SLOW:
             overhead = min(DEFAULT_OVERHEAD, of_all)
             return (of_all - overhead) / num_envs, overhead
         vector.end_round()
@@ -135,16 +136,26 @@ def _seconds_per_step(turns: Vector | RoundRobin, spec: EnvSpec, random: np.rand
     batch = turns.recv()
     # Drawn before, so that the worker waits no longer for a command than in a collection; masks change with every step.
     drawn = [] if spec.action_masks else [_random_actions(spec, batch, random) for _ in range(DIFFERENT_ACTIONS)]
-    seconds: list[float] = []
-    ends = time.perf_counter() + SECONDS
-    while len(seconds) < WARM_UP_STEPS + MEASURED_STEPS and (not seconds or time.perf_counter() < ends):
-        batch.action[...] = drawn[len(seconds) % len(drawn)] if drawn else _random_actions(spec, batch, random)
+
+    def step() -> float:
+        nonlocal batch
+        batch.action[...] = drawn[random.integers(len(drawn))] if drawn else _random_actions(spec, batch, random)
         start = time.perf_counter()
         turns.send()
         batch = turns.recv()
-        seconds.append(time.perf_counter() - start)
-    measured = seconds[min(WARM_UP_STEPS, len(seconds) - 1) :]
-    return float(np.quantile(measured, 0.25))
+        return time.perf_counter() - start
+
+    _repeat(step, WARM_UP_STEPS)  # the first step may load or compile something
+    return float(np.quantile(_repeat(step, MEASURED_STEPS), 0.25))
+
+
+def _repeat(step: Callable[[], float], most: int) -> list[float]:
+    """Return the seconds of up to `most` steps, at least one, until `SECONDS` have passed."""
+    seconds = [step()]
+    ends = time.perf_counter() - seconds[0] + SECONDS
+    while len(seconds) < most and time.perf_counter() < ends:
+        seconds.append(step())
+    return seconds
 
 
 def _random_actions(spec: EnvSpec, batch: Batch, random: np.random.Generator) -> npt.NDArray[Any]:
