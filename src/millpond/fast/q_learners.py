@@ -266,12 +266,14 @@ class CompiledPQN:
         self.group, self.scale = group, np.float32(pixels.scale)
         self.layout = layout_of(group.networks[0], pixels, group.parameters)
         self.memory = [QMemory(self.layout) for _ in group.networks]
+        self.values_memory = QMemory(self.layout)
 
     def learn(self, goals: Tensor, places: Tensor) -> Tensor:
         """Update agent i on places[i] [U, B] of its collection, with goals[i] [T, E]; return mean metrics [A, 3]."""
         group = self.group
         agents, updates, size = places.shape
         metrics = np.full((agents, updates, len(METRICS)), np.nan)
+        # One thread per agent needs no barrier; it is used if more than half of the threads get an agent.
         every_agent_alone = threads_for(agents, 1) * 2 > threads_for(size * agents, MIN_ROWS_PER_THREAD)
 
         def work(agent: int, threads: int) -> Callable[[int, int], int]:
@@ -322,7 +324,7 @@ class CompiledPQN:
         index = np.arange(count)
         for place, agent in enumerate(numbers):
             threads = threads_for(count, MIN_ROWS_PER_THREAD)
-            shared = self.memory[agent].for_batch(count, threads)
+            shared = self.values_memory.for_batch(count, threads)
             row = self.group.parameters.data[agent].numpy()
 
             def run(
