@@ -33,7 +33,8 @@ class OtherWork:
     """Number of cores that other processes kept busy since this was made; None where the system does not say.
 
     Two threads that wait for each other at every operation take many times as long if another process has one of the cores,
-    even a process of the lowest priority. So figures are printed with the load beside them.
+    even a process of the lowest priority. So figures are printed with the load beside them. Processes that a trainer started
+    and did not wait for count as others.
     """
 
     def __init__(self) -> None:
