@@ -8,6 +8,9 @@ dqn-minatar   the BigAgent's DQN, a pond, and the collector with which it acts
 
 from __future__ import annotations
 
+import millpond  # noqa: F401  # before torch, as in a run: it sets how the threads of torch wait
+
+# isort: split
 import argparse
 import copy
 import json
