@@ -26,6 +26,7 @@ import torch
 from settings import DQN as DQN_TASK
 from settings import SAC as SAC_TASK
 
+from millpond import fast
 from millpond.config import RewardRecipe, load
 from millpond.config.mixture import DQNConfig, PQNConfig
 from millpond.config.recipe import EnvConfig, VectorConfig
@@ -119,10 +120,12 @@ def dqn_minatar(iterations: int, seed: int, watch: Watch) -> int:
         target_tau=0.0,
         target_interval=task.target_updates,
     )
-    dqn = DQN(network, config)
+    dqn = DQN(network, config, compiled=fast.dqn_updates)
     # It acts as the BigAgent does: a copy of its network in a group of one agent that never learns.
     acting = PQNConfig(num_envs=task.envs, num_steps=task.collect, num_minibatches=1)
-    actor = AgentGroup([copy.deepcopy(network)], [vector], acting, seeds=[seed], total_collections=1)
+    actor = AgentGroup(
+        [copy.deepcopy(network)], [vector], acting, seeds=[seed], total_collections=1, compiled=fast.pqn_updates
+    )
     epsilon = Epsilon(1.0, task.epsilon_end, over=task.epsilon_over)
     actor.epsilons = [epsilon]
     pond = Pond.init(schema, task.replay, lanes=task.envs)
@@ -139,8 +142,7 @@ def dqn_minatar(iterations: int, seed: int, watch: Watch) -> int:
                 if steps > task.warm_up:
                     with watch.phase("train"):
                         batches = [pond.sample(task.batch, rng, gamma=task.gamma) for _ in range(task.updates)]
-                        for batch in batches:
-                            dqn.update(batch)
+                        dqn.update_all(batches)
     vector.close()
     return task.iteration
 
