@@ -19,11 +19,11 @@ from torch import Tensor
 
 from millpond.compiled import compiled_fast
 from millpond.fast.choices import ALL_ALLOWED
-from millpond.fast.convolution import freeze_images
 from millpond.fast.encoders import array_encoder
 from millpond.fast.gemm import SGEMM, add_product_transposed
 from millpond.fast.gru import act_step as gru_step
 from millpond.fast.heads import ActionBuffers, HeadArrays, draw_actions, head_arrays
+from millpond.fast.images import freeze_images
 from millpond.fast.limits import MIN_IMAGES_PER_THREAD, MIN_OBSERVATIONS_PER_THREAD
 from millpond.fast.lstm import NO_PANELS, ONE, Flags, Floats
 from millpond.fast.lstm import act_step as lstm_step

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from millpond.compiled import compiled_fast
 from millpond.fast.activations import fast_tanh
-from millpond.fast.convolution import FastPixels
 from millpond.fast.gemm import SGEMM, add_product_transposed, add_transposed_product
+from millpond.fast.images import FastPixels
 from millpond.fast.limits import LSTM_BLOCK, MIN_PACKED_OBSERVATIONS
 from millpond.fast.packed_gemm import (
     add_of_transposed,

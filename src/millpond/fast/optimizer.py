@@ -1,6 +1,5 @@
-"""Clipping and Adam on the CPU in float32: one compiled pass over each parameter.
+"""The steps of `torch.optim.Adam` on the CPU in float32: one compiled pass over each parameter.
 
-    m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
     p = p - lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)
 
 The state stays that of `torch.optim.Adam`, and so do its checkpoints.
@@ -17,18 +16,10 @@ import torch
 from torch import Tensor
 
 from millpond.compiled import compiled_fast
+from millpond.fast.adam import ONE, adam
 
 Floats = npt.NDArray[np.float32]
-BLOCK = 2_048  # numbers of each array
-
-
-@compiled_fast
-def sum_of_squares(numbers: Floats) -> float:
-    """Return the sum in float64."""
-    total = 0.0
-    for k in range(len(numbers)):
-        total += np.float64(numbers[k]) * np.float64(numbers[k])
-    return total
+NO_TARGET = np.zeros(0, np.float32)
 
 
 @compiled_fast
@@ -36,34 +27,6 @@ def scale(numbers: Floats, factor: np.float32) -> None:
     """Multiply in place."""
     for k in range(len(numbers)):
         numbers[k] *= factor
-
-
-@compiled_fast
-def adam_update(
-    parameter: Floats,
-    gradient: Floats,
-    first: Floats,
-    second: Floats,
-    beta1: np.float32,
-    beta2: np.float32,
-    eps: np.float32,
-    step_size: np.float32,
-    correction: np.float32,
-) -> None:
-    """Update a parameter and its moments; `correction` is sqrt(1 - beta2^t).
-
-    One output array per loop, so that loops use vectors; in blocks that stay in the cache from one loop to the next.
-    """
-    keep1, keep2 = np.float32(1.0) - beta1, np.float32(1.0) - beta2
-    for start in range(0, len(gradient), BLOCK):
-        stop = min(len(gradient), start + BLOCK)
-        p, g, m, v = parameter[start:stop], gradient[start:stop], first[start:stop], second[start:stop]
-        for k in range(len(g)):
-            m[k] = beta1 * m[k] + keep1 * g[k]
-        for k in range(len(g)):
-            v[k] = beta2 * v[k] + keep2 * g[k] * g[k]
-        for k in range(len(g)):
-            p[k] -= step_size * m[k] / (np.sqrt(v[k]) / correction + eps)
 
 
 def is_compiled_adam(optimizer: torch.optim.Optimizer) -> bool:
@@ -98,8 +61,7 @@ class CompiledAdam:
         """Update all parameters that have a gradient."""
         for group in self.optimizer.param_groups:
             (beta1, beta2), rate = group["betas"], group["lr"]
-            constants = np.float32(beta1), np.float32(beta2), np.float32(group["eps"])
-            t, scales = 0.0, (np.float32(0), np.float32(0))
+            t, constants = 0.0, (np.float32(0), np.float32(0))
             for parameter in group["params"]:
                 gradient = parameter.grad
                 if gradient is None:
@@ -108,9 +70,16 @@ class CompiledAdam:
                 steps = state.step.item() + 1.0
                 state.step.fill(steps)
                 if steps != t:  # the same for nearly all parameters
-                    t, scales = steps, (np.float32(rate / (1.0 - beta1**steps)), np.float32(sqrt(1.0 - beta2**steps)))
-                array = gradient.view(-1).numpy()
-                adam_update(state.parameter, array, state.first, state.second, *constants, *scales)
+                    correction = sqrt(1.0 - beta2**steps)
+                    t, constants = (
+                        steps,
+                        (
+                            np.float32(rate * correction / (1.0 - beta1**steps)),
+                            np.float32(group["eps"] * correction),
+                        ),
+                    )
+                arrays = state.parameter, gradient.view(-1).numpy(), state.first, state.second, NO_TARGET
+                adam(*arrays, 0, gradient.numel(), ONE, beta1, beta2, *constants, True, ONE)
 
     def _state_of(self, parameter: Tensor) -> _State:
         state = self.optimizer.state[parameter]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from millpond.fast.barrier import new_barrier
-from millpond.fast.conv import EPSILON, SIDE
 from millpond.fast.gemm import SGEMM
 from millpond.fast.network import on_cpu_in_float32
 from millpond.fast.q_network import (
@@ -33,6 +32,7 @@ from millpond.fast.q_network import (
     weights_of,
 )
 from millpond.fast.simd import WIDTH
+from millpond.fast.small_images import EPSILON, SIDE
 from millpond.learners.dqn import DQN, TransitionBatch
 from millpond.learners.flat_parameters import BETA1, BETA2, FlatParameters, RowOptimizer, step_sizes
 from millpond.learners.pqn import AgentGroup

@@ -19,7 +19,10 @@ import numpy.typing as npt
 from millpond.compiled import compiled_fast
 from millpond.fast.adam import adam, clip_coefficient, sum_of_squares
 from millpond.fast.barrier import meet
-from millpond.fast.conv import (
+from millpond.fast.gemm import add_product, add_product_transposed, add_transposed_columns
+from millpond.fast.simd import WIDTH, add_eight, load_eight, multiply_add_eight, multiply_eight, store_eight
+from millpond.fast.simd_math import spread_eight, sum_eight
+from millpond.fast.small_images import (
     SIDE,
     add_weight_gradient,
     channels_first,
@@ -29,9 +32,6 @@ from millpond.fast.conv import (
     normalize_groups,
     normalize_groups_backward,
 )
-from millpond.fast.gemm import add_product, add_product_transposed, add_transposed_columns
-from millpond.fast.simd import WIDTH, add_eight, load_eight, multiply_add_eight, multiply_eight, store_eight
-from millpond.fast.simd_math import spread_eight, sum_eight
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]

@@ -15,10 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from millpond.fast.convolution import image_shapes
+from millpond.fast.adam import sum_of_squares
 from millpond.fast.encoders import array_encoder
 from millpond.fast.feedforward import FeedforwardRows, is_compiled_feedforward
 from millpond.fast.gather import gather_fast
+from millpond.fast.images import image_shapes
 from millpond.fast.limits import (
     MIN_FEEDFORWARD_STEPS_PER_THREAD,
     MIN_SEQUENCES_PER_THREAD,
@@ -26,7 +27,7 @@ from millpond.fast.limits import (
     image_row_threads,
 )
 from millpond.fast.network import is_builtin, is_compiled_after_encoder, with_compiled_parts
-from millpond.fast.optimizer import CompiledAdam, is_compiled_adam, scale, sum_of_squares
+from millpond.fast.optimizer import CompiledAdam, is_compiled_adam, scale
 from millpond.fast.ppo_loss import LossArguments, PPOLosses, as_metrics, loss_arguments
 from millpond.fast.rows import Gradients, Metrics, RecurrentRows
 from millpond.losses import Coefficients
@@ -150,7 +151,7 @@ class FastUpdater:
         """Scale gradients down to `max_norm` if their norm is larger; return the norm before. A NaN spreads to all."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         arrays: list[Any] = [gradient.view(-1).numpy() for gradient in gradients]
-        norm = sum(map(sum_of_squares, arrays)) ** 0.5
+        norm = sum(sum_of_squares(array, 0, len(array)) for array in arrays) ** 0.5
         if not norm <= max_norm:
             for array in arrays:
                 scale(array, np.float32(max_norm / (norm + 1e-6)))

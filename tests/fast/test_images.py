@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from millpond.envs.spec import ActionSpec, ObservationSpec, Part
 from millpond.fast import convolution
-from millpond.fast.convolution import FastPixels, image_shapes, product_transposed, read_images
+from millpond.fast.images import FastPixels, image_shapes, product_transposed, read_images
 from millpond.fast.limits import image_row_threads, min_images_per_thread
 from millpond.fast.network import with_compiled_parts
 from millpond.policies import build_policy
