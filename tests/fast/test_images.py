@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from millpond.envs.spec import ActionSpec, ObservationSpec, Part
-from millpond.fast import convolution
+from millpond.fast import images as fast_images
 from millpond.fast.images import FastPixels, image_shapes, product_transposed, read_images
 from millpond.fast.limits import image_row_threads, min_images_per_thread
 from millpond.fast.network import with_compiled_parts
@@ -130,7 +130,7 @@ def test_features_without_gradients_are_the_same(image: tuple[int, ...]) -> None
 def test_frozen_weights_give_the_same_features_until_they_are_frozen_again(
     image: tuple[int, ...], layer_norm: bool, onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convolution, "HAS_ONEDNN", onednn and convolution.HAS_ONEDNN)
+    monkeypatch.setattr(fast_images, "HAS_ONEDNN", onednn and fast_images.HAS_ONEDNN)
     encoder = make_encoder(image, "uint8", layer_norm)
     compiled, images = FastPixels(encoder), random_images(image, torch.uint8)
     with torch.no_grad():
@@ -140,7 +140,7 @@ def test_frozen_weights_give_the_same_features_until_they_are_frozen_again(
             torch.testing.assert_close(before, encoder(images), rtol=1e-5, atol=1e-5)
             for weight in encoder.parameters():
                 weight.mul_(1.5)
-            is_packed = convolution.HAS_ONEDNN and not layer_norm
+            is_packed = fast_images.HAS_ONEDNN and not layer_norm
             assert torch.equal(compiled(images), before) == is_packed
     torch.testing.assert_close(
         compiled(images), encoder(images), rtol=1e-5, atol=1e-4
@@ -159,7 +159,7 @@ def test_images_are_scaled_exactly_as_by_torch(channels: int, size: tuple[int, i
 
 def test_images_of_another_size_are_refused() -> None:
     with pytest.raises(ValueError, match="another shape"):
-        convolution.channels_last(
+        fast_images.channels_last(
             random_images((2, 3), torch.uint8).numpy(), np.float32(1.0), torch.empty(COUNT, 3, 3).numpy()
         )
 
@@ -169,7 +169,7 @@ def test_products_are_the_same_without_onednn(monkeypatch: pytest.MonkeyPatch) -
     a, b = torch.randn(33, 70, generator=draw), torch.randn(18, 70, generator=draw)
     pairs = [(a, b), (a.t().contiguous().t(), b), (a[:, ::2], b.t().contiguous().t()[:, ::2])]
     here = [product_transposed(*pair) for pair in pairs]
-    monkeypatch.setattr(convolution, "HAS_ONEDNN", False)
+    monkeypatch.setattr(images, "HAS_ONEDNN", False)
     for (left, right), product in zip(pairs, here, strict=True):
         torch.testing.assert_close(product.double(), left.double() @ right.double().t(), rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(product_transposed(left, right), product, rtol=1e-5, atol=1e-4)

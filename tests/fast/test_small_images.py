@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from millpond.fast import conv
+from millpond.fast import small_images
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -43,20 +43,20 @@ def test_output_and_gradients_equal_torch(dtype: torch.dtype, channels: int, hei
         return tensor.detach().float().numpy().reshape(-1).copy()
 
     last = np.empty(weight.numel(), np.float32)
-    conv.filters_last(flat(weight), filters, last)
+    small_images.filters_last(flat(weight), filters, last)
     places = (height - 2) * (width - 2)
     values, active = np.empty(places * filters, np.float32), np.empty(places * filters, np.float32)
     deviation, factor = np.empty(places, np.float32), np.float32(scale)
     pixels = image.reshape(-1).numpy()
-    conv.convolve(pixels, factor, height, width, last, flat(bias), values)
+    small_images.convolve(pixels, factor, height, width, last, flat(bias), values)
     np.testing.assert_allclose(values, plain.detach().reshape(-1), atol=1e-5)
-    conv.normalize_groups(values, filters, flat(gain), flat(shift), deviation, active)
+    small_images.normalize_groups(values, filters, flat(gain), flat(shift), deviation, active)
     np.testing.assert_allclose(active, output.detach(), atol=1e-5)
 
     gradient, sums = flat(upstream), [np.zeros(filters, np.float32) for _ in range(3)]
-    conv.normalize_groups_backward(gradient, values, deviation, filters, flat(gain), flat(shift), *sums)
+    small_images.normalize_groups_backward(gradient, values, deviation, filters, flat(gain), flat(shift), *sums)
     weights = np.zeros(weight.numel(), np.float32)
-    conv.add_weight_gradient(pixels, factor, height, width, gradient, filters, weights)
+    small_images.add_weight_gradient(pixels, factor, height, width, gradient, filters, weights)
     for found, parameter in zip(sums, (gain, shift, bias), strict=True):
         np.testing.assert_allclose(found, parameter.grad, atol=5e-5)
     assert weight.grad is not None
@@ -66,9 +66,9 @@ def test_output_and_gradients_equal_torch(dtype: torch.dtype, channels: int, hei
 def test_channels_first_and_last_are_inverse() -> None:
     values = drawn(6, 16).float().numpy().reshape(-1)
     first, last = np.empty_like(values), np.empty_like(values)
-    conv.channels_first(values, 16, first)
+    small_images.channels_first(values, 16, first)
     np.testing.assert_array_equal(first.reshape(16, 6), values.reshape(6, 16).T)
-    conv.channels_last(first, 16, last)
+    small_images.channels_last(first, 16, last)
     np.testing.assert_array_equal(last, values)
 
 
@@ -76,6 +76,6 @@ def test_nan_in_an_output_is_not_hidden() -> None:
     values, active = np.ones(32, np.float32), np.empty(32, np.float32)
     values[5] = np.nan
     one, zero = np.ones(16, np.float32), np.zeros(16, np.float32)
-    conv.normalize_groups(values, 16, one, zero, np.empty(2, np.float32), active)
+    small_images.normalize_groups(values, 16, one, zero, np.empty(2, np.float32), active)
     assert np.isnan(active[:16]).all()
     assert np.isfinite(active[16:]).all()

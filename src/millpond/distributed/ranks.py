@@ -135,6 +135,12 @@ class Peers:
             text = f"a rank has died or does not respond ({reason})"
         return RankLostError(text, quiet=self.rank != reporter)
 
+    def wait_for_report(self) -> None:
+        """Let rank 0 report its error and end: torchrun would terminate it as soon as another rank ends."""
+        deadline = time.monotonic() + QUIET_DELAY
+        while self.processes[0].is_alive() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
 
 Result = TypeVar("Result")
 AllReduce = Callable[["torch.Tensor"], object]
@@ -220,6 +226,7 @@ class Ranks:
         if failure is not None:
             raise failure
         if "failed" in outcome:
+            self.peers.wait_for_report()
             raise FirstRankFailedError(outcome["failed"], outcome["exit_code"])
         value: Result = outcome["value"]
         return value
