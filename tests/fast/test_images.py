@@ -169,7 +169,7 @@ def test_products_are_the_same_without_onednn(monkeypatch: pytest.MonkeyPatch) -
     a, b = torch.randn(33, 70, generator=draw), torch.randn(18, 70, generator=draw)
     pairs = [(a, b), (a.t().contiguous().t(), b), (a[:, ::2], b.t().contiguous().t()[:, ::2])]
     here = [product_transposed(*pair) for pair in pairs]
-    monkeypatch.setattr(images, "HAS_ONEDNN", False)
+    monkeypatch.setattr(fast_images, "HAS_ONEDNN", False)
     for (left, right), product in zip(pairs, here, strict=True):
         torch.testing.assert_close(product.double(), left.double() @ right.double().t(), rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(product_transposed(left, right), product, rtol=1e-5, atol=1e-4)
