@@ -171,7 +171,9 @@ def test_products_are_the_same_without_onednn(monkeypatch: pytest.MonkeyPatch) -
     here = [product_transposed(*pair) for pair in pairs]
     monkeypatch.setattr(fast_images, "HAS_ONEDNN", False)
     for (left, right), product in zip(pairs, here, strict=True):
-        torch.testing.assert_close(product.double(), left.double() @ right.double().t(), rtol=1e-5, atol=1e-4)
+        exact = left.double() @ right.double().t()
+        for computed in (product, product_transposed(left, right)):
+            torch.testing.assert_close(computed.double(), exact, rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(product_transposed(left, right), product, rtol=1e-5, atol=1e-4)
 
 
