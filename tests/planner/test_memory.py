@@ -112,7 +112,7 @@ def most_at_once(work: Any) -> int:
         ("mettagrid", {}, "lstm", "float32", 32, 64),
         ("gymnasium:CartPole-v1", {}, "lstm", "float32", 64, 64),
         ("gymnasium:CartPole-v1", {}, "none", "float32", 64, 64),
-        ("gymnasium:Pendulum-v1", {}, "none", "float32", 16, 16),
+        ("gymnasium:Pendulum-v1", {}, "none", "float32", 64, 64),
         ("minatar:breakout", {}, "gru", "float32", 32, 16),
         ("minatar:seaquest", {}, "lstm", "float32", 32, 16),
         ("atari:pong", {"stack_num": 4}, "lstm", "float32", 16, 16),
