@@ -84,13 +84,13 @@ def test_cache_that_names_a_class_of_another_name_is_replaced(tmp_path: Path) ->
 
 def test_processor_features_do_not_change_the_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
     """numba caches code of several processors side by side; with different stamps they would evict each other."""
-    from millpond.fast import packed_gemm
+    from millpond.fast import products
 
-    function = packed_gemm.is_packed.py_func  # type: ignore[attr-defined]
+    function = products.product_transposed.py_func  # type: ignore[attr-defined]
     marks = set()
-    for packed, panel in ((True, 16), (False, 16), (False, 32)):
-        monkeypatch.setattr(packed_gemm, "USE_PACKED_GEMM", packed)
-        monkeypatch.setattr(packed_gemm, "PANEL", panel)
+    for packed, rows in ((True, 4), (False, 4), (False, 5)):
+        monkeypatch.setattr(products, "USE_PACKED_GEMM", packed)
+        monkeypatch.setattr(products, "MIN_PACKED_ROWS", rows)
         marks.add(fingerprint(function))
     assert len(marks) == 2
 

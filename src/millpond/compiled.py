@@ -24,7 +24,8 @@ Result = TypeVar("Result")
 # Sums may be reordered and products fused, so that loops use whole vector registers. Numbers may not be assumed finite: a NaN
 # must come out where a NaN went in, or divergence would be hidden.
 FAST: dict[str, Any] = {"fastmath": {"contract", "reassoc", "nsz", "arcp"}, "error_model": "numpy"}
-OF_PROCESSOR = {"USE_PACKED_GEMM"}  # constants that follow from the processor; numba caches code per processor anyway
+# Constants that follow from the processor; numba caches code per processor anyway.
+OF_PROCESSOR = {"USE_PACKED_GEMM", "LANES", "PANEL", "MAX_ROWS"}
 
 
 def target_features() -> frozenset[str]:

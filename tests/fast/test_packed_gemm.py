@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from millpond.compiled import compiled_fast
-from millpond.fast import packed_gemm, simd
+from millpond.fast import packed_gemm, products, simd
+from millpond.fast.gemm import SGEMM
 
 Floats = npt.NDArray[np.float32]
 AROUND = np.float32(-7.0)
@@ -24,11 +27,11 @@ def guarded(rows: int, columns: int) -> tuple[Floats, Floats]:
     return around, around[32:-32].reshape(rows, columns)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 11, 24, 97, 389, 800])
-@pytest.mark.parametrize(("inner", "columns"), [(1, 16), (5, 48), (128, 64)])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 24, 97, 389, 800])
+@pytest.mark.parametrize(("inner", "columns"), [(1, 16), (5, 48), (128, 64), (3, 1), (33, 31), (16, 33), (70, 100)])
 def test_products_with_packed_matrices_equal_numpy(rows: int, inner: int, columns: int) -> None:
     a, b = drawn(rows, inner), drawn(inner, columns)
-    panels, same = np.empty(b.size, np.float32), np.empty(b.size, np.float32)
+    panels, same = (np.empty(packed_gemm.packed_size(inner, columns), np.float32) for _ in range(2))
     packed_gemm.pack(b, panels)
     packed_gemm.pack_transposed(np.ascontiguousarray(b.T), same)
     np.testing.assert_array_equal(panels, same)
@@ -46,21 +49,52 @@ def test_products_with_packed_matrices_equal_numpy(rows: int, inner: int, column
     assert (around[-32:] == AROUND).all()
 
 
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 4, 12, 13, 97, 389])
+@pytest.mark.parametrize(("inner", "columns"), [(1, 16), (5, 48), (128, 64), (3, 1), (33, 7), (16, 33)])
+def test_products_equal_numpy_packed_or_not(
+    monkeypatch: pytest.MonkeyPatch, packed: bool, rows: int, inner: int, columns: int
+) -> None:
+    a, b = drawn(rows, inner), drawn(inner, columns)
+    a_transposed, b_transposed = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
+    exact, before = a.astype(np.float64) @ b.astype(np.float64), drawn(rows, columns)
+    calls = ((products.product, a, b), (products.product_transposed, a, b_transposed))
+    for function, left, right in (*calls, (products.transposed_product, a_transposed, b)):
+        function = function if packed == products.USE_PACKED_GEMM else uncompiled(monkeypatch, function, packed)
+        for add in (False, True):
+            around, out = guarded(rows, columns)
+            out[:] = before
+            function(SGEMM, left, right, add, out)
+            np.testing.assert_allclose(out, exact + (before if add else 0), rtol=1e-5, atol=1e-5)
+            assert (around[:32] == AROUND).all()
+            assert (around[-32:] == AROUND).all()
+    first, last = rows // 3, rows
+    out = np.empty((last - first, columns), np.float32)
+    products.transposed_columns(SGEMM, a_transposed, first, last, b, out)
+    np.testing.assert_allclose(out, exact[first:last], rtol=1e-5, atol=1e-5)
+
+
+def uncompiled(monkeypatch: pytest.MonkeyPatch, function: Any, packed: bool) -> Any:
+    """The function as it is on a processor where matrices are packed, or are not."""
+    monkeypatch.setattr(products, "USE_PACKED_GEMM", packed)
+    return numba.njit(function.py_func)
+
+
 def test_nan_spreads_to_its_row_only() -> None:
     a, b, out = drawn(6, 16), drawn(16, 16), np.zeros((6, 16), np.float32)
     a[2, 3] = np.nan
-    panels = np.empty(b.size, np.float32)
+    panels = np.empty(packed_gemm.packed_size(16, 16), np.float32)
     packed_gemm.pack(b, panels)
     packed_gemm.multiply_packed(a, panels, out, False)
     assert np.isnan(out[2]).all()
     assert np.isfinite(np.delete(out, 2, 0)).all()
 
 
-def test_packing_is_used_on_processors_with_vectors_of_eight_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = [("+avx2,+fma", True), ("+avx2", False), ("+avx2,+fma,+avx512f", False), ("+avx2,+fma,-avx512f", True)]
+def test_panels_follow_the_vectors_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [("+avx2,+fma", 8), ("+avx2", 0), ("", 0), ("+avx2,+fma,+avx512f", 16), ("+avx2,+fma,-avx512f", 8)]
     for features, expected in cases:
         monkeypatch.setattr(numba.config, "CPU_FEATURES", features)
-        assert packed_gemm.has_vectors_of_eight() is expected
+        assert packed_gemm.vector_lanes() == expected
 
 
 @compiled_fast

@@ -92,13 +92,15 @@ def sac_updates(sac: SAC) -> CompiledSAC | None:
 def description() -> str:
     """Describe the fast path on this machine, for `millpond doctor`."""
     from millpond.fast.gemm import SGEMM
-    from millpond.fast.packed_gemm import USE_PACKED_GEMM
+    from millpond.fast.packed_gemm import LANES, USE_PACKED_GEMM
 
     if not is_on():
         return "plain PyTorch: MILLPOND_FAST=0"
     if not SGEMM:
         return "plain PyTorch: torch's BLAS cannot be called from compiled code"
-    return "whole rows, with Millpond's packed GEMM (AVX2)" if USE_PACKED_GEMM else "whole rows, with torch's BLAS"
+    if not USE_PACKED_GEMM:
+        return "whole rows, with torch's BLAS"
+    return f"whole rows, with Millpond's packed GEMM ({'AVX-512' if LANES == 16 else 'AVX2'})"
 
 
 def _is_usable() -> bool:

@@ -20,15 +20,15 @@ from torch import Tensor
 from millpond.compiled import compiled_fast
 from millpond.fast.choices import ALL_ALLOWED
 from millpond.fast.encoders import array_encoder
-from millpond.fast.gemm import SGEMM, add_product_transposed
+from millpond.fast.gemm import SGEMM
 from millpond.fast.gru import act_step as gru_step
 from millpond.fast.heads import ActionBuffers, HeadArrays, draw_actions, head_arrays
 from millpond.fast.images import freeze_images
 from millpond.fast.limits import MIN_IMAGES_PER_THREAD, MIN_OBSERVATIONS_PER_THREAD
-from millpond.fast.lstm import NO_PANELS, ONE, Flags, Floats
+from millpond.fast.lstm import NO_PANELS, Flags, Floats
 from millpond.fast.lstm import act_step as lstm_step
 from millpond.fast.network import with_compiled_parts
-from millpond.fast.packed_gemm import is_packed, panels_of_transposed
+from millpond.fast.products import is_packed, panels_of_transposed, product_transposed
 from millpond.policies.cores import GRU, LSTM
 from millpond.policies.policy import Policy
 from millpond.rollout.collector import Acted
@@ -58,7 +58,7 @@ def draw_outputs(
     both = np.empty((batch, outputs + 1), np.float32)
     for row in range(batch):
         both[row] = b_output
-    add_product_transposed(sgemm, hidden, w_output, ONE, both)
+    product_transposed(sgemm, hidden, w_output, True, both)
     for row in range(batch):
         value[row] = both[row, outputs]
     if drawn:

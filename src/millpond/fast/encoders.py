@@ -19,16 +19,18 @@ from torch import Tensor, nn
 
 from millpond.compiled import compiled_fast
 from millpond.fast.activations import fast_tanh
-from millpond.fast.gemm import SGEMM, add_product_transposed, add_transposed_product
+from millpond.fast.gemm import SGEMM
 from millpond.fast.images import FastPixels
 from millpond.fast.limits import LSTM_BLOCK, MIN_PACKED_OBSERVATIONS
-from millpond.fast.packed_gemm import (
+from millpond.fast.products import (
     add_of_transposed,
     add_transposed,
     is_packed,
     multiply,
     panels_of,
     panels_of_transposed,
+    product_transposed,
+    transposed_product,
 )
 from millpond.fast.tables import Bytes, FastGrid, FastTokens, sum_tokens, sum_tokens_backward
 from millpond.policies.encoders.grid import GridEncoder
@@ -50,7 +52,7 @@ def dense_forward(sgemm: int, numbers: Floats, weight: Floats, bias: Floats, out
     """out [N, H] = tanh(numbers [N, D] @ weight [H, D].T + bias [H])"""
     for row in range(out.shape[0]):
         out[row] = bias
-    add_product_transposed(sgemm, numbers, weight, ONE, out)
+    product_transposed(sgemm, numbers, weight, True, out)
     for row in range(out.shape[0]):
         for k in range(out.shape[1]):
             out[row, k] = fast_tanh(out[row, k])
@@ -65,7 +67,7 @@ def dense_backward(
         for k in range(out.shape[1]):
             d_sums[row, k] = d_out[row, k] * (ONE - out[row, k] * out[row, k])
             d_bias[k] += d_sums[row, k]
-    add_transposed_product(sgemm, d_sums, numbers, ZERO, d_weight)
+    transposed_product(sgemm, d_sums, numbers, False, d_weight)
 
 
 class Dense(torch.autograd.Function):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from millpond.compiled import compiled_fast
 from millpond.fast.activations import fast_tanh
 from millpond.fast.gather import check_row
-from millpond.fast.gemm import SGEMM, add_product, add_product_transposed, add_transposed_product
+from millpond.fast.gemm import SGEMM
 from millpond.fast.heads import (
     NO_FLOATS,
     ActionBuffers,
@@ -35,6 +35,7 @@ from millpond.fast.heads import (
 )
 from millpond.fast.limits import FEEDFORWARD_BLOCK, MIN_OBSERVATIONS_PER_THREAD
 from millpond.fast.ppo_loss import LossArguments, as_metrics
+from millpond.fast.products import product, product_transposed, transposed_product
 from millpond.policies.cores import Feedforward
 from millpond.policies.encoders.observation import ObservationEncoder
 from millpond.policies.encoders.vector import VectorEncoder
@@ -113,7 +114,7 @@ def layer_forward(sgemm: int, inputs: Floats, weight: Floats, bias: Floats, out:
     for n in range(out.shape[0]):
         for k in range(out.shape[1]):
             out[n, k] = bias[k]
-    add_product_transposed(sgemm, inputs, weight, ONE, out)
+    product_transposed(sgemm, inputs, weight, True, out)
     flat = out.reshape(out.size)
     for k in range(len(flat)):
         flat[k] = fast_tanh(flat[k])
@@ -128,7 +129,7 @@ def layer_backward(sgemm: int, d_out: Floats, out: Floats, inputs: Floats, d_wei
     for n in range(d_out.shape[0]):
         for k in range(d_out.shape[1]):
             d_bias[k] += d_out[n, k]
-    add_transposed_product(sgemm, d_out, inputs, ONE, d_weight)
+    transposed_product(sgemm, d_out, inputs, True, d_weight)
 
 
 @compiled_fast
@@ -171,7 +172,7 @@ def steps_gradients(
         output = layers.w_output, layers.b_output
         means += output_gradients(sgemm, hidden, some, *output, head, arguments, value_trains_core, of_output, d_hidden)
         layer_backward(sgemm, d_hidden, hidden, features, gradients.w_core, gradients.b_core)
-        add_product(sgemm, d_hidden, layers.w_core, ZERO, hidden)  # gradient of the features
+        product(sgemm, d_hidden, layers.w_core, False, hidden)  # gradient of the features
         layer_backward(sgemm, hidden, features, inputs, gradients.w_encoder, gradients.b_encoder)
     return means
 
@@ -256,7 +257,7 @@ def act_steps(
     for n in range(count):
         for k in range(outputs + 1):
             both[n, k] = layers.b_output[k]
-    add_product_transposed(sgemm, hidden, layers.w_output, ONE, both)
+    product_transposed(sgemm, hidden, layers.w_output, True, both)
     for n in range(count):
         value[n] = both[n, outputs]
     if drawn:

@@ -90,7 +90,7 @@ def _call_sgemm(
 
 
 @inlined
-def add_product_transposed(sgemm: int, a: Floats, b: Floats, beta: np.float32, out: Floats) -> None:
+def blas_product_transposed(sgemm: int, a: Floats, b: Floats, beta: np.float32, out: Floats) -> None:
     """out [m, n] = beta * out + a [m, k] @ b [n, k].T; all contiguous."""
     m, k, n = np.int32(a.shape[0]), np.int32(a.shape[1]), np.int32(b.shape[0])
     matrices = b.ctypes.data, a.ctypes.data, beta, out.ctypes.data
@@ -98,7 +98,7 @@ def add_product_transposed(sgemm: int, a: Floats, b: Floats, beta: np.float32, o
 
 
 @inlined
-def add_product(sgemm: int, a: Floats, b: Floats, beta: np.float32, out: Floats) -> None:
+def blas_product(sgemm: int, a: Floats, b: Floats, beta: np.float32, out: Floats) -> None:
     """out [m, n] = beta * out + a [m, k] @ b [k, n]."""
     m, k, n = np.int32(a.shape[0]), np.int32(a.shape[1]), np.int32(b.shape[1])
     matrices = b.ctypes.data, a.ctypes.data, beta, out.ctypes.data
@@ -106,7 +106,7 @@ def add_product(sgemm: int, a: Floats, b: Floats, beta: np.float32, out: Floats)
 
 
 @inlined
-def add_transposed_product(sgemm: int, a: Floats, b: Floats, beta: np.float32, out: Floats) -> None:
+def blas_transposed_product(sgemm: int, a: Floats, b: Floats, beta: np.float32, out: Floats) -> None:
     """out [m, n] = beta * out + a [k, m].T @ b [k, n]."""
     k, m, n = np.int32(a.shape[0]), np.int32(a.shape[1]), np.int32(b.shape[1])
     matrices = b.ctypes.data, a.ctypes.data, beta, out.ctypes.data
@@ -114,7 +114,7 @@ def add_transposed_product(sgemm: int, a: Floats, b: Floats, beta: np.float32, o
 
 
 @inlined
-def add_transposed_columns(
+def blas_transposed_columns(
     sgemm: int, a: Floats, begin: int, end: int, b: Floats, beta: np.float32, out: Floats
 ) -> None:
     """out [end - begin, n] = beta * out + a [k, m][:, begin:end].T @ b [k, n]."""

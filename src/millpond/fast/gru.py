@@ -19,7 +19,7 @@ from millpond.compiled import compiled_fast
 from millpond.fast.activations import fast_sigmoid, fast_tanh
 from millpond.fast.limits import GRU_BLOCK, LSTM_BLOCK
 from millpond.fast.lstm import copy_unless
-from millpond.fast.packed_gemm import (
+from millpond.fast.products import (
     add_of_transposed,
     add_transposed,
     is_packed,

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from millpond.compiled import compiled_fast
 from millpond.fast.choices import draw_choices, evaluate_choices, evaluate_choices_backward
 from millpond.fast.gaussian import draw_vectors, evaluate_vectors, evaluate_vectors_backward
-from millpond.fast.gemm import add_product, add_product_transposed, add_transposed_product
 from millpond.fast.ppo_loss import LossArguments, ppo_losses
+from millpond.fast.products import product, product_transposed, transposed_product
 from millpond.policies.heads import ChoiceHead, GaussianHead
 
 Floats = npt.NDArray[np.float32]
@@ -143,7 +143,7 @@ def output_gradients(
     for n in range(count):
         for k in range(outputs + 1):
             both[n, k] = bias[k]
-    add_product_transposed(sgemm, hidden, weight, ONE, both)
+    product_transposed(sgemm, hidden, weight, True, both)
     numbers, value = np.ascontiguousarray(both[:, :outputs]), np.ascontiguousarray(both[:, outputs])
     log_prob, entropy = np.empty(count, np.float32), np.empty(count, np.float32)
     log_probs, probs = np.empty_like(numbers), np.empty_like(numbers)  # or, of vectors, the distances and nothing
@@ -179,8 +179,8 @@ def output_gradients(
         both[n, outputs] = d_value[n]
         for k in range(outputs + 1):
             gradients.bias[k] += both[n, k]
-    add_transposed_product(sgemm, both, hidden, ONE, gradients.weight)
+    transposed_product(sgemm, both, hidden, True, gradients.weight)
     if not value_trains_core:
         both[:, outputs] = ZERO
-    add_product(sgemm, both, weight, ZERO, d_hidden)
+    product(sgemm, both, weight, False, d_hidden)
     return means

@@ -20,7 +20,7 @@ from millpond.compiled import compiled_fast
 from millpond.fast.activations import fast_sigmoid, fast_tanh
 from millpond.fast.gemm import SGEMM
 from millpond.fast.limits import LSTM_BLOCK, MIN_SEQUENCES_PER_THREAD
-from millpond.fast.packed_gemm import (
+from millpond.fast.products import (
     add_of_transposed,
     add_transposed,
     is_packed,

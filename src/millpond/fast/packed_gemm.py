@@ -1,15 +1,18 @@
-"""Products with a matrix that is packed first: panels of 16 columns, whose rows are contiguous.
+"""Products with a matrix that is packed into panels of columns, whose rows are contiguous.
 
-The matrices of a small network are reused for every step of a row. On processors with vectors of eight float32 (AVX2) a
-block of six rows and one panel keeps its sums in registers, and reaches nine tenths of the processor's peak, where BLAS
-reaches seven to nine. On processors with longer vectors BLAS computes all products: `USE_PACKED_GEMM` is false.
+A block of some rows and one panel keeps its sums in the processor's registers: six rows of 16 columns where registers hold
+eight float32 (AVX2), twelve rows of 32 columns where they hold sixteen (AVX-512). It reaches nine tenths of the processor's
+peak. BLAS reaches seven to nine, but only four on AMD's processors with AVX-512, whose longer vectors MKL does not use. On
+other processors BLAS computes all products: `USE_PACKED_GEMM` is false.
 
-    k inner  m rows  n columns, in panels of 16
+The last panel is padded with zeros. A matrix that is used many times is packed once, as a whole; otherwise each panel is
+packed right before it is used, and stays in the first-level cache.
+
+    k inner  m rows  n columns
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,210 +23,349 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from millpond.compiled import compiled_fast, target_features
-from millpond.fast.gemm import add_product, add_product_transposed, add_transposed_product
-from millpond.fast.simd import VECTOR, WIDTH, require_floats, write_multiply_add
+from millpond.fast.simd import require_floats
 
 Floats = npt.NDArray[np.float32]
-ONE, ZERO = np.float32(1.0), np.float32(0.0)
-PANEL = 2 * WIDTH
-MAX_ROWS = 6  # their sums, two vectors each, fit into 16 registers beside the factors
+ZERO = np.float32(0.0)
+UNROLLED = 4  # steps of a block's loop; without it LLVM moves some of the sums to memory
+
+
+def vector_lanes() -> int:
+    """Number of float32 that the processor multiplies at once: 16, 8, or 0 if packing is of no use."""
+    features = target_features()
+    if not {"avx2", "fma"} <= features:
+        return 0
+    return 16 if "avx512f" in features else 8
+
+
+# These follow from the processor: `millpond.compiled.OF_PROCESSOR` names them.
+USE_PACKED_GEMM = vector_lanes() > 0
+LANES = vector_lanes() or 8
+PANEL = 2 * LANES
+MAX_ROWS = 12 if LANES == 16 else 6  # their sums, two vectors each, fit into 32 or 16 registers beside the factors
+LINE = 16  # floats of a cache line
 ROWS_AT_ONCE = 384  # stay in the second-level cache while all panels are used
 
 
-def has_vectors_of_eight() -> bool:
-    """True if the processor multiplies eight float32 at once, and not more."""
-    features = target_features()
-    return {"avx2", "fma"} <= features and "avx512f" not in features
+class _Emitter:
+    """Writes LLVM IR on vectors of `LANES` float32."""
 
+    def __init__(self, context: Any, builder: Any) -> None:
+        self.context, self.builder = context, builder
+        self.vector = ir.VectorType(ir.FloatType(), LANES)
 
-USE_PACKED_GEMM = has_vectors_of_eight()
+    def number(self, value: int) -> Any:
+        return ir.Constant(ir.IntType(64), value)
 
+    def start(self, kind: Any, array: Any, at: Any) -> Any:
+        """Return a pointer to array[at]."""
+        return self.builder.gep(self.context.make_array(kind)(self.context, self.builder, array).data, [at])
 
-def _block(rows: int) -> Callable[..., None]:
-    """Make the kernel of `rows` rows and one panel. It is written as LLVM IR: numba would not keep it in registers."""
+    def place(self, pointer: Any, at: Any) -> Any:
+        """Return a pointer to the vector that begins at pointer[at]."""
+        return self.builder.bitcast(self.builder.gep(pointer, [at]), self.vector.as_pointer())
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def multiply(
-        typing_context: Any,
-        a: Any,
-        a_at: Any,
-        a_row: Any,
-        a_step: Any,
-        b: Any,
-        b_at: Any,
-        steps: Any,
-        out: Any,
-        out_at: Any,
-        out_row: Any,
-        add: Any,
-    ) -> Any:
-        """out[r, c] (+)= sum over k of a[a_at + r * a_row + k * a_step] * b[b_at + 16 * k + c]; all arrays flat."""
-        for array in (a, b, out):
-            require_floats(array)
-        n = types.intp
-        signature = types.void(a, n, n, n, b, n, n, out, n, n, types.boolean)
+    def load(self, pointer: Any, at: Any) -> Any:
+        return self.builder.load(self.place(pointer, at), align=4)
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            a, a_at, a_row, a_step, b, b_at, steps, out, out_at, out_row, add = arguments
-            halves, width = range(2), WIDTH
+    def spread(self, value: Any) -> Any:
+        """Return a vector of equal numbers."""
+        void, index = ir.Constant(self.vector, ir.Undefined), ir.IntType(32)
+        alone = self.builder.insert_element(void, value, ir.Constant(index, 0))
+        return self.builder.shuffle_vector(alone, void, ir.Constant(ir.VectorType(index, LANES), [0] * LANES))
 
-            def number(value: int) -> Any:
-                return ir.Constant(ir.IntType(64), value)
+    def select(self, a: Any, b: Any, lanes: list[int]) -> Any:
+        """Return the given lanes of a, and from `LANES` on those of b."""
+        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), LANES), lanes))
 
-            def start(which: int, array: Any, at: Any) -> Any:
-                return builder.gep(context.make_array(signature.args[which])(context, builder, array).data, [at])
+    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
+        kind = ir.FunctionType(self.vector, [self.vector] * 3)
+        function = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
+        return self.builder.call(function, [a, b, c])
 
-            def vector_at(pointer: Any, at: Any) -> Any:
-                return builder.bitcast(builder.gep(pointer, [at]), VECTOR.as_pointer())
+    def block(
+        self, rows: int, a: Any, a_row: Any, a_step: Any, b: Any, steps: Any, out: Any, out_row: Any
+    ) -> list[Any]:
+        """Emit the product of `rows` rows and one panel; return pointers to its sums and to where they belong."""
+        builder, halves = self.builder, range(2)
+        left = [builder.gep(a, [builder.mul(a_row, self.number(r))]) for r in range(rows)]
+        sums = [[cgutils.alloca_once(builder, self.vector) for _ in halves] for _ in range(rows)]
+        for total in (total for row in sums for total in row):
+            builder.store(ir.Constant(self.vector, [0.0] * LANES), total)
 
-            def spread(value: Any) -> Any:
-                void, first = ir.Constant(VECTOR, ir.Undefined), ir.IntType(32)
-                alone = builder.insert_element(void, value, ir.Constant(first, 0))
-                return builder.shuffle_vector(alone, void, ir.Constant(ir.VectorType(first, width), [0] * width))
-
-            a, b, out = start(0, a, a_at), start(4, b, b_at), start(7, out, out_at)
-            left = [builder.gep(a, [builder.mul(a_row, number(r))]) for r in range(rows)]
-            sums = [[cgutils.alloca_once(builder, VECTOR) for _ in halves] for _ in range(rows)]
-            for row in sums:
-                for total in row:
-                    builder.store(ir.Constant(VECTOR, [0.0] * width), total)
-            with cgutils.for_range(builder, steps) as loop:
-                at = builder.mul(loop.index, number(PANEL))
-                right = [builder.load(vector_at(b, builder.add(at, number(h * width))), align=4) for h in halves]
-                step = builder.mul(loop.index, a_step)
-                for r in range(rows):
-                    factor = spread(builder.load(builder.gep(left[r], [step])))
-                    for h in halves:
-                        total = sums[r][h]
-                        builder.store(write_multiply_add(builder, factor, right[h], builder.load(total)), total)
+        def step(index: Any) -> None:
+            at = builder.mul(index, self.number(PANEL))
+            right = [self.load(b, builder.add(at, self.number(h * LANES))) for h in halves]
             for r in range(rows):
+                factor = self.spread(builder.load(builder.gep(left[r], [builder.mul(index, a_step)])))
                 for h in halves:
-                    place = vector_at(out, builder.add(builder.mul(out_row, number(r)), number(h * width)))
-                    with builder.if_then(add):
-                        more = builder.load(place, align=4)
-                        builder.store(builder.fadd(builder.load(sums[r][h]), more), sums[r][h])
-                    builder.store(builder.load(sums[r][h]), place, align=4)
-            return context.get_dummy_value()
+                    builder.store(self.multiply_add(factor, right[h], builder.load(sums[r][h])), sums[r][h])
 
-        return signature, generate
+        whole = builder.sdiv(steps, self.number(UNROLLED))
+        with cgutils.for_range(builder, whole) as loop:
+            first = builder.mul(loop.index, self.number(UNROLLED))
+            for k in range(UNROLLED):
+                step(builder.add(first, self.number(k)))
+        rest = builder.mul(whole, self.number(UNROLLED)), steps, self.number(1)
+        with cgutils.for_range_slice(builder, *rest) as (index, _):
+            step(index)
+        return [
+            (sums[r][h], self.place(out, builder.add(builder.mul(out_row, self.number(r)), self.number(h * LANES))))
+            for r in range(rows)
+            for h in halves
+        ]
 
-    return multiply  # type: ignore[no-any-return]
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _multiply_block(
+    typing_context: Any,
+    rows: Any,
+    a: Any,
+    a_at: Any,
+    a_row: Any,
+    a_step: Any,
+    b: Any,
+    b_at: Any,
+    steps: Any,
+    out: Any,
+    out_at: Any,
+    out_row: Any,
+    add: Any,
+) -> Any:
+    """out[r, c] (+)= sum over k of a[a_at + r * a_row + k * a_step] * b[b_at + PANEL * k + c] for 1 to MAX_ROWS rows.
+
+    All arrays are flat. It is written as LLVM IR, one loop for each number of rows: numba would not keep the sums in
+    registers.
+    """
+    for array in (a, b, out):
+        require_floats(array)
+    n = types.intp
+    signature = types.void(n, a, n, n, n, b, n, n, out, n, n, types.boolean)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows, a, a_at, a_row, a_step, b, b_at, steps, out, out_at, out_row, add = arguments
+        emit = _Emitter(context, builder)
+        a, b, out = (
+            emit.start(signature.args[which], array, at)
+            for which, array, at in ((1, a, a_at), (5, b, b_at), (8, out, out_at))
+        )
+        end = builder.append_basic_block("end")
+        choice = builder.switch(rows, end)
+        for count in range(1, MAX_ROWS + 1):
+            case = builder.append_basic_block(f"rows{count}")
+            choice.add_case(emit.number(count), case)
+            builder.position_at_end(case)
+            results = emit.block(count, a, a_row, a_step, b, steps, out, out_row)
+            with builder.if_else(add) as (to_add, to_write):
+                with to_add:
+                    for total, place in results:
+                        builder.store(builder.fadd(builder.load(total), builder.load(place, align=4)), place, align=4)
+                with to_write:
+                    for total, place in results:
+                        builder.store(builder.load(total), place, align=4)
+            builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    return signature, generate
 
 
-_one, _two, _three, _four, _five, _six = (_block(rows) for rows in range(1, MAX_ROWS + 1))
+@intrinsic  # type: ignore[untyped-decorator]
+def _transpose_square(typing_context: Any, a: Any, a_at: Any, a_row: Any, out: Any, out_at: Any, out_row: Any) -> Any:
+    """out[out_at + c * out_row + r] = a[a_at + r * a_row + c] for LANES rows and columns; both arrays flat."""
+    for array in (a, out):
+        require_floats(array)
+    n = types.intp
+    signature = types.void(a, n, n, out, n, n)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, a_at, a_row, out, out_at, out_row = arguments
+        emit = _Emitter(context, builder)
+        a, out = emit.start(signature.args[0], a, a_at), emit.start(signature.args[3], out, out_at)
+        lines = [emit.load(a, builder.mul(a_row, emit.number(r))) for r in range(LANES)]
+        distance = 1
+        while distance < LANES:  # each stage exchanges squares of `distance` numbers
+            for r in (r for r in range(LANES) if not r & distance):
+                pair = lines[r], lines[r + distance]
+                upper = [c if not c & distance else LANES + c - distance for c in range(LANES)]
+                lower = [c + distance if not c & distance else LANES + c for c in range(LANES)]
+                lines[r], lines[r + distance] = emit.select(*pair, upper), emit.select(*pair, lower)
+            distance *= 2
+        for c, line in enumerate(lines):
+            builder.store(line, emit.place(out, builder.mul(out_row, emit.number(c))), align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _copy_panel_row(typing_context: Any, a: Any, a_at: Any, out: Any, out_at: Any) -> Any:
+    """out[out_at : out_at + PANEL] = a[a_at : a_at + PANEL]; both arrays flat."""
+    for array in (a, out):
+        require_floats(array)
+    signature = types.void(a, types.intp, out, types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, a_at, out, out_at = arguments
+        emit = _Emitter(context, builder)
+        a, out = emit.start(signature.args[0], a, a_at), emit.start(signature.args[2], out, out_at)
+        for at in (emit.number(0), emit.number(LANES)):
+            builder.store(emit.load(a, at), emit.place(out, at), align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+# ---- Packing
 
 
 @compiled_fast
-def _multiply(a: Floats, a_row: int, a_step: int, m: int, packed: Floats, n: int, out: Floats, add: bool) -> None:
-    """out [m, n] (+)= the product, in blocks of about as many rows each; all arrays flat."""
-    steps = len(packed) // n
-    for start in range(0, m, ROWS_AT_ONCE):
-        count = min(ROWS_AT_ONCE, m - start)
-        for panel in range(n // PANEL):
-            b_at, blocks = panel * PANEL * steps, -(-count // MAX_ROWS)
-            for block in range(blocks):
-                first = start + count * block // blocks
-                rows = start + count * (block + 1) // blocks - first
-                a_at, out_at = first * a_row, first * n + panel * PANEL
-                if rows == 6:
-                    _six(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
-                elif rows == 5:
-                    _five(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
-                elif rows == 4:
-                    _four(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
-                elif rows == 3:
-                    _three(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
-                elif rows == 2:
-                    _two(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
-                else:
-                    _one(a, a_at, a_row, a_step, packed, b_at, steps, out, out_at, n, add)
+def panel_count(columns: int) -> int:
+    """Number of panels of a matrix."""
+    return -(-columns // PANEL)
+
+
+@compiled_fast
+def packed_size(inner: int, columns: int) -> int:
+    """Number of floats of a packed matrix [k, n]."""
+    return panel_count(columns) * PANEL * inner
+
+
+@compiled_fast
+def aligned(size: int) -> Floats:
+    """Return memory for `size` floats that begins at a cache line: a vector that crosses two takes twice as long."""
+    memory = np.empty(size + LINE, np.float32)
+    first = -(memory.ctypes.data // 4) % LINE
+    return memory[first : first + size]
+
+
+@compiled_fast
+def _pack_panel(b: Floats, columns: int, panel: int, out: Floats, out_at: int) -> None:
+    """Pack one panel of b [k, n], which is flat."""
+    first = panel * PANEL
+    count, steps = min(PANEL, columns - first), len(b) // columns
+    if count == PANEL:
+        for k in range(steps):
+            _copy_panel_row(b, k * columns + first, out, out_at + k * PANEL)
+        return
+    out[out_at : out_at + steps * PANEL] = ZERO
+    for k in range(steps):
+        for c in range(count):
+            out[out_at + k * PANEL + c] = b[k * columns + first + c]
+
+
+@compiled_fast
+def _pack_panel_transposed(b: Floats, inner: int, panel: int, out: Floats, out_at: int) -> None:
+    """Pack one panel of the transpose of b [n, k], which is flat."""
+    first = panel * PANEL
+    count = min(PANEL, len(b) // inner - first)
+    whole_columns, whole_steps = count // LANES * LANES, inner // LANES * LANES
+    if count < PANEL:
+        out[out_at : out_at + inner * PANEL] = ZERO
+    for c in range(0, whole_columns, LANES):
+        for k in range(0, whole_steps, LANES):
+            _transpose_square(b, (first + c) * inner + k, inner, out, out_at + k * PANEL + c, PANEL)
+    for k in range(whole_steps, inner):
+        for c in range(whole_columns):
+            out[out_at + k * PANEL + c] = b[(first + c) * inner + k]
+    for c in range(whole_columns, count):
+        for k in range(inner):
+            out[out_at + k * PANEL + c] = b[(first + c) * inner + k]
 
 
 @compiled_fast
 def pack(b: Floats, packed: Floats) -> None:
-    """Pack b [k, n], n a multiple of 16, into packed [n * k]."""
-    steps = b.shape[0]
-    for panel in range(b.shape[1] // PANEL):
-        for k in range(steps):
-            for c in range(PANEL):
-                packed[(panel * steps + k) * PANEL + c] = b[k, panel * PANEL + c]
+    """Pack b [k, n] into packed [packed_size(k, n)]."""
+    inner, columns = b.shape
+    flat = b.reshape(b.size)
+    for panel in range(panel_count(columns)):
+        _pack_panel(flat, columns, panel, packed, panel * PANEL * inner)
 
 
 @compiled_fast
 def pack_transposed(b: Floats, packed: Floats) -> None:
-    """Pack the transpose of b [n, k], n a multiple of 16, into packed [n * k]."""
-    steps = b.shape[1]
-    for panel in range(b.shape[0] // PANEL):
-        for c in range(PANEL):
-            for k in range(steps):
-                packed[(panel * steps + k) * PANEL + c] = b[panel * PANEL + c, k]
+    """Pack the transpose of b [n, k] into packed [packed_size(k, n)]."""
+    columns, inner = b.shape
+    flat = b.reshape(b.size)
+    for panel in range(panel_count(columns)):
+        _pack_panel_transposed(flat, inner, panel, packed, panel * PANEL * inner)
+
+
+# ---- Products
+
+
+@compiled_fast
+def _multiply_panel(
+    a: Floats,
+    a_at: int,
+    a_row: int,
+    a_step: int,
+    rows: int,
+    packed: Floats,
+    b_at: int,
+    steps: int,
+    panel: int,
+    out: Floats,
+    first: int,
+    columns: int,
+    add: bool,
+) -> None:
+    """Compute the columns of one panel for the rows `first` to `first + rows` of out [m, n], in blocks of about equal size."""
+    blocks, width = -(-rows // MAX_ROWS), min(PANEL, columns - panel * PANEL)
+    edge = np.empty(MAX_ROWS * PANEL if width < PANEL else 0, np.float32)
+    for block in range(blocks):
+        start = rows * block // blocks
+        count = rows * (block + 1) // blocks - start
+        from_row, to = a_at + start * a_row, (first + start) * columns + panel * PANEL
+        if width == PANEL:
+            _multiply_block(count, a, from_row, a_row, a_step, packed, b_at, steps, out, to, columns, add)
+            continue
+        _multiply_block(count, a, from_row, a_row, a_step, packed, b_at, steps, edge, 0, PANEL, False)
+        for r in range(count):
+            for c in range(width):
+                value = edge[r * PANEL + c]
+                out[to + r * columns + c] = out[to + r * columns + c] + value if add else value
+
+
+@compiled_fast
+def _multiply_packed(
+    a: Floats, a_row: int, a_step: int, steps: int, packed: Floats, out: Floats, columns: int, add: bool
+) -> None:
+    """out [m, n] (+)= the product with a packed matrix [k, n]; all arrays flat."""
+    m = len(out) // columns
+    for first in range(0, m, ROWS_AT_ONCE):
+        rows = min(ROWS_AT_ONCE, m - first)
+        for panel in range(panel_count(columns)):
+            b_at = panel * PANEL * steps
+            _multiply_panel(a, first * a_row, a_row, a_step, rows, packed, b_at, steps, panel, out, first, columns, add)
 
 
 @compiled_fast
 def multiply_packed(a: Floats, packed: Floats, out: Floats, add: bool) -> None:
     """out [m, n] = a [m, k] @ b [k, n], or is added to; contiguous."""
-    m, n = out.shape
-    _multiply(a.reshape(a.size), a.shape[1], 1, m, packed, n, out.reshape(out.size), add)
+    _multiply_packed(a.reshape(a.size), a.shape[1], 1, a.shape[1], packed, out.reshape(out.size), out.shape[1], add)
 
 
 @compiled_fast
 def add_transposed_packed(a: Floats, packed: Floats, out: Floats) -> None:
     """out [m, n] += a [k, m].T @ b [k, n]."""
-    m, n = out.shape
-    _multiply(a.reshape(a.size), 1, m, m, packed, n, out.reshape(out.size), True)
-
-
-# Packed products, or BLAS if `panels` is empty.
+    _multiply_packed(a.reshape(a.size), 1, a.shape[1], a.shape[0], packed, out.reshape(out.size), out.shape[1], True)
 
 
 @compiled_fast
-def panels_of(b: Floats, packed: bool) -> Floats:
-    """Pack b [k, n] into panels; none if not `packed`."""
-    panels = np.empty(b.size if packed else 0, np.float32)
-    if packed:
-        pack(b, panels)
-    return panels
-
-
-@compiled_fast
-def panels_of_transposed(b: Floats, packed: bool) -> Floats:
-    """Pack the transpose of b [n, k] into panels; none if not `packed`."""
-    panels = np.empty(b.size if packed else 0, np.float32)
-    if packed:
-        pack_transposed(b, panels)
-    return panels
-
-
-@compiled_fast
-def multiply(sgemm: int, a: Floats, b: Floats, panels: Floats, out: Floats) -> None:
-    """out [m, n] = a [m, k] @ b [k, n]."""
-    if len(panels):
-        multiply_packed(a, panels, out, False)
-    else:
-        add_product(sgemm, a, b, ZERO, out)
-
-
-@compiled_fast
-def add_transposed(sgemm: int, a: Floats, b: Floats, panels: Floats, out: Floats) -> None:
-    """out [m, n] += a [m, k] @ b [n, k].T; panels are those of the transpose."""
-    if len(panels):
-        multiply_packed(a, panels, out, True)
-    else:
-        add_product_transposed(sgemm, a, b, ONE, out)
-
-
-@compiled_fast
-def add_of_transposed(sgemm: int, a: Floats, b: Floats, workspace: Floats, out: Floats) -> None:
-    """out [m, n] += a [k, m].T @ b [k, n]; b is packed into `workspace`, which may be longer, or is empty."""
-    if len(workspace):
-        panels = workspace[: b.size]
-        pack(b, panels)
-        add_transposed_packed(a, panels, out)
-    else:
-        add_transposed_product(sgemm, a, b, ONE, out)
-
-
-@compiled_fast
-def is_packed(inputs: int, outputs: int) -> bool:
-    """True if products with a matrix of these sizes are packed."""
-    return USE_PACKED_GEMM and inputs % PANEL == 0 and outputs % PANEL == 0
+def multiply_panels(
+    a: Floats, begin: int, end: int, a_transposed: bool, b: Floats, b_transposed: bool, add: bool, out: Floats
+) -> None:
+    """out [m, n] = the rows begin:end of a [m, k] or a.T @ b [k, n] or b.T, or is added to; packs each panel before its use."""
+    inner, columns = (b.shape[1], b.shape[0]) if b_transposed else b.shape
+    a_row, a_step = (1, a.shape[1]) if a_transposed else (a.shape[1], 1)
+    flat_a, flat_b, flat_out = a.reshape(a.size), b.reshape(b.size), out.reshape(out.size)
+    packed = aligned(PANEL * inner)
+    for panel in range(panel_count(columns)):
+        if b_transposed:
+            _pack_panel_transposed(flat_b, inner, panel, packed, 0)
+        else:
+            _pack_panel(flat_b, columns, panel, packed, 0)
+        _multiply_panel(
+            flat_a, begin * a_row, a_row, a_step, end - begin, packed, 0, inner, panel, flat_out, 0, columns, add
+        )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from millpond.compiled import compiled_fast
 from millpond.fast.adam import adam, clip_coefficient, sum_of_squares
 from millpond.fast.barrier import meet
-from millpond.fast.gemm import add_product, add_product_transposed, add_transposed_columns
+from millpond.fast.products import product, product_transposed, transposed_columns
 from millpond.fast.simd import WIDTH, add_eight, load_eight, multiply_add_eight, multiply_eight, store_eight
 from millpond.fast.simd_math import spread_eight, sum_eight
 from millpond.fast.small_images import (
@@ -147,7 +147,7 @@ def forward(
         convolve(image, scale, layout.height, layout.width, weights.filters, weights.filter_bias, normal)
         normalize_groups(normal, filters, weights.gain, weights.shift, out.deviation[row], active)
         channels_first(active, filters, out.inputs[row])
-    add_product_transposed(sgemm, out.inputs[begin:end], weights.linear, ZERO, out.hidden[begin:end])
+    product_transposed(sgemm, out.inputs[begin:end], weights.linear, False, out.hidden[begin:end])
     for row in range(begin, end):
         values, active_row = out.hidden[row], out.active[row]
         for k in range(0, hidden, WIDTH):
@@ -229,7 +229,7 @@ def backward(
             grads.hidden_shift,
             grads.bias,
         )
-    add_product(sgemm, hidden_gradient[begin:end], weights.linear, ZERO, input_gradient[begin:end])
+    product(sgemm, hidden_gradient[begin:end], weights.linear, False, input_gradient[begin:end])
     gradient = np.empty(kept.normal.shape[1], np.float32)
     for row in range(begin, end):
         channels_last(input_gradient[row], filters, gradient)
@@ -314,7 +314,7 @@ def reduce_gradients(sgemm: int, layout: QLayout, thread: int, threads: int, sha
     begin, end = hidden * thread // threads, hidden * (thread + 1) // threads
     if end > begin:
         rows = out[layout.linear + begin * inputs : layout.linear + end * inputs].reshape(end - begin, inputs)
-        add_transposed_columns(sgemm, shared.hidden_gradient, begin, end, shared.kept.inputs, ZERO, rows)
+        transposed_columns(sgemm, shared.hidden_gradient, begin, end, shared.kept.inputs, rows)
     if thread == 0:
         for other in range(threads):
             put_gradients(layout, gradients_of(shared.partial[other], layout), other == 0, out)

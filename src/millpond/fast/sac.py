@@ -18,7 +18,7 @@ import numpy.typing as npt
 from millpond.compiled import compiled_fast
 from millpond.fast.adam import adam
 from millpond.fast.barrier import meet
-from millpond.fast.gemm import add_product, add_product_transposed, add_transposed_columns
+from millpond.fast.products import product, product_transposed, transposed_columns
 from millpond.fast.simd import WIDTH, add_eight, load_eight, multiply_add_eight, multiply_eight, store_eight
 from millpond.fast.simd_math import relu_eight, spread_eight, sum_eight, where_positive_eight
 
@@ -124,7 +124,7 @@ def dense(sgemm: int, inputs: Floats, weight: Floats, bias: Floats, out: Floats)
         line = out[row]
         for k in range(0, hidden, WIDTH):
             store_eight(load_eight(bias, k), line, k)
-    add_product_transposed(sgemm, inputs, weight, ONE, out)
+    product_transposed(sgemm, inputs, weight, True, out)
     for row in range(len(out)):
         line = out[row]
         for k in range(0, hidden, WIDTH):
@@ -176,7 +176,7 @@ def mlp_backward(
                 total = multiply_add_eight(spread_eight(upstream[row, output]), weight, total)
             store_eight(where_positive_eight(load_eight(active, k), total), line, k)
     weight2 = matrix(flat, layout.weight2, hidden, hidden)
-    add_product(sgemm, memory.gradient2[begin:end], weight2, ZERO, memory.gradient1[begin:end])
+    product(sgemm, memory.gradient2[begin:end], weight2, False, memory.gradient1[begin:end])
     mask(memory.hidden1[begin:end], memory.gradient1[begin:end])
 
 
@@ -207,9 +207,9 @@ def weight_gradients(
     if end > begin:
         count = end - begin
         out = matrix(grad, layout.weight1 + begin * columns, count, columns)
-        add_transposed_columns(sgemm, memory.gradient1, begin, end, inputs, ZERO, out)
+        transposed_columns(sgemm, memory.gradient1, begin, end, inputs, out)
         out = matrix(grad, layout.weight2 + begin * hidden, count, hidden)
-        add_transposed_columns(sgemm, memory.gradient2, begin, end, memory.hidden1, ZERO, out)
+        transposed_columns(sgemm, memory.gradient2, begin, end, memory.hidden1, out)
         column_sums(memory.gradient1, begin, end, grad[layout.bias1 : layout.bias1 + hidden])
         column_sums(memory.gradient2, begin, end, grad[layout.bias2 : layout.bias2 + hidden])
         for output in range(layout.outputs):
@@ -298,7 +298,7 @@ def actions_backward(
             store_eight(where_positive_eight(load_eight(active, k), each), line, k)
     weight2 = matrix(flat, layout.weight2, hidden, hidden)
     end = begin + count
-    add_product(sgemm, memory.gradient2[begin:end], weight2, ZERO, memory.gradient1[begin:end])
+    product(sgemm, memory.gradient2[begin:end], weight2, False, memory.gradient1[begin:end])
     weight1, first = matrix(flat, layout.weight1, hidden, layout.inputs), layout.inputs - size
     columns = np.empty((size, hidden), np.float32)
     for d in range(size):
