@@ -44,6 +44,7 @@ LANES = vector_lanes() or 8
 PANEL = 2 * LANES
 MAX_ROWS = 12 if LANES == 16 else 6  # their sums, two vectors each, fit into 32 or 16 registers beside the factors
 LINE = 16  # floats of a cache line
+STEPS_AT_ONCE = 256  # of a panel that is packed right before its use: 32 kB, or 16
 ROWS_AT_ONCE = 384  # stay in the second-level cache while all panels are used
 
 
@@ -240,37 +241,39 @@ def aligned(size: int) -> Floats:
 
 
 @compiled_fast
-def _pack_panel(b: Floats, columns: int, panel: int, out: Floats, out_at: int) -> None:
-    """Pack one panel of b [k, n], which is flat."""
+def _pack_panel(b: Floats, columns: int, panel: int, begin: int, end: int, out: Floats, out_at: int) -> None:
+    """Pack the rows begin:end of one panel of b [k, n], which is flat."""
     first = panel * PANEL
-    count, steps = min(PANEL, columns - first), len(b) // columns
+    count, steps = min(PANEL, columns - first), end - begin
     if count == PANEL:
         for k in range(steps):
-            _copy_panel_row(b, k * columns + first, out, out_at + k * PANEL)
+            _copy_panel_row(b, (begin + k) * columns + first, out, out_at + k * PANEL)
         return
     out[out_at : out_at + steps * PANEL] = ZERO
     for k in range(steps):
         for c in range(count):
-            out[out_at + k * PANEL + c] = b[k * columns + first + c]
+            out[out_at + k * PANEL + c] = b[(begin + k) * columns + first + c]
 
 
 @compiled_fast
-def _pack_panel_transposed(b: Floats, inner: int, panel: int, out: Floats, out_at: int) -> None:
-    """Pack one panel of the transpose of b [n, k], which is flat."""
+def _pack_panel_transposed(
+    b: Floats, columns: int, inner: int, panel: int, begin: int, end: int, out: Floats, out_at: int
+) -> None:
+    """Pack the rows begin:end of one panel of the transpose of b [n, k], which is flat."""
     first = panel * PANEL
-    count = min(PANEL, len(b) // inner - first)
-    whole_columns, whole_steps = count // LANES * LANES, inner // LANES * LANES
+    count, steps = min(PANEL, columns - first), end - begin
+    whole_columns, whole_steps = count // LANES * LANES, steps // LANES * LANES
     if count < PANEL:
-        out[out_at : out_at + inner * PANEL] = ZERO
+        out[out_at : out_at + steps * PANEL] = ZERO
     for c in range(0, whole_columns, LANES):
         for k in range(0, whole_steps, LANES):
-            _transpose_square(b, (first + c) * inner + k, inner, out, out_at + k * PANEL + c, PANEL)
-    for k in range(whole_steps, inner):
+            _transpose_square(b, (first + c) * inner + begin + k, inner, out, out_at + k * PANEL + c, PANEL)
+    for k in range(whole_steps, steps):
         for c in range(whole_columns):
-            out[out_at + k * PANEL + c] = b[(first + c) * inner + k]
+            out[out_at + k * PANEL + c] = b[(first + c) * inner + begin + k]
     for c in range(whole_columns, count):
-        for k in range(inner):
-            out[out_at + k * PANEL + c] = b[(first + c) * inner + k]
+        for k in range(steps):
+            out[out_at + k * PANEL + c] = b[(first + c) * inner + begin + k]
 
 
 @compiled_fast
@@ -279,7 +282,7 @@ def pack(b: Floats, packed: Floats) -> None:
     inner, columns = b.shape
     flat = b.reshape(b.size)
     for panel in range(panel_count(columns)):
-        _pack_panel(flat, columns, panel, packed, panel * PANEL * inner)
+        _pack_panel(flat, columns, panel, 0, inner, packed, panel * PANEL * inner)
 
 
 @compiled_fast
@@ -288,7 +291,7 @@ def pack_transposed(b: Floats, packed: Floats) -> None:
     columns, inner = b.shape
     flat = b.reshape(b.size)
     for panel in range(panel_count(columns)):
-        _pack_panel_transposed(flat, inner, panel, packed, panel * PANEL * inner)
+        _pack_panel_transposed(flat, columns, inner, panel, 0, inner, packed, panel * PANEL * inner)
 
 
 # ---- Products
@@ -360,12 +363,15 @@ def multiply_panels(
     inner, columns = (b.shape[1], b.shape[0]) if b_transposed else b.shape
     a_row, a_step = (1, a.shape[1]) if a_transposed else (a.shape[1], 1)
     flat_a, flat_b, flat_out = a.reshape(a.size), b.reshape(b.size), out.reshape(out.size)
-    packed = aligned(PANEL * inner)
+    packed = aligned(PANEL * min(inner, STEPS_AT_ONCE))
     for panel in range(panel_count(columns)):
-        if b_transposed:
-            _pack_panel_transposed(flat_b, inner, panel, packed, 0)
-        else:
-            _pack_panel(flat_b, columns, panel, packed, 0)
-        _multiply_panel(
-            flat_a, begin * a_row, a_row, a_step, end - begin, packed, 0, inner, panel, flat_out, 0, columns, add
-        )
+        for first in range(0, inner, STEPS_AT_ONCE):
+            last = min(inner, first + STEPS_AT_ONCE)
+            if b_transposed:
+                _pack_panel_transposed(flat_b, columns, inner, panel, first, last, packed, 0)
+            else:
+                _pack_panel(flat_b, columns, panel, first, last, packed, 0)
+            a_at, to_add = begin * a_row + first * a_step, add or first > 0
+            _multiply_panel(
+                flat_a, a_at, a_row, a_step, end - begin, packed, 0, last - first, panel, flat_out, 0, columns, to_add
+            )
