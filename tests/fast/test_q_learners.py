@@ -100,8 +100,9 @@ def test_updates_equal_the_plain_ones(dtype: str, shape: tuple[int, ...], thread
     for mine, theirs in zip(metrics, expected, strict=True):
         assert dict(mine) == pytest.approx({name: float(value) for name, value in theirs.items()}, rel=1e-4, abs=1e-5)
     assert float(expected[0]["grad_norm"]) > 0.5  # so that clipping makes a difference
-    torch.testing.assert_close(quick.online.data, plain.online.data, atol=1e-5, rtol=0)
-    torch.testing.assert_close(quick.target_parameters.data, plain.target_parameters.data, atol=1e-5, rtol=0)
+    # Adam divides by the gradient's size, so a gradient near 0 turns its rounding into a share of a step of 1e-3.
+    torch.testing.assert_close(quick.online.data, plain.online.data, atol=3e-5, rtol=0)
+    torch.testing.assert_close(quick.target_parameters.data, plain.target_parameters.data, atol=3e-5, rtol=0)
     assert quick.updates == plain.updates == quick.optimizer.updates[0] == 6
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from millpond.fast import small_images
+from millpond.fast import packed_gemm, small_images
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -55,6 +55,22 @@ def test_output_and_gradients_equal_torch(dtype: torch.dtype, channels: int, hei
 
     gradient, sums = flat(upstream), [np.zeros(filters, np.float32) for _ in range(3)]
     small_images.normalize_groups_backward(gradient, values, deviation, filters, flat(gain), flat(shift), *sums)
+
+    # the same with places last
+    images, outputs = (np.ascontiguousarray(array.reshape(places, filters).T).reshape(-1) for array in (values, active))
+    small_images.convolve(pixels, factor, height, width, last, flat(bias), active)
+    packed_gemm.transpose(active, places, filters, images)
+    small_images.normalize_places(images, places, flat(gain), flat(shift), deviation, outputs)
+    np.testing.assert_allclose(outputs.reshape(filters, places).T.reshape(-1), output.detach(), atol=1e-5)
+    same, parts = np.empty_like(images), np.zeros((3, filters * 8), np.float32)
+    packed_gemm.transpose(flat(upstream), places, filters, same)
+    small_images.normalize_places_backward(same, images, deviation, places, flat(gain), flat(shift), *parts)
+    np.testing.assert_allclose(same.reshape(filters, places).T.reshape(-1), gradient, atol=1e-5)
+    for part, total in zip(parts, sums, strict=True):
+        again = np.zeros(filters, np.float32)
+        small_images.add_partial_sums(part, again)
+        np.testing.assert_allclose(again, total, atol=5e-5)
+
     weights = np.zeros(weight.numel(), np.float32)
     small_images.add_weight_gradient(pixels, factor, height, width, gradient, filters, weights)
     for found, parameter in zip(sums, (gain, shift, bias), strict=True):
@@ -63,13 +79,12 @@ def test_output_and_gradients_equal_torch(dtype: torch.dtype, channels: int, hei
     np.testing.assert_allclose(weights.reshape(-1, filters).T, weight.grad.reshape(filters, -1), atol=5e-5)
 
 
-def test_channels_first_and_last_are_inverse() -> None:
-    values = drawn(6, 16).float().numpy().reshape(-1)
-    first, last = np.empty_like(values), np.empty_like(values)
-    small_images.channels_first(values, 16, first)
-    np.testing.assert_array_equal(first.reshape(16, 6), values.reshape(6, 16).T)
-    small_images.channels_last(first, 16, last)
-    np.testing.assert_array_equal(last, values)
+@pytest.mark.parametrize(("rows", "columns"), [(16, 16), (8, 16), (64, 16), (6, 16), (33, 50), (1, 7)])
+def test_transpose(rows: int, columns: int) -> None:
+    values = drawn(rows, columns).float().numpy()
+    out = np.empty(values.size, np.float32)
+    packed_gemm.transpose(values.reshape(-1), rows, columns, out)
+    np.testing.assert_array_equal(out.reshape(columns, rows), values.T)
 
 
 def test_nan_in_an_output_is_not_hidden() -> None:
@@ -79,3 +94,7 @@ def test_nan_in_an_output_is_not_hidden() -> None:
     small_images.normalize_groups(values, 16, one, zero, np.empty(2, np.float32), active)
     assert np.isnan(active[:16]).all()
     assert np.isfinite(active[16:]).all()
+    values = np.ones(2 * 9, np.float32)  # two channels of nine places
+    values[[5, 8]] = np.nan
+    small_images.normalize_places(values, 9, one[:2], zero[:2], np.empty(9, np.float32), active)
+    assert np.flatnonzero(np.isnan(active[:18])).tolist() == [5, 8, 14, 17]

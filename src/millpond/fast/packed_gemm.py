@@ -217,6 +217,18 @@ def _copy_panel_row(typing_context: Any, a: Any, a_at: Any, out: Any, out_at: An
     return signature, generate
 
 
+@compiled_fast
+def transpose(a: Floats, rows: int, columns: int, out: Floats) -> None:
+    """a [rows, columns] -> out [columns, rows]; both flat."""
+    whole_rows, whole_columns = rows // LANES * LANES, columns // LANES * LANES
+    for r in range(0, whole_rows, LANES):
+        for c in range(0, whole_columns, LANES):
+            _transpose_square(a, r * columns + c, columns, out, c * rows + r, rows)
+    for r in range(rows):
+        for c in range(whole_columns if r < whole_rows else 0, columns):
+            out[c * rows + r] = a[r * columns + c]
+
+
 # ---- Packing
 
 

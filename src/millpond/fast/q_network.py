@@ -19,18 +19,20 @@ import numpy.typing as npt
 from millpond.compiled import compiled_fast
 from millpond.fast.adam import adam, clip_coefficient, sum_of_squares
 from millpond.fast.barrier import meet
+from millpond.fast.packed_gemm import transpose
 from millpond.fast.products import product, product_transposed, transposed_columns
 from millpond.fast.simd import WIDTH, add_eight, load_eight, multiply_add_eight, multiply_eight, store_eight
 from millpond.fast.simd_math import spread_eight, sum_eight
 from millpond.fast.small_images import (
     SIDE,
+    add_partial_sums,
     add_weight_gradient,
-    channels_first,
-    channels_last,
     convolve,
     filters_last,
     normalize_groups,
     normalize_groups_backward,
+    normalize_places,
+    normalize_places_backward,
 )
 
 Floats = npt.NDArray[np.float32]
@@ -80,7 +82,7 @@ class QWeights(NamedTuple):
 class QActivations(NamedTuple):
     """Numbers of a batch that the gradient needs. Threads write different rows."""
 
-    normal: Floats  # [B, P * F] after LayerNorm over channels, without gain and shift
+    normal: Floats  # [B, F * P] after LayerNorm over channels, without gain and shift
     deviation: Floats  # [B, P]
     inputs: Floats  # [B, F * P] of the linear layer
     hidden: Floats  # [B, H] after LayerNorm, without gain and shift
@@ -140,13 +142,14 @@ def forward(
     if end <= begin:
         return
     filters, hidden = layout.filters, layout.hidden
-    active = np.empty(out.normal.shape[1], np.float32)
+    places = out.deviation.shape[1]
+    convolved = np.empty(places * filters, np.float32)
     for row in range(begin, end):
         normal = out.normal[row]
         image = frames[index[row]]
-        convolve(image, scale, layout.height, layout.width, weights.filters, weights.filter_bias, normal)
-        normalize_groups(normal, filters, weights.gain, weights.shift, out.deviation[row], active)
-        channels_first(active, filters, out.inputs[row])
+        convolve(image, scale, layout.height, layout.width, weights.filters, weights.filter_bias, convolved)
+        transpose(convolved, places, filters, normal)
+        normalize_places(normal, places, weights.gain, weights.shift, out.deviation[row], out.inputs[row])
     product_transposed(sgemm, out.inputs[begin:end], weights.linear, False, out.hidden[begin:end])
     for row in range(begin, end):
         values, active_row = out.hidden[row], out.active[row]
@@ -230,22 +233,26 @@ def backward(
             grads.bias,
         )
     product(sgemm, hidden_gradient[begin:end], weights.linear, False, input_gradient[begin:end])
-    gradient = np.empty(kept.normal.shape[1], np.float32)
+    places = kept.deviation.shape[1]
+    gradient, partial = np.empty(places * filters, np.float32), np.zeros((3, filters * WIDTH), np.float32)
     for row in range(begin, end):
-        channels_last(input_gradient[row], filters, gradient)
-        normalize_groups_backward(
-            gradient,
+        normalize_places_backward(
+            input_gradient[row],
             kept.normal[row],
             kept.deviation[row],
-            filters,
+            places,
             weights.gain,
             weights.shift,
-            grads.gain,
-            grads.shift,
-            grads.filter_bias,
+            partial[0],
+            partial[1],
+            partial[2],
         )
+        transpose(input_gradient[row], filters, places, gradient)
         image = frames[index[row]]
         add_weight_gradient(image, scale, layout.height, layout.width, gradient, filters, grads.filters)
+    add_partial_sums(partial[0], grads.gain)
+    add_partial_sums(partial[1], grads.shift)
+    add_partial_sums(partial[2], grads.filter_bias)
 
 
 @compiled_fast

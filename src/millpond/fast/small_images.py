@@ -17,7 +17,15 @@ import numpy.typing as npt
 
 from millpond.compiled import compiled_fast
 from millpond.fast.simd import WIDTH, add_eight, load_eight, multiply_add_eight, multiply_eight, store_eight
-from millpond.fast.simd_math import relu_eight, spread_eight, subtract_eight, sum_eight, where_positive_eight
+from millpond.fast.simd_math import (
+    divide_eight,
+    relu_eight,
+    spread_eight,
+    sqrt_eight,
+    subtract_eight,
+    sum_eight,
+    where_positive_eight,
+)
 
 Floats = npt.NDArray[np.float32]
 SIDE = 3  # of a filter
@@ -164,18 +172,107 @@ def normalize_groups_backward(
 
 
 @compiled_fast
-def channels_first(values: Floats, channels: int, out: Floats) -> None:
-    """values [P, F] -> out [F, P]; both flat."""
-    places = len(values) // channels
-    for channel in range(channels):
-        for place in range(places):
-            out[channel * places + place] = values[place * channels + channel]
+def normalize_places(
+    values: Floats, places: int, gain: Floats, shift: Floats, deviation: Floats, active: Floats
+) -> None:
+    """LayerNorm over the channels of each place, and ReLU: `normalize_groups` for values [F * P], places last.
+
+    Eight places are computed at a time: there are no sums within a vector.
+    """
+    filters = len(gain)
+    share = ONE / np.float32(filters)
+    shares, ones, small = spread_eight(share), spread_eight(ONE), spread_eight(EPSILON)
+    whole = places // WIDTH * WIDTH
+    for p in range(0, whole, WIDTH):
+        mean = spread_eight(ZERO)
+        for f in range(filters):
+            mean = add_eight(mean, load_eight(values, f * places + p))
+        mean = multiply_eight(mean, shares)
+        squares = spread_eight(ZERO)
+        for f in range(filters):
+            centred = subtract_eight(load_eight(values, f * places + p), mean)
+            squares = multiply_add_eight(centred, centred, squares)
+        inverse = divide_eight(ones, sqrt_eight(multiply_add_eight(squares, shares, small)))
+        store_eight(inverse, deviation, p)
+        for f in range(filters):
+            at = f * places + p
+            normal = multiply_eight(subtract_eight(load_eight(values, at), mean), inverse)
+            store_eight(normal, values, at)
+            output = multiply_add_eight(normal, spread_eight(gain[f]), spread_eight(shift[f]))
+            store_eight(relu_eight(output), active, at)
+    for p in range(whole, places):
+        total, squared = ZERO, ZERO
+        for f in range(filters):
+            total += values[f * places + p]
+        for f in range(filters):
+            squared += (values[f * places + p] - total * share) ** 2
+        deviation[p] = ONE / np.sqrt(squared * share + EPSILON)
+        for f in range(filters):
+            at = f * places + p
+            values[at] = (values[at] - total * share) * deviation[p]
+            output_one = values[at] * gain[f] + shift[f]
+            active[at] = ZERO if output_one < ZERO else output_one  # a NaN stays a NaN
 
 
 @compiled_fast
-def channels_last(values: Floats, channels: int, out: Floats) -> None:
-    """values [F, P] -> out [P, F]; both flat."""
-    places = len(values) // channels
-    for place in range(places):
-        for channel in range(channels):
-            out[place * channels + channel] = values[channel * places + place]
+def normalize_places_backward(
+    gradient: Floats,
+    normal: Floats,
+    deviation: Floats,
+    places: int,
+    gain: Floats,
+    shift: Floats,
+    gain_gradient: Floats,
+    shift_gradient: Floats,
+    bias_gradient: Floats,
+) -> None:
+    """Turn the gradient [F * P] of `normalize_places`' output into that of its input, in place; see above.
+
+    Adds the gradients of gain, shift and bias as eight partial sums of each filter: they are [F * 8].
+    """
+    filters = len(gain)
+    share = ONE / np.float32(filters)
+    shares, whole = spread_eight(share), places // WIDTH * WIDTH
+    for p in range(0, whole, WIDTH):
+        mean, slope = spread_eight(ZERO), spread_eight(ZERO)
+        for f in range(filters):
+            at, to = f * places + p, f * WIDTH
+            normal_each, factor = load_eight(normal, at), spread_eight(gain[f])
+            output = multiply_add_eight(normal_each, factor, spread_eight(shift[f]))
+            each = where_positive_eight(output, load_eight(gradient, at))
+            store_eight(add_eight(load_eight(shift_gradient, to), each), shift_gradient, to)
+            store_eight(multiply_add_eight(each, normal_each, load_eight(gain_gradient, to)), gain_gradient, to)
+            each = multiply_eight(each, factor)
+            store_eight(each, gradient, at)
+            mean = add_eight(mean, each)
+            slope = multiply_add_eight(each, normal_each, slope)
+        mean, slope = multiply_eight(mean, shares), multiply_eight(slope, shares)
+        inverse = load_eight(deviation, p)
+        for f in range(filters):
+            at, to = f * places + p, f * WIDTH
+            centred = subtract_eight(load_eight(gradient, at), mean)
+            centred = subtract_eight(centred, multiply_eight(load_eight(normal, at), slope))
+            centred = multiply_eight(centred, inverse)
+            store_eight(centred, gradient, at)
+            store_eight(add_eight(load_eight(bias_gradient, to), centred), bias_gradient, to)
+    for p in range(whole, places):
+        mean_one, slope_one = ZERO, ZERO
+        for f in range(filters):
+            at, to = f * places + p, f * WIDTH
+            each_one = ZERO if normal[at] * gain[f] + shift[f] <= ZERO else gradient[at]
+            shift_gradient[to] += each_one
+            gain_gradient[to] += each_one * normal[at]
+            gradient[at] = each_one * gain[f]
+            mean_one += gradient[at] * share
+            slope_one += gradient[at] * normal[at] * share
+        for f in range(filters):
+            at = f * places + p
+            gradient[at] = (gradient[at] - mean_one - normal[at] * slope_one) * deviation[p]
+            bias_gradient[f * WIDTH] += gradient[at]
+
+
+@compiled_fast
+def add_partial_sums(partial: Floats, out: Floats) -> None:
+    """out [F] += the sums of partial [F * 8]."""
+    for f in range(len(out)):
+        out[f] += sum_eight(load_eight(partial, f * WIDTH))
