@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from millpond.config.ppo import NormalizeAdvantage
 from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
 from millpond.losses import Coefficients
@@ -50,7 +51,7 @@ def stored_rows(first: int, count: int) -> Rows:
     return part
 
 
-def two_steps(ranks: Ranks, normalize: bool, micro_batch_rows: int) -> dict[str, Any]:
+def two_steps(ranks: Ranks, normalize: NormalizeAdvantage, micro_batch_rows: int) -> dict[str, Any]:
     """Compute statistics, advantages and two optimiser steps on this rank's rows."""
     share = ROWS // ranks.count
     rows = stored_rows(ranks.rank * share, share)
@@ -88,13 +89,13 @@ def two_steps(ranks: Ranks, normalize: bool, micro_batch_rows: int) -> dict[str,
     }
 
 
-def both_cases(ranks: Ranks) -> list[dict[str, Any]]:
-    """Normalised advantages with whole minibatches; raw advantages with micro-batches."""
-    return [two_steps(ranks, True, 6), two_steps(ranks, False, 2)]
+def all_cases(ranks: Ranks) -> list[dict[str, Any]]:
+    """Whole minibatches, and micro-batches; advantages are normalised over all rows, over each minibatch, or not."""
+    return [two_steps(ranks, "iteration", 6), two_steps(ranks, "none", 2), two_steps(ranks, "minibatch", 2)]
 
 
 def test_two_ranks_take_the_same_step_as_one() -> None:
-    of_one, of_two = both_cases(ALONE), run_ranks(2, both_cases)
+    of_one, of_two = all_cases(ALONE), run_ranks(2, all_cases)
     for one, first, second in zip(of_one, *of_two, strict=True):
         for ours in (first, second):
             assert ours["explained_variance"] == pytest.approx(one["explained_variance"], abs=1e-5)

@@ -14,6 +14,7 @@ from millpond import fast
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.fast import feedforward
 from millpond.fast.feedforward import FeedforwardActor, FeedforwardRows, is_compiled_feedforward
+from millpond.fast.ppo_loss import loss_arguments
 from millpond.losses import Coefficients
 from millpond.policies import Policy, build_policy
 from millpond.rollout.micro_batch import gather
@@ -179,7 +180,8 @@ def test_bfloat16_is_left_to_torch() -> None:
     policy = make_policy(ACTIONS["one"])
     assert not isinstance(fast.actor(policy, autocast=True), FeedforwardActor)
     rows, advantages = random_rows(ACTIONS["one"], False, SPEC, HIDDEN, 0)
-    micro_batch, arguments = gather(rows, advantages, torch.arange(ROWS), WEIGHT, CPU), (1.0, 0.2, 0.1, 0.5, 0.02)
+    micro_batch = gather(rows, advantages, torch.arange(ROWS), WEIGHT, CPU)
+    arguments = loss_arguments(COEFFICIENTS, 1.0)
     assert isinstance(fast_updater(policy)._share(micro_batch, arguments), FeedforwardRows)
     assert not isinstance(fast_updater(policy, autocast=True)._share(micro_batch, arguments), FeedforwardRows)
 

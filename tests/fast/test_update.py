@@ -13,6 +13,7 @@ from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.fast.encoders import array_encoder
 from millpond.fast.rows import RecurrentRows
 from millpond.fast.update import GraphRows
+from millpond.fast.ppo_loss import loss_arguments
 from millpond.losses import Coefficients
 from millpond.policies import Policy, build_policy
 from millpond.rollout.micro_batch import gather
@@ -188,7 +189,7 @@ def test_rows_of_recurrent_policies_are_one_call_and_in_bfloat16_a_graph(
     policy = build_policy(SPEC, action, core=core, hidden_size=HIDDEN)
     rows, advantages = random_rows(action, False, SPEC, HIDDEN, STATES[core])
     micro_batch = gather(rows, advantages, torch.arange(ROWS), WEIGHT, CPU)
-    share = fast_updater(policy, autocast)._share(micro_batch, (1.0, 0.2, 0.1, 0.5, 0.02))
+    share = fast_updater(policy, autocast)._share(micro_batch, loss_arguments(USUAL, 1.0))
     assert type(share) is kind
 
 

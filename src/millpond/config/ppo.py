@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import lcm
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ from millpond.config.recipe import (
     Size,
     Switch,
     TrainerConfig,
+    as_choice,
 )
 from millpond.config.rules import Rule, Values, Violation, show
 from millpond.envs.families import family_of
@@ -29,6 +30,7 @@ from millpond.sizes import envs_per_group, nearest_divisors, nearest_multiples, 
 
 BatchUnit = Literal["env_steps", "agent_steps"]
 Schedule = Literal["constant", "linear", "cosine"]
+NormalizeAdvantage = Literal["iteration", "minibatch", "none"]
 
 
 class PPOTrainerConfig(TrainerConfig):
@@ -98,8 +100,10 @@ class PPOConfig(ConfigSection):
         description="The value loss also trains encoder and core; set false if returns are large: docs/policies.md.",
     )
     ent_coef: NonNegative = Field(0.0021, description="Weight of the entropy bonus, subtracted from the loss.")
-    normalize_advantage: Switch = Field(
-        True, description="Normalise advantages to mean 0 and deviation 1 over the iteration's rows."
+    normalize_advantage: Annotated[NormalizeAdvantage, as_choice("iteration", "none")] = Field(
+        "iteration",
+        description="Normalise advantages to mean 0 and deviation 1 over the iteration's rows, or over each minibatch; "
+        "true is iteration, false is none.",
     )
     target_kl: Positive | None = Field(
         None, description="End an iteration's updates when the approximate KL exceeds this; null: never."
@@ -113,7 +117,12 @@ class PPOConfig(ConfigSection):
     adam_beta1: Fraction = Field(0.9, description="Adam: decay of the first moment.")
     adam_beta2: Fraction = Field(0.999, description="Adam: decay of the second moment.")
     adam_eps: Positive = Field(1e-8, description="Adam: term added to the denominator.")
-    lr_schedule: Schedule = Field("constant", description="Schedule of the learning rate: constant, or decay to 0.")
+    lr_schedule: Schedule = Field(
+        "constant", description="Schedule of the learning rate: constant, or decay to learning_rate * min_lr_ratio."
+    )
+    min_lr_ratio: Fraction = Field(
+        0.0, description="Share of learning_rate at which a linear or cosine lr_schedule ends; 0: it ends at 0."
+    )
     ent_schedule: Schedule = Field("constant", description="Schedule of the entropy coefficient.")
     clip_schedule: Schedule = Field("constant", description="Schedule of clip_coef.")
     sampling: Literal["uniform", "sequential", "prioritized"] = Field(

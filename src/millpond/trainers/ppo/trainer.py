@@ -264,7 +264,9 @@ class PPOTrainer:
         return self.loop.totals["iteration"] / max(1, self.plan.iterations)
 
     def _set_learning_rate(self) -> None:
-        rate = named(self.recipe.ppo.lr_schedule, self.recipe.ppo.learning_rate, over=1.0)(self._progress())
+        ppo = self.recipe.ppo
+        lowest = ppo.learning_rate * ppo.min_lr_ratio
+        rate = named(ppo.lr_schedule, ppo.learning_rate, over=1.0, end=lowest)(self._progress())
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.kernels.advantage import advantage_numba, advantage_torch
-from millpond.losses import AllReduce, Coefficients, PPOLoss, explained_variance, normalise, ppo_loss
+from millpond.losses import AllReduce, Coefficients, PPOLoss, Scale, explained_variance, normalise, ppo_loss, scale_of
 from millpond.rollout.micro_batch import Advantages, MicroBatch, gather
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
@@ -37,14 +37,15 @@ def estimate_advantages(
     lam: float,
     rho_clip: float,
     c_clip: float,
-    normalize: bool,
+    normalize: Literal["iteration", "minibatch", "none"],
     bootstrap_truncation: bool = True,
     all_reduce: AllReduce | None = None,
 ) -> Advantages:
     """Estimate advantages of the first `num_rows` rows.
 
     Right after collection the policy is the one that acted: all ratios are 1. Without `bootstrap_truncation` a truncated step
-    is treated as terminated, to see the effect. `all_reduce` sums a tensor over ranks, so that statistics cover all rows.
+    is treated as terminated, to see the effect. Advantages are normalised over these rows, or later over each minibatch.
+    `all_reduce` sums a tensor over ranks, so that statistics cover all rows.
     """
     arrays: dict[str, Any] = {name: rows[name][:num_rows] for name in INPUTS}
     if not bootstrap_truncation:
@@ -59,10 +60,11 @@ def estimate_advantages(
     target = advantage + arrays["value"]
     return Advantages(
         advantage,
-        normalise(advantage, alive, all_reduce) if normalize else advantage,
+        normalise(advantage, alive, all_reduce) if normalize == "iteration" else advantage,
         advantage.abs().sum(dim=(1, 2)).double().cpu().numpy(),
         explained_variance(arrays["value"], target, alive, all_reduce),
         alive.sum(dim=(1, 2)),
+        per_minibatch=normalize == "minibatch",
     )
 
 
@@ -162,6 +164,10 @@ def micro_batch_loss(
     unroll: Callable[..., Any], micro_batch: MicroBatch, coefficients: Coefficients, valid_steps: Tensor
 ) -> PPOLoss:
     """Unroll the policy over gathered rows and return the loss; means are over `valid_steps`."""
+
+    def scaled(numbers: Tensor, scale: Scale | None) -> Tensor:
+        return numbers.t() if scale is None else scale.normalise(numbers.t())
+
     unrolled = unroll(
         micro_batch.take_observation(),
         micro_batch.state,
@@ -172,10 +178,10 @@ def micro_batch_loss(
     return ppo_loss(
         unrolled.log_prob.float().t(),
         micro_batch.log_prob.t(),
-        micro_batch.advantage.t(),
-        unrolled.value.float().t(),
-        micro_batch.value.t(),
-        micro_batch.target.t(),
+        scaled(micro_batch.advantage, coefficients.advantage_scale),
+        scaled(unrolled.value.float(), coefficients.value_scale),
+        scaled(micro_batch.value, coefficients.value_scale),
+        scaled(micro_batch.target, coefficients.value_scale),
         unrolled.entropy.float().t(),
         micro_batch.weight.t(),
         clip_coef=coefficients.clip_coef,
@@ -208,6 +214,9 @@ def train_minibatch(
     if all_reduce is not None:
         all_reduce(valid_steps)
     valid_steps = valid_steps.clamp(min=1)
+    if advantages.per_minibatch:
+        scale = _scale_of_minibatch(rows, advantages, picked, device, all_reduce)
+        coefficients = replace(coefficients, advantage_scale=scale)
     for parameter in updater.parameters:
         parameter.grad = None
     metrics = dict[str, Tensor]()
@@ -218,6 +227,15 @@ def train_minibatch(
                 metrics[name] = metrics[name] + value if name in metrics else value
     metrics["grad_norm"] = take_step(updater, optimizer, coefficients.max_grad_norm, [*metrics.values()], all_reduce)
     return Step(metrics, valid_steps)
+
+
+def _scale_of_minibatch(
+    rows: Rows, advantages: Advantages, picked: Tensor, device: torch.device, all_reduce: AllReduce | None
+) -> Scale:
+    """Return mean and deviation of the advantages over the valid steps of all rows of a minibatch, on all ranks."""
+    chosen = picked.to(rows.device)
+    advantage, alive = (array.index_select(0, chosen) for array in (advantages.raw, rows["alive"]))
+    return scale_of(advantage.to(device), alive.to(device), all_reduce)
 
 
 def take_step(
