@@ -92,12 +92,20 @@ class PPOConfig(ConfigSection):
     )
     clip_coef: Positive = Field(0.1, description="Policy loss: clip range of the probability ratio, 1 +- this.")
     vf_clip_coef: Positive | None = Field(
-        0.1, description="Value loss: clip range of the value's change; null: unclipped."
+        0.1,
+        description="Value loss: clip range of the value's change, in units of the rewards or, with normalize_values, of the "
+        "returns' deviation; null: unclipped.",
     )
     vf_coef: NonNegative = Field(0.44, description="Weight of the value loss (which includes the usual factor 0.5).")
     value_trains_core: Switch = Field(
         True,
-        description="The value loss also trains encoder and core; set false if returns are large: docs/policies.md.",
+        description="The value loss also trains encoder and core; set false if returns are large and normalize_values is "
+        "false: docs/policies.md.",
+    )
+    normalize_values: Switch = Field(
+        False,
+        description="The value loss compares values that are normalised by the running mean and deviation of returns (PopArt), "
+        "so that vf_coef and vf_clip_coef mean the same whatever the unit of the rewards.",
     )
     ent_coef: NonNegative = Field(0.0021, description="Weight of the entropy bonus, subtracted from the loss.")
     normalize_advantage: Annotated[NormalizeAdvantage, as_choice("iteration", "none")] = Field(
@@ -338,7 +346,24 @@ def _sampling(values: Values) -> Iterator[Violation]:
         )
 
 
+def _critic_is_trained(values: Values) -> Iterator[Violation]:
+    if not values["ppo.value_trains_core"] and values["policy.separate_critic"]:
+        yield Violation(
+            ("ppo.value_trains_core", "policy.separate_critic"),
+            "ppo.value_trains_core=false with policy.separate_critic=true would never train the critic's encoder and core",
+            ({"ppo.value_trains_core": True}, {"policy.separate_critic": False}),
+        )
+
+
 def _value_of_custom_policy(values: Values) -> Iterator[Violation]:
+    for key in ("ppo.normalize_values", "policy.separate_critic"):
+        if values[key] and values["policy.target"] is not None:
+            yield Violation(
+                (key, "policy.target"),
+                f"{key}=true is for the built-in policy, not for the custom policy policy.target={values['policy.target']}, "
+                "which computes its value itself",
+                ({key: False},),
+            )
     if not values["ppo.value_trains_core"] and values["policy.target"] is not None:
         yield Violation(
             ("ppo.value_trains_core", "policy.target"),
@@ -357,5 +382,6 @@ RULES: tuple[Rule, ...] = (
     _micro_batches_divide_a_minibatch,
     _at_least_one_iteration,
     _sampling,
+    _critic_is_trained,
     _value_of_custom_policy,
 )

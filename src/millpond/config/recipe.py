@@ -293,6 +293,10 @@ class PolicyConfig(ConfigSection):
         False,
         description="Normalise observations by their running mean and deviation, which are saved with the policy.",
     )
+    separate_critic: Switch = Field(
+        False,
+        description="The value has its own encoder and core, of the same sizes; false: it shares those of the actions.",
+    )
     target: str | None = Field(None, description="A custom policy, as `package.module:build_policy`.")
 
 

@@ -47,8 +47,8 @@ def ppo_losses(
     """Return means over `steps` of policy loss, value loss, entropy, approximate KL and clipped steps; arrays are [S].
 
     Advantages, old values and targets are normalised here, as (x - mean) * factor; `value` is normalised already, as the
-    network gives it. Gradients are those of policy + vf_coef * value - ent_coef * entropy. An infinite `vf_clip_coef` does not clip.
-    Comparisons are in a form that preserves a NaN.
+    network gives it. Gradients are those of policy + vf_coef * value - ent_coef * entropy. An infinite `vf_clip_coef` does
+    not clip. Comparisons are in a form that preserves a NaN.
     """
     sums = np.zeros(5)
     for s in range(len(weight)):

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 
 from millpond.kernels.advantage import advantage_numba, advantage_torch
 from millpond.losses import AllReduce, Coefficients, PPOLoss, Scale, explained_variance, normalise, ppo_loss, scale_of
+from millpond.policies import Policy
 from millpond.rollout.micro_batch import Advantages, MicroBatch, gather
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
 from millpond.threads import torch_threads
 
+POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum": 1}  # of the gradients, in the optimizers' moments
 INPUTS = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "alive")
 
 
@@ -66,6 +68,34 @@ def estimate_advantages(
         alive.sum(dim=(1, 2)),
         per_minibatch=normalize == "minibatch",
     )
+
+
+def update_value_scale(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    rows: Rows,
+    advantages: Advantages,
+    all_reduce: AllReduce | None = None,
+) -> None:
+    """Add the targets of an iteration's rows to the statistics of returns. Values stay as they are.
+
+    Gradients of the value's layer change by a factor; so do the optimizer's means of them, and those of their squares by its
+    square. Otherwise Adam's steps would be too small or too large until it has forgotten the gradients before.
+    """
+    count = len(advantages.raw)
+    factor = policy.update_value_scale(advantages.raw + rows["value"][:count], rows["alive"][:count], all_reduce)
+    for parameter in policy.value_layer.parameters():
+        for name, power in POWERS.items():
+            moment = optimizer.state.get(parameter, {}).get(name)
+            if moment is not None:
+                moment[-1].mul_(factor.to(moment.dtype) ** power)
+
+
+def value_scale_of(policy: Policy) -> Scale:
+    """Return the statistics of returns by which values are normalised in the loss."""
+    scale = policy.value_scale
+    assert scale is not None
+    return Scale(scale.mean.float(), scale.deviation().float())
 
 
 @dataclass(frozen=True)
