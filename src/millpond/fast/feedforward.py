@@ -158,8 +158,9 @@ def steps_gradients(
             output_backward(sgemm, out, hidden, layers, gradients, d_hidden)
         else:
             output = layers.w_output, layers.b_output
-            loss = head, arguments, value_trains_core
-            means += output_gradients(sgemm, hidden, some, *output, *loss, of_output, d_hidden)
+            means += output_gradients(
+                sgemm, hidden, some, *output, head, arguments, value_trains_core, of_output, d_hidden
+            )
         hidden_backward(sgemm, d_hidden, hidden, features, inputs, layers, gradients)
     return means
 

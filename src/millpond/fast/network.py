@@ -61,6 +61,6 @@ def is_compiled_after_encoder(policy: nn.Module, autocast: bool) -> bool:
 
     A policy with a separate critic has two cores; its parts are compiled, not the whole.
     """
-    if not is_builtin(policy) or autocast or policy.critic is not None:
+    if not is_builtin(policy) or autocast or getattr(policy, "critic", None) is not None:
         return False
     return type(policy.core) in (LSTM, GRU) and has_compiled_head(policy.head)  # type: ignore[arg-type]

@@ -33,8 +33,8 @@ def make_policy(recipe: PPORecipe, spec: EnvSpec, device: torch.device) -> Any:
     }
     if policy.target is not None:
         return load_policy_factory(policy.target)(spec.observation, spec.action, **settings).to(device)
-    value = {"separate_critic": policy.separate_critic, "normalize_values": recipe.ppo.normalize_values}
-    return build_policy(spec.observation, spec.action, **settings, **value).to(device)
+    settings |= {"separate_critic": policy.separate_critic, "normalize_values": recipe.ppo.normalize_values}
+    return build_policy(spec.observation, spec.action, **settings).to(device)
 
 
 def ppo_player(recipe: PPORecipe, spec: EnvSpec, checkpoint: Checkpoint) -> Player:
