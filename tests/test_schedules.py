@@ -22,3 +22,9 @@ def test_named() -> None:
     assert named("constant", 0.3, over=10)(99) == constant(0.3)(0) == 0.3
     assert named("linear", 0.3, over=10)(5) == pytest.approx(0.15)
     assert named("cosine", 0.3, over=10)(10) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_named_schedule_ends_at_its_end(name: str) -> None:
+    rate = named(name, 0.3, over=10, end=0.03)
+    assert [rate(t) for t in (0, 5, 10, 20)] == pytest.approx([0.3, 0.165, 0.03, 0.03])

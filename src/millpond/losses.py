@@ -16,14 +16,31 @@ METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
 
 @dataclass(frozen=True)
+class Scale:
+    """Mean and deviation by which numbers are normalised: floats, or scalars on the device."""
+
+    mean: Tensor | float
+    deviation: Tensor | float
+
+    def normalise(self, numbers: Tensor) -> Tensor:
+        """Return (numbers - mean) / deviation."""
+        return (numbers - self.mean) / self.deviation
+
+
+@dataclass(frozen=True)
 class Coefficients:
-    """Coefficients of the loss and of clipping at this point of the run."""
+    """Coefficients of the loss and of clipping at this point of the run.
+
+    Advantages, and values with their targets, are normalised by the scales before the loss; None: they are left unchanged.
+    """
 
     clip_coef: float
     vf_clip_coef: float | None
     vf_coef: float
     ent_coef: float
     max_grad_norm: float
+    advantage_scale: Scale | None = None
+    value_scale: Scale | None = None
 
 
 @dataclass(frozen=True)
@@ -92,8 +109,13 @@ def _value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: float |
 
 def normalise(advantage: Tensor, alive: Tensor, all_reduce: AllReduce | None = None) -> Tensor:
     """Scale to mean 0 and standard deviation 1 over the valid steps of all ranks; other steps are 0."""
+    return torch.where(alive, scale_of(advantage, alive, all_reduce).normalise(advantage), 0.0)
+
+
+def scale_of(advantage: Tensor, alive: Tensor, all_reduce: AllReduce | None = None) -> Scale:
+    """Return mean and deviation over the valid steps of all ranks."""
     mean, variance = mean_and_variance(advantage, alive, all_reduce)
-    return torch.where(alive, (advantage - mean) / (variance.sqrt() + 1e-8), 0.0)
+    return Scale(mean, variance.sqrt() + 1e-8)
 
 
 def explained_variance(value: Tensor, target: Tensor, alive: Tensor, all_reduce: AllReduce | None = None) -> Tensor:

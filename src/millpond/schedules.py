@@ -27,10 +27,10 @@ def cosine(start: float, end: float, *, over: float) -> Schedule:
     return lambda counter: end + (start - end) * 0.5 * (1 + math.cos(math.pi * min(max(counter / over, 0.0), 1.0)))
 
 
-def named(name: str, start: float, *, over: float) -> Schedule:
-    """Return the schedule of this name: constant, or linear or cosine down to 0."""
+def named(name: str, start: float, *, over: float, end: float = 0.0) -> Schedule:
+    """Return the schedule of this name: constant, or linear or cosine from `start` to `end`."""
     return {
         "constant": lambda: constant(start),
-        "linear": lambda: linear(start, 0.0, over=over),
-        "cosine": lambda: cosine(start, 0.0, over=over),
+        "linear": lambda: linear(start, end, over=over),
+        "cosine": lambda: cosine(start, end, over=over),
     }[name]()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from millpond.config.ppo import NormalizeAdvantage
 from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
 from millpond.losses import Coefficients
@@ -16,7 +18,13 @@ from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
 from millpond.rollout.schema import row_fields
 from millpond.trainers.common.envs import begin_with_weights
-from millpond.trainers.ppo.update import Updater, estimate_advantages, train_minibatch
+from millpond.trainers.ppo.update import (
+    Updater,
+    estimate_advantages,
+    train_minibatch,
+    update_value_scale,
+    value_scale_of,
+)
 from tests.support.rank_processes import run_ranks
 
 ROWS, HORIZON, AGENTS, HIDDEN = 12, 6, 2, 8
@@ -50,13 +58,18 @@ def stored_rows(first: int, count: int) -> Rows:
     return part
 
 
-def two_steps(ranks: Ranks, normalize: bool, micro_batch_rows: int) -> dict[str, Any]:
+def two_steps(ranks: Ranks, normalize: NormalizeAdvantage, micro_batch_rows: int) -> dict[str, Any]:
     """Compute statistics, advantages and two optimiser steps on this rank's rows."""
     share = ROWS // ranks.count
     rows = stored_rows(ranks.rank * share, share)
     torch.manual_seed(ranks.rank)  # the weights of rank 0 are broadcast
     policy = build_policy(
-        spec().observation, spec().action, core="lstm", hidden_size=HIDDEN, normalize_observations=True
+        spec().observation,
+        spec().action,
+        core="lstm",
+        hidden_size=HIDDEN,
+        normalize_observations=True,
+        normalize_values=normalize == "minibatch",
     )
     begin_with_weights(ranks, {"policy": policy}, None)
     policy.update_normalizer(rows["observation"].flatten(0, 2), ranks.all_reduce)
@@ -65,6 +78,10 @@ def two_steps(ranks: Ranks, normalize: bool, micro_batch_rows: int) -> dict[str,
     advantages = estimate_advantages(
         rows, share, gamma=0.9, lam=0.8, rho_clip=1.0, c_clip=1.0, normalize=normalize, all_reduce=ranks.all_reduce
     )
+    coefficients = Coefficients(clip_coef=0.2, vf_clip_coef=0.2, vf_coef=0.5, ent_coef=0.01, max_grad_norm=0.5)
+    if normalize == "minibatch":
+        update_value_scale(policy, optimizer, rows, advantages, ranks.all_reduce)
+        coefficients = replace(coefficients, value_scale=value_scale_of(policy))
     found = []
     for minibatch in MINIBATCHES:
         mine = np.array([row for row in minibatch if row // share == ranks.rank])
@@ -74,7 +91,7 @@ def two_steps(ranks: Ranks, normalize: bool, micro_batch_rows: int) -> dict[str,
             rows,
             advantages,
             Draw(mine - ranks.rank * share, np.linspace(0.5, 1.5, ROWS, dtype=np.float32)[mine]),
-            Coefficients(clip_coef=0.2, vf_clip_coef=0.2, vf_coef=0.5, ent_coef=0.01, max_grad_norm=0.5),
+            coefficients,
             micro_batch_rows=micro_batch_rows // ranks.count,
             device=torch.device("cpu"),
             all_reduce=ranks.all_reduce,
@@ -88,13 +105,13 @@ def two_steps(ranks: Ranks, normalize: bool, micro_batch_rows: int) -> dict[str,
     }
 
 
-def both_cases(ranks: Ranks) -> list[dict[str, Any]]:
-    """Normalised advantages with whole minibatches; raw advantages with micro-batches."""
-    return [two_steps(ranks, True, 6), two_steps(ranks, False, 2)]
+def all_cases(ranks: Ranks) -> list[dict[str, Any]]:
+    """Whole minibatches, and micro-batches; advantages are normalised over all rows, over each minibatch, or not."""
+    return [two_steps(ranks, "iteration", 6), two_steps(ranks, "none", 2), two_steps(ranks, "minibatch", 2)]
 
 
 def test_two_ranks_take_the_same_step_as_one() -> None:
-    of_one, of_two = both_cases(ALONE), run_ranks(2, both_cases)
+    of_one, of_two = all_cases(ALONE), run_ranks(2, all_cases)
     for one, first, second in zip(of_one, *of_two, strict=True):
         for ours in (first, second):
             assert ours["explained_variance"] == pytest.approx(one["explained_variance"], abs=1e-5)

@@ -13,6 +13,7 @@ from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.fast.act import NetworkActor, RecurrentActor
 from millpond.policies import Policy, build_policy
 from millpond.threads import torch_threads
+from tests.support.update_rows import set_value_scale
 
 BATCH, HIDDEN = 70, 16  # enough for two threads
 VECTOR = ObservationSpec.single((4,), "float32", "vector")
@@ -33,17 +34,27 @@ def make_actor(policy: Policy, **settings: Any) -> RecurrentActor | NetworkActor
 
 
 def compare_with_policy(
-    spec: ObservationSpec, action: ActionSpec, core: Any, *, masked: bool, threads: int, frozen: bool
+    spec: ObservationSpec,
+    action: ActionSpec,
+    core: Any,
+    *,
+    masked: bool,
+    threads: int,
+    frozen: bool,
+    **value: bool,
 ) -> None:
     """Let both act for three steps from the same states, with the same random numbers."""
     draw = torch.Generator().manual_seed(0)
-    policy = build_policy(spec, action, core=core, hidden_size=HIDDEN, generator=draw)
+    policy = build_policy(spec, action, core=core, hidden_size=HIDDEN, generator=draw, **value)
     with torch.no_grad():
         policy.output.weight.mul_(30.0)  # far from uniform
+        if policy.value_scale is not None:
+            policy.value_layer.weight[-1].normal_(generator=draw)
+            set_value_scale(policy, -3.0, 2.0)
     actor = make_actor(policy)
     if frozen:
         actor.freeze_weights()
-    state = torch.randn(BATCH, policy.core.states, HIDDEN, generator=draw)
+    state = torch.randn(BATCH, policy.states, HIDDEN, generator=draw)
     for step in range(3):
         observation = torch.randn(BATCH, 4, generator=draw)
         if spec.dtype == "uint8":
@@ -83,6 +94,16 @@ def test_lstm_with_choices_acts_as_the_policy(
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_every_core_and_head_acts_as_the_policy(observation: str, action: ActionSpec, core: str, threads: int) -> None:
     compare_with_policy(OBSERVATIONS[observation], action, core, masked=False, threads=threads, frozen=True)
+
+
+@pytest.mark.parametrize("value", [{"normalize_values": True}, {"separate_critic": True, "normalize_values": True}])
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_normalised_value_and_separate_critic_act_as_the_policy(
+    observation: str, core: str, value: dict[str, bool]
+) -> None:
+    spec, action = OBSERVATIONS[observation], ActionSpec.discrete(5)
+    compare_with_policy(spec, action, core, masked=True, threads=2, frozen=True, **value)
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from millpond import fast
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.fast import feedforward
 from millpond.fast.feedforward import FeedforwardActor, FeedforwardRows, is_compiled_feedforward
-from millpond.losses import Coefficients
+from millpond.fast.ppo_loss import loss_arguments
+from millpond.losses import Coefficients, Scale
 from millpond.policies import Policy, build_policy
 from millpond.rollout.micro_batch import gather
 from millpond.threads import torch_threads
@@ -30,6 +32,7 @@ from tests.support.update_rows import (
     gradients_of,
     in_float64,
     random_rows,
+    set_value_scale,
 )
 
 CPU = torch.device("cpu")
@@ -41,16 +44,27 @@ ACTIONS = {
 }
 
 
-def make_policy(action: ActionSpec, normalize: bool = False) -> Policy:
+def make_policy(action: ActionSpec, normalize: bool = False, separate_critic: bool = False) -> Policy:
+    """Return a policy that normalises observations and values, or neither."""
     generator = torch.Generator().manual_seed(0)
     policy = build_policy(
-        SPEC, action, core="none", hidden_size=HIDDEN, normalize_observations=normalize, generator=generator
+        SPEC,
+        action,
+        core="none",
+        hidden_size=HIDDEN,
+        normalize_observations=normalize,
+        normalize_values=normalize,
+        separate_critic=separate_critic,
+        generator=generator,
     )
     with torch.no_grad():
         policy.output.weight.mul_(20.0 if action.sizes else 1.0)  # far from uniform
         if not action.sizes:
             policy.head.log_deviation.copy_(torch.tensor([0.2, -0.3]))  # type: ignore[union-attr,operator]
     if normalize:  # some numbers are beyond the clip range
+        with torch.no_grad():
+            policy.value_layer.weight[-1].normal_(generator=generator)
+        set_value_scale(policy, 1.5, 0.7)
         policy.update_normalizer(
             torch.randn(200, 5, generator=generator) * torch.tensor([0.1, 1.0, 2.0, 0.5, 3.0]) + 0.3
         )
@@ -59,12 +73,12 @@ def make_policy(action: ActionSpec, normalize: bool = False) -> Policy:
 
 @pytest.mark.parametrize("gathered", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("value_trains_core", [True, False])
+@pytest.mark.parametrize("value_trains", ["all", "its layer", "its network"])
 @pytest.mark.parametrize(("action", "masked"), [("one", False), ("one", True), ("several", True), ("vector", False)])
 def test_gradients_equal_plain_torch_in_float64(
     action: str,
     masked: bool,
-    value_trains_core: bool,
+    value_trains: str,
     normalize: bool,
     gathered: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -72,8 +86,9 @@ def test_gradients_equal_plain_torch_in_float64(
     """In blocks that do not divide the steps, in two threads, from rows or from a gathered micro-batch."""
     monkeypatch.setattr(feedforward, "FEEDFORWARD_BLOCK", 50)
     monkeypatch.setattr("millpond.fast.update.MIN_FEEDFORWARD_STEPS_PER_THREAD", 24)
-    policy = make_policy(ACTIONS[action], normalize)
-    policy.value_trains_core = value_trains_core
+    policy = make_policy(ACTIONS[action], normalize, separate_critic=value_trains == "its network")
+    policy.value_trains_core = value_trains != "its layer"
+    coefficients = replace(COEFFICIENTS, value_scale=Scale(1.5, 0.7)) if normalize else COEFFICIENTS
     assert is_compiled_feedforward(policy)
     rows, advantages = random_rows(ACTIONS[action], masked, SPEC, HIDDEN, 0)
     everything, valid_steps = torch.arange(ROWS), rows["alive"].sum()
@@ -82,12 +97,12 @@ def test_gradients_equal_plain_torch_in_float64(
     with torch_threads(2):
         if gathered:
             halves = [micro_batch.some(slice(0, 8)), micro_batch.some(slice(8, None))]
-            shares = updater.backward_of(halves, COEFFICIENTS, valid_steps)
+            shares = updater.backward_of(halves, coefficients, valid_steps)
         else:
-            shares = updater.backward(rows, advantages, everything, WEIGHT, COEFFICIENTS, valid_steps)
+            shares = updater.backward(rows, advantages, everything, WEIGHT, coefficients, valid_steps)
     assert len(shares) == 2
     exact_steps = torch.tensor(float(valid_steps), dtype=torch.float64)
-    (expected,) = Updater(exact, device=CPU).backward_of([in_float64(micro_batch)], COEFFICIENTS, exact_steps)
+    (expected,) = Updater(exact, device=CPU).backward_of([in_float64(micro_batch)], coefficients, exact_steps)
     for ours, theirs in zip(gradients_of(policy), gradients_of(exact), strict=True):
         assert ours is not None
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-6)
@@ -133,19 +148,23 @@ def test_nan_in_a_weight_spreads_to_losses_gradients_and_values(action: str) -> 
     assert actor.value(np.ones((2, 5), np.float32), policy.initial_state(2)).isnan().all()
 
 
+@pytest.mark.parametrize("separate_critic", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("action", "masked"), [("one", True), ("several", False), ("several", True), ("vector", False)]
 )
-def test_actor_acts_as_the_policy(action: str, masked: bool, threads: int, normalize: bool) -> None:
-    policy, batch = make_policy(ACTIONS[action], normalize), 70
+def test_actor_acts_as_the_policy(
+    action: str, masked: bool, threads: int, normalize: bool, separate_critic: bool
+) -> None:
+    policy, batch = make_policy(ACTIONS[action], normalize, separate_critic), 70
     actor = fast.actor(policy)
     assert isinstance(actor, FeedforwardActor)
     draw, state = torch.Generator().manual_seed(1), policy.initial_state(batch)
     for step in range(3):
         if normalize:
             policy.update_normalizer(torch.randn(50, 5, generator=draw))
+            policy.update_value_scale(torch.randn(50, generator=draw), torch.ones(50, dtype=torch.bool))
         actor.freeze_weights()
         observation = 3 * torch.randn(batch, 5, generator=draw)
         mask = torch.rand(batch, sum(ACTIONS[action].sizes), generator=draw) < 0.7 if masked else None
@@ -179,7 +198,8 @@ def test_bfloat16_is_left_to_torch() -> None:
     policy = make_policy(ACTIONS["one"])
     assert not isinstance(fast.actor(policy, autocast=True), FeedforwardActor)
     rows, advantages = random_rows(ACTIONS["one"], False, SPEC, HIDDEN, 0)
-    micro_batch, arguments = gather(rows, advantages, torch.arange(ROWS), WEIGHT, CPU), (1.0, 0.2, 0.1, 0.5, 0.02)
+    micro_batch = gather(rows, advantages, torch.arange(ROWS), WEIGHT, CPU)
+    arguments = loss_arguments(COEFFICIENTS, 1.0)
     assert isinstance(fast_updater(policy)._share(micro_batch, arguments), FeedforwardRows)
     assert not isinstance(fast_updater(policy, autocast=True)._share(micro_batch, arguments), FeedforwardRows)
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from millpond import fast
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.fast.encoders import array_encoder
+from millpond.fast.ppo_loss import loss_arguments
 from millpond.fast.rows import RecurrentRows
 from millpond.fast.update import GraphRows
-from millpond.losses import Coefficients
+from millpond.losses import Coefficients, Scale
 from millpond.policies import Policy, build_policy
 from millpond.rollout.micro_batch import gather
 from millpond.rollout.sampling import Draw
@@ -29,6 +31,7 @@ from tests.support.update_rows import (
     gradients_of,
     in_float64,
     random_rows,
+    set_value_scale,
 )
 
 CPU = torch.device("cpu")
@@ -48,19 +51,33 @@ def compare_with_plain_torch(
     hidden: int = HIDDEN,
     core: Any = "lstm",
     of_largest: float = 0.0,
+    separate_critic: bool = False,
 ) -> None:
     """Compare gradients and metrics of all rows with those of the plain updater, in float64 and in float32.
 
     Gradients may also differ by the fraction `of_largest` of the largest number of their parameter.
     """
     generator = torch.Generator().manual_seed(0)
-    policy = build_policy(observation, action, core=core, hidden_size=hidden, generator=generator)
+    scale = coefficients.value_scale
+    policy = build_policy(
+        observation,
+        action,
+        core=core,
+        hidden_size=hidden,
+        generator=generator,
+        separate_critic=separate_critic,
+        normalize_values=scale is not None,
+    )
+    if scale is not None:
+        set_value_scale(policy, float(scale.mean), float(scale.deviation))
     policy.value_trains_core = value_trains_core
     with torch.no_grad():
         policy.output.weight.mul_(
             1.0 if action is CONTINUOUS else 20.0
         )  # far from uniform, so that some ratios are clipped and some are not
-    rows, advantages = random_rows(action, masked, observation, hidden, STATES[core])
+        if scale is not None:  # not 0
+            policy.value_layer.weight[-1].normal_(generator=generator)
+    rows, advantages = random_rows(action, masked, observation, hidden, policy.states)
     everything, valid_steps = torch.arange(ROWS), rows["alive"].sum()
     plain, exact = copy.deepcopy(policy), copy.deepcopy(policy).double()
     with torch_threads(threads):
@@ -123,6 +140,38 @@ def test_gradients_equal_plain_torch_for_every_core(core: str, observation: str,
 @pytest.mark.parametrize("value_trains_core", [True, False])
 def test_gradients_of_continuous_actions_equal_plain_torch(core: str, value_trains_core: bool, threads: int) -> None:
     compare_with_plain_torch(SPEC, CONTINUOUS, core=core, value_trains_core=value_trains_core, threads=threads)
+
+
+NORMALISED = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5, advantage_scale=Scale(0.3, 1.6), value_scale=Scale(-1.5, 0.7))
+
+
+@pytest.mark.parametrize("value_trains_core", [True, False])
+@pytest.mark.parametrize("observation", ["vector", "several"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+def test_gradients_of_normalised_values_and_advantages_equal_plain_torch(
+    core: str, observation: str, value_trains_core: bool
+) -> None:
+    compare_with_plain_torch(
+        OBSERVATIONS[observation],
+        ActionSpec.discrete(4),
+        core=core,
+        coefficients=NORMALISED,
+        value_trains_core=value_trains_core,
+        threads=2,
+    )
+
+
+@pytest.mark.parametrize("coefficients", [USUAL, NORMALISED], ids=["usual", "normalised"])
+def test_gradients_of_a_separate_critic_equal_plain_torch(coefficients: Coefficients) -> None:
+    action = ActionSpec.discrete(4)
+    compare_with_plain_torch(SPEC, action, core="none", coefficients=coefficients, separate_critic=True, threads=2)
+
+
+@pytest.mark.parametrize(("core", "observation"), [("lstm", "vector"), ("gru", "tokens"), ("none", "several")])
+def test_other_separate_critics_are_left_to_plain_torch(core: Any, observation: str) -> None:
+    policy = build_policy(OBSERVATIONS[observation], ActionSpec.discrete(4), core=core, separate_critic=True)
+    assert fast.updater(policy) is None
+    assert fast.actor(policy) is not None
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])
@@ -188,7 +237,7 @@ def test_rows_of_recurrent_policies_are_one_call_and_in_bfloat16_a_graph(
     policy = build_policy(SPEC, action, core=core, hidden_size=HIDDEN)
     rows, advantages = random_rows(action, False, SPEC, HIDDEN, STATES[core])
     micro_batch = gather(rows, advantages, torch.arange(ROWS), WEIGHT, CPU)
-    share = fast_updater(policy, autocast)._share(micro_batch, (1.0, 0.2, 0.1, 0.5, 0.02))
+    share = fast_updater(policy, autocast)._share(micro_batch, loss_arguments(USUAL, 1.0))
     assert type(share) is kind
 
 

@@ -51,21 +51,24 @@ from millpond.trainers.ppo.update import Updater, train_minibatch
 )
 def test_the_number_of_parameters_is_that_of_the_policy(env_id: str, options: dict[str, Any], core: Any) -> None:
     spec = describe(env_id, options)
-    policy = build_policy(spec.observation, spec.action, core=core, hidden_size=24)
-    assert parameters(spec, core, 24) == count_parameters(policy)
+    for separate in (False, True):
+        policy = build_policy(spec.observation, spec.action, core=core, hidden_size=24, separate_critic=separate)
+        assert parameters(spec, core, 24, separate) == count_parameters(policy)
 
 
-def one_update(spec: EnvSpec, core: Any, hidden: int, precision: str, rows: int, horizon: int, plain: bool) -> Any:
+def one_update(
+    spec: EnvSpec, core: Any, hidden: int, precision: str, rows: int, horizon: int, plain: bool, critic: bool = False
+) -> Any:
     """Return a call that trains one minibatch of random rows with a new updater."""
     agents, generator = spec.num_agents, torch.Generator().manual_seed(0)
-    made = Rows(row_fields(spec, state_shape(core, hidden)), rows, horizon, agents, agents, "cpu")
+    made = Rows(row_fields(spec, state_shape(core, hidden, critic)), rows, horizon, agents, agents, "cpu")
     seen = made["observation"]
     if seen.is_floating_point():
         seen.normal_(generator=generator)
     else:
         seen.copy_(torch.randint(0, 3, seen.shape, generator=generator, dtype=seen.dtype))
     made["alive"].fill_(True)
-    policy = build_policy(spec.observation, spec.action, core=core, hidden_size=hidden)
+    policy = build_policy(spec.observation, spec.action, core=core, hidden_size=hidden, separate_critic=critic)
     advantage = torch.randn(rows, horizon, agents, generator=generator)
     bfloat16, optimizer = precision == "bfloat16", torch.optim.Adam(policy.parameters())
     autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16, enabled=bfloat16)
@@ -129,6 +132,31 @@ def test_a_training_step_takes_the_planned_memory(
         peak = most_at_once(one_update(spec, core, 128, precision, rows, horizon, plain))
     # Between minimum and maximum: not all gradients are in memory at the peak, and workspace depends on the processor's
     # instructions. The bounds are the same for all processors.
+    beyond = peak - planned.minibatch - planned.activations
+    assert -0.05 * peak <= beyond <= planned.workspace + planned.gradients + 0.05 * peak
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["fast", "plain"])
+@pytest.mark.parametrize(
+    ("env_id", "core", "rows", "horizon"),
+    [
+        ("grid", "lstm", 32, 64),
+        ("gymnasium:CartPole-v1", "lstm", 64, 64),
+        ("gymnasium:CartPole-v1", "gru", 64, 64),
+        ("gymnasium:CartPole-v1", "none", 64, 64),
+        ("minatar:breakout", "gru", 32, 16),
+        ("atari:pong", "none", 16, 16),
+    ],
+)
+def test_a_training_step_with_a_separate_critic_takes_the_planned_memory(
+    env_id: str, core: str, rows: int, horizon: int, plain: bool
+) -> None:
+    spec = describe(env_id, {})
+    sizes = rows, horizon, spec.num_agents
+    planned = training_memory(spec, core, 128, "adam", "float32", *sizes, fast=not plain, separate_critic=True)
+    assert planned is not None
+    with torch_threads(1):
+        peak = most_at_once(one_update(spec, core, 128, "float32", rows, horizon, plain, critic=True))
     beyond = peak - planned.minibatch - planned.activations
     assert -0.05 * peak <= beyond <= planned.workspace + planned.gradients + 0.05 * peak
 

@@ -67,6 +67,10 @@ def make(observation: str = "grid", action: str = "discrete", core: str = "lstm"
     )
     with torch.no_grad():  # so that actions are far from uniform
         policy.output.weight.normal_(std=0.3, generator=generator)
+        if policy.value_scale is not None:
+            policy.value_layer.weight[-1].normal_(std=0.3, generator=generator)
+            policy.value_scale.mean.fill_(-3.0)
+            policy.value_scale.variance.fill_(4.0)
     return policy
 
 
@@ -111,7 +115,41 @@ def resets() -> Tensor:
     ("action", "masked"), [*((action, False) for action in ACTIONS), ("discrete", True), ("multidiscrete", True)]
 )
 def test_row_replays(observation: str, action: str, core: str, masked: bool) -> None:
-    policy = make(observation, action, core)
+    check_that_a_row_replays(make(observation, action, core), observation, action, masked)
+
+
+@pytest.mark.parametrize("normalize_values", [False, True])
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("observation", list(OBSERVATIONS))
+def test_row_replays_with_a_separate_critic(observation: str, core: str, normalize_values: bool) -> None:
+    policy = make(observation, "discrete", core, separate_critic=True, normalize_values=normalize_values)
+    check_that_a_row_replays(policy, observation, "discrete", True)
+    states = {"lstm": 4, "gru": 2, "none": 0}[core]
+    assert policy.initial_state(3).shape == (3, states, H)
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+def test_row_replays_with_normalised_values(core: str) -> None:
+    check_that_a_row_replays(make("vector", "discrete", core, normalize_values=True), "vector", "discrete", False)
+
+
+def test_separate_critic_shares_nothing() -> None:
+    """The policy loss has no gradient in the critic, and the value loss has none elsewhere."""
+    policy = make("vector", separate_critic=True)
+    seen, reset = observations("vector", B, T), resets()
+    unrolled = policy.unroll(seen, policy.initial_state(B), reset, torch.zeros(B, T, dtype=torch.int32))
+    own, critic = [*policy.encoder.parameters(), *policy.core.parameters()], [*policy.critic.parameters()]  # type: ignore
+    assert len(critic) == len(own) + 2
+    for loss, trained, untouched in (
+        (unrolled.log_prob.sum(), own, critic),
+        (unrolled.value.sum(), critic, own),
+    ):
+        gradients = torch.autograd.grad(loss, [*trained, *untouched], allow_unused=True, retain_graph=True)
+        assert all(gradient is not None and gradient.any() for gradient in gradients[: len(trained)])
+        assert all(gradient is None for gradient in gradients[len(trained) :])
+
+
+def check_that_a_row_replays(policy: Policy, observation: str, action: str, masked: bool) -> None:
     seen, reset = observations(observation, B, T), resets()
     mask = masks(action, B, T) if masked else None
     actions, log_probs, values = roll(policy, seen, reset, mask)

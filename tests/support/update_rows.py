@@ -11,6 +11,7 @@ from torch import Tensor
 from millpond import fast
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.fast.update import FastUpdater
+from millpond.policies import Policy
 from millpond.rollout.micro_batch import Advantages, MicroBatch
 from millpond.rollout.rows import Rows
 from millpond.rollout.schema import RowField
@@ -77,6 +78,13 @@ def fast_updater(policy: torch.nn.Module, autocast: bool = False) -> FastUpdater
     updater = fast.updater(policy, autocast=autocast)
     assert updater is not None
     return updater
+
+
+def set_value_scale(policy: Policy, mean: float, deviation: float) -> None:
+    """Set the statistics by which a policy normalises its value."""
+    assert policy.value_scale is not None
+    policy.value_scale.mean.fill_(mean)
+    policy.value_scale.variance.fill_(deviation**2)
 
 
 def in_float64(micro_batch: MicroBatch) -> MicroBatch:

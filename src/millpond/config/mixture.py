@@ -282,6 +282,12 @@ def _networks(values: Values) -> Iterator[Violation]:
             f"policy.core={values['policy.core']}: Q-networks of a mixture have no memory, since replay is not in order",
             ({"policy.core": "none"},),
         )
+    if values["policy.separate_critic"]:
+        yield Violation(
+            ("policy.separate_critic",),
+            "policy.separate_critic=true: Q-networks of a mixture have no critic",
+            ({"policy.separate_critic": False},),
+        )
     if values["policy.target"] is not None:
         yield Violation(
             ("policy.target",),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import lcm
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ from millpond.config.recipe import (
     Size,
     Switch,
     TrainerConfig,
+    as_choice,
 )
 from millpond.config.rules import Rule, Values, Violation, show
 from millpond.envs.families import family_of
@@ -29,6 +30,7 @@ from millpond.sizes import envs_per_group, nearest_divisors, nearest_multiples, 
 
 BatchUnit = Literal["env_steps", "agent_steps"]
 Schedule = Literal["constant", "linear", "cosine"]
+NormalizeAdvantage = Literal["iteration", "minibatch", "none"]
 
 
 class PPOTrainerConfig(TrainerConfig):
@@ -90,16 +92,26 @@ class PPOConfig(ConfigSection):
     )
     clip_coef: Positive = Field(0.1, description="Policy loss: clip range of the probability ratio, 1 +- this.")
     vf_clip_coef: Positive | None = Field(
-        0.1, description="Value loss: clip range of the value's change; null: unclipped."
+        0.1,
+        description="Value loss: clip range of the value's change, in units of the rewards or, with normalize_values, of the "
+        "returns' deviation; null: unclipped.",
     )
     vf_coef: NonNegative = Field(0.44, description="Weight of the value loss (which includes the usual factor 0.5).")
     value_trains_core: Switch = Field(
         True,
-        description="The value loss also trains encoder and core; set false if returns are large: docs/policies.md.",
+        description="The value loss also trains encoder and core; set false if returns are large and normalize_values is "
+        "false: docs/policies.md.",
+    )
+    normalize_values: Switch = Field(
+        False,
+        description="The value loss compares values that are normalised by the running mean and deviation of returns (PopArt), "
+        "so that vf_coef and vf_clip_coef mean the same whatever the unit of the rewards.",
     )
     ent_coef: NonNegative = Field(0.0021, description="Weight of the entropy bonus, subtracted from the loss.")
-    normalize_advantage: Switch = Field(
-        True, description="Normalise advantages to mean 0 and deviation 1 over the iteration's rows."
+    normalize_advantage: Annotated[NormalizeAdvantage, as_choice("iteration", "none")] = Field(
+        "iteration",
+        description="Normalise advantages to mean 0 and deviation 1 over the iteration's rows, or over each minibatch; "
+        "true is iteration, false is none.",
     )
     target_kl: Positive | None = Field(
         None, description="End an iteration's updates when the approximate KL exceeds this; null: never."
@@ -113,7 +125,12 @@ class PPOConfig(ConfigSection):
     adam_beta1: Fraction = Field(0.9, description="Adam: decay of the first moment.")
     adam_beta2: Fraction = Field(0.999, description="Adam: decay of the second moment.")
     adam_eps: Positive = Field(1e-8, description="Adam: term added to the denominator.")
-    lr_schedule: Schedule = Field("constant", description="Schedule of the learning rate: constant, or decay to 0.")
+    lr_schedule: Schedule = Field(
+        "constant", description="Schedule of the learning rate: constant, or decay to learning_rate * min_lr_ratio."
+    )
+    min_lr_ratio: Fraction = Field(
+        0.0, description="Share of learning_rate at which a linear or cosine lr_schedule ends; 0: it ends at 0."
+    )
     ent_schedule: Schedule = Field("constant", description="Schedule of the entropy coefficient.")
     clip_schedule: Schedule = Field("constant", description="Schedule of clip_coef.")
     sampling: Literal["uniform", "sequential", "prioritized"] = Field(
@@ -329,7 +346,24 @@ def _sampling(values: Values) -> Iterator[Violation]:
         )
 
 
+def _critic_is_trained(values: Values) -> Iterator[Violation]:
+    if not values["ppo.value_trains_core"] and values["policy.separate_critic"]:
+        yield Violation(
+            ("ppo.value_trains_core", "policy.separate_critic"),
+            "ppo.value_trains_core=false with policy.separate_critic=true would never train the critic's encoder and core",
+            ({"ppo.value_trains_core": True}, {"policy.separate_critic": False}),
+        )
+
+
 def _value_of_custom_policy(values: Values) -> Iterator[Violation]:
+    for key in ("ppo.normalize_values", "policy.separate_critic"):
+        if values[key] and values["policy.target"] is not None:
+            yield Violation(
+                (key, "policy.target"),
+                f"{key}=true is for the built-in policy, not for the custom policy policy.target={values['policy.target']}, "
+                "which computes its value itself",
+                ({key: False},),
+            )
     if not values["ppo.value_trains_core"] and values["policy.target"] is not None:
         yield Violation(
             ("ppo.value_trains_core", "policy.target"),
@@ -348,5 +382,6 @@ RULES: tuple[Rule, ...] = (
     _micro_batches_divide_a_minibatch,
     _at_least_one_iteration,
     _sampling,
+    _critic_is_trained,
     _value_of_custom_policy,
 )

@@ -69,9 +69,9 @@ def real_number(value: Any) -> float:
     return float(number)
 
 
-def _switch(value: Any) -> Any:
+def as_choice(true: str, false: str) -> BeforeValidator:
     """Accept `true` and `false` for a setting with more than two values."""
-    return {True: "online", False: "off"}[value] if isinstance(value, bool) else value
+    return BeforeValidator(lambda value: (true if value else false) if isinstance(value, bool) else value)
 
 
 Whole = Annotated[int, BeforeValidator(whole_number)]
@@ -269,7 +269,7 @@ class LogConfig(ConfigSection):
     """Logging. `metrics.jsonl` is always written."""
 
     tensorboard: Switch = Field(True, description="Write TensorBoard event files into the run folder.")
-    wandb: Annotated[Literal["off", "offline", "online"], BeforeValidator(_switch)] = Field(
+    wandb: Annotated[Literal["off", "offline", "online"], as_choice("online", "off")] = Field(
         "off", description="Weights & Biases (extra `wandb`); true is online, false is off."
     )
     wandb_project: str = Field("millpond", description="Project name at Weights & Biases.")
@@ -292,6 +292,10 @@ class PolicyConfig(ConfigSection):
     normalize_observations: Switch = Field(
         False,
         description="Normalise observations by their running mean and deviation, which are saved with the policy.",
+    )
+    separate_critic: Switch = Field(
+        False,
+        description="The value has its own encoder and core, of the same sizes; false: it shares those of the actions.",
     )
     target: str | None = Field(None, description="A custom policy, as `package.module:build_policy`.")
 

@@ -53,11 +53,20 @@ def actor(policy: nn.Module, *, autocast: bool = False) -> RecurrentActor | Feed
 
 
 def updater(policy: nn.Module, *, autocast: bool = False) -> FastUpdater | None:
-    """Return an updater for a policy. Threads share the rows of any policy; built-in ones are compiled, too."""
-    from millpond.fast.network import on_cpu_in_float32
+    """Return an updater for a policy. Threads share the rows of any policy; built-in ones are compiled, too.
+
+    Those with a separate critic are left to plain PyTorch, unless they have no memory and see vectors.
+    """
+    from millpond.fast.feedforward import is_compiled_feedforward
+    from millpond.fast.network import is_builtin, on_cpu_in_float32
     from millpond.fast.update import FastUpdater
 
-    return FastUpdater(policy, autocast=autocast) if _is_usable() and on_cpu_in_float32(policy) else None
+    if not _is_usable() or not on_cpu_in_float32(policy):
+        return None
+    fitting: Any = policy
+    if is_builtin(policy) and fitting.critic is not None and (autocast or not is_compiled_feedforward(fitting)):
+        return None
+    return FastUpdater(policy, autocast=autocast)
 
 
 def dqn_updates(dqn: DQN) -> CompiledDQN | None:

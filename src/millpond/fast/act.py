@@ -22,7 +22,7 @@ from millpond.fast.choices import ALL_ALLOWED
 from millpond.fast.encoders import array_encoder
 from millpond.fast.gemm import SGEMM
 from millpond.fast.gru import act_step as gru_step
-from millpond.fast.heads import ActionBuffers, HeadArrays, draw_actions, head_arrays
+from millpond.fast.heads import ActionBuffers, HeadArrays, ValueNumbers, draw_actions, head_arrays, value_numbers
 from millpond.fast.images import freeze_images
 from millpond.fast.limits import MIN_IMAGES_PER_THREAD, MIN_OBSERVATIONS_PER_THREAD
 from millpond.fast.lstm import NO_PANELS, Flags, Floats
@@ -43,6 +43,7 @@ def draw_outputs(
     hidden: Floats,
     w_output: Floats,
     b_output: Floats,
+    scale: ValueNumbers,
     head: HeadArrays,
     drawn: bool,
     allowed: Flags,
@@ -60,7 +61,7 @@ def draw_outputs(
         both[row] = b_output
     product_transposed(sgemm, hidden, w_output, True, both)
     for row in range(batch):
-        value[row] = both[row, outputs]
+        value[row] = scale.mean + scale.deviation * both[row, outputs]
     if drawn:
         numbers = np.ascontiguousarray(both[:, :outputs])
         draw_actions(numbers, head, allowed, draws, noise, choice, vector, log_prob)
@@ -78,6 +79,7 @@ def act_lstm(
     input_panels: Floats,
     hidden_panels: Floats,
     state: Floats,
+    scale: ValueNumbers,
     head: HeadArrays,
     drawn: bool,
     allowed: Flags,
@@ -92,7 +94,7 @@ def act_lstm(
     lstm_step(sgemm, features, w_input, w_hidden, bias, input_panels, hidden_panels, state, state)
     hidden = np.ascontiguousarray(state[:, 0])
     results = choice, vector, log_prob, value
-    draw_outputs(sgemm, hidden, w_output, b_output, head, drawn, allowed, draws, noise, *results)
+    draw_outputs(sgemm, hidden, w_output, b_output, scale, head, drawn, allowed, draws, noise, *results)
 
 
 @compiled_fast
@@ -108,6 +110,7 @@ def act_gru(
     input_panels: Floats,
     hidden_panels: Floats,
     state: Floats,
+    scale: ValueNumbers,
     head: HeadArrays,
     drawn: bool,
     allowed: Flags,
@@ -122,7 +125,7 @@ def act_gru(
     gru_step(sgemm, features, w_input, w_hidden, bias, bias_share, input_panels, hidden_panels, state)
     hidden = np.ascontiguousarray(state[:, 0])
     results = choice, vector, log_prob, value
-    draw_outputs(sgemm, hidden, w_output, b_output, head, drawn, allowed, draws, noise, *results)
+    draw_outputs(sgemm, hidden, w_output, b_output, scale, head, drawn, allowed, draws, noise, *results)
 
 
 class NetworkActor:
@@ -139,7 +142,7 @@ class NetworkActor:
 
     def freeze_weights(self) -> None:
         """Pack the weights of convolutions, which stay unchanged until the next call. Torch packs no others."""
-        freeze_images(self.frozen.encoder)
+        freeze_images(self.frozen)
 
     def act(
         self, observation: Array, state: Tensor, action_mask: Array | None, generator: torch.Generator | None
@@ -150,12 +153,13 @@ class NetworkActor:
             mask = None if action_mask is None else torch.from_numpy(action_mask)
             action, log_prob = self.policy.head.sample(numbers[:, :-1], mask, generator, False)
             state.copy_(after)
-            return Acted(action.numpy(), log_prob, numbers[:, -1].float())
+            return Acted(action.numpy(), log_prob, self.policy.in_reward_units(numbers[:, -1].float()))
 
     def value(self, observation: Array, state: Tensor) -> Tensor:
         """Return the value [B]; nothing changes."""
         with torch.inference_mode():
-            return self._step(torch.from_numpy(observation), state)[0][:, -1].float()
+            numbers, _ = self._step(torch.from_numpy(observation), state)
+            return self.policy.in_reward_units(numbers[:, -1].float())
 
     def _step(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the network's outputs [B, outputs + 1] and the state after the step."""
@@ -186,6 +190,7 @@ class RecurrentActor:
         self._torch = NetworkActor(policy, autocast=False)
         self.policy = self._torch.policy
         self._plain_head, self._head = policy.head, head_arrays(policy.head)
+        self._scale = value_numbers(policy)
         biases = (core.bias,) if isinstance(core, LSTM) else (core.bias, core.bias_share)
         layers = core.w_input, core.w_hidden, *biases, policy.output.weight, policy.output.bias
         self._kernel: Any = act_lstm if isinstance(core, LSTM) else act_gru
@@ -195,8 +200,9 @@ class RecurrentActor:
         self._buffers: dict[int, ActionBuffers] = {}
 
     def freeze_weights(self) -> None:
-        """Pack the weights, which stay unchanged until the next call."""
+        """Pack the weights, which stay unchanged until the next call, and read the value's scale."""
         self._torch.freeze_weights()
+        self._scale = value_numbers(self.policy)
         weights = self._weights[:2]
         packed = is_packed(*(weight.shape[1] for weight in weights))
         self._panels = [panels_of_transposed(weight, packed) for weight in weights]
@@ -235,6 +241,7 @@ class RecurrentActor:
             *self._weights,
             *self._panels,
             state[some],
+            self._scale,
             self._head,
             True,
             ALL_ALLOWED if mask is None else mask[some],

@@ -2,8 +2,8 @@
 
     features = tanh(W numbers + b)      hidden = tanh(W features + b)      outputs = W hidden + b
 
-Networks of this kind are small: between two of their operations torch spends more time than in them. The plain version is
-`millpond.policies.policy.Policy` with `core="none"`.
+A separate critic is a second network of the same kind. Networks of this kind are small: between two of their operations torch
+spends more time than in them. The plain version is `millpond.policies.policy.Policy` with `core="none"`.
 
 R rows  L = T * a steps of a row  b rows gathered  N = b * L steps  D numbers  H hidden  O outputs of the head
 """
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from millpond.compiled import compiled_fast
-from millpond.fast.activations import fast_tanh
 from millpond.fast.gather import check_row
 from millpond.fast.gemm import SGEMM
 from millpond.fast.heads import (
@@ -28,19 +27,29 @@ from millpond.fast.heads import (
     HeadArrays,
     OutputGradients,
     TrainedSteps,
+    ValueNumbers,
     draw_actions,
     has_compiled_head,
     head_arrays,
+    loss_gradients,
     output_gradients,
+    value_numbers,
+)
+from millpond.fast.layers import (
+    NO_LAYERS,
+    Layers,
+    hidden_backward,
+    layer_forward,
+    output_backward,
+    output_forward,
 )
 from millpond.fast.limits import FEEDFORWARD_BLOCK, MIN_OBSERVATIONS_PER_THREAD
 from millpond.fast.ppo_loss import LossArguments, as_metrics
-from millpond.fast.products import product, product_transposed, transposed_product
 from millpond.policies.cores import Feedforward
 from millpond.policies.encoders.observation import ObservationEncoder
 from millpond.policies.encoders.vector import VectorEncoder
 from millpond.policies.normalizer import FLOOR, Normalizer
-from millpond.policies.policy import Policy
+from millpond.policies.policy import Critic, Policy
 from millpond.rollout.collector import Acted
 from millpond.rollout.micro_batch import Advantages, MicroBatch
 from millpond.rollout.rows import Rows
@@ -50,20 +59,9 @@ Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 Metrics = dict[str, Tensor]
-ONE, ZERO = np.float32(1.0), np.float32(0.0)
+ZERO = np.float32(0.0)
 ALL_ALLOWED = np.zeros((0, 0), np.bool_)
 ALL_ALLOWED_IN_ROWS = np.zeros((0, 0, 0), np.bool_)
-
-
-class Layers(NamedTuple):
-    """Weights of the three layers; or their gradients."""
-
-    w_encoder: Floats  # [H, D]
-    b_encoder: Floats
-    w_core: Floats  # [H, H]
-    b_core: Floats
-    w_output: Floats  # [O + 1, H]
-    b_output: Floats
 
 
 class Scaling(NamedTuple):
@@ -89,11 +87,13 @@ class StoredSteps(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Memory for a block of steps, each [K, H]."""
+    """Memory for a block of steps, each [K, H]; those of a critic are empty if there is none."""
 
     features: Floats
     hidden: Floats
     d_hidden: Floats
+    critic_features: Floats
+    critic_hidden: Floats
 
 
 @compiled_fast
@@ -109,43 +109,21 @@ def scale_numbers(numbers: Floats, scaling: Scaling, out: Floats) -> None:
 
 
 @compiled_fast
-def layer_forward(sgemm: int, inputs: Floats, weight: Floats, bias: Floats, out: Floats) -> None:
-    """out [N, H] = tanh(inputs @ weight.T + bias)"""
-    for n in range(out.shape[0]):
-        for k in range(out.shape[1]):
-            out[n, k] = bias[k]
-    product_transposed(sgemm, inputs, weight, True, out)
-    flat = out.reshape(out.size)
-    for k in range(len(flat)):
-        flat[k] = fast_tanh(flat[k])
-
-
-@compiled_fast
-def layer_backward(sgemm: int, d_out: Floats, out: Floats, inputs: Floats, d_weight: Floats, d_bias: Floats) -> None:
-    """Add to the gradients of the weights. `d_out` becomes the gradient of the sums before tanh."""
-    d_sums, flat = d_out.reshape(d_out.size), out.reshape(out.size)
-    for k in range(len(flat)):
-        d_sums[k] *= ONE - flat[k] * flat[k]
-    for n in range(d_out.shape[0]):
-        for k in range(d_out.shape[1]):
-            d_bias[k] += d_out[n, k]
-    transposed_product(sgemm, d_out, inputs, True, d_weight)
-
-
-@compiled_fast
 def steps_gradients(
     sgemm: int,
     numbers: Floats,
     steps: TrainedSteps,
     layers: Layers,
+    critic: Layers,
     head: HeadArrays,
     arguments: LossArguments,
     value_trains_core: bool,
     workspace: Workspace,
     gradients: Layers,
+    critic_gradients: Layers,
     d_log_deviation: Floats,
 ) -> npt.NDArray[np.float64]:
-    """numbers [N, D] -> the losses' means [5]; adds to `gradients` and `d_log_deviation`."""
+    """numbers [N, D] -> the losses' means [5]; adds to `gradients`, `critic_gradients` and `d_log_deviation`."""
     means, block = np.zeros(5), len(workspace.hidden)
     masked = steps.allowed.shape[0] > 0
     of_output = OutputGradients(gradients.w_output, gradients.b_output, d_log_deviation)
@@ -169,11 +147,21 @@ def steps_gradients(
             steps.target[start:stop],
             steps.weight[start:stop],
         )
-        output = layers.w_output, layers.b_output
-        means += output_gradients(sgemm, hidden, some, *output, head, arguments, value_trains_core, of_output, d_hidden)
-        layer_backward(sgemm, d_hidden, hidden, features, gradients.w_core, gradients.b_core)
-        product(sgemm, d_hidden, layers.w_core, False, hidden)  # gradient of the features
-        layer_backward(sgemm, hidden, features, inputs, gradients.w_encoder, gradients.b_encoder)
+        if len(critic.b_core):
+            of_critic, last = workspace.critic_features[:count], workspace.critic_hidden[:count]
+            layer_forward(sgemm, inputs, critic.w_encoder, critic.b_encoder, of_critic)
+            layer_forward(sgemm, of_critic, critic.w_core, critic.b_core, last)
+            out, value = output_forward(sgemm, hidden, layers), output_forward(sgemm, last, critic)
+            means += loss_gradients(out, value.reshape(count), some, head, arguments, d_log_deviation)
+            output_backward(sgemm, value, last, critic, critic_gradients, d_hidden)
+            hidden_backward(sgemm, d_hidden, last, of_critic, inputs, critic, critic_gradients)
+            output_backward(sgemm, out, hidden, layers, gradients, d_hidden)
+        else:
+            output = layers.w_output, layers.b_output
+            means += output_gradients(
+                sgemm, hidden, some, *output, head, arguments, value_trains_core, of_output, d_hidden
+            )
+        hidden_backward(sgemm, d_hidden, hidden, features, inputs, layers, gradients)
     return means
 
 
@@ -217,17 +205,19 @@ def rows_gradients(
     numbers: Floats,
     steps: TrainedSteps,
     layers: Layers,
+    critic: Layers,
     head: HeadArrays,
     arguments: LossArguments,
     value_trains_core: bool,
     workspace: Workspace,
     gradients: Layers,
+    critic_gradients: Layers,
     d_log_deviation: Floats,
 ) -> npt.NDArray[np.float64]:
     """`gather_steps` and `steps_gradients`; `numbers` and `steps` are memory for the gathered steps."""
     gather_steps(rows, weight, stored, scaling, numbers, steps)
-    network = layers, head, arguments, value_trains_core
-    return steps_gradients(sgemm, numbers, steps, *network, workspace, gradients, d_log_deviation)
+    network = layers, critic, head, arguments, value_trains_core
+    return steps_gradients(sgemm, numbers, steps, *network, workspace, gradients, critic_gradients, d_log_deviation)
 
 
 @compiled_fast
@@ -235,6 +225,8 @@ def act_steps(
     sgemm: int,
     scaling: Scaling,
     layers: Layers,
+    critic: Layers,
+    scale: ValueNumbers,
     head: HeadArrays,
     drawn: bool,
     observation: Floats,
@@ -247,21 +239,22 @@ def act_steps(
     value: Floats,
 ) -> None:
     """observation [N, D] -> value [N]; and if actions are `drawn`, as by `draw_actions`, actions and log_prob [N]."""
-    count, outputs, size = len(observation), layers.w_output.shape[0] - 1, len(layers.b_core)
+    count, size = len(observation), len(layers.b_core)
     numbers = np.empty(observation.shape, np.float32)
     scale_numbers(observation, scaling, numbers)
     features, hidden = np.empty((count, size), np.float32), np.empty((count, size), np.float32)
     layer_forward(sgemm, numbers, layers.w_encoder, layers.b_encoder, features)
     layer_forward(sgemm, features, layers.w_core, layers.b_core, hidden)
-    both = np.empty((count, outputs + 1), np.float32)
+    out = output_forward(sgemm, hidden, layers)
+    last = out
+    if len(critic.b_core):
+        layer_forward(sgemm, numbers, critic.w_encoder, critic.b_encoder, features)
+        layer_forward(sgemm, features, critic.w_core, critic.b_core, hidden)
+        last = output_forward(sgemm, hidden, critic)
     for n in range(count):
-        for k in range(outputs + 1):
-            both[n, k] = layers.b_output[k]
-    product_transposed(sgemm, hidden, layers.w_output, True, both)
-    for n in range(count):
-        value[n] = both[n, outputs]
+        value[n] = scale.mean + scale.deviation * last[n, last.shape[1] - 1]
     if drawn:
-        of_head = np.ascontiguousarray(both[:, :outputs])
+        of_head = out if len(critic.b_core) else np.ascontiguousarray(out[:, : out.shape[1] - 1])
         draw_actions(of_head, head, allowed, draws, noise, choice, vector, log_prob)
 
 
@@ -270,43 +263,45 @@ def act_steps(
 
 def is_compiled_feedforward(policy: Policy) -> bool:
     """True for a built-in policy without memory whose observations are plain float32, normalised or not."""
-    encoder = policy.encoder
-    if type(policy.core) is not Feedforward or not has_compiled_head(policy.head):  # type: ignore[arg-type]
-        return False
+    networks = (policy,) if policy.critic is None else (policy, policy.critic)
+    return has_compiled_head(policy.head) and all(map(_is_compiled_network, networks))  # type: ignore[arg-type]
+
+
+def _is_compiled_network(network: Policy | Critic) -> bool:
+    encoder, core = network.encoder, network.core
     if (
-        type(encoder) is not ObservationEncoder
+        type(core) is not Feedforward
+        or type(encoder) is not ObservationEncoder
         or len(encoder.encoders) != 1
         or not isinstance(encoder.norm, nn.Identity)
     ):
         return False
     part = encoder.encoders[0]
     floats = type(part) is VectorEncoder and part.floats and encoder.readers[0].stored == torch.float32
-    return floats and isinstance(encoder.activation, nn.Tanh) and isinstance(policy.core.activation, nn.Tanh)
+    return floats and isinstance(encoder.activation, nn.Tanh) and isinstance(core.activation, nn.Tanh)
 
 
 class FeedforwardArrays:
     """The arrays of a policy without memory. They share its memory, so its weights must not be replaced or moved."""
 
     def __init__(self, policy: Policy) -> None:
-        core, part = policy.core, policy.encoder.encoders[0]
-        assert isinstance(core, Feedforward)
-        assert isinstance(part, VectorEncoder)
-        output = policy.output
-        self.parameters: list[Tensor] = [
-            part.linear.weight,
-            policy.encoder.bias,
-            core.linear.weight,
-            core.linear.bias,
-            output.weight,
-            output.bias,
-        ]
-        self.layers = Layers(*(parameter.detach().numpy() for parameter in self.parameters))
+        self.parameters: list[Tensor] = _layers_of(policy)
+        if policy.critic is not None:
+            self.parameters += _layers_of(policy.critic)
+        self.has_critic = policy.critic is not None
+        self.layers, self.critic, _ = self.named([parameter.detach().numpy() for parameter in self.parameters])
         self.head = head_arrays(policy.head)
         log_deviation = getattr(policy.head, "log_deviation", None)
         if log_deviation is not None:
             self.parameters.append(log_deviation)
-        self.outputs = policy.head.outputs
-        self._normalizer: Normalizer | None = part.normalizer
+        # A critic's encoder has the same statistics: both are updated with the same observations.
+        self._normalizer: Normalizer | None = policy.encoder.encoders[0].normalizer  # type: ignore[assignment]
+
+    def named(self, arrays: list[Array]) -> tuple[Layers, Layers, Floats]:
+        """Return arrays like `parameters` as the layers, those of the critic, and the log deviation; or empty ones."""
+        networks = 2 if self.has_critic else 1
+        critic = Layers(*arrays[6:12]) if self.has_critic else NO_LAYERS
+        return Layers(*arrays[:6]), critic, arrays[6 * networks] if len(arrays) > 6 * networks else NO_FLOATS
 
     def scaling(self) -> Scaling:
         """Return the current statistics of the normalizer."""
@@ -327,6 +322,15 @@ class FeedforwardArrays:
             arrays.append(flat[first:last].reshape(parameter.shape))
             first = last
         return arrays
+
+
+def _layers_of(network: Policy | Critic) -> list[Tensor]:
+    """Return the parameters of the three layers, in the order of `Layers`."""
+    core, part, output = network.core, network.encoder.encoders[0], network.output
+    assert isinstance(core, Feedforward)
+    assert isinstance(part, VectorEncoder)
+    encoder = part.linear.weight, network.encoder.bias
+    return [*encoder, core.linear.weight, core.linear.bias, output.weight, output.bias]
 
 
 # ---- Gradients of rows
@@ -388,16 +392,13 @@ class FeedforwardRows:
     def __call__(self) -> tuple[Metrics, tuple[Tensor | None, ...]]:
         """Return metrics, and gradients of the parameters."""
         network = self.network
-        *gradients, d_log_deviation = [*network.zero_gradients(), NO_FLOATS][:7]
-        layers = Layers(*gradients)
-        if len(self._call) == 4:
-            means = self._of_rows(layers, d_log_deviation)
-        else:
-            means = self._of_micro_batch(layers, d_log_deviation)
-        arrays = [*map(torch.from_numpy, layers), torch.from_numpy(d_log_deviation)]
+        gradients = network.zero_gradients()
+        named = network.named(gradients)
+        means = self._of_rows(*named) if len(self._call) == 4 else self._of_micro_batch(*named)
+        arrays = [*map(torch.from_numpy, gradients)]
         return as_metrics(means), tuple(None if place is None else arrays[place] for place in self._order)
 
-    def _of_rows(self, gradients: Layers, d_log_deviation: Floats) -> npt.NDArray[np.float64]:
+    def _of_rows(self, gradients: Layers, critic_gradients: Layers, d_log_deviation: Floats) -> npt.NDArray[np.float64]:
         stored, picked, weight, arguments = self._call
         numbers, steps = self._memory(len(picked) * stored.advantage.shape[1], stored)
         return rows_gradients(
@@ -409,15 +410,19 @@ class FeedforwardRows:
             numbers,
             steps,
             self.network.layers,
+            self.network.critic,
             self.network.head,
             arguments,
             self.value_trains_core,
             self._block(len(numbers)),
             gradients,
+            critic_gradients,
             d_log_deviation,
         )
 
-    def _of_micro_batch(self, gradients: Layers, d_log_deviation: Floats) -> npt.NDArray[np.float64]:
+    def _of_micro_batch(
+        self, gradients: Layers, critic_gradients: Layers, d_log_deviation: Floats
+    ) -> npt.NDArray[np.float64]:
         numbers, steps, arguments = self._call
         scaled = np.empty_like(numbers)
         scale_numbers(numbers, self.network.scaling(), scaled)
@@ -426,11 +431,13 @@ class FeedforwardRows:
             scaled,
             steps,
             self.network.layers,
+            self.network.critic,
             self.network.head,
             arguments,
             self.value_trains_core,
             self._block(len(numbers)),
             gradients,
+            critic_gradients,
             d_log_deviation,
         )
 
@@ -453,7 +460,9 @@ class FeedforwardRows:
         count = min(count, FEEDFORWARD_BLOCK)
         if self._workspace is None or len(self._workspace.hidden) != count:
             size = len(self.network.layers.b_core)
-            self._workspace = Workspace(*(_empty(count, size, np.float32) for _ in range(3)))
+            of_critic = count if self.network.has_critic else 0
+            counts = count, count, count, of_critic, of_critic
+            self._workspace = Workspace(*(_empty(count, size, np.float32) for count in counts))
         return self._workspace
 
 
@@ -486,12 +495,12 @@ class FeedforwardActor:
         """`computed` is the policy with compiled parts, to evaluate it with."""
         self.policy = computed
         self._network, self._head = FeedforwardArrays(policy), policy.head
-        self._scaling = self._network.scaling()
+        self._scaling, self._value_scale = self._network.scaling(), value_numbers(policy)
         self._buffers: dict[int, ActionBuffers] = {}
 
     def freeze_weights(self) -> None:
-        """Read the statistics of the normalizer, which changes between collections only."""
-        self._scaling = self._network.scaling()
+        """Read the statistics of observations and returns, which change between collections only."""
+        self._scaling, self._value_scale = self._network.scaling(), value_numbers(self.policy)
 
     def act(
         self, observation: Array, state: Tensor, action_mask: Array | None, generator: torch.Generator | None
@@ -519,7 +528,8 @@ class FeedforwardActor:
         batch = len(numbers)
 
         allowed = ALL_ALLOWED if mask is None else mask
-        network = SGEMM, self._scaling, self._network.layers, self._network.head, draws
+        layers = self._network.layers, self._network.critic
+        network = SGEMM, self._scaling, *layers, self._value_scale, self._network.head, draws
         if threads_for(batch, MIN_OBSERVATIONS_PER_THREAD) == 1:
             with torch_threads(1):
                 act_steps(*network, numbers, allowed, *buffers[1:-1])

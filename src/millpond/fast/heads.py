@@ -20,6 +20,7 @@ from millpond.fast.gaussian import draw_vectors, evaluate_vectors, evaluate_vect
 from millpond.fast.ppo_loss import LossArguments, ppo_losses
 from millpond.fast.products import product, product_transposed, transposed_product
 from millpond.policies.heads import ChoiceHead, GaussianHead
+from millpond.policies.policy import Policy
 
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
@@ -34,6 +35,13 @@ class HeadArrays(NamedTuple):
     log_deviation: Floats
     centre: Floats
     reach: Floats
+
+
+class ValueNumbers(NamedTuple):
+    """value = mean + deviation * what the network gives; see `millpond.policies.value_scale`."""
+
+    mean: np.float32
+    deviation: np.float32
 
 
 class TrainedSteps(NamedTuple):
@@ -69,6 +77,14 @@ def head_arrays(head: Any) -> HeadArrays:
     assert isinstance(head, GaussianHead)
     arrays = (tensor.detach().numpy() for tensor in (head.log_deviation, head.centre, head.reach))
     return HeadArrays(np.zeros(0, np.int64), *arrays)
+
+
+def value_numbers(policy: Policy) -> ValueNumbers:
+    """Return the current scale of a policy's value."""
+    scale = policy.value_scale
+    if scale is None:
+        return ValueNumbers(ZERO, ONE)
+    return ValueNumbers(np.float32(scale.mean.item()), np.float32(scale.deviation().item()))
 
 
 @compiled_fast
@@ -125,26 +141,16 @@ class ActionBuffers(NamedTuple):
 
 
 @compiled_fast
-def output_gradients(
-    sgemm: int,
-    hidden: Floats,
+def loss_gradients(
+    numbers: Floats,
+    value: Floats,
     steps: TrainedSteps,
-    weight: Floats,
-    bias: Floats,
     head: HeadArrays,
     arguments: LossArguments,
-    value_trains_core: bool,
-    gradients: OutputGradients,
-    d_hidden: Floats,
+    d_log_deviation: Floats,
 ) -> npt.NDArray[np.float64]:
-    """hidden [N, H], weight [O + 1, H] -> the losses' means [5]; adds to `gradients`, and writes d_hidden [N, H]."""
-    count, outputs = len(hidden), weight.shape[0] - 1
-    both = np.empty((count, outputs + 1), np.float32)
-    for n in range(count):
-        for k in range(outputs + 1):
-            both[n, k] = bias[k]
-    product_transposed(sgemm, hidden, weight, True, both)
-    numbers, value = np.ascontiguousarray(both[:, :outputs]), np.ascontiguousarray(both[:, outputs])
+    """numbers [N, O], value [N] -> the losses' means [5]; both are replaced by their gradients. Adds to `d_log_deviation`."""
+    count = len(value)
     log_prob, entropy = np.empty(count, np.float32), np.empty(count, np.float32)
     log_probs, probs = np.empty_like(numbers), np.empty_like(numbers)  # or, of vectors, the distances and nothing
     if len(head.sizes):
@@ -172,11 +178,37 @@ def output_gradients(
         evaluate_choices_backward(log_probs, probs, *choices, d_log_prob, d_entropy, numbers)
     else:
         taken = log_probs, d_log_prob, d_entropy
-        evaluate_vectors_backward(head.log_deviation, *taken, numbers, gradients.log_deviation)
+        evaluate_vectors_backward(head.log_deviation, *taken, numbers, d_log_deviation)
+    value[:] = d_value
+    return means
+
+
+@compiled_fast
+def output_gradients(
+    sgemm: int,
+    hidden: Floats,
+    steps: TrainedSteps,
+    weight: Floats,
+    bias: Floats,
+    head: HeadArrays,
+    arguments: LossArguments,
+    value_trains_core: bool,
+    gradients: OutputGradients,
+    d_hidden: Floats,
+) -> npt.NDArray[np.float64]:
+    """hidden [N, H], weight [O + 1, H] -> the losses' means [5]; adds to `gradients`, and writes d_hidden [N, H]."""
+    count, outputs = len(hidden), weight.shape[0] - 1
+    both = np.empty((count, outputs + 1), np.float32)
+    for n in range(count):
+        for k in range(outputs + 1):
+            both[n, k] = bias[k]
+    product_transposed(sgemm, hidden, weight, True, both)
+    numbers, value = np.ascontiguousarray(both[:, :outputs]), np.ascontiguousarray(both[:, outputs])
+    means = loss_gradients(numbers, value, steps, head, arguments, gradients.log_deviation)
     for n in range(count):
         for k in range(outputs):
             both[n, k] = numbers[n, k]
-        both[n, outputs] = d_value[n]
+        both[n, outputs] = value[n]
         for k in range(outputs + 1):
             gradients.bias[k] += both[n, k]
     transposed_product(sgemm, both, hidden, True, gradients.weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -15,7 +16,9 @@ from millpond.fast.lstm import FastLSTM
 from millpond.policies.cores import GRU, LSTM
 from millpond.policies.encoders import ObservationEncoder
 from millpond.policies.heads import ChoiceHead
-from millpond.policies.policy import Policy
+from millpond.policies.policy import Critic, Policy
+
+ActorOrCritic = TypeVar("ActorOrCritic", Policy, Critic)
 
 
 def on_cpu_in_float32(module: nn.Module) -> bool:
@@ -32,22 +35,32 @@ def is_builtin(policy: nn.Module) -> bool:
 
 def with_compiled_parts(policy: Policy, autocast: bool) -> Policy:
     """Return a copy whose encoder, core and head are compiled where possible. With `autocast` the core stays torch's."""
-    fast = copy.copy(policy)
-    fast._modules = dict(policy._modules)  # the copy shares parameters, but not its table of submodules
-    parts = fast._modules
-    if type(policy.encoder) is ObservationEncoder:
-        parts["encoder"] = FastEncoder(policy.encoder, autocast)
-    if type(policy.core) is LSTM and not autocast:
-        parts["core"] = FastLSTM(policy.core)
-    if type(policy.core) is GRU and not autocast:
-        parts["core"] = FastGRU(policy.core)
+    fast = _with_compiled_network(policy, autocast)
+    if policy.critic is not None:
+        fast._modules["critic"] = _with_compiled_network(policy.critic, autocast)
     if type(policy.head) is ChoiceHead:
-        parts["head"] = FastChoices(policy.head)
+        fast._modules["head"] = FastChoices(policy.head)
+    return fast
+
+
+def _with_compiled_network(module: ActorOrCritic, autocast: bool) -> ActorOrCritic:
+    fast = copy.copy(module)
+    fast._modules = dict(module._modules)  # the copy shares parameters, but not its table of submodules
+    parts = fast._modules
+    if type(module.encoder) is ObservationEncoder:
+        parts["encoder"] = FastEncoder(module.encoder, autocast)
+    if type(module.core) is LSTM and not autocast:
+        parts["core"] = FastLSTM(module.core)
+    if type(module.core) is GRU and not autocast:
+        parts["core"] = FastGRU(module.core)
     return fast
 
 
 def is_compiled_after_encoder(policy: nn.Module, autocast: bool) -> bool:
-    """True if core and head of a built-in policy are compiled together: an LSTM or a GRU, with choices or vectors."""
-    if not is_builtin(policy) or autocast:
+    """True if core and head of a built-in policy are compiled together: an LSTM or a GRU, with choices or vectors.
+
+    A policy with a separate critic has two cores; its parts are compiled, not the whole.
+    """
+    if not is_builtin(policy) or autocast or getattr(policy, "critic", None) is not None:
         return False
     return type(policy.core) in (LSTM, GRU) and has_compiled_head(policy.head)  # type: ignore[arg-type]

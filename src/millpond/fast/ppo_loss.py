@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from millpond.compiled import compiled
-from millpond.losses import METRICS, Coefficients
+from millpond.losses import METRICS, Coefficients, Scale
 
 Floats = npt.NDArray[np.float32]
-LossArguments = tuple[float, float, float, float, float]
+LossArguments = tuple[float, float, float, float, float, float, float, float, float]
 POLICY, VALUE, ENTROPY, KL, CLIPPED = range(5)
 
 
@@ -36,14 +36,19 @@ def ppo_losses(
     vf_clip_coef: float,
     vf_coef: float,
     ent_coef: float,
+    advantage_mean: float,
+    advantage_factor: float,
+    value_mean: float,
+    value_factor: float,
     d_log_prob: Floats,
     d_value: Floats,
     d_entropy: Floats,
 ) -> npt.NDArray[np.float64]:
     """Return means over `steps` of policy loss, value loss, entropy, approximate KL and clipped steps; arrays are [S].
 
-    Gradients are those of policy + vf_coef * value - ent_coef * entropy. An infinite `vf_clip_coef` does not clip.
-    Comparisons are in a form that preserves a NaN.
+    Advantages, old values and targets are normalised here, as (x - mean) * factor; `value` is normalised already, as the
+    network gives it. Gradients are those of policy + vf_coef * value - ent_coef * entropy. An infinite `vf_clip_coef` does
+    not clip. Comparisons are in a form that preserves a NaN.
     """
     sums = np.zeros(5)
     for s in range(len(weight)):
@@ -53,15 +58,18 @@ def ppo_losses(
         share = weight[s] / steps
         log_ratio = np.float64(log_prob[s] - old_log_prob[s])
         ratio = exp(log_ratio)
+        advantage_s = np.float32((advantage[s] - advantage_mean) * advantage_factor)
         bounded = 1.0 - clip_coef if ratio < 1.0 - clip_coef else 1.0 + clip_coef if ratio > 1.0 + clip_coef else ratio
-        if bounded * advantage[s] < ratio * advantage[s]:
-            sums[POLICY] -= share * bounded * advantage[s]
+        if bounded * advantage_s < ratio * advantage_s:
+            sums[POLICY] -= share * bounded * advantage_s
         else:
-            sums[POLICY] -= share * ratio * advantage[s]
-            d_log_prob[s] = -share * ratio * advantage[s]
-        error, moved = np.float64(value[s] - target[s]), np.float64(value[s] - old_value[s])
+            sums[POLICY] -= share * ratio * advantage_s
+            d_log_prob[s] = -share * ratio * advantage_s
+        target_s = np.float32((target[s] - value_mean) * value_factor)
+        old_value_s = np.float32((old_value[s] - value_mean) * value_factor)
+        error, moved = np.float64(value[s] - target_s), np.float64(value[s] - old_value_s)
         if moved > vf_clip_coef or moved < -vf_clip_coef:
-            near = old_value[s] + (vf_clip_coef if moved > 0 else -vf_clip_coef) - target[s]
+            near = old_value_s + (vf_clip_coef if moved > 0 else -vf_clip_coef) - target_s
             if near * near > error * error:
                 sums[VALUE] += share * 0.5 * near * near
             else:
@@ -79,9 +87,14 @@ def ppo_losses(
 
 
 def loss_arguments(coefficients: Coefficients, valid_steps: float) -> LossArguments:
-    """Return the arguments `steps` to `ent_coef` of `ppo_losses`."""
+    """Return the arguments `steps` to `value_factor` of `ppo_losses`."""
     limit = inf if coefficients.vf_clip_coef is None else coefficients.vf_clip_coef
-    return valid_steps, coefficients.clip_coef, limit, coefficients.vf_coef, coefficients.ent_coef
+    weights = valid_steps, coefficients.clip_coef, limit, coefficients.vf_coef, coefficients.ent_coef
+    return *weights, *_mean_and_factor(coefficients.advantage_scale), *_mean_and_factor(coefficients.value_scale)
+
+
+def _mean_and_factor(scale: Scale | None) -> tuple[float, float]:
+    return (0.0, 1.0) if scale is None else (float(scale.mean), 1.0 / float(scale.deviation))
 
 
 def as_metrics(means: npt.NDArray[np.float64]) -> dict[str, Tensor]:
@@ -92,7 +105,7 @@ def as_metrics(means: npt.NDArray[np.float64]) -> dict[str, Tensor]:
 class PPOLosses(torch.autograd.Function):
     """`ppo_losses` as one node of torch's graph, which is some forty in plain torch.
 
-    Seven float32 tensors and the weight, as for `ppo_loss`, and the loss arguments -> total, means [5].
+    Seven float32 tensors and the weight, as for `ppo_losses`, and the loss arguments -> total, means [5].
     """
 
     @staticmethod
@@ -102,7 +115,7 @@ class PPOLosses(torch.autograd.Function):
         arrays: list[Any] = [tensor.detach().reshape(-1).numpy() for tensor in tensors]
         out = (gradient.view(-1).numpy() for gradient in ctx.gradients)
         means = ppo_losses(*arrays, *arguments, *out)
-        _, _, _, vf_coef, ent_coef = arguments
+        vf_coef, ent_coef = arguments[3:5]
         total = torch.tensor(means[POLICY] + vf_coef * means[VALUE] - ent_coef * means[ENTROPY], dtype=torch.float32)
         metrics = torch.from_numpy(means)
         ctx.mark_non_differentiable(metrics)

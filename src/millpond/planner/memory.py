@@ -19,7 +19,6 @@ from millpond.fast.limits import (
     image_row_threads,
     min_images_per_thread,
 )
-from millpond.rollout.schema import STATES
 from millpond.sizes import convolutions
 
 FLOAT = 4  # bytes of a float32
@@ -32,8 +31,8 @@ PLAIN_VECTORS = 21  # vectors of one step of a core's backward pass in plain tor
 MOMENTS = {"adam": 2, "adamw": 2, "radam": 2, "muon": 1}  # numbers that an optimiser stores per parameter
 
 
-def parameters(spec: EnvSpec | None, core: str, hidden_size: int) -> int | None:
-    """Number of parameters of the built-in policy: encoders, their common bias, core, heads."""
+def parameters(spec: EnvSpec | None, core: str, hidden_size: int, separate_critic: bool = False) -> int | None:
+    """Number of parameters of the built-in policy: encoders, their common bias, core, heads; a critic has the first three."""
     if spec is None:
         return None
     encoders = sum(_encoder(part, hidden_size) for part in spec.observation.parts) + hidden_size
@@ -43,7 +42,8 @@ def parameters(spec: EnvSpec | None, core: str, hidden_size: int) -> int | None:
         core_size = GATES[core] * 2 * hidden_size * hidden_size + 4 * hidden_size
     deviations = spec.action.shape[0] if spec.action.kind == "continuous" else 0
     outputs = deviations or sum(spec.action.sizes)
-    return encoders + core_size + (outputs + 1) * (hidden_size + 1) + deviations
+    networks = 2 if separate_critic else 1
+    return networks * (encoders + core_size) + (outputs + 1) * (hidden_size + 1) + deviations
 
 
 def _encoder(part: Part, hidden_size: int) -> int:
@@ -92,9 +92,13 @@ def training_memory(
     agents_per_row: int,
     cores: int = 1,
     fast: bool = True,
+    separate_critic: bool = False,
 ) -> TrainingMemory | None:
-    """Return the memory of one gradient over `rows` rows, which `cores` threads share if it is computed by `fast/`."""
-    count = parameters(spec, core, hidden_size)
+    """Return the memory of one gradient over `rows` rows, which `cores` threads share if it is computed by `fast/`.
+
+    With a separate critic, `fast/` computes policies without memory on vectors only.
+    """
+    count = parameters(spec, core, hidden_size, separate_critic)
     if spec is None or count is None:
         return None
     parts = spec.observation.parts
@@ -103,11 +107,16 @@ def training_memory(
     encoders = sum(_stored_by_encoder(part, hidden_size, width) for part in parts)
     tanh = all(part.kind == "vector" for part in parts)
     backward = encoders + _vectors_of_core(core, width, tanh) * hidden_size
+    if separate_critic:  # goes backward first, while all that the other network stored is in memory
+        backward += encoders + (_vectors_of_core(core, width, tanh) - 2 * width) * hidden_size
+    feedforward = fast and core == "none" and width == FLOAT and compiles_encoder(spec.observation) and tanh
+    fast = fast and (feedforward or not separate_critic)
     shapes = [part.shape for part in parts if part.kind == "pixels"]
     compiled_images = bool(shapes) and fast and width == FLOAT
     steps = sequences * horizon
-    if fast and core == "none" and width == FLOAT and compiles_encoder(spec.observation) and tanh:
-        return _feedforward(spec, hidden_size, optimizer, rows, horizon * agents_per_row, cores, count)
+    if feedforward:
+        blocks = 5 if separate_critic else 3
+        return _feedforward(spec, hidden_size, optimizer, rows, horizon * agents_per_row, cores, count, blocks)
     whole_rows = fast and core in ("lstm", "gru") and width == FLOAT  # in one compiled call
     if not fast:
         threads, inner = 1, 1
@@ -143,12 +152,19 @@ def training_memory(
 
 
 def _feedforward(
-    spec: EnvSpec, hidden_size: int, optimizer: str, rows: int, steps_per_row: int, cores: int, count: int
+    spec: EnvSpec,
+    hidden_size: int,
+    optimizer: str,
+    rows: int,
+    steps_per_row: int,
+    cores: int,
+    count: int,
+    vectors: int,
 ) -> TrainingMemory:
     """Return the memory of a policy without memory on vectors, which goes forward and backward in blocks of steps.
 
-    A block has features, hidden vectors, and the gradient of one of them. Of each step the loss needs five numbers and the
-    action.
+    A block has `vectors`: features and hidden vectors, of a critic too, and the gradient of one of them. Of each step the
+    loss needs five numbers and the action.
     """
     steps = rows * steps_per_row
     threads = max(1, min(cores, rows // -(-MIN_FEEDFORWARD_STEPS_PER_THREAD // steps_per_row)))
@@ -156,7 +172,7 @@ def _feedforward(
     action = prod(spec.action.shape) * FLOAT + (sum(spec.action.sizes) if spec.action_masks else 0)
     return TrainingMemory(
         minibatch=steps * sum(_stored_input(part, False) for part in spec.observation.parts),
-        activations=threads * block * 3 * hidden_size * FLOAT + steps * (5 * FLOAT + action),
+        activations=threads * block * vectors * hidden_size * FLOAT + steps * (5 * FLOAT + action),
         workspace=0,
         parameters=count * FLOAT,
         gradients=count * threads * FLOAT,
@@ -276,10 +292,10 @@ def _gate_gradients(
     return min(horizon, 2 * length) * 4 * width * sequences * hidden_size, between * sequences * hidden_size
 
 
-def collecting_bytes(spec: EnvSpec | None, core: str, hidden_size: int, num_envs: int, agent_steps: int) -> int | None:
+def collecting_bytes(spec: EnvSpec | None, state_shape: tuple[int, ...], num_envs: int, agent_steps: int) -> int | None:
     """Bytes of collecting besides the rows: env arrays, recurrent states, and normalised advantages."""
     if spec is None:
         return None
     arrays = Buffers.layout(spec, num_envs).values()
     envs = sum(prod(shape) * dtype.itemsize for shape, dtype in arrays)
-    return envs + num_envs * spec.num_agents * STATES[core] * hidden_size * FLOAT + agent_steps * FLOAT
+    return envs + num_envs * spec.num_agents * prod(state_shape) * FLOAT + agent_steps * FLOAT

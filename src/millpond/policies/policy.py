@@ -1,6 +1,6 @@
 """The network that acts and learns: encoder -> core -> heads.
 
-B sequences  T steps  H hidden  S state vectors (lstm 2, gru 1, none 0)
+B sequences  T steps  H hidden  S state vectors (lstm 2, gru 1, none 0; twice as many with a separate critic)
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from millpond.policies.encoders import EncoderKind, ObservationEncoder
 from millpond.policies.errors import PolicyError
 from millpond.policies.heads import Head, make_head
 from millpond.policies.normalizer import AllReduce
+from millpond.policies.value_scale import ValueScale
 
 CoreKind = Literal["lstm", "gru", "none"]
 
@@ -37,30 +38,78 @@ class Unrolled(NamedTuple):
     value: Tensor
 
 
+class Critic(nn.Module):
+    """A separate network for the value: an encoder, a core and a layer that gives one number."""
+
+    def __init__(self, encoder: ObservationEncoder, core: nn.Module, hidden_size: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.core: Core = core  # type: ignore[assignment]
+        self.output = nn.Linear(hidden_size, 1)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        self.encoder.reset_parameters(generator)
+        self.core.reset_parameters(generator)
+        nn.init.orthogonal_(self.output.weight, 1.0, generator=generator)
+        nn.init.zeros_(self.output.bias)
+
+    def step(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the value [B, 1] and the state after the step."""
+        hidden, after = self.core.step(self.encoder(observation), state)
+        return self.output(hidden), after
+
+
 class Policy(nn.Module):
     """An encoder, a core and heads. Unrolling stored rows gives what acting gave, to 1e-5 in float32."""
 
-    def __init__(self, encoder: ObservationEncoder, core: nn.Module, head: nn.Module, hidden_size: int) -> None:
+    def __init__(
+        self,
+        encoder: ObservationEncoder,
+        core: nn.Module,
+        head: nn.Module,
+        hidden_size: int,
+        critic: Critic | None = None,
+        value_scale: ValueScale | None = None,
+    ) -> None:
         super().__init__()
         self.hidden_size = hidden_size
         self.encoder = encoder
         self.core: Core = core  # type: ignore[assignment]
         self.head: Head = head  # type: ignore[assignment]
-        # The numbers of the actions' distribution, then the value: one product for both.
-        self.output = nn.Linear(hidden_size, self.head.outputs + 1)
+        # The numbers of the actions' distribution, then the value, if there is no critic: one product for both.
+        self.output = nn.Linear(hidden_size, self.head.outputs + (critic is None))
+        self.critic = critic  # None: the value shares encoder and core
+        self.value_scale = value_scale  # None: the value's layer gives values in units of the rewards
         self.value_trains_core = True  # else the value loss trains only the value's weights of `output`
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw orthogonal weights; actions start nearly uniform (gain 0.01), the value with gain 1."""
+        """Draw orthogonal weights; actions start nearly uniform (gain 0.01), the value with gain 1.
+
+        A value that is normalised starts at 0, whatever the unit of the rewards.
+        """
         self.encoder.reset_parameters(generator)
         self.core.reset_parameters(generator)
-        nn.init.orthogonal_(self.output.weight[:-1], 0.01, generator=generator)
-        nn.init.orthogonal_(self.output.weight[-1:], 1.0, generator=generator)
+        nn.init.orthogonal_(self.output.weight[: self.head.outputs], 0.01, generator=generator)
+        nn.init.orthogonal_(self.output.weight[self.head.outputs :], 1.0, generator=generator)
         nn.init.zeros_(self.output.bias)
+        if self.critic is not None:
+            self.critic.reset_parameters(generator)
+        if self.value_scale is not None:
+            nn.init.zeros_(self.value_layer.weight[-1])
+
+    @property
+    def value_layer(self) -> nn.Linear:
+        """The layer whose last output is the value."""
+        return self.output if self.critic is None else self.critic.output
+
+    @property
+    def states(self) -> int:
+        """Number of state vectors of an agent."""
+        return self.core.states * (1 if self.critic is None else 2)
 
     def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
-        """Return zeros [B, S, H]: the state at the start of an episode."""
-        return torch.zeros(batch, self.core.states, self.hidden_size, dtype=torch.float32, device=device)
+        """Return zeros [B, S, H]: the state at the start of an episode. Those of a critic come last."""
+        return torch.zeros(batch, self.states, self.hidden_size, dtype=torch.float32, device=device)
 
     @torch.no_grad()
     def act(
@@ -78,18 +127,29 @@ class Policy(nn.Module):
         """
         numbers, state = self.step(observation, state)
         action, log_prob = self.head.sample(numbers[:, :-1], action_mask, generator, deterministic)
-        return Act(action, log_prob, numbers[:, -1].float(), state)
+        return Act(action, log_prob, self.in_reward_units(numbers[:, -1].float()), state)
 
     @torch.no_grad()
     def value(self, observation: Tensor, state: Tensor) -> Tensor:
         """Return the value [B] of `observation` with `state`; nothing changes."""
-        value: Tensor = self.step(observation, state)[0][:, -1].float()
-        return value
+        return self.in_reward_units(self.step(observation, state)[0][:, -1].float())
+
+    def in_reward_units(self, value: Tensor) -> Tensor:
+        """Return values in units of the rewards, from the value as the network gives it."""
+        scaled: Tensor = value if self.value_scale is None else self.value_scale(value)
+        return scaled
 
     def step(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the network's outputs [B, outputs + 1], the last being the value, and the state after the step."""
-        hidden, after = self.core.step(self.encoder(observation), state)
-        return self.output(hidden), after
+        """Return the network's outputs [B, outputs + 1] and the state after the step.
+
+        The last output is the value, normalised if there is a `value_scale`.
+        """
+        own = self.core.states
+        hidden, after = self.core.step(self.encoder(observation), state[:, :own])
+        if self.critic is None:
+            return self.output(hidden), after
+        value, after_critic = self.critic.step(observation, state[:, own:])
+        return torch.cat((self.output(hidden), value), -1), torch.cat((after, after_critic), 1)
 
     def unroll(
         self, observation: Tensor, state: Tensor, reset: Tensor, action: Tensor, *, action_mask: Tensor | None = None
@@ -99,17 +159,19 @@ class Policy(nn.Module):
         `state` [B, S, H] is the state before the first step. Where reset[b, t], an episode starts at t, and the state is
         zeroed before step t.
         """
-        batch, steps = reset.shape
         # Time comes first from here on, so that each step of the core is contiguous. Gathered rows have that layout in
         # memory already, so nothing is copied here.
-        features = self.encoder(observation.transpose(0, 1).flatten(0, 1)).view(steps, batch, -1)
-        hidden = self.core.unroll(features, state, reset.t().contiguous())
-        numbers, value = self.output(hidden).split((self.head.outputs, 1), -1)
-        if not self.value_trains_core:
+        seen, reset, own = observation.transpose(0, 1).flatten(0, 1), reset.t().contiguous(), self.core.states
+        hidden = _unroll(self.encoder, self.core, seen, state[:, :own], reset)
+        of_head = self.head.outputs
+        numbers, value = self.output(hidden).split((of_head, self.output.out_features - of_head), -1)
+        if self.critic is not None:
+            value = self.critic.output(_unroll(self.critic.encoder, self.critic.core, seen, state[:, own:], reset))
+        elif not self.value_trains_core:
             value = nn.functional.linear(hidden.detach(), self.output.weight[-1:], self.output.bias[-1:])
         mask = None if action_mask is None else action_mask.transpose(0, 1)
         log_prob, entropy = self.head.evaluate(numbers, action.transpose(0, 1), mask)
-        return Unrolled(log_prob.t(), entropy.t(), value.squeeze(-1).t().float())
+        return Unrolled(log_prob.t(), entropy.t(), self.in_reward_units(value.squeeze(-1).t().float()))
 
     @torch.no_grad()
     def update_normalizer(self, observation: Tensor, all_reduce: AllReduce | None = None) -> None:
@@ -119,6 +181,33 @@ class Policy(nn.Module):
         `all_reduce` sums a tensor over ranks in place (torch.distributed.all_reduce).
         """
         self.encoder.update_normalizer(observation, all_reduce)
+        if self.critic is not None:
+            self.critic.encoder.update_normalizer(observation, all_reduce)
+
+    @torch.no_grad()
+    def update_value_scale(self, target: Tensor, alive: Tensor, all_reduce: AllReduce | None = None) -> Tensor:
+        """Add an iteration's targets of the value to its statistics, and rescale its layer: no value changes.
+
+            factor = deviation / new deviation
+            w <- w * factor       b <- (b * deviation + mean - new mean) / new deviation
+
+        The layer's gradients are from then on `factor` times what they were; return it, so that an optimizer's moments of
+        this layer can follow. Between collecting and training rows unroll as before, to the rounding of float32.
+        """
+        scale, layer = self.value_scale, self.value_layer
+        assert scale is not None
+        mean, deviation = scale.mean.clone(), scale.deviation()
+        scale.update(target, alive, all_reduce)
+        factor = deviation / scale.deviation()
+        weight, bias = layer.weight[-1], layer.bias[-1]
+        weight.copy_(weight.double() * factor)
+        bias.copy_((bias.double() * deviation + mean - scale.mean) / scale.deviation())
+        return factor
+
+
+def _unroll(encoder: nn.Module, core: Core, observation: Tensor, state: Tensor, reset: Tensor) -> Tensor:
+    """observation [T * B, *obs], state [B, S, H], reset [T, B] -> hidden [T, B, H]"""
+    return core.unroll(encoder(observation).view(*reset.shape, -1), state, reset)
 
 
 def build_policy(
@@ -129,17 +218,27 @@ def build_policy(
     core: CoreKind = "lstm",
     hidden_size: int = 128,
     normalize_observations: bool = False,
+    separate_critic: bool = False,
+    normalize_values: bool = False,
     cell_kinds: int = 16,
     generator: torch.Generator | None = None,
 ) -> Policy:
     """Build the policy for an environment. Its weights are drawn from `generator` (default: torch's global one).
 
-    `cell_kinds` is for grids whose environment does not declare how many kinds of cells there are.
+    `separate_critic` gives the value an encoder and a core of the same sizes; `normalize_values` normalises it by the
+    running statistics of returns. `cell_kinds` is for grids whose environment does not declare how many kinds of cells there
+    are.
     """
     if hidden_size < 1:
         raise PolicyError(f"policy.hidden_size={hidden_size} must be at least 1")
-    reader = ObservationEncoder(observation, hidden_size, encoder, normalize_observations, cell_kinds)
-    policy = Policy(reader, _make_core(core, hidden_size, reader.activation), make_head(action), hidden_size)
+
+    def network() -> tuple[ObservationEncoder, nn.Module]:
+        reader = ObservationEncoder(observation, hidden_size, encoder, normalize_observations, cell_kinds)
+        return reader, _make_core(core, hidden_size, reader.activation)
+
+    critic = Critic(*network(), hidden_size) if separate_critic else None
+    value_scale = ValueScale() if normalize_values else None
+    policy = Policy(*network(), make_head(action), hidden_size, critic, value_scale)
     policy.reset_parameters(generator)
     return policy
 

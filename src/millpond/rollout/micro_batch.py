@@ -32,10 +32,11 @@ class Advantages:
     """Advantages of an iteration's rows."""
 
     raw: Tensor  # [R, T, a]; V + A is the target of the value
-    scaled: Tensor  # [R, T, a], as trained on: normalised over these rows, if the config says so
+    scaled: Tensor  # [R, T, a], as trained on: normalised over these rows, if the config says so, else `raw`
     priority: npt.NDArray[np.float64]  # [R]: the sum of |A| over a row
     explained_variance: Tensor
     valid_steps: Tensor  # [R]: agent steps of a row at which the agent was alive
+    per_minibatch: bool = False  # normalise over each minibatch when it is trained
 
 
 @dataclass

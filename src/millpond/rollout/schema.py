@@ -30,9 +30,9 @@ class RowField:
         return prod(self.shape) * self.itemsize
 
 
-def state_shape(core: str, hidden_size: int) -> tuple[int, int]:
-    """Return the shape of one agent's recurrent state in the built-in policy."""
-    return STATES[core], hidden_size
+def state_shape(core: str, hidden_size: int, separate_critic: bool = False) -> tuple[int, int]:
+    """Return the shape of one agent's recurrent state in the built-in policy; a separate critic has its own."""
+    return STATES[core] * (2 if separate_critic else 1), hidden_size
 
 
 def row_fields(spec: EnvSpec | None, state_shape: tuple[int, ...]) -> list[RowField]:

@@ -43,6 +43,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
         {"ppo.sampling": "prioritized", "ppo.prio_alpha": 0.8, "ppo.advantage": "vtrace"},
         {"trainer.max_minibatch_size": 8 * 4, "policy.core": "gru"},
         {"policy.core": "none", "ppo.lr_schedule": "linear", "vector.backend": "processes", "trainer.num_workers": 2},
+        {"policy.separate_critic": True, "ppo.normalize_values": True, "ppo.normalize_advantage": "minibatch"},
     ],
 )
 def test_run_matches_its_plan(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -92,11 +93,39 @@ def test_rows_are_trained_with_the_normalizer_statistics_of_their_collection(tmp
     assert counts == [trainer.counters.agent_steps], "every step was counted once"
 
 
-def test_micro_batches_do_not_change_the_result(tmp_path: Path) -> None:
-    train_small(tmp_path, "whole")
-    train_small(tmp_path, "parts", **{"trainer.max_minibatch_size": 8 * 2})
+@pytest.mark.parametrize("changes", [{}, {"ppo.normalize_advantage": "minibatch", "ppo.normalize_values": True}])
+def test_micro_batches_do_not_change_the_result(tmp_path: Path, changes: dict[str, Any]) -> None:
+    train_small(tmp_path, "whole", **changes)
+    train_small(tmp_path, "parts", **changes, **{"trainer.max_minibatch_size": 8 * 2})
     for name, tensor in weights(tmp_path / "whole").items():
         torch.testing.assert_close(weights(tmp_path / "parts")[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("core", ["lstm", "none"])
+@pytest.mark.parametrize("fast", [True, False])
+def test_normalised_values_learn_alike_in_every_unit_of_the_rewards(tmp_path: Path, core: str, fast: bool) -> None:
+    """In powers of two nothing is rounded differently but by the terms 1e-8 of Adam and of the advantages' deviation."""
+    same = {**CARTPOLE, "policy.core": core, "ppo.normalize_values": True, "trainer.fast": fast, "eval.interval": None}
+    units = {"one": 1.0, "tiny": 2.0**-10, "huge": 2.0**10}
+    for name, unit in units.items():
+        train_small(tmp_path, name, **same, **{"env.reward_scale": unit})
+    one = records(tmp_path / "one")
+    learned = weights(tmp_path / "one")
+    for name in ("tiny", "huge"):
+        for ours, theirs in zip(records(tmp_path / name), one, strict=True):
+            for metric in ("policy_loss", "value_loss", "entropy", "grad_norm", "explained_variance", "episode_length"):
+                assert ours.get(metric) == pytest.approx(theirs.get(metric), rel=1e-3, abs=1e-4), metric
+        for key, tensor in weights(tmp_path / name).items():
+            if "value_scale" not in key:
+                torch.testing.assert_close(tensor, learned[key], rtol=1e-3, atol=1e-4)
+
+
+def test_learning_rate_ends_at_its_floor(tmp_path: Path) -> None:
+    """Four iterations: the last begins at three quarters of the way."""
+    trainer = train_small(
+        tmp_path, "pond", **{"ppo.lr_schedule": "linear", "ppo.min_lr_ratio": 0.2, "ppo.learning_rate": 1e-3}
+    )
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * (0.2 + 0.8 * 0.25))
 
 
 def test_target_kl_ends_an_iteration_early(tmp_path: Path) -> None:
@@ -122,6 +151,8 @@ def test_same_seed_gives_the_same_run(tmp_path: Path) -> None:
         {"trainer.batch_unit": "agent_steps", "trainer.batch_size": 8 * 40},
         {"policy.core": "gru"},
         {"policy.core": "none", "env.id": "truncation", "policy.normalize_observations": True},  # compiled throughout
+        {"ppo.normalize_values": True, "ppo.normalize_advantage": "minibatch"},
+        {"ppo.normalize_values": True, "policy.separate_critic": True, "policy.core": "none"},
     ],
 )
 @pytest.mark.parametrize("cut", [1, 2, 3])

@@ -135,7 +135,9 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1, vector: st
 
     # An iteration that whole envs do not fill exactly leaves up to agents - 1 rows in the buffer.
     buffer_rows = rows + (agents - 1 if agents_per_row == 1 and rows % agents else 0)
-    all_fields = row_fields(spec, state_shape(recipe.policy.core, recipe.policy.hidden_size))
+    policy = recipe.policy
+    state_of_agent = state_shape(policy.core, policy.hidden_size, policy.separate_critic)
+    all_fields = row_fields(spec, state_of_agent)
     fields = [field for field in all_fields if field.bytes_each]
     sizes = [field_bytes(field, buffer_rows, horizon, agents_per_row) for field in fields]
     shapes = [
@@ -187,13 +189,11 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1, vector: st
         field_bytes=tuple(
             (f.name, f"{shape} {f.dtype}", size) for f, shape, size in zip(fields, shapes, sizes, strict=True)
         ),
-        collecting_bytes=collecting_bytes(
-            spec, recipe.policy.core, recipe.policy.hidden_size, envs, batch * agents_per_row
-        ),
+        collecting_bytes=collecting_bytes(spec, state_of_agent, envs, batch * agents_per_row),
         training=training_memory(
-            spec if recipe.policy.target is None else None,  # not known for a custom policy
-            recipe.policy.core,
-            recipe.policy.hidden_size,
+            spec if policy.target is None else None,  # not known for a custom policy
+            policy.core,
+            policy.hidden_size,
             recipe.ppo.optimizer,
             trainer.precision,
             micro_batch_rows,
@@ -201,6 +201,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1, vector: st
             agents_per_row,
             cores,
             fast=trainer.fast and fast.is_on() and recipe.device == "cpu" and not trainer.compile,
+            separate_critic=policy.separate_critic,
         ),
     )
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from millpond.config import PPORecipe
-from millpond.config.recipe import PolicyConfig
 from millpond.envs.check import CheckResult
 from millpond.envs.env_batch import EnvBatch, spawn_seeds
 from millpond.envs.registry import describe_error, make_env_batch
@@ -23,22 +22,24 @@ TRIAL_STEPS = 4
 CLOSE = 1e-3  # between what acting and unrolling say of a step
 
 
-def make_policy(policy: PolicyConfig, spec: EnvSpec, device: torch.device) -> Any:
+def make_policy(recipe: PPORecipe, spec: EnvSpec, device: torch.device) -> Any:
     """Build the built-in policy, or a custom one, for an environment, on a device."""
-    build = load_policy_factory(policy.target) if policy.target else build_policy
-    return build(
-        spec.observation,
-        spec.action,
-        encoder=policy.encoder,
-        core=policy.core,
-        hidden_size=policy.hidden_size,
-        normalize_observations=policy.normalize_observations,
-    ).to(device)
+    policy = recipe.policy
+    settings: dict[str, Any] = {
+        "encoder": policy.encoder,
+        "core": policy.core,
+        "hidden_size": policy.hidden_size,
+        "normalize_observations": policy.normalize_observations,
+    }
+    if policy.target is not None:
+        return load_policy_factory(policy.target)(spec.observation, spec.action, **settings).to(device)
+    settings |= {"separate_critic": policy.separate_critic, "normalize_values": recipe.ppo.normalize_values}
+    return build_policy(spec.observation, spec.action, **settings).to(device)
 
 
 def ppo_player(recipe: PPORecipe, spec: EnvSpec, checkpoint: Checkpoint) -> Player:
     """The policy of a PPO run. It samples its actions, as in training."""
-    return Player(make_policy(recipe.policy, spec, torch.device("cpu")), weights="policy", greedy=False)
+    return Player(make_policy(recipe, spec, torch.device("cpu")), weights="policy", greedy=False)
 
 
 def check_policy_on(env_id: str, options: Mapping[str, Any]) -> CheckResult:

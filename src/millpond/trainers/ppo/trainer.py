@@ -58,7 +58,7 @@ from millpond.trainers.common.play import Evaluation, evaluate
 from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater
-from millpond.trainers.ppo.update import Step, estimate_advantages, train_minibatch
+from millpond.trainers.ppo.update import Step, estimate_advantages, train_minibatch, update_value_scale, value_scale_of
 from millpond.vector import Vector
 
 
@@ -82,7 +82,7 @@ class PPOTrainer:
 
         self.timer, self.counters = Timer(), Counters()
         spec = make_spec(recipe.env, stacked=True)
-        policy = make_policy(recipe.policy, spec, self.device)
+        policy = make_policy(recipe, spec, self.device)
         state_shape = tuple(policy.initial_state(1, self.device).shape[1:])
         policy.value_trains_core = recipe.ppo.value_trains_core
         self.policy = policy
@@ -213,7 +213,7 @@ class PPOTrainer:
     def _estimate(self) -> Advantages:
         ppo = self.recipe.ppo
         with self.timer("advantage"), torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
-            return estimate_advantages(
+            advantages = estimate_advantages(
                 self.rows,
                 self.share.segments,
                 gamma=ppo.gamma,
@@ -224,6 +224,9 @@ class PPOTrainer:
                 all_reduce=self.ranks.all_reduce,
                 bootstrap_truncation=ppo.bootstrap_truncation,
             )
+            if ppo.normalize_values:
+                update_value_scale(self.policy, self.optimizer, self.rows, advantages, self.ranks.all_reduce)
+            return advantages
 
     def _draws(self, advantages: Advantages) -> Iterator[Draw]:
         ppo = self.recipe.ppo
@@ -264,7 +267,9 @@ class PPOTrainer:
         return self.loop.totals["iteration"] / max(1, self.plan.iterations)
 
     def _set_learning_rate(self) -> None:
-        rate = named(self.recipe.ppo.lr_schedule, self.recipe.ppo.learning_rate, over=1.0)(self._progress())
+        ppo = self.recipe.ppo
+        lowest = ppo.learning_rate * ppo.min_lr_ratio
+        rate = named(ppo.lr_schedule, ppo.learning_rate, over=1.0, end=lowest)(self._progress())
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
@@ -276,6 +281,7 @@ class PPOTrainer:
             vf_coef=ppo.vf_coef,
             ent_coef=named(ppo.ent_schedule, ppo.ent_coef, over=1.0)(progress),
             max_grad_norm=ppo.max_grad_norm,
+            value_scale=value_scale_of(self.policy) if ppo.normalize_values else None,
         )
 
     def _autocast(self) -> AbstractContextManager[Any]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from millpond.kernels.advantage import advantage_numba, advantage_torch
-from millpond.losses import AllReduce, Coefficients, PPOLoss, explained_variance, normalise, ppo_loss
+from millpond.losses import AllReduce, Coefficients, PPOLoss, Scale, explained_variance, normalise, ppo_loss, scale_of
+from millpond.policies import Policy
 from millpond.rollout.micro_batch import Advantages, MicroBatch, gather
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
 from millpond.threads import torch_threads
 
+POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum": 1}  # of the gradients, in the optimizers' moments
 INPUTS = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "alive")
 
 
@@ -37,14 +39,15 @@ def estimate_advantages(
     lam: float,
     rho_clip: float,
     c_clip: float,
-    normalize: bool,
+    normalize: Literal["iteration", "minibatch", "none"],
     bootstrap_truncation: bool = True,
     all_reduce: AllReduce | None = None,
 ) -> Advantages:
     """Estimate advantages of the first `num_rows` rows.
 
     Right after collection the policy is the one that acted: all ratios are 1. Without `bootstrap_truncation` a truncated step
-    is treated as terminated, to see the effect. `all_reduce` sums a tensor over ranks, so that statistics cover all rows.
+    is treated as terminated, to see the effect. Advantages are normalised over these rows, or later over each minibatch.
+    `all_reduce` sums a tensor over ranks, so that statistics cover all rows.
     """
     arrays: dict[str, Any] = {name: rows[name][:num_rows] for name in INPUTS}
     if not bootstrap_truncation:
@@ -59,11 +62,40 @@ def estimate_advantages(
     target = advantage + arrays["value"]
     return Advantages(
         advantage,
-        normalise(advantage, alive, all_reduce) if normalize else advantage,
+        normalise(advantage, alive, all_reduce) if normalize == "iteration" else advantage,
         advantage.abs().sum(dim=(1, 2)).double().cpu().numpy(),
         explained_variance(arrays["value"], target, alive, all_reduce),
         alive.sum(dim=(1, 2)),
+        per_minibatch=normalize == "minibatch",
     )
+
+
+def update_value_scale(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    rows: Rows,
+    advantages: Advantages,
+    all_reduce: AllReduce | None = None,
+) -> None:
+    """Add the targets of an iteration's rows to the statistics of returns. Values stay as they are.
+
+    Gradients of the value's layer change by a factor; so do the optimizer's means of them, and those of their squares by its
+    square. Otherwise Adam's steps would be too small or too large until it has forgotten the gradients before.
+    """
+    count = len(advantages.raw)
+    factor = policy.update_value_scale(advantages.raw + rows["value"][:count], rows["alive"][:count], all_reduce)
+    for parameter in policy.value_layer.parameters():
+        for name, power in POWERS.items():
+            moment = optimizer.state.get(parameter, {}).get(name)
+            if moment is not None:
+                moment[-1].mul_(factor.to(moment.dtype) ** power)
+
+
+def value_scale_of(policy: Policy) -> Scale:
+    """Return the statistics of returns by which values are normalised in the loss."""
+    scale = policy.value_scale
+    assert scale is not None
+    return Scale(scale.mean.float(), scale.deviation().float())
 
 
 @dataclass(frozen=True)
@@ -162,6 +194,10 @@ def micro_batch_loss(
     unroll: Callable[..., Any], micro_batch: MicroBatch, coefficients: Coefficients, valid_steps: Tensor
 ) -> PPOLoss:
     """Unroll the policy over gathered rows and return the loss; means are over `valid_steps`."""
+
+    def scaled(numbers: Tensor, scale: Scale | None) -> Tensor:
+        return numbers.t() if scale is None else scale.normalise(numbers.t())
+
     unrolled = unroll(
         micro_batch.take_observation(),
         micro_batch.state,
@@ -172,10 +208,10 @@ def micro_batch_loss(
     return ppo_loss(
         unrolled.log_prob.float().t(),
         micro_batch.log_prob.t(),
-        micro_batch.advantage.t(),
-        unrolled.value.float().t(),
-        micro_batch.value.t(),
-        micro_batch.target.t(),
+        scaled(micro_batch.advantage, coefficients.advantage_scale),
+        scaled(unrolled.value.float(), coefficients.value_scale),
+        scaled(micro_batch.value, coefficients.value_scale),
+        scaled(micro_batch.target, coefficients.value_scale),
         unrolled.entropy.float().t(),
         micro_batch.weight.t(),
         clip_coef=coefficients.clip_coef,
@@ -208,6 +244,9 @@ def train_minibatch(
     if all_reduce is not None:
         all_reduce(valid_steps)
     valid_steps = valid_steps.clamp(min=1)
+    if advantages.per_minibatch:
+        scale = _scale_of_minibatch(rows, advantages, picked, device, all_reduce)
+        coefficients = replace(coefficients, advantage_scale=scale)
     for parameter in updater.parameters:
         parameter.grad = None
     metrics = dict[str, Tensor]()
@@ -218,6 +257,15 @@ def train_minibatch(
                 metrics[name] = metrics[name] + value if name in metrics else value
     metrics["grad_norm"] = take_step(updater, optimizer, coefficients.max_grad_norm, [*metrics.values()], all_reduce)
     return Step(metrics, valid_steps)
+
+
+def _scale_of_minibatch(
+    rows: Rows, advantages: Advantages, picked: Tensor, device: torch.device, all_reduce: AllReduce | None
+) -> Scale:
+    """Return mean and deviation of the advantages over the valid steps of all rows of a minibatch, on all ranks."""
+    chosen = picked.to(rows.device)
+    advantage, alive = (array.index_select(0, chosen) for array in (advantages.raw, rows["alive"]))
+    return scale_of(advantage.to(device), alive.to(device), all_reduce)
 
 
 def take_step(
