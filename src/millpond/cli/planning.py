@@ -22,6 +22,7 @@ from millpond.cli.output import print_json, print_text
 from millpond.config import Recipe, load, recipe_names
 from millpond.config.check import flatten
 from millpond.config.debug import DEBUG
+from millpond.config.env_options import env_spec
 from millpond.config.keys import keys, kinds_of, nearest_key, sections
 from millpond.config.load import leaves_agents_open
 from millpond.config.rules import show as show_value
@@ -218,7 +219,7 @@ def _lengths(name: str) -> list[str]:
 
 def _print_explanation(recipe: str, overrides: list[str], preset: str | None, name: str) -> None:
     """Print the meaning of a key, or the keys of a section."""
-    typed = load(recipe, overrides, preset).recipe
+    typed = load(recipe, overrides, preset, known_spec=env_spec).recipe
     known, values = keys(typed.kind), flatten(typed)
     if name in known:
         key = known[name]

@@ -78,6 +78,14 @@ MUJOCO_ENVS = {
         "Walker2d",
     ]
 }
+# Likewise, those that need the extra `box2d`.
+BOX2D_ENVS = {
+    "BipedalWalker-v3",
+    "BipedalWalkerHardcore-v3",
+    "CarRacing-v3",
+    "LunarLander-v3",
+    "LunarLanderContinuous-v3",
+}
 LOOPED = ("gymnasium", "pettingzoo", "custom")  # one Python object per env, stepped in a loop
 
 
@@ -99,7 +107,10 @@ def extra_of(env_id: str) -> tuple[str, str] | None:
     if family is None:
         return None
     if family.name == "gymnasium":
-        return ("mujoco", "mujoco") if env_id.partition(":")[2] in MUJOCO_ENVS else None
+        name = env_id.partition(":")[2]
+        if name in BOX2D_ENVS:
+            return "box2d", "Box2D"
+        return ("mujoco", "mujoco") if name in MUJOCO_ENVS else None
     return None if family.extra is None else (family.extra, family.module)
 
 

@@ -42,6 +42,30 @@ def known_ids() -> list[str]:
     return [*BUILT_IN, *games, "gymnasium:ID", "pettingzoo:MODULE", "package.module:make_env"]
 
 
+def near_ids(name: str) -> list[str]:
+    """Return up to three ids that a mistyped one may mean, also without its family: breakout, cartpole, gymnasium:CartPole-v9.
+
+    Imports Gymnasium to ask its registry.
+    """
+    import difflib
+
+    import gymnasium
+
+    known = ["recall", "truncation", *(one for one in known_ids() if one.startswith(("atari:", "minatar:")))]
+    own = [name for name, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")]
+    known += [f"gymnasium:{env}" for env in own]  # ale_py's are atari:GAME here
+    by_text: dict[str, list[str]] = {}
+    for env_id in known:
+        family, _, rest = env_id.rpartition(":")
+        texts = [env_id, rest, rest.rpartition("-v")[0]] if family else [env_id]
+        for text in texts:
+            by_text.setdefault(text.lower(), []).append(env_id)
+    near = difflib.get_close_matches(name.lower(), [text for text in by_text if text], n=3, cutoff=0.75)
+    ids = [env_id for text in near for env_id in reversed(by_text[text])]  # of several versions, the newest first
+    family = name.rpartition(":")[0].lower()
+    return list(dict.fromkeys(sorted(ids, key=lambda env_id: not env_id.startswith(f"{family}:"))))[:3]
+
+
 def reward_options(env_id: str, options: Mapping[str, Any]) -> RewardOptions:
     """Return the reward options, which every environment has."""
     return parse_options(RewardOptions, {k: v for k, v in options.items() if k in REWARD_NAMES}, env_id=env_id)
@@ -307,6 +331,8 @@ def list_envs(*, games: bool = False) -> list[EnvListing]:
     listings += [_listing(describe(f"atari:{game}", {}), about_atari) for game in atari_games]
     for env_id, about in (
         ("gymnasium:ID", "any env of Gymnasium's registry, as gymnasium:CartPole-v1"),
+        ("gymnasium:LunarLander-v3", "one of Gymnasium's envs that need the extra box2d"),
+        ("gymnasium:HalfCheetah-v5", "one of Gymnasium's envs that need the extra mujoco"),
         ("pettingzoo:MODULE", "any parallel env of PettingZoo, as pettingzoo:butterfly.pistonball_v6"),
         ("package.module:make_env", "a custom env, see docs/environments.md"),
     ):
