@@ -145,6 +145,7 @@ def recipes(json: JsonOption = False) -> None:
                     "name": name,
                     "kind": recipe.kind,
                     "description": recipe.description,
+                    "expect": recipe.expect,
                     "presets": _presets(recipe),
                     "extra": _extra(recipe),
                     "extra_installed": missing_extra(recipe.env.id) is None,
@@ -156,13 +157,25 @@ def recipes(json: JsonOption = False) -> None:
     lines = []
     for name, recipe in loaded:
         lines += [f"{name} ({recipe.kind}; presets: {', '.join(_presets(recipe))})", *sentence(recipe.description)]
+        lines += sentence(f"To expect: {recipe.expect}") if recipe.expect else []
         extra = _extra(recipe)
         if extra is not None:
             missing = missing_extra(recipe.env.id) is not None
             lines += sentence(f"Needs the extra {extra}, which is {'not installed:' if missing else 'installed.'}")
             lines += [f"    {install_command(extra)}"] if missing else []  # on one line, to be copied
         lines += _lengths(name)
-    print_text("\n".join([*lines, "", *sentence("`millpond plan NAME` prints what one of them will do.", 0)]))
+    print_text(
+        "\n".join(
+            [
+                *lines,
+                "",
+                *sentence(
+                    "`millpond plan NAME` prints what one of them will do. An env id is a recipe, too: `millpond train gymnasium:CartPole-v1` takes gym.",
+                    0,
+                ),
+            ]
+        )
+    )
 
 
 def _print_plan(

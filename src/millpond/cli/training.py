@@ -66,6 +66,8 @@ def train(
 
     \b
       millpond train                                # the built-in environment, minutes on two cores
+      millpond train gymnasium:CartPole-v1          # any environment, with the recipe of its family
+      millpond train my_env:make_env                # a function in my_env.py that returns an env
       millpond train grid ppo.learning_rate=1e-3 --run faster
       millpond train metta --debug                  # one of every level
       millpond train --resume faster trainer.total_timesteps=8e6

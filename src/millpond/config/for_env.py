@@ -41,7 +41,7 @@ class ForEnvConfig(ConfigSection):
     small_image: dict[str, Any] = Field(
         default_factory=dict, description="Overrides for envs that show smaller images, or grids."
     )
-    agents: Count | None = Field(
+    total_agents: Count | None = Field(
         None,
         description="Agents in all envs together, about: trainer.num_envs is this / env.num_agents, rounded to a multiple of "
         "`minibatches`, unless the number of envs is set.",
@@ -102,7 +102,7 @@ def recipe_of_env(env_id: str, spec: EnvSpec | None = None) -> EnvRecipe | None:
 def names_no_env_count(values: Mapping[str, Any]) -> bool:
     """True for a config of kind ppo that does not say how many envs it has: it takes the recipe of its environment."""
     trainer = values.get("trainer", {})
-    if values.get("kind") != "ppo" or not isinstance(trainer, Mapping) or read_section(values).agents is not None:
+    if values.get("kind") != "ppo" or not isinstance(trainer, Mapping) or read_section(values).total_agents is not None:
         return False
     return all(trainer.get(key.partition(".")[2]) is None for key in (ENVS, TARGET))
 
@@ -156,10 +156,10 @@ def choose_sizes(section: ForEnvConfig, flat: Values, set_keys: set[str]) -> tup
     """
     chosen: list[Chosen] = []
     agents, parts, envs = flat["env.num_agents"], section.minibatches or 1, flat[ENVS]
-    if section.agents is not None and envs is None and flat[TARGET] is None:
+    if section.total_agents is not None and envs is None and flat[TARGET] is None:
         unit = lcm(parts, flat["trainer.num_workers"], flat["trainer.async_factor"])
-        envs = unit * max(1, round(section.agents / agents / unit))
-        reason = f"about {plural(section.agents, 'agent')} in all, {agents:,} per env"
+        envs = unit * max(1, round(section.total_agents / agents / unit))
+        reason = f"about {plural(section.total_agents, 'agent')} in all, {agents:,} per env"
         chosen.append(Chosen(ENVS, envs, f"{reason}; a multiple of {unit}" if unit > 1 else reason))
     if section.minibatches is not None and MINIBATCH not in set_keys and envs is not None:
         horizon, batch = flat["trainer.bptt_horizon"], flat["trainer.batch_size"]

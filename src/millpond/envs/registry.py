@@ -330,14 +330,23 @@ def list_envs(*, games: bool = False) -> list[EnvListing]:
     listings += [_listing(describe(f"minatar:{game}", {}), about_minatar) for game in minatar_games]
     listings += [_listing(describe(f"atari:{game}", {}), about_atari) for game in atari_games]
     for env_id, about in (
-        ("gymnasium:ID", "any env of Gymnasium's registry, as gymnasium:CartPole-v1"),
-        ("gymnasium:LunarLander-v3", "one of Gymnasium's envs that need the extra box2d"),
-        ("gymnasium:HalfCheetah-v5", "one of Gymnasium's envs that need the extra mujoco"),
+        ("gymnasium:ID", "any env of Gymnasium's registry, as gymnasium:CartPole-v1; " + _gymnasium_extras()),
         ("pettingzoo:MODULE", "any parallel env of PettingZoo, as pettingzoo:butterfly.pistonball_v6"),
         ("package.module:make_env", "a custom env, see docs/environments.md"),
     ):
         listings.append(EnvListing(env_id, "its own", "its own", "its own", "no", install_command_for(env_id), about))
     return listings
+
+
+def _gymnasium_extras() -> str:
+    """Return which of Gymnasium's envs need an extra, and the command if it is missing."""
+    texts = []
+    for env_id, kin in (("gymnasium:LunarLander-v3", "Box2D's"), ("gymnasium:HalfCheetah-v5", "MuJoCo's")):
+        extra = families.extra_of(env_id)
+        assert extra is not None
+        missing = install_command_for(env_id)
+        texts.append(f"{kin}, as {env_id}, need the extra {extra[0]}" + (f" (missing: {missing})" if missing else ""))
+    return "; ".join(texts)
 
 
 def install_command_for(env_id: str) -> str:
