@@ -39,9 +39,9 @@ app = typer.Typer(
       millpond bench                    measure the speed of this machine
       millpond doctor                   show what is installed on this machine
 
-    A RECIPE is a name from `millpond recipes`, an env id (the recipe of its family is taken), a path to a YAML file, or a
-    PufferLib .ini file. Override its settings with section.key=value arguments, such as trainer.batch_size=262_144; `millpond plan --explain KEY` explains a key,
-    and docs/configuration.md lists all of them.""",
+    A RECIPE is a name from `millpond recipes`, an env id (which takes the recipe of its family), a path to a YAML file, or
+    a PufferLib .ini file. Override its settings with section.key=value arguments, such as trainer.batch_size=262_144;
+    `millpond plan --explain KEY` explains a key, and docs/configuration.md lists all of them.""",
 )
 
 

@@ -14,7 +14,7 @@ import shutil
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import ModuleType
@@ -211,6 +211,15 @@ def require(rule_holds: bool, env_id: str, message: str) -> None:
         raise EnvError(f"env {env_id!r}: {message}")
 
 
+def _modules_here() -> list[str]:
+    return [path.stem for path in Path.cwd().glob("*.py")]
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=3)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
 def load_dotted(path: str, *, key: str = "", error: type[MillpondError] = EnvError) -> Any:
     """Return the callable that `package.module:name` names.
 
@@ -228,12 +237,12 @@ def load_dotted(path: str, *, key: str = "", error: type[MillpondError] = EnvErr
             raise
         raise error(
             f"{setting}: there is no module {missing.name!r}; it must be on the Python path "
-            "(run from its folder with PYTHONPATH=. or install it)"
+            f"(run from its folder with PYTHONPATH=. or install it){_near(module_name, _modules_here())}"
         ) from missing
     target: Any = module
     for part in name.split("."):
         if not hasattr(target, part):
-            raise error(f"{setting}: module {module_name} has no {name!r}")
+            raise error(f"{setting}: module {module_name} has no {name!r}{_near(part, dir(target))}")
         target = getattr(target, part)
     if not callable(target):
         raise error(f"{setting} is a {type(target).__name__}, not a function or class")

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 # Lengths and logging: changing these does not affect what was learned so far.
 MAY_CHANGE = {
     "trainer.total_iterations", "trainer.total_timesteps", "trainer.max_seconds", "mixture.total_frames", "reward.epochs",
-    "reward.save_freq", "reward.log_batches", "vector.timeout", "vector.on_crash", "run_dir", "description", "expect", "presets",
+    "reward.save_freq", "reward.log_batches", "vector.timeout", "vector.on_crash", "run_dir", "description",
+    "expect", "presets",
 }  # fmt: skip
 MAY_CHANGE_IN = ("checkpoint.", "eval.", "log.")
 
