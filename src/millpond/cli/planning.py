@@ -170,7 +170,7 @@ def recipes(json: JsonOption = False) -> None:
                 *lines,
                 "",
                 *sentence(
-                    "`millpond plan NAME` prints what one of them will do. An env id such as gymnasium:CartPole-v1 is a recipe, too.",
+                    "`millpond plan NAME` prints what one will do. An env id such as gymnasium:CartPole-v1 is a recipe, too.",
                     0,
                 ),
             ]
