@@ -87,6 +87,11 @@ def test_what_the_user_sets_is_not_replaced(tmp_path: Path) -> None:
     overridden = load(CUSTOM, ["policy.hidden_size=32"], ask_env=pixels)
     assert overridden.recipe.policy.hidden_size == 32
     assert "policy.hidden_size" not in chosen(overridden)
+    nested = load(CUSTOM, {"policy": {"hidden_size": 32}}, ask_env=pixels)  # as from Python
+    assert nested.recipe.policy.hidden_size == 32
+    assert "policy.hidden_size" not in chosen(nested)
+    still_open = load(CUSTOM, ["policy.hidden_size=32"]).open_choices
+    assert "policy.hidden_size" not in {one.key for one in still_open} != set()
     path = written_file(tmp_path, {"extends": "gym", "env": {"id": CUSTOM}, "policy": {"hidden_size": 16}})
     extended = load(path, ask_env=pixels)
     assert extended.recipe.policy.hidden_size == 16
