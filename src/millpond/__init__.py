@@ -48,10 +48,10 @@ def plan(
 ) -> Planned:
     """Return what a recipe will do, as `millpond plan` prints it.
 
-    The recipe is a name, a YAML file, a PufferLib .ini file, or a mapping. `overrides` are strings such as
-    "trainer.batch_size=262_144", or a mapping of dotted keys. Other keyword arguments are overrides too: `seed=3`,
-    `**{"trainer.num_envs": 64}`. Raises `millpond.config.ConfigError`, with every violation and a fix, if the config
-    cannot run.
+    The recipe is a name, an env id (`gymnasium:CartPole-v1`), a YAML file, a PufferLib .ini file, or a mapping.
+    `overrides` are strings such as "trainer.batch_size=262_144", or a mapping of dotted keys. Other keyword arguments are
+    overrides too: `seed=3`, `**{"trainer.num_envs": 64}`. Raises `millpond.config.ConfigError`, with every violation and a
+    fix, if the config cannot run.
     """
     from millpond.planner import Host
     from millpond.planner import plan as make_plan

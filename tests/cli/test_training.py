@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.in_process import run_command
+
 
 def millpond(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -226,3 +228,14 @@ def test_run_in_training_is_neither_resumed_nor_overwritten_and_a_killed_one_res
     assert "run one ended before it saved a checkpoint: it starts again from the beginning" in " ".join(
         again.stdout.split()
     )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "near"),
+    [("gymnasium:CartPole-v9", "gymnasium:CartPole-v1"), ("grdd", "grid"), ("minatar:breakot", "breakout")],
+)
+def test_mistyped_ids_and_recipes_list_near_matches_and_exit_with_2(tmp_path: Path, recipe: str, near: str) -> None:
+    outcome = run_command(tmp_path, "train", recipe)
+    assert outcome.code == 2
+    assert near in outcome.errors[0]
+    assert not (tmp_path / "runs").exists()

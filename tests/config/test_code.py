@@ -10,6 +10,7 @@ import pytest
 import millpond
 from millpond.config import load, recipe_names
 from millpond.config.load import code_of, source_file
+from tests.support.env_specs import env_spec
 
 
 def write(path: Path, text: str) -> Path:
@@ -76,5 +77,5 @@ def test_packaged_recipes_name_no_code_and_are_no_source(tmp_path: Path) -> None
 def test_code_is_approved_before_the_env_is_asked(tmp_path: Path) -> None:
     path = write(tmp_path / "recipe.yaml", "extends: grid\nenv: {id: 'a:b'}\n")
     calls = []
-    load(path, ask_env=lambda env: calls.append(env.id) or 1, approve=lambda code: calls.append(code[0].key))  # type: ignore[func-returns-value]
+    load(path, ask_env=lambda env: calls.append(env.id) or env_spec(), approve=lambda code: calls.append(code[0].key))  # type: ignore[func-returns-value]
     assert calls == ["env.id", "a:b"]

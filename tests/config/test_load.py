@@ -9,11 +9,13 @@ import pytest
 from millpond.config import ConfigError, PPORecipe, load, recipe_names
 from millpond.config.check import flatten
 from millpond.errors import MillpondError
+from tests.support.env_specs import env_spec
 
 PACKAGED_RECIPES = {
     *("grid", "metta", "mettagrid", "puffer-metta"),
     *("mixture", "mixture-minatar", "mixture-gravitar", "mixture-seed"),
     *("reward", "reward-libero", "reward-online"),
+    *("gym", "mujoco", "atari", "minatar", "multiagent"),
 }
 
 
@@ -162,7 +164,7 @@ def test_a_family_shares_the_step_limit_but_not_the_number_of_agents(tmp_path: P
 
 def test_the_env_fills_in_its_number_of_agents() -> None:
     asked = []
-    loaded = load("grid", [f"env.id={OWN}"], ask_env=lambda env: asked.append(env.id) or 5)
+    loaded = load("grid", [f"env.id={OWN}"], ask_env=lambda env: asked.append(env.id) or env_spec(5))
     assert asked == [OWN]
     assert loaded.recipe.env.num_agents == 5
     assert not loaded.agents_open
@@ -172,17 +174,17 @@ def test_the_env_fills_in_its_number_of_agents() -> None:
 def test_a_wrong_number_of_agents_is_refused_with_the_fix() -> None:
     rule = rf"env.num_agents=3, but an env of env.id={OWN} has 1 agent; try env.num_agents=1$"
     with pytest.raises(ConfigError, match=rule):
-        load("grid", [f"env.id={OWN}", "env.num_agents=3"], ask_env=lambda env: 1)
-    load("grid", [f"env.id={OWN}", "env.num_agents=1"], ask_env=lambda env: 1)
+        load("grid", [f"env.id={OWN}", "env.num_agents=3"], ask_env=lambda env: env_spec(1))
+    load("grid", [f"env.id={OWN}", "env.num_agents=1"], ask_env=lambda env: env_spec(1))
 
 
 def test_an_env_with_several_agents_is_refused_by_kinds_that_train_one() -> None:
     with pytest.raises(MillpondError, match=r"has 2 agents, and recipes of kind mixture train one per env"):
-        load("mixture", [f"env.id={OWN}"], ask_env=lambda env: 2)
+        load("mixture", [f"env.id={OWN}"], ask_env=lambda env: env_spec(2))
 
 
 def test_sizes_are_checked_after_the_env_was_asked_for_its_agents() -> None:
     sizes = ["trainer.batch_unit=agent_steps", "trainer.batch_size=auto", "trainer.minibatch_size=49152"]
     with pytest.raises(MillpondError, match=f"known only to {OWN} itself"):
         load("grid", [f"env.id={OWN}", *sizes])
-    assert load("grid", [f"env.id={OWN}", *sizes], ask_env=lambda env: 3).recipe.env.num_agents == 3
+    assert load("grid", [f"env.id={OWN}", *sizes], ask_env=lambda env: env_spec(3)).recipe.env.num_agents == 3

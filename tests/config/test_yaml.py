@@ -62,7 +62,7 @@ def test_unsafe_or_ambiguous_yaml_is_refused(text: str, says: str) -> None:
         (b"kind: ppo\n\tenv: x", "is not valid YAML, line 2"),
         (b"trainer: {batch_size: 64}\n", "kind is missing"),
         (b"kind: pqo\n", "kind=pqo is not one of ppo, mixture, reward; did you mean ppo?"),
-        (b"extends: [metta]\n", "must be a recipe's name or a file"),
+        (b"extends: [metta]\n", "must be a recipe's name, an env id or a file"),
         (b"extends: mettta\n", "did you mean metta?"),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from millpond.envs.env_batch import Buffers, EnvError, spawn_seeds
-from millpond.envs.families import MUJOCO_ENVS, extra_of
+from millpond.envs.families import BOX2D_ENVS, MUJOCO_ENVS, extra_of
 from millpond.envs.registry import describe, known_ids, list_envs, make_env_batch, prepare
 from tests.support import custom_envs
 
@@ -106,6 +106,7 @@ def test_an_unknown_id_gets_a_hint(env_id, message):
         ("minatar:breakout", "minatar", "minatar"),
         ("pettingzoo:butterfly.pistonball_v6", "pettingzoo", "pettingzoo"),
         ("gymnasium:HalfCheetah-v5", "mujoco", "mujoco"),
+        ("gymnasium:LunarLander-v3", "Box2D", "box2d"),
     ],
 )
 def test_a_missing_extra_is_named_with_its_command(env_id, module, extra, monkeypatch):
@@ -121,12 +122,16 @@ def test_a_missing_extra_is_named_with_its_command(env_id, module, extra, monkey
     assert install_command_for(env_id).endswith(f"pip install 'millpond[{extra}]'")
 
 
-def test_only_mujoco_envs_of_gymnasium_need_an_extra():
+def test_only_mujoco_and_box2d_envs_of_gymnasium_need_an_extra():
     assert extra_of("gymnasium:HalfCheetah-v5") == ("mujoco", "mujoco")
-    by_entry_point = {
-        name for name, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("gymnasium.envs.mujoco.")
-    }
-    assert by_entry_point == MUJOCO_ENVS
+    assert extra_of("gymnasium:LunarLander-v3") == ("box2d", "Box2D")
+    for package, listed in (("mujoco", MUJOCO_ENVS), ("box2d", BOX2D_ENVS)):
+        by_entry_point = {
+            name
+            for name, spec in gymnasium.registry.items()
+            if str(spec.entry_point).startswith(f"gymnasium.envs.{package}.")
+        }
+        assert by_entry_point == listed
     for env_id in ("gymnasium:CartPole-v1", "gymnasium:Pendulum-v1", "gymnasium:NoSuch-v0", "gymnasium:os:Env-v0"):
         assert extra_of(env_id) is None
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from millpond.bench.measure import Effort, Limits, Progress, Spread, Stage, measure_limits
-from millpond.config import Loaded, load
+from millpond.config import Loaded
 from millpond.config.load import parse_override
 from millpond.durable import replace_json
 from millpond.kinds import KINDS
@@ -171,7 +171,7 @@ def run_bench(
             progress("the machine's limits")
             limits = measure_limits(effort, folder)
         shorter = {**TIMED_RUN, **kind.settings(requested, effort), "run_dir": name}
-        timed = load(recipe, {**settings, **shorter}, preset, requested.recipe.env.num_agents)
+        timed = load_to_run(recipe, {**settings, **shorter}, preset, trust=True)  # as trusted above
         measurement = kind.measure(requested, timed, limits, effort, folder, progress)
     facts = host_facts()
     return Bench(

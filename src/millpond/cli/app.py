@@ -29,6 +29,7 @@ app = typer.Typer(
       millpond plan metta               print what a run of a recipe will do
       millpond train grid --debug       run one of every level, in seconds
       millpond train grid               train; Ctrl-C saves, --resume continues
+      millpond train gymnasium:CartPole-v1   train on any environment
       millpond runs                     list the runs
       millpond eval RUN                 evaluate a trained policy
       millpond report RUN               write a page with curves, times and a picture
@@ -38,9 +39,9 @@ app = typer.Typer(
       millpond bench                    measure the speed of this machine
       millpond doctor                   show what is installed on this machine
 
-    A RECIPE is a name from `millpond recipes`, a path to a YAML file, or a PufferLib .ini file. Override its settings
-    with section.key=value arguments, such as trainer.batch_size=262_144; `millpond plan --explain KEY` explains a key,
-    and docs/configuration.md lists all of them.""",
+    A RECIPE is a name from `millpond recipes`, an env id (which takes the recipe of its family), a path to a YAML file, or
+    a PufferLib .ini file. Override its settings with section.key=value arguments, such as trainer.batch_size=262_144;
+    `millpond plan --explain KEY` explains a key, and docs/configuration.md lists all of them.""",
 )
 
 

@@ -9,7 +9,7 @@ import typer
 DEFAULT_RECIPE = "grid"
 
 RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A recipe's name, a YAML file, or a PufferLib .ini.")
+    str, typer.Argument(metavar="RECIPE", help="A recipe's name, an env id, a YAML file, or a PufferLib .ini.")
 ]
 OverridesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as trainer.batch_size=262_144.")

@@ -22,6 +22,7 @@ from millpond.cli.output import print_json, print_text
 from millpond.config import Recipe, load, recipe_names
 from millpond.config.check import flatten
 from millpond.config.debug import DEBUG
+from millpond.config.env_options import env_spec
 from millpond.config.keys import keys, kinds_of, nearest_key, sections
 from millpond.config.load import leaves_agents_open
 from millpond.config.rules import show as show_value
@@ -144,6 +145,7 @@ def recipes(json: JsonOption = False) -> None:
                     "name": name,
                     "kind": recipe.kind,
                     "description": recipe.description,
+                    "expect": recipe.expect,
                     "presets": _presets(recipe),
                     "extra": _extra(recipe),
                     "extra_installed": missing_extra(recipe.env.id) is None,
@@ -155,13 +157,25 @@ def recipes(json: JsonOption = False) -> None:
     lines = []
     for name, recipe in loaded:
         lines += [f"{name} ({recipe.kind}; presets: {', '.join(_presets(recipe))})", *sentence(recipe.description)]
+        lines += sentence(f"To expect: {recipe.expect}") if recipe.expect else []
         extra = _extra(recipe)
         if extra is not None:
             missing = missing_extra(recipe.env.id) is not None
             lines += sentence(f"Needs the extra {extra}, which is {'not installed:' if missing else 'installed.'}")
             lines += [f"    {install_command(extra)}"] if missing else []  # on one line, to be copied
         lines += _lengths(name)
-    print_text("\n".join([*lines, "", *sentence("`millpond plan NAME` prints what one of them will do.", 0)]))
+    print_text(
+        "\n".join(
+            [
+                *lines,
+                "",
+                *sentence(
+                    "`millpond plan NAME` prints what one will do. An env id such as gymnasium:CartPole-v1 is a recipe, too.",
+                    0,
+                ),
+            ]
+        )
+    )
 
 
 def _print_plan(
@@ -218,7 +232,7 @@ def _lengths(name: str) -> list[str]:
 
 def _print_explanation(recipe: str, overrides: list[str], preset: str | None, name: str) -> None:
     """Print the meaning of a key, or the keys of a section."""
-    typed = load(recipe, overrides, preset).recipe
+    typed = load(recipe, overrides, preset, known_spec=env_spec).recipe
     known, values = keys(typed.kind), flatten(typed)
     if name in known:
         key = known[name]

@@ -66,6 +66,8 @@ def train(
 
     \b
       millpond train                                # the built-in environment, minutes on two cores
+      millpond train gymnasium:CartPole-v1          # any environment, with the recipe of its family
+      millpond train my_env:make_env                # a function in my_env.py that returns an env
       millpond train grid ppo.learning_rate=1e-3 --run faster
       millpond train metta --debug                  # one of every level
       millpond train --resume faster trainer.total_timesteps=8e6
@@ -108,7 +110,7 @@ def _train(
     """Train or resume; `setup` is closed as soon as the trainer is built."""
     from millpond.distributed import join
     from millpond.planner import plan_loaded
-    from millpond.planner.planned import show_alerts
+    from millpond.planner.planned import show_alerts, show_choices
     from millpond.store import Run
     from millpond.trainers.common.session import (
         begin_on_all_ranks,
@@ -153,7 +155,7 @@ def _train(
                     f"run {run.name} ended before it saved a checkpoint: it starts again {start}.", 2, "- "
                 )
             alerts = show_alerts(plan_loaded(loaded, dataset=dataset).alerts)
-            say("\n".join([*alerts, *notes, printable(f"run {run.shown}")]))
+            say("\n".join([*alerts, *show_choices(loaded)[1:], *notes, printable(f"run {run.shown}")]))
             trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)
         setup.close()
         try:

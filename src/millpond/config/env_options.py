@@ -11,7 +11,7 @@ from millpond.config.check import refuse_violations
 from millpond.config.recipe import EnvConfig, Recipe
 from millpond.config.rules import Values, Violation
 from millpond.config.yaml import parse, read_text
-from millpond.envs.families import FAMILIES, LOOPED, family_of
+from millpond.envs.families import FAMILIES, LOOPED, family_of, missing_extra
 from millpond.envs.registry import describe
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
@@ -72,8 +72,9 @@ def is_safe_to_describe(env: EnvConfig) -> bool:
 
 
 def env_spec(env: EnvConfig, *, stacked: bool = True) -> EnvSpec | None:
-    """Return the spec of the config's environment, for a plan; None if that would require running its code."""
-    return describe(*env_options(env, stacked=stacked)) if is_safe_to_describe(env) else None
+    """Return the spec of the config's environment, for a plan; None if that would run its code or needs a missing extra."""
+    needs_extra = env.id.startswith("gymnasium:") and missing_extra(env.id) is not None
+    return describe(*env_options(env, stacked=stacked)) if is_safe_to_describe(env) and not needs_extra else None
 
 
 def decides_its_agents(env: EnvConfig) -> bool:
@@ -108,10 +109,11 @@ def refuse_wrong_agents(recipe: Recipe, agents: int, source: str) -> None:
 
 @dataclass(frozen=True)
 class AgentCount:
-    """Agents per env, and the environment or file that says so."""
+    """Agents per env, and the environment or file that says so. `spec` is that of the environment, if it was asked."""
 
     agents: int
     source: str
+    spec: EnvSpec | None = None
 
 
 def agents_from(source: str, env: EnvConfig | None = None) -> AgentCount:
@@ -130,7 +132,8 @@ def agents_from(source: str, env: EnvConfig | None = None) -> AgentCount:
         raise MillpondError(f"{source} has env.num_agents agents; name a YAML file with its map instead")
     try:
         options = env_options(env)[1] if env is not None and env.id == source else {}
-        return AgentCount(describe(source, options).num_agents, source)
+        spec = describe(source, options)
+        return AgentCount(spec.num_agents, source, spec)
     except MillpondError:
         raise
     except (Exception, SystemExit) as error:  # the code of an environment may raise anything

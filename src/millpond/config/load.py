@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,34 @@ from typing import Any
 from pydantic import ValidationError
 
 from millpond.config import puffer
-from millpond.config.check import check, merge, overlay
+from millpond.config.check import check, flatten, merge, overlay, written
 from millpond.config.code import Layer, NamedCode, named_code
 from millpond.config.debug import DEBUG, debug_settings
 from millpond.config.env_options import decides_its_agents, refuse_many_agents, refuse_wrong_agents
+from millpond.config.for_env import (
+    Chosen,
+    ForEnvConfig,
+    choose,
+    choose_sizes,
+    is_env_id,
+    is_set,
+    names_no_env_count,
+    read_section,
+    recipe_of_env,
+)
 from millpond.config.recipe import EnvConfig, Recipe
 from millpond.config.rules import ConfigError, as_overrides
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
 from millpond.envs.families import family_of
+from millpond.envs.registry import near_ids
+from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
 from millpond.kinds import KINDS
 
 SUFFIXES = (".yaml", ".yml", ".ini")
 SIZES_OF_DATA = ("expected_episodes", "expected_steps")
+OTHER_RECIPES = "or use an env id such as gymnasium:CartPole-v1, or a path to a YAML file"
+SECTION = "for_env"
 SIZED = ("grid", "mettagrid")  # environments whose number of agents and episode length the config sets
 
 
@@ -41,6 +56,8 @@ class Loaded:
     agents_open: bool = False  # the number of agents per env is not set
     changes: dict[str, Any] = field(default_factory=dict)  # keys set by preset and overrides
     code: tuple[NamedCode, ...] = ()  # everything that is imported to run it
+    chosen: tuple[Chosen, ...] = ()  # settings that follow from the environment
+    open_choices: tuple[Chosen, ...] = ()  # settings that may follow from it, if it is built only by a run
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,15 @@ class _Source:
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     agents_open: bool = False
+    chosen: tuple[Chosen, ...] = ()
+    open_choices: tuple[Chosen, ...] = ()
+
+    def without_choices(self, values: Mapping[str, Any]) -> _Source:
+        """Return the source without the choices that these values replace."""
+        chosen, still_open = (
+            tuple(one for one in choices if not is_set(values, one.key)) for choices in (self.chosen, self.open_choices)
+        )
+        return replace(self, chosen=chosen, open_choices=still_open)
 
 
 def recipe_names() -> list[str]:
@@ -64,33 +90,40 @@ def load(
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
     agents_if_open: int | None = None,
-    ask_env: Callable[[EnvConfig], int] | None = None,
+    ask_env: Callable[[EnvConfig], EnvSpec] | None = None,
     approve: Callable[[tuple[NamedCode, ...]], None] | None = None,
+    known_spec: Callable[[EnvConfig], EnvSpec | None] | None = None,
 ) -> Loaded:
-    """Load a recipe (its name, a file or a mapping) with a preset and then overrides (`section.key=value`) applied.
+    """Load a recipe (its name, an env id, a file or a mapping) with a preset and then overrides (`section.key=value`) applied.
 
     The preset `debug` is derived from the recipe and the overrides.
     If the number of agents per env is not set (a PufferLib file, an environment that decides it), `agents_if_open` is used.
-    `ask_env` returns the number of agents of the environment, and may run its code to find out: with it, an open number is
-    filled in and a wrong one is refused. Without it, nothing that the config names is imported.
+    `ask_env` returns the spec of the environment, and may run its code to find out: with it, an open number of agents is
+    filled in and a wrong one is refused. Without it, nothing that the config names is imported; `known_spec` then returns
+    the spec if it is known without that. Settings that follow from the environment need one of the two.
     `approve` is called with the code that the config names before anything of it is imported, and raises to refuse it.
     """
+    overrides = overrides if isinstance(overrides, Mapping) else tuple(overrides)
     layers = _layered(recipe, overrides, preset)
     if approve is not None:
         approve(layers.code)
+    spec, actual = _ask(layers, ask_env, known_spec)
+    if spec is not None and layers.follows_env:
+        layers = _layered(recipe, overrides, preset, spec)
     source, values, dotted, agents_open = layers.source, layers.values, layers.dotted, layers.agents_open
-    actual = ask_env(layers.env) if ask_env is not None and layers.env and decides_its_agents(layers.env) else None
     if actual is not None and layers.env is not None:
         refuse_many_agents(layers.env, str(values.get("kind")), actual)
     agents = agents_if_open if actual is None else actual
     if agents_open and agents is not None:
         dotted, agents_open = {**dotted, "env.num_agents": agents}, False
         values = overlay(values, {"env.num_agents": agents})
+    sizes_chosen = _sizes(values, assumed=agents_open)
+    values = overlay(values, {one.key: one.value for one in sizes_chosen})
     if preset == DEBUG:
         sizes = _debug(values, dotted)
         dotted, values = sizes | dotted, overlay(values, sizes)
     try:
-        typed = check(values, layers.name)
+        typed = _without_section(check(values, layers.name))
     except ConfigError as error:
         broken = [key for violation in error.violations for key in violation.keys]
         if not agents_open or not any(key.startswith(("trainer.", "env.num_agents")) for key in broken):
@@ -99,7 +132,52 @@ def load(
     if actual is not None:
         refuse_wrong_agents(typed, actual, layers.name)
     notes = (*source.notes, *layers.notes, *([puffer.AGENTS_OPEN] if agents_open and source.agents_open else []))
-    return Loaded(layers.name, typed, values, source.defaulted, source.ignored, notes, agents_open, dotted, layers.code)
+    chosen = tuple(one for one in (*source.chosen, *sizes_chosen) if one.key not in dotted)
+    return Loaded(
+        layers.name,
+        typed,
+        {section: value for section, value in values.items() if section != SECTION},
+        source.defaulted,
+        source.ignored,
+        notes,
+        agents_open,
+        dotted,
+        layers.code,
+        chosen,
+        source.open_choices,
+    )
+
+
+def _ask(
+    layers: _Layers,
+    ask_env: Callable[[EnvConfig], EnvSpec] | None,
+    known_spec: Callable[[EnvConfig], EnvSpec | None] | None,
+) -> tuple[EnvSpec | None, int | None]:
+    """Return the spec of the environment if it is needed and may be asked for, and the number of agents if a run asked."""
+    if layers.env is None:
+        return None, None
+    decides = decides_its_agents(layers.env)
+    if ask_env is not None and (decides or layers.follows_env):
+        spec = ask_env(layers.env)
+        return spec, spec.num_agents if decides else None
+    return known_spec(layers.env) if known_spec is not None and layers.follows_env else None, None
+
+
+def _sizes(values: Mapping[str, Any], *, assumed: bool) -> tuple[Chosen, ...]:
+    """Return the sizes that follow from the number of agents; none if the values are not valid, which `check` reports.
+
+    `assumed`: the number of agents is not known, and the reasons say so.
+    """
+    recipe = _validated({key: value for key, value in values.items() if key != SECTION})
+    if recipe is None or SECTION not in values:
+        return ()
+    chosen = choose_sizes(read_section(values), flatten(recipe), written(recipe))
+    return tuple(replace(one, reason=f"{one.reason} (assumed)") for one in chosen) if assumed else chosen
+
+
+def _without_section(recipe: Recipe) -> Recipe:
+    """Return the recipe without `for_env`, whose results it has."""
+    return recipe.model_copy(update={SECTION: ForEnvConfig()}) if SECTION in recipe.model_fields_set else recipe
 
 
 def leaves_agents_open(recipe: str | Path, overrides: Iterable[str], preset: str | None = None) -> bool:
@@ -138,17 +216,27 @@ class _Layers:
     notes: tuple[str, ...]
     code: tuple[NamedCode, ...]
 
+    @property
+    def follows_env(self) -> bool:
+        """True if settings follow from the environment."""
+        return bool(self.source.chosen or self.source.open_choices)
+
 
 def _layered(
-    recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any], preset: str | None
+    recipe: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] | Mapping[str, Any],
+    preset: str | None,
+    spec: EnvSpec | None = None,
 ) -> _Layers:
+    """Apply the layers of a config in order. `spec` is that of its environment, if it is known."""
     name = "config" if isinstance(recipe, Mapping) else str(recipe)
-    source = _extended(dict(recipe), name, ()) if isinstance(recipe, Mapping) else _read(name, ())
+    source = _extended(dict(recipe), name, (), spec) if isinstance(recipe, Mapping) else _read(name, (), spec)
     dotted = _preset(source.values, preset, name) if preset is not None else {}
     preset_layer: Layer = (_file_of_preset(source.layers, preset), overlay({}, dotted))
     overriding = dict(overrides if isinstance(overrides, Mapping) else (parse_override(text) for text in overrides))
     nested = overlay({}, overriding)
-    below, notes = _for_env(source.values, nested)
+    below, notes = _for_other_env(source.values, nested)
+    source = source.without_choices(preset_layer[1]).without_choices(nested)
     values = _over(_over(below, preset_layer[1]), nested)
     dotted |= overriding
     try:
@@ -172,7 +260,7 @@ def _unknown_agents(source: _Source, values: Mapping[str, Any]) -> str:
     )
 
 
-def _for_env(below: Mapping[str, Any], above: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _for_other_env(below: Mapping[str, Any], above: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Drop values of `below` that belong to its environment if `above` names another one, and return a note about them.
 
     A number of agents belongs to one environment, a step limit to a family of them; `grid` and `mettagrid` share both.
@@ -203,8 +291,10 @@ def parse_override(text: str) -> tuple[str, Any]:
     return key, parse(value, f"the value of {key}")
 
 
-def _read(name: str, chain: tuple[str, ...]) -> _Source:
-    """Read the plain values of a recipe or file, merged with what it extends."""
+def _read(name: str, chain: tuple[str, ...], spec: EnvSpec | None) -> _Source:
+    """Read the plain values of a recipe, env id or file, merged with what it extends."""
+    if is_env_id(name) and Path(name).suffix not in SUFFIXES:
+        return _of_env(name, source_file(Path(chain[-1])) if chain else None, spec)
     path = _locate(name, Path(chain[-1]).parent if chain else Path())
     if str(path) in chain:
         raise RecipeFileError(f"{' extends '.join([*chain, str(path)])}: a recipe cannot extend itself")
@@ -212,24 +302,60 @@ def _read(name: str, chain: tuple[str, ...]) -> _Source:
         read = puffer.read(read_text(path), str(path))
         layers = ((source_file(path), read.values),)
         return _Source(read.values, layers, read.defaulted, read.ignored, read.notes, read.agents_open)
-    return _extended(read_mapping(path), str(path), (*chain, str(path)))
+    return _extended(read_mapping(path), str(path), (*chain, str(path)), spec)
 
 
-def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...]) -> _Source:
+def _of_env(env_id: str, file: Path | None, spec: EnvSpec | None) -> _Source:
+    """Return the packaged recipe of the family of an env id, with that id. `file` is the one that names it."""
+    base = recipe_of_env(env_id, spec)
+    assert base is not None
+    below = _read(base.name, (), spec)
+    values = {"env": {"id": env_id}}
+    inherited, _ = _for_other_env(below.values, values)  # what it sets for its own environment is not worth a note
+    return _Source(
+        overlay(_over(inherited, values), {one.key: one.value for one in base.settings}),
+        (*below.layers, (file, values)),
+        chosen=(Chosen("recipe", base.name, base.reason), *below.chosen, *base.settings),
+        open_choices=below.open_choices,
+    )
+
+
+def _env_that_decides(values: Mapping[str, Any]) -> str | None:
+    """Return the env id of a config that does not set the number of envs: it extends the recipe of that environment."""
+    env = values.get("env")
+    env_id = env.get("id") if isinstance(env, Mapping) else None
+    return env_id if isinstance(env_id, str) and names_no_env_count(values) and recipe_of_env(env_id) else None
+
+
+def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...], spec: EnvSpec | None) -> _Source:
     """Merge values with those of the recipe that they extend, if any."""
     parent = values.pop("extends", None)
     own: Layer = (source_file(Path(chain[-1])) if chain else None, values)
-    if parent is None:
-        return _Source(values, (own,))
-    if not isinstance(parent, str):
-        raise RecipeFileError(f"{name}: extends={parent!r} must be a recipe's name or a file")
-    below = _read(parent, chain)
+    chosen, still_open = choose(read_section(values), spec)
+    settings = {one.key: one.value for one in chosen}
+    if isinstance(parent, str):
+        below = _read(parent, chain, spec)
+    elif parent is not None:
+        raise RecipeFileError(f"{name}: extends={parent!r} must be a recipe's name, an env id or a file")
+    elif (env_id := _env_that_decides(values)) is not None:
+        below = _of_env(env_id, own[0], spec)
+    else:
+        return _Source(overlay(values, settings), (own,), chosen=chosen, open_choices=still_open)
+    below = below.without_choices(values)
     env = values.get("env")
     agents_open = below.agents_open and not (isinstance(env, Mapping) and "num_agents" in env)
-    inherited, notes = _for_env(below.values, values)
+    inherited, notes = _for_other_env(below.values, values)
     notes = below.notes if below.agents_open else (*below.notes, *notes)
-    layers = (*below.layers, own)
-    return _Source(_over(inherited, values), layers, below.defaulted, below.ignored, notes, agents_open)
+    return _Source(
+        overlay(_over(inherited, values), settings),
+        (*below.layers, own),
+        below.defaulted,
+        below.ignored,
+        notes,
+        agents_open,
+        (*below.chosen, *chosen),
+        (*below.open_choices, *still_open),
+    )
 
 
 def source_file(path: Path) -> Path | None:
@@ -269,8 +395,8 @@ def _locate(name: str, relative_to: Path) -> Path:
         return Path(str(resources.files("millpond.recipes") / f"{name}.yaml"))
     if path.exists():
         return path
-    nearest = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"recipes are {', '.join(names)}; or use a path to a YAML file"
+    nearest = list(dict.fromkeys([*difflib.get_close_matches(name, names, n=1), *near_ids(name)]))
+    hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"recipes are {', '.join(names)}; {OTHER_RECIPES}"
     raise MillpondError(f"there is no recipe {name!r}; {hint}")
 
 
@@ -286,11 +412,16 @@ def _preset(values: Mapping[str, Any], preset: str, source: str) -> dict[str, An
 
 def _debug(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of `debug` for these values; none if they are not valid, which `check` reports."""
+    recipe = _validated(values)
+    return {} if recipe is None else debug_settings(recipe, fixed)
+
+
+def _validated(values: Mapping[str, Any]) -> Recipe | None:
+    """Return the recipe of plain values, without rules between keys; None if they are not valid."""
     kind = values.get("kind")
     try:
-        recipe = (
+        return (
             KINDS[kind].recipe.load().model_validate(dict(values)) if isinstance(kind, str) and kind in KINDS else None
         )
     except ValidationError:
-        recipe = None
-    return {} if recipe is None else debug_settings(recipe, fixed)
+        return None

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from millpond.config.for_env import ForEnvConfig, known_keys
 from millpond.config.recipe import (
     ConfigSection,
     Count,
@@ -148,6 +149,9 @@ class PPORecipe(Recipe):
     kind: Literal["ppo"] = Field("ppo", description="Kind of recipe.")
     trainer: PPOTrainerConfig = Field(default_factory=PPOTrainerConfig, description="Sizes and length of the run.")
     ppo: PPOConfig = Field(default_factory=PPOConfig, description="The algorithm.")
+    for_env: ForEnvConfig = Field(
+        default_factory=ForEnvConfig, description="Settings that follow from the environment."
+    )
 
 
 # Keys that rules read.
@@ -384,4 +388,5 @@ RULES: tuple[Rule, ...] = (
     _sampling,
     _critic_is_trained,
     _value_of_custom_policy,
+    known_keys,
 )

@@ -304,6 +304,7 @@ class Recipe(ConfigSection):
     """Keys that every kind of recipe has; each kind adds its own sections."""
 
     description: str = Field("", description="One line about the purpose of the recipe.")
+    expect: str = Field("", description="A result of the recipe as it was measured, for `millpond recipes`.")
     seed: Natural = Field(1, description="Seed from which every random generator of the run is derived.")
     device: str = Field(
         "cpu",

@@ -14,7 +14,7 @@ import shutil
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import ModuleType
@@ -78,6 +78,14 @@ MUJOCO_ENVS = {
         "Walker2d",
     ]
 }
+# Likewise, those that need the extra `box2d`.
+BOX2D_ENVS = {
+    "BipedalWalker-v3",
+    "BipedalWalkerHardcore-v3",
+    "CarRacing-v3",
+    "LunarLander-v3",
+    "LunarLanderContinuous-v3",
+}
 LOOPED = ("gymnasium", "pettingzoo", "custom")  # one Python object per env, stepped in a loop
 
 
@@ -99,7 +107,10 @@ def extra_of(env_id: str) -> tuple[str, str] | None:
     if family is None:
         return None
     if family.name == "gymnasium":
-        return ("mujoco", "mujoco") if env_id.partition(":")[2] in MUJOCO_ENVS else None
+        name = env_id.partition(":")[2]
+        if name in BOX2D_ENVS:
+            return "box2d", "Box2D"
+        return ("mujoco", "mujoco") if name in MUJOCO_ENVS else None
     return None if family.extra is None else (family.extra, family.module)
 
 
@@ -200,6 +211,15 @@ def require(rule_holds: bool, env_id: str, message: str) -> None:
         raise EnvError(f"env {env_id!r}: {message}")
 
 
+def _modules_here() -> list[str]:
+    return [path.stem for path in Path.cwd().glob("*.py")]
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=3)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
 def load_dotted(path: str, *, key: str = "", error: type[MillpondError] = EnvError) -> Any:
     """Return the callable that `package.module:name` names.
 
@@ -217,12 +237,12 @@ def load_dotted(path: str, *, key: str = "", error: type[MillpondError] = EnvErr
             raise
         raise error(
             f"{setting}: there is no module {missing.name!r}; it must be on the Python path "
-            "(run from its folder with PYTHONPATH=. or install it)"
+            f"(run from its folder with PYTHONPATH=. or install it){_near(module_name, _modules_here())}"
         ) from missing
     target: Any = module
     for part in name.split("."):
         if not hasattr(target, part):
-            raise error(f"{setting}: module {module_name} has no {name!r}")
+            raise error(f"{setting}: module {module_name} has no {name!r}{_near(part, dir(target))}")
         target = getattr(target, part)
     if not callable(target):
         raise error(f"{setting} is a {type(target).__name__}, not a function or class")

@@ -42,6 +42,30 @@ def known_ids() -> list[str]:
     return [*BUILT_IN, *games, "gymnasium:ID", "pettingzoo:MODULE", "package.module:make_env"]
 
 
+def near_ids(name: str) -> list[str]:
+    """Return up to three ids that a mistyped one may mean, also without its family: breakout, cartpole, gymnasium:CartPole-v9.
+
+    Imports Gymnasium to ask its registry.
+    """
+    import difflib
+
+    import gymnasium
+
+    known = ["recall", "truncation", *(one for one in known_ids() if one.startswith(("atari:", "minatar:")))]
+    own = [name for name, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")]
+    known += [f"gymnasium:{env}" for env in own]  # ale_py's are atari:GAME here
+    by_text: dict[str, list[str]] = {}
+    for env_id in known:
+        family, _, rest = env_id.rpartition(":")
+        texts = [env_id, rest, rest.rpartition("-v")[0]] if family else [env_id]
+        for text in texts:
+            by_text.setdefault(text.lower(), []).append(env_id)
+    near = difflib.get_close_matches(name.lower(), [text for text in by_text if text], n=3, cutoff=0.75)
+    ids = [env_id for text in near for env_id in reversed(by_text[text])]  # of several versions, the newest first
+    family = name.rpartition(":")[0].lower()
+    return list(dict.fromkeys(sorted(ids, key=lambda env_id: not env_id.startswith(f"{family}:"))))[:3]
+
+
 def reward_options(env_id: str, options: Mapping[str, Any]) -> RewardOptions:
     """Return the reward options, which every environment has."""
     return parse_options(RewardOptions, {k: v for k, v in options.items() if k in REWARD_NAMES}, env_id=env_id)
@@ -306,12 +330,23 @@ def list_envs(*, games: bool = False) -> list[EnvListing]:
     listings += [_listing(describe(f"minatar:{game}", {}), about_minatar) for game in minatar_games]
     listings += [_listing(describe(f"atari:{game}", {}), about_atari) for game in atari_games]
     for env_id, about in (
-        ("gymnasium:ID", "any env of Gymnasium's registry, as gymnasium:CartPole-v1"),
+        ("gymnasium:ID", "any env of Gymnasium's registry, as gymnasium:CartPole-v1; " + _gymnasium_extras()),
         ("pettingzoo:MODULE", "any parallel env of PettingZoo, as pettingzoo:butterfly.pistonball_v6"),
         ("package.module:make_env", "a custom env, see docs/environments.md"),
     ):
         listings.append(EnvListing(env_id, "its own", "its own", "its own", "no", install_command_for(env_id), about))
     return listings
+
+
+def _gymnasium_extras() -> str:
+    """Return which of Gymnasium's envs need an extra, and the command if it is missing."""
+    texts = []
+    for env_id, kin in (("gymnasium:LunarLander-v3", "Box2D's"), ("gymnasium:HalfCheetah-v5", "MuJoCo's")):
+        extra = families.extra_of(env_id)
+        assert extra is not None
+        missing = install_command_for(env_id)
+        texts.append(f"{kin}, as {env_id}, need the extra {extra[0]}" + (f" (missing: {missing})" if missing else ""))
+    return "; ".join(texts)
 
 
 def install_command_for(env_id: str) -> str:

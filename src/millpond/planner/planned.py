@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millpond.config import Loaded, load
 from millpond.config.env_options import AgentCount, agents_from, env_spec
 from millpond.config.load import env_of
+from millpond.config.recipe import EnvConfig
 from millpond.config.rules import as_override, as_overrides
+from millpond.config.rules import show as show_value
 from millpond.envs.families import install_command, missing_extra
+from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
-from millpond.formatting import plural, sentence
+from millpond.formatting import figures, plural, sentence
 from millpond.kinds import KINDS
 from millpond.planner.estimate import (
     DeviceError,
@@ -52,6 +55,8 @@ class Planned:
             "recipe": self.loaded.name,
             "kind": self.loaded.recipe.kind,
             **flat,
+            "chosen": [asdict(one) for one in self.loaded.chosen],
+            "open_choices": [asdict(one) for one in self.loaded.open_choices],
             "notes": list(self.loaded.notes),
             "defaulted": [as_override(key, value) for key, value in self.loaded.defaulted.items()],
             "ignored": list(self.loaded.ignored),
@@ -79,7 +84,11 @@ def plan(
     asked = None
     if agents_source is not None:
         asked = agents_from(agents_source, env_of(recipe, overrides, preset))
-    loaded = load(recipe, overrides, preset, asked.agents if asked else None)
+
+    def known_spec(env: EnvConfig) -> EnvSpec | None:
+        return asked.spec if asked is not None and asked.source == env.id else env_spec(env)
+
+    loaded = load(recipe, overrides, preset, asked.agents if asked else None, known_spec=known_spec)
     if preset is not None:
         notes = KINDS[loaded.recipe.kind].planner.load().preset_notes(recipe, overrides, preset)
         loaded = replace(loaded, notes=(*loaded.notes, *notes))
@@ -153,6 +162,8 @@ def _unknown(loaded: Loaded, asked: AgentCount | None) -> str:
     """Return a note on the numbers that are not known because the environment was not built."""
     env_id = loaded.recipe.env.id
     unknown = "bytes of observations and of a training step are not known"
+    if extra := missing_extra(env_id):
+        return f"{env_id} cannot be built here without the extra {extra}: {unknown}"
     if asked is not None and asked.source == env_id:
         return f"{env_id} was only asked for its number of agents: {unknown}"
     text = f"{env_id} was not built, since that would run its code: {unknown}"
@@ -178,6 +189,7 @@ def show(planned: Planned) -> str:
     if planned.loaded.changes:
         lines += sentence(f"with {as_overrides(planned.loaded.changes)}")
     lines += show_alerts(planned.alerts)
+    lines += show_choices(planned.loaded)
     lines.append("")
     lines += KINDS[recipe.kind].text.load().show(recipe, plan)
     lines += show_estimate(planned.estimate) if planned.estimate is not None else []
@@ -195,6 +207,18 @@ def show(planned: Planned) -> str:
 def show_alerts(alerts: tuple[str, ...]) -> list[str]:
     """Return alerts as lines that stand out."""
     return [line for alert in alerts for line in ["", *sentence(f"{alert}.", 0, "!! ALERT: ")]]
+
+
+def show_choices(loaded: Loaded) -> list[str]:
+    """Return the settings that follow from the environment, with reasons, and those that are decided when it is built."""
+    lines: list[str] = []
+    for title, choices in (
+        ("Chosen for this environment", loaded.chosen),
+        ("Decided when the environment is built", loaded.open_choices),
+    ):
+        rows = [(one.key, show_value(one.value), one.reason) for one in choices]
+        lines += ["", title, *figures(rows)] if rows else []
+    return lines
 
 
 def show_source(planned: Planned) -> list[str]:

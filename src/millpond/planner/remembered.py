@@ -30,6 +30,7 @@ PACKAGES = (
     "numba",
     "gymnasium",
     "mujoco",
+    "Box2D",
     "ale-py",
     "mettagrid",
     "minatar",

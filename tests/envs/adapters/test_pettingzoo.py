@@ -74,6 +74,8 @@ def test_env_without_possible_agents_is_refused():
 
 
 def test_missing_modules_are_named():
+    with pytest.raises(EnvError, match=r"did you mean pettingzoo:butterfly\.pistonball_v6"):
+        make_env_batch("pettingzoo:butterfly.pistonbal_v6", 1, {})
     with pytest.raises(EnvError, match=r"no module pettingzoo\.nowhere_v0, nor nowhere_v0"):
         make_env_batch("pettingzoo:nowhere_v0", 1, {})
     with pytest.raises(EnvError, match="has no parallel_env"):

@@ -6,6 +6,7 @@ seed and actions alone, as long as it draws from `self.np_random`, as Gymnasium 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,7 +57,7 @@ def gymnasium_maker(name: str, options: LoopOptions) -> MakeEnv:
     try:
         spec = gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
-        raise EnvError(f"env {env_id!r} is not known to Gymnasium: {error}") from error
+        raise EnvError(f"env {env_id!r} is not known to Gymnasium: {error}{_did_you_mean(name)}") from error
     require_extra(env_id)
 
     def make() -> Any:
@@ -68,6 +69,18 @@ def gymnasium_maker(name: str, options: LoopOptions) -> MakeEnv:
             raise EnvError(f"env {env_id!r} does not take kwargs {dict(options.kwargs)}: {error}") from error
 
     return make
+
+
+def _did_you_mean(name: str) -> str:
+    import gymnasium
+
+    versions = [known for known in gymnasium.registry if known.rpartition("-v")[0].lower() == _stem(name)]
+    near = versions[::-1] or difflib.get_close_matches(name, gymnasium.registry, n=3, cutoff=0.7)
+    return f" Did you mean {' or '.join(f'gymnasium:{known}' for known in near[:3])}?" if near else ""
+
+
+def _stem(name: str) -> str:
+    return (name.rpartition("-v")[0] or name).lower()
 
 
 class GymnasiumSpaces:

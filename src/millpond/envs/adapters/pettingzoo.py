@@ -7,8 +7,10 @@ its final observation at its last step; the episode continues until no agent is 
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,9 @@ def pettingzoo_maker(name: str, options: LoopOptions) -> MakeEnv:
                     f"pip install {needs}"
                 ) from error
     else:
-        raise EnvError(f"env {env_id!r}: there is no module pettingzoo.{name}, nor {name}")
+        near = difflib.get_close_matches(name, _modules(), n=3)
+        hint = f"; did you mean {' or '.join(f'pettingzoo:{known}' for known in near)}?" if near else ""
+        raise EnvError(f"env {env_id!r}: there is no module pettingzoo.{name}, nor {name}{hint}")
     if not hasattr(module, "parallel_env"):
         raise EnvError(f"env {env_id!r}: module {module.__name__} has no parallel_env; only parallel envs can be used")
 
@@ -49,6 +53,14 @@ def pettingzoo_maker(name: str, options: LoopOptions) -> MakeEnv:
         return module.parallel_env(**options.kwargs)
 
     return make
+
+
+def _modules() -> list[str]:
+    """Return the modules of PettingZoo that are named as those of its envs are: `butterfly.pistonball_v6`."""
+    import pettingzoo
+
+    folder = Path(str(pettingzoo.__file__)).parent
+    return [f"{path.parent.name}.{path.stem}" for path in folder.glob("*/*_v[0-9]*.py")]
 
 
 class PettingZooSpaces:

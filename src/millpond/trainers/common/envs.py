@@ -32,11 +32,6 @@ def make_spec(env: EnvConfig, *, stacked: bool) -> EnvSpec:
     return describe(env_id, options)
 
 
-def env_agents(env: EnvConfig) -> int:
-    """Return the number of agents per env of the config's environment; creates an env if that is the only way."""
-    return make_spec(env, stacked=True).num_agents
-
-
 def build_vector(
     env: EnvConfig,
     vector: VectorConfig,

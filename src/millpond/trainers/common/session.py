@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ import yaml
 
 from millpond.config import Loaded, Recipe, load
 from millpond.config.check import check, flatten
+from millpond.config.for_env import is_env_id
+from millpond.config.recipe import EnvConfig
 from millpond.distributed import ALONE, Ranks
 from millpond.distributed.training import require_ranks
 from millpond.durable import replace_file
 from millpond.envs.families import FAMILIES, family_of, require_extra
+from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
 from millpond.kinds import KINDS, Kind
 from millpond.loop import Loop
@@ -23,7 +27,7 @@ from millpond.planner.estimate import require_device
 from millpond.planner.planned import plan_over_ranks
 from millpond.record import Axis, Console, Counters, Sink, TensorBoard, Timer, WeightsAndBiases
 from millpond.store import Run, check_changes, find_run
-from millpond.trainers.common.envs import env_agents
+from millpond.trainers.common.envs import make_spec
 from millpond.trainers.common.health import Check, HealthSink
 from millpond.trust import mark_as_own, require_trust
 
@@ -33,7 +37,8 @@ if TYPE_CHECKING:
 # Lengths and logging: changing these does not affect what was learned so far.
 MAY_CHANGE = {
     "trainer.total_iterations", "trainer.total_timesteps", "trainer.max_seconds", "mixture.total_frames", "reward.epochs",
-    "reward.save_freq", "reward.log_batches", "vector.timeout", "vector.on_crash", "run_dir", "description", "presets",
+    "reward.save_freq", "reward.log_batches", "vector.timeout", "vector.on_crash", "run_dir", "description",
+    "expect", "presets",
 }  # fmt: skip
 MAY_CHANGE_IN = ("checkpoint.", "eval.", "log.")
 
@@ -79,14 +84,27 @@ def load_to_run(
     trust: bool | None = None,
     run: Path | None = None,
 ) -> Loaded:
-    """Load a config to run it: the code that it names is trusted first, then its env is asked for its number of agents.
+    """Load a config to run it: the code that it names is trusted first, then its env is asked for what follows from it.
 
     `trust` is as in `require_trust`; `run` is the folder of the run that the config belongs to. The `config.yaml` of a
     run belongs to it, too, if a new run is started from it.
     """
     if run is None and isinstance(recipe, str | Path) and Path(recipe).name == "config.yaml":
         run = Path.cwd() / Path(recipe).parent
-    return load(recipe, overrides, preset, ask_env=env_agents, approve=lambda code: require_trust(code, trust, run=run))
+
+    def ask(env: EnvConfig) -> EnvSpec:
+        require_extra(env.id)
+        return make_spec(env, stacked=True)
+
+    return load(recipe, overrides, preset, ask_env=ask, approve=lambda code: require_trust(code, trust, run=run))
+
+
+def run_stem(recipe: str) -> str:
+    """Return the first part of a run's default name: a recipe's name, a file's without its suffix, or an env id.
+
+    gymnasium:CartPole-v1 becomes gymnasium-CartPole-v1.
+    """
+    return re.sub(r"[^A-Za-z0-9._-]", "-", recipe) if is_env_id(recipe) else Path(recipe).stem
 
 
 def start_run(
@@ -109,7 +127,7 @@ def start_run(
     dataset = recorded.dataset if recorded is not None else None
     plan = {**plan_over_ranks(loaded, ranks, dataset).to_json(), "ranks": ranks}
     if name is None:
-        stem = Path(loaded.name).stem
+        stem = run_stem(loaded.name)
         number = 1
         while ((cwd or Path.cwd()) / root / f"{stem}-{number}").exists():
             number += 1
