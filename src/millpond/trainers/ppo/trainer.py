@@ -58,6 +58,7 @@ from millpond.trainers.common.play import Evaluation, evaluate
 from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater
+from millpond.trainers.ppo.measures import EVERY, observation_ranges, value_gradient_share
 from millpond.trainers.ppo.update import Step, estimate_advantages, train_minibatch
 from millpond.vector import Vector
 
@@ -155,7 +156,7 @@ class PPOTrainer:
         )
 
     def _make_sinks(self) -> list[Sink]:
-        checks = ppo_checks(self.recipe.ppo, self.vector.spec.action)
+        checks = ppo_checks(self.recipe, self.vector.spec, self.plan.num_envs)
         return make_sinks(self.recipe, self.run, self.loop, self.counters, self.timer, checks)
 
     def train(self) -> None:
@@ -165,6 +166,7 @@ class PPOTrainer:
                 if at.begins("iteration"):
                     collected = self._collect()
                     advantages = self._estimate()
+                    self._measure(advantages)
                 if at.begins("update_epoch"):
                     draws = self._draws(advantages)
                     self._updates_of_epoch = self._updates_of_epoch[-1:]
@@ -224,6 +226,22 @@ class PPOTrainer:
                 all_reduce=self.ranks.all_reduce,
                 bootstrap_truncation=ppo.bootstrap_truncation,
             )
+
+    def _measure(self, advantages: Advantages) -> None:
+        """Record what warnings need and records would not have otherwise. Nothing else changes."""
+        iteration = self.loop.totals["iteration"]
+        if not self.ranks.first or iteration % EVERY:
+            return
+        for name, value in observation_ranges(self.rows, self.share.segments, self.vector.spec.observation).items():
+            self.loop.record(name, value)
+        # Not at first: the weights of actions start at a hundredth of the value's, so that the value's share is near 1.
+        if iteration and self.recipe.policy.target is None and self.recipe.ppo.value_trains_core:
+            rows = self.share.minibatch_segments // self.share.accumulated_parts
+            with torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
+                share = value_gradient_share(
+                    self.policy, self.rows, advantages, self._coefficients(), rows, self.device
+                )
+            self.loop.record("value_gradient_share", share)
 
     def _draws(self, advantages: Advantages) -> Iterator[Draw]:
         ppo = self.recipe.ppo
@@ -338,8 +356,13 @@ class PPOTrainer:
         """Record the values of a whole iteration."""
         steps = max(1, collected.agent_steps)
         reward, alive = self.rows["reward"][: self.share.segments], self.rows["alive"][: self.share.segments]
-        mean_reward, _ = mean_and_variance(reward, alive, self.ranks.all_reduce)
+        mean_reward, variance = mean_and_variance(reward, alive, self.ranks.all_reduce)
+        terminated = (self.rows["terminated"][: self.share.segments] & alive).sum()
+        if self.ranks.all_reduce is not None:
+            self.ranks.all_reduce(terminated)
         self.loop.record("reward_per_agent_step", mean_reward, steps)
+        self.loop.record("reward_std", variance.sqrt(), steps)
+        self.loop.record("termination_rate", terminated / steps, steps)
         self.loop.record("explained_variance", advantages.explained_variance)
         if collected.dropped_agent_steps:
             self.loop.record("dropped_agent_steps", float(collected.dropped_agent_steps))

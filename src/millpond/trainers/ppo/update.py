@@ -162,13 +162,22 @@ def micro_batch_loss(
     unroll: Callable[..., Any], micro_batch: MicroBatch, coefficients: Coefficients, valid_steps: Tensor
 ) -> PPOLoss:
     """Unroll the policy over gathered rows and return the loss; means are over `valid_steps`."""
-    unrolled = unroll(
+    return unrolled_loss(unroll_micro_batch(unroll, micro_batch), micro_batch, coefficients, valid_steps)
+
+
+def unroll_micro_batch(unroll: Callable[..., Any], micro_batch: MicroBatch) -> Any:
+    """Unroll the policy over gathered rows; their observations are taken."""
+    return unroll(
         micro_batch.take_observation(),
         micro_batch.state,
         micro_batch.reset,
         micro_batch.action,
         action_mask=micro_batch.action_mask,
     )
+
+
+def unrolled_loss(unrolled: Any, micro_batch: MicroBatch, coefficients: Coefficients, valid_steps: Tensor) -> PPOLoss:
+    """Return the loss of an unrolled policy; means are over `valid_steps`."""
     return ppo_loss(
         unrolled.log_prob.float().t(),
         micro_batch.log_prob.t(),
