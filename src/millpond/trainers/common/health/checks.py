@@ -14,6 +14,7 @@ from statistics import median
 from millpond.envs.spec import ActionSpec
 from millpond.trainers.common.failures import largest_factor
 
+HISTORY = 200  # records before the current one that checks see
 ENTROPY_SHARE = 0.01  # of the largest possible entropy: below it a policy of choices is nearly deterministic
 LOG_DEVIATION = -5.0  # below it, relative to half the range of a continuous action, it is nearly deterministic
 APPROX_KL = 0.5  # mean of an iteration; healthy runs are below 0.05
@@ -197,7 +198,8 @@ def value_explains_nothing(
 def same_reward(record: Mapping[str, float], before: Sequence[Mapping[str, float]]) -> float | None:
     """Return the reward of all steps of the newest records, if it is the same and makes all returns the same; else None.
 
-    A reward of 0 does. Another one does if no episode terminates; else the length of an episode makes a difference.
+    A reward of 0 does. Another one does if no episode of the run has ever terminated: else the length of an episode makes a
+    difference, also where a good policy is never terminated any more.
     """
     some = newest("reward_std", record, before, REWARD_RECORDS)
     if some is None or any(one["reward_std"] > SAME * abs(one["reward_per_agent_step"]) for one in some):
@@ -205,7 +207,8 @@ def same_reward(record: Mapping[str, float], before: Sequence[Mapping[str, float
     rewards = [one["reward_per_agent_step"] for one in some]
     if max(rewards) - min(rewards) > SAME * max(map(abs, rewards)):
         return None
-    if rewards[-1] != 0 and any(one["termination_rate"] > 0 for one in some):
+    known = len(before) < HISTORY  # from the start of the run on
+    if rewards[-1] != 0 and (not known or any(one.get("termination_rate", 0) > 0 for one in (record, *before))):
         return None
     return rewards[-1]
 
@@ -233,18 +236,18 @@ def reward_is_constant(
     look = f"If there should have been others, look at the environment: millpond envs check {env_id}"
     if reward_clip is not None and abs(abs(reward / reward_scale) - reward_clip) <= SAME * reward_clip:
         return (
-            f"{start}, which is the bound of env.reward_clip={reward_clip:g}, and no episode terminates. Try "
+            f"{start}, which is the bound of env.reward_clip={reward_clip:g}, and no episode has terminated. Try "
             f"env.reward_clip=null. {look}"
         )
     if reward != 0:
         longer = f", or env.max_steps={2 * max_steps} if episodes are cut off too early" if max_steps else ""
         return (
-            f"{start}, and no episode terminates: every return is the same, whatever the policy does. If an episode ends at a "
-            f"goal, it has not been reached yet: try {explore}{longer}. {look}"
+            f"{start}, and no episode has terminated: every return is the same, whatever the policy does. If an episode ends "
+            f"at a goal, it has not been reached yet: try {explore}{longer}. {look}"
         )
     paid = "env.episodic=false, which pays rewards at every step, or " if episodic else ""
     return (
-        f"{start}: there is nothing to learn from yet. If rewards are rare, the first one has to be found by chance: try "
+        f"{start}: there is nothing to learn from. If rewards are rare, the first one has to be found by chance: try "
         f"{paid}{explore}, or a longer run. {look}"
     )
 

@@ -88,7 +88,7 @@ def _env_checks(
     env, family = recipe.env, family_of(recipe.env.id)
     limited = family is None or family.name not in ("recall", "pettingzoo")  # else env.max_steps has no effect
     limit = f"env.max_steps={spec.max_steps or 1_000}" if limited else "env.options.max_cycles=1000"
-    return {
+    checks: dict[str, Check] = {
         "reward": partial(
             reward_is_constant,
             env_id=env.id,
@@ -98,5 +98,7 @@ def _env_checks(
             max_steps=spec.max_steps if limited else None,
             explore=explore,
         ),
-        "episodes": partial(episodes_never_end, num_envs=num_envs, max_steps=spec.max_steps, limit=limit),
     }
+    if family is None or family.name != "recall":  # its delays end every episode
+        checks["episodes"] = partial(episodes_never_end, num_envs=num_envs, max_steps=spec.max_steps, limit=limit)
+    return checks

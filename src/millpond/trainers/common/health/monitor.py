@@ -10,9 +10,7 @@ from pathlib import Path
 
 from millpond.durable import replace_file
 from millpond.record import Record
-from millpond.trainers.common.health.checks import Check
-
-HISTORY = 200  # records before the current one that checks see
+from millpond.trainers.common.health.checks import HISTORY, Check
 
 
 @dataclass(frozen=True)
