@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def checkpoints(facts: Facts) -> Block | None:
 
 def warnings(facts: Facts) -> Block | None:
     """Return one row per cause that was warned about: when first and last, in how many records, and the first text."""
-    by_cause: dict[str, list[Mapping[str, Any]]] = {}
+    by_cause: dict[str, list[dict[str, Any]]] = {}
     for warning in facts.warnings:
         by_cause.setdefault(str(warning.get("cause", "")), []).append(warning)
     if not by_cause:
