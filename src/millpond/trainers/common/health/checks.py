@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
 from statistics import median
 
 from millpond.envs.spec import ActionSpec
 from millpond.trainers.common.failures import largest_factor
 
 HISTORY = 200  # records before the current one that checks see
+SPACING = 20  # records between two that have a metric, at most
 ENTROPY_SHARE = 0.01  # of the largest possible entropy: below it a policy of choices is nearly deterministic
 LOG_DEVIATION = -5.0  # below it, relative to half the range of a continuous action, it is nearly deterministic
 APPROX_KL = 0.5  # mean of an iteration; healthy runs are below 0.05
@@ -40,9 +42,12 @@ Check = Callable[[Mapping[str, float], Sequence[Mapping[str, float]]], str | Non
 def newest(
     name: str, record: Mapping[str, float], before: Sequence[Mapping[str, float]], count: int
 ) -> list[Mapping[str, float]] | None:
-    """Return the newest `count` records that have a metric, the newest last; None if there are fewer."""
+    """Return the newest `count` records that have a metric, the newest last; None if there are fewer.
+
+    Only the last `SPACING` times `count` records are looked at: checks should cost less than what they warn about.
+    """
     found = []
-    for one in (record, *reversed(before)):
+    for one in chain((record,), islice(reversed(before), SPACING * count)):
         if name in one:
             found.append(one)
             if len(found) == count:
@@ -172,6 +177,8 @@ def value_explains_nothing(
     core: str,
 ) -> str | None:
     """Warn if `explained_variance` has been near 0, or negative, for long: values are no better than their mean."""
+    if record.get("explained_variance", 0.0) >= EXPLAINED_VARIANCE:
+        return None
     some = newest("explained_variance", record, before, EXPLAINED_VARIANCE_RECORDS)
     if some is None or max(one["explained_variance"] for one in some) >= EXPLAINED_VARIANCE:
         return None
@@ -208,7 +215,7 @@ def same_reward(record: Mapping[str, float], before: Sequence[Mapping[str, float
     if max(rewards) - min(rewards) > SAME * max(map(abs, rewards)):
         return None
     known = len(before) < HISTORY  # from the start of the run on
-    if rewards[-1] != 0 and (not known or any(one.get("termination_rate", 0) > 0 for one in (record, *before))):
+    if rewards[-1] != 0 and (not known or any(one.get("termination_rate", 0) > 0 for one in chain(some, before))):
         return None
     return rewards[-1]
 
@@ -267,6 +274,8 @@ def episodes_never_end(
     if "episodes" not in record or "env_steps" not in record:
         return None
     ended, since = record["episodes"], 0.0
+    if before and before[-1].get("episodes") != ended:
+        return None
     if ended:
         since = next((one["env_steps"] for one in before if one.get("episodes") == ended), record["env_steps"])
     steps = (record["env_steps"] - since) / num_envs
