@@ -16,7 +16,7 @@ from millpond.rollout.micro_batch import gather
 from millpond.rollout.rows import Rows
 from millpond.rollout.schema import RowField
 from millpond.trainers.common.session import start_run
-from millpond.trainers.ppo.measures import observation_ranges, value_gradient_share
+from millpond.trainers.ppo.measures import gradient_is_due, observation_ranges, value_gradient_share
 from millpond.trainers.ppo.trainer import PPOTrainer
 from tests.support.ppo_runs import SMALL, train_small
 from tests.support.records import records
@@ -125,12 +125,17 @@ def test_share_of_the_value_is_that_of_separate_gradients(trainer: PPOTrainer) -
     assert value_gradient_share(policy, trainer.rows, advantages, coefficients, rows, trainer.device) < 1e-5
 
 
+def test_gradient_is_measured_early_and_then_rarely() -> None:
+    assert [iteration for iteration in range(300) if gradient_is_due(iteration)] == [16, 32, 64, 128, 192, 256]
+
+
 def test_run_that_is_measured_every_iteration_is_the_same_as_one_that_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = {}
     for name, every in (("measured", 1), ("not", 10**9)):
         monkeypatch.setattr("millpond.trainers.ppo.trainer.EVERY", every)
+        monkeypatch.setattr("millpond.trainers.ppo.measures.GRADIENT_EVERY", every)
         runs[name] = train_small(tmp_path, name)
     measured, other = (records(tmp_path / name) for name in ("measured", "not"))
     assert sum("value_gradient_share" in record for record in measured) == 3  # not at the first iteration

@@ -1,7 +1,7 @@
 """Measures of an iteration's rows that warnings are made from: observations, and the value's share of the gradient.
 
-They read rows and weights and change neither; no random generator is used. Every 16th iteration is measured, on a fixed
-sample of its rows, so that this takes less than 1 % of the time of a run.
+They read rows and weights and change neither; no random generator is used. Few iterations are measured, on a fixed sample of
+their rows, so that this takes less than 1 % of the time of a run.
 
 R rows   T horizon   a agents of a row   N steps of a sample   D numbers of an observation
 """
@@ -22,9 +22,18 @@ from millpond.rollout.micro_batch import Advantages, gather
 from millpond.rollout.rows import TORCH, Rows
 from millpond.trainers.ppo.update import unroll_micro_batch, unrolled_loss
 
-EVERY = 16  # iterations
+EVERY = 16  # iterations between two measures of observations
+GRADIENT_EVERY = 64  # iterations between two measures of the gradient; the first two are `EVERY` apart
 MAX_STEPS, MAX_NUMBERS = 1_024, 2**20  # of the sample of observations
 GRADIENT_STEPS = 256  # agent steps of the sample whose gradients are compared
+
+
+def gradient_is_due(iteration: int) -> bool:
+    """Return True for the iterations whose gradient is measured: EVERY, 2 * EVERY, and multiples of GRADIENT_EVERY.
+
+    Not at first: the weights of actions start at a hundredth of the value's, so that the value's share is near 1.
+    """
+    return iteration in (EVERY, 2 * EVERY) or (iteration > 0 and iteration % GRADIENT_EVERY == 0)
 
 
 def observation_ranges(rows: Rows, num_rows: int, spec: ObservationSpec) -> dict[str, Tensor]:

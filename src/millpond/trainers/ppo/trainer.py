@@ -58,7 +58,7 @@ from millpond.trainers.common.play import Evaluation, evaluate
 from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater
-from millpond.trainers.ppo.measures import EVERY, observation_ranges, value_gradient_share
+from millpond.trainers.ppo.measures import EVERY, gradient_is_due, observation_ranges, value_gradient_share
 from millpond.trainers.ppo.update import Step, estimate_advantages, train_minibatch
 from millpond.vector import Vector
 
@@ -234,8 +234,7 @@ class PPOTrainer:
             return
         for name, value in observation_ranges(self.rows, self.share.segments, self.vector.spec.observation).items():
             self.loop.record(name, value)
-        # Not at first: the weights of actions start at a hundredth of the value's, so that the value's share is near 1.
-        if iteration and self.recipe.policy.target is None and self.recipe.ppo.value_trains_core:
+        if gradient_is_due(iteration) and self.recipe.policy.target is None and self.recipe.ppo.value_trains_core:
             rows = self.share.minibatch_segments // self.share.accumulated_parts
             with torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
                 share = value_gradient_share(

@@ -28,7 +28,7 @@ GRADIENT_RECORDS = 20
 MIN_GRADIENT = 10.0  # and times the norm that it is clipped to
 HUGE_GRADIENT = 1e6  # also without records before
 VALUE_SHARE = 0.95  # of the gradient of the shared network: 19 times the policy's; healthy runs are below 0.5
-VALUE_SHARE_RECORDS = 2
+VALUE_SHARE_RECORDS, VALUE_SHARE_SPACING = 2, 64
 EXPLAINED_VARIANCE = 0.1
 EXPLAINED_VARIANCE_RECORDS = 50
 REWARD_RECORDS, REWARD_STEPS = 5, 1_000  # records, and agent steps in them, whose rewards are all the same
@@ -40,14 +40,14 @@ Check = Callable[[Mapping[str, float], Sequence[Mapping[str, float]]], str | Non
 
 
 def newest(
-    name: str, record: Mapping[str, float], before: Sequence[Mapping[str, float]], count: int
+    name: str, record: Mapping[str, float], before: Sequence[Mapping[str, float]], count: int, spacing: int = SPACING
 ) -> list[Mapping[str, float]] | None:
     """Return the newest `count` records that have a metric, the newest last; None if there are fewer.
 
-    Only the last `SPACING` times `count` records are looked at: checks should cost less than what they warn about.
+    Only the last `spacing` times `count` records are looked at: checks should cost less than what they warn about.
     """
     found = []
-    for one in chain((record,), islice(reversed(before), SPACING * count)):
+    for one in chain((record,), islice(reversed(before), spacing * count)):
         if name in one:
             found.append(one)
             if len(found) == count:
@@ -148,7 +148,7 @@ def value_dominates(
     record: Mapping[str, float], before: Sequence[Mapping[str, float]], *, vf_coef: float, reward_scale: float
 ) -> str | None:
     """Warn if nearly all of the gradient of the network that actions and value share is the value loss's."""
-    some = newest("value_gradient_share", record, before, VALUE_SHARE_RECORDS)
+    some = newest("value_gradient_share", record, before, VALUE_SHARE_RECORDS, VALUE_SHARE_SPACING)
     if some is None or min(one["value_gradient_share"] for one in some) <= VALUE_SHARE:
         return None
     return (

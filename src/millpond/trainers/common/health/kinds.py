@@ -34,7 +34,6 @@ def ppo_checks(recipe: PPORecipe, spec: EnvSpec, num_envs: int) -> dict[str, Che
         ),
         "ratios": partial(kl_too_large, target_kl=ppo.target_kl, learning_rate=rate),
         "gradient": _gradient_check("grad_norm", "ppo", ppo, env),
-        "value gradient": partial(value_dominates, vf_coef=ppo.vf_coef, reward_scale=env.reward_scale),
         "explained variance": partial(
             value_explains_nothing,
             vf_coef=ppo.vf_coef,
@@ -48,6 +47,8 @@ def ppo_checks(recipe: PPORecipe, spec: EnvSpec, num_envs: int) -> dict[str, Che
             observations_are_constant, env_id=env.id, core=policy.core if policy.target is None else "custom"
         ),
     }
+    if policy.target is None and ppo.value_trains_core:  # else it is not measured
+        checks["value gradient"] = partial(value_dominates, vf_coef=ppo.vf_coef, reward_scale=env.reward_scale)
     if policy.target is None and not policy.normalize_observations:
         checks["observation scale"] = observations_are_badly_scaled
     return checks
