@@ -245,6 +245,12 @@ def test_list_of_finished_stopped_and_failed_runs(tmp_path, capsys):
     assert rows[0].counters["updates"] == 6
     assert rows[2].note == "ZeroDivisionError: division by zero"
     assert (rows[0].headline, rows[0].result) == ("R_loss", 0.25)
+    (tmp_path / "done" / "warnings.jsonl").write_text('{"cause": "reward"}\n{"cause": "ratios"}\n{"cause": "reward"}\n')
+    (tmp_path / "now" / "warnings.jsonl").write_text("nothing")
+    warned = list_runs(tmp_path)
+    assert [row.warnings for row in warned] == [("reward", "ratios"), (), (), ()]
+    assert "warnings.jsonl line 1" in warned[3].note
+    assert show_runs(warned).splitlines()[2] == "  2 warnings: reward, ratios"
     lines = show_runs(rows).splitlines()
     assert lines[0].split() == ["RUN", "RETURN", "BEST", "STEPS", "SPEED", "STATE", "AGE"]
     assert lines[1].split()[:5] == ["done", "0.25*", "-", "6", "upd"]

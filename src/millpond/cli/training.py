@@ -262,7 +262,7 @@ def runs(run_dir: RunDirOption = "runs", json: JsonOption = False) -> None:
     RETURN is that of the newest evaluation, or of training if there was none; BEST is the best evaluation's. A run that
     learns a reward from recorded episodes has no return: its figure is marked and named below the table. STEPS are agent
     steps, or updates (upd) if no agent acts; SPEED is the mean over the whole run. AGE is the time since the state last
-    changed.
+    changed. Causes that a run warned about are below it; its report says what to try.
     """
     from millpond.store import list_runs, show_runs
 

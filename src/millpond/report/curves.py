@@ -15,6 +15,8 @@ CAPTIONS = {
     "episode_return": "mean return of the episodes that ended",
     "episode_length": "mean length of these episodes, in env steps",
     "reward_per_agent_step": "mean reward of one action",
+    "reward_std": "standard deviation of the rewards; 0 if all are the same",
+    "termination_rate": "share of agent steps that terminated an episode",
     "policy_loss": "clipped surrogate; near 0 by design, only its trend is informative",
     "value_loss": "squared error of the values, clipped",
     "entropy": "entropy of the policy; falls as the policy becomes deterministic",
@@ -22,6 +24,9 @@ CAPTIONS = {
     "clip_fraction": "share of actions whose ratio was clipped",
     "explained_variance": "share of the variance of returns that the values explain; 1 is all",
     "grad_norm": "norm of the gradient before clipping",
+    "value_gradient_share": "share of the value loss in the gradient of the network that it shares with the policy",
+    "observation_range": "difference between the largest and the smallest value of the number that varies most",
+    "observation_range_ratio": "that range over the one of the number that varies least",
     "agent_steps_per_second": "of the iteration, evaluation included",
     "R_loss": "loss of the reward network",
     "dropped_agent_steps": "steps of rows that a crashed worker left unfinished",
@@ -32,7 +37,10 @@ HELD_OUT = re.compile(r"held_out/(?:(\w+)/)?(\w+)")
 GROUPS = (
     ("Return", re.compile(r"episode_|reward_|env/")),
     ("Held-out episodes", HELD_OUT),
-    ("Learning", re.compile(r".*(loss|entropy|kl|clip_fraction|explained_variance|grad_norm|epsilon|lr|beta)$")),
+    (
+        "Learning",
+        re.compile(r".*(loss|entropy|kl|clip_fraction|explained_variance|grad_norm|gradient_share|epsilon|lr|beta)$"),
+    ),
     ("Speed", re.compile(r".*_per_second$")),
 )
 OTHERS = "Others"

@@ -13,8 +13,8 @@ from millpond.errors import MillpondError
 from millpond.kinds import KINDS
 from millpond.record import HEADLINES, Record, read_records
 from millpond.report.markup import Block
-from millpond.safe_read import JSON_BYTES, parse_json, parse_json_object, read_regular
-from millpond.store import RunStatus, read_status
+from millpond.safe_read import JSON_BYTES, parse_json, read_regular
+from millpond.store import RunStatus, read_status, read_warnings
 from millpond.store.checkpoints import CheckpointInfo, list_checkpoints
 
 UNKNOWN = "unknown"
@@ -46,7 +46,7 @@ class Facts:
     records: list[Record]
     axis: str
     checkpoints: list[CheckpointInfo]
-    warnings: list[Mapping[str, Any]] = field(default_factory=list)  # of `warnings.jsonl`
+    warnings: list[dict[str, Any]] = field(default_factory=list)  # of `warnings.jsonl`
     picture: Picture | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -123,7 +123,7 @@ def read_facts(folder: Path, picture: Picture | None = None) -> Facts:
         records=records,
         axis=axis_of(records, config),
         checkpoints=checkpoints,
-        warnings=_warnings(folder / "warnings.jsonl", problems),
+        warnings=_warnings(folder, problems),
         picture=picture,
         problems=problems,
     )
@@ -164,13 +164,9 @@ def _mapping(path: Path, text: str, parse: Callable[[str, str], Any], problems: 
     return content
 
 
-def _warnings(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
-    """Return the warnings of a run: one object per line, with its cause, text and updates."""
-    if not os.path.lexists(path):
-        return []
+def _warnings(folder: Path, problems: list[str]) -> list[dict[str, Any]]:
     try:
-        lines = read_regular(path, JSON_BYTES).splitlines()
-        return [parse_json_object(line, f"{path.name} line {number}") for number, line in enumerate(lines, start=1)]
+        return read_warnings(folder)
     except MillpondError as error:
         problems.append(str(error))
         return []

@@ -55,15 +55,27 @@ def checkpoints(facts: Facts) -> Block | None:
 
 
 def warnings(facts: Facts) -> Block | None:
-    """Return what was logged as a warning during the run, in its order."""
-    if not facts.warnings:
+    """Return one row per cause that was warned about: when first and last, in how many records, and the first text."""
+    by_cause: dict[str, list[dict[str, Any]]] = {}
+    for warning in facts.warnings:
+        by_cause.setdefault(str(warning.get("cause", "")), []).append(warning)
+    if not by_cause:
         return None
     rows = [
-        [f"{updates:,}" if is_count(updates) else UNKNOWN, str(warning.get("cause", "")), str(warning.get("text", ""))]
-        for warning in facts.warnings
-        for updates in [warning.get("updates")]
+        [
+            cause,
+            str(found[0].get("text", "")),
+            _count(found[0].get("updates")),
+            _count(found[-1].get("last_updates", found[-1].get("updates"))),
+            _count(sum(one["records"] if is_count(one.get("records")) else 1 for one in found)),
+        ]
+        for cause, found in by_cause.items()
     ]
-    return Block("Warnings", table(["after updates", "cause", "warning"], rows))
+    return Block("Warnings", table(["cause", "warning", "first, after updates", "last", "records"], rows, left=2))
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if is_count(value) else UNKNOWN
 
 
 def plan(facts: Facts) -> Block | None:

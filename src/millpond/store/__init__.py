@@ -16,7 +16,7 @@ from millpond.store.checkpoint import (
     write_checkpoint,
 )
 from millpond.store.checkpoints import Checkpoints
-from millpond.store.listing import RunRow, list_runs, show_runs
+from millpond.store.listing import RunRow, list_runs, read_warnings, show_runs
 from millpond.store.parts import Parts, Stateful, load_weights
 from millpond.store.random_state import RandomState, seed_global_generators
 from millpond.store.run import Run, check_changes, find_run, host_facts, training
@@ -45,6 +45,7 @@ __all__ = [
     "load_weights",
     "read_checkpoint",
     "read_status",
+    "read_warnings",
     "seed_global_generators",
     "show_runs",
     "training",

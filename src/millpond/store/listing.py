@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from millpond.errors import MillpondError
-from millpond.formatting import printable
+from millpond.formatting import plural, printable
 from millpond.record import COUNTERS, RETURNS, Record, last_record, newest_headline, show_seconds
-from millpond.safe_read import read_json_object, require_regular
+from millpond.safe_read import JSON_BYTES, parse_json_object, read_json_object, read_regular, require_regular
 from millpond.store.checkpoints import Checkpoints
-from millpond.store.run import CONFIG, HOST, METRICS, is_run
+from millpond.store.run import CONFIG, HOST, METRICS, WARNINGS, is_run
 from millpond.store.status import State, read_status
 
 
@@ -37,6 +39,7 @@ class RunRow:
     result: float | None
     counters: dict[str, float]
     metrics: dict[str, float]
+    warnings: tuple[str, ...] = ()  # causes that the run warned about
 
 
 def list_runs(root: Path) -> list[RunRow]:
@@ -50,6 +53,10 @@ def list_runs(root: Path) -> list[RunRow]:
             continue
         status = read_status(folder)
         record, problems = _last_record(folder)
+        try:
+            causes = dict.fromkeys(str(warning.get("cause", "")) for warning in read_warnings(folder))
+        except MillpondError as error:
+            causes, problems = {}, [*problems, str(error)]
         checkpoints = Checkpoints(folder / "checkpoints")
         saved, best = checkpoints.updates(), checkpoints.best_score()
         headline = newest_headline(folder / METRICS)
@@ -69,6 +76,7 @@ def list_runs(root: Path) -> list[RunRow]:
                 result=headline[1] if headline else None,
                 counters=counters,
                 metrics=metrics,
+                warnings=tuple(causes),
             )
         )
     return sorted(rows, key=lambda row: row.since)
@@ -88,13 +96,22 @@ def _last_record(folder: Path) -> tuple[Record, list[str]]:
         return {}, [*problems, str(error)]
 
 
+def read_warnings(folder: Path) -> list[dict[str, Any]]:
+    """Return the warnings of a run, each with its cause, text and updates. Raises `MillpondError` if they cannot be read."""
+    path = folder / WARNINGS
+    if not os.path.lexists(path):
+        return []
+    lines = read_regular(path, JSON_BYTES).splitlines()
+    return [parse_json_object(line, f"{path.name} line {number}") for number, line in enumerate(lines, start=1)]
+
+
 WIDTH = 80
 HEADINGS = ("RUN", "RETURN", "BEST", "STEPS", "SPEED", "STATE", "AGE")
 LEFT = {0, 5}  # columns that are aligned to the left
 
 
 def show_runs(rows: Sequence[RunRow]) -> str:
-    """Format the list, at most 80 columns wide: return, best return, steps, speed, state, age, and the note of each."""
+    """Format the list, at most 80 columns wide: return, best, steps, speed, state, age; note and warnings of each."""
     if not rows:
         return "no runs yet"
     others = list(dict.fromkeys(row.headline for row in rows if row.headline and row.headline not in RETURNS))
@@ -111,9 +128,15 @@ def show_runs(rows: Sequence[RunRow]) -> str:
         aligned = (f"{cell:<{width}}" if k in LEFT else f"{cell:>{width}}" for k, (cell, width) in enumerate(shown))
         lines.append("  ".join(aligned).rstrip())
         if row is not None and row.note:
-            lines += textwrap.wrap(printable(row.note), WIDTH, initial_indent="  ", subsequent_indent="  ")
+            lines += _indented(row.note)
+        if row is not None and row.warnings:
+            lines += _indented(f"{plural(len(row.warnings), 'warning')}: {', '.join(row.warnings)}")
     lines += [f"{_mark(name, others)} {name}, not a return" for name in others]
     return "\n".join(lines)
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(printable(text), WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def _cells(row: RunRow, others: Sequence[str]) -> tuple[str, ...]:

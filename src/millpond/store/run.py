@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import torch
 
 CONFIG, PLAN, HOST, LOCK, METRICS = "config.yaml", "plan.json", "host.json", "lock", "metrics.jsonl"
+WARNINGS = "warnings.jsonl"
 WEIGHTS_FROM = "weights_from"  # in host.json
 VECTOR = "vector.json"
 MAX_RANKS = 1 << 20
@@ -65,7 +66,7 @@ class Run:
         self.host_path = folder / HOST
         self.vector_path = folder / VECTOR  # what `vector.backend=auto` chose
         self.metrics_path = folder / METRICS
-        self.warnings_path = folder / "warnings.jsonl"
+        self.warnings_path = folder / WARNINGS
         self.tensorboard_path = folder / "tensorboard"
         self.checkpoints_path = folder / "checkpoints"
         self.report_path = folder / "report.html"

@@ -28,7 +28,8 @@ from millpond.planner.planned import plan_over_ranks
 from millpond.record import Axis, Console, Counters, Sink, TensorBoard, Timer, WeightsAndBiases
 from millpond.store import Run, check_changes, find_run
 from millpond.trainers.common.envs import make_spec
-from millpond.trainers.common.health import Check, HealthSink
+from millpond.trainers.common.health.checks import Check
+from millpond.trainers.common.health.monitor import HealthSink
 from millpond.trust import mark_as_own, require_trust
 
 if TYPE_CHECKING:

@@ -93,12 +93,20 @@ def gather_by_name(ranks: Ranks, own: dict[str, Any]) -> dict[str, Any]:
 def collection_stats(collection: Collection) -> dict[str, Any]:
     """Return the numbers of a collection that are recorded."""
     episodes = [(episode.returns[0], episode.length, episode.info) for episode in collection.episodes]
-    return {"env_steps": collection.env_steps, "reward": collection.reward.mean(), "episodes": episodes}
+    return {
+        "env_steps": collection.env_steps,
+        "reward": collection.reward.mean(),
+        "reward_std": collection.reward.std(correction=0),
+        "termination_rate": collection.terminated.float().mean(),
+        "episodes": episodes,
+    }
 
 
 def record_stats(loop: Loop, name: str, stats: Mapping[str, Any]) -> None:
     """Record the numbers of one agent's collection, for this agent and for all."""
     loop.record("reward_per_agent_step", stats["reward"], weight=stats["env_steps"])
+    for key in ("reward_std", "termination_rate"):
+        loop.record(key, stats[key], weight=stats["env_steps"])
     for episode_return, length, info in stats["episodes"]:
         for prefix in ("", f"{name}/"):
             loop.record(f"{prefix}episode_return", episode_return)

@@ -103,7 +103,8 @@ class MixtureTrainer:
                 self.big.pond.restore(self.names, continue_episodes=self.ponds.savable)
 
     def _make_sinks(self) -> list[Sink]:
-        checks = mixture_checks(self.plan.agents, self.recipe.pqn, self.recipe.dqn)
+        spec = next(iter(self.players.vectors.values())).spec
+        checks = mixture_checks(self.recipe, spec, self.plan.agents, self.plan.agents * self.recipe.pqn.num_envs)
         return make_sinks(self.recipe, self.run, self.loop, self.counters, self.timer, checks)
 
     def train(self) -> None:

@@ -58,6 +58,7 @@ from millpond.trainers.common.play import Evaluation, evaluate
 from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater
+from millpond.trainers.ppo.measures import EVERY, gradient_is_due, observation_ranges, value_gradient_share
 from millpond.trainers.ppo.update import Step, estimate_advantages, train_minibatch, update_value_scale, value_scale_of
 from millpond.vector import Vector
 
@@ -155,7 +156,7 @@ class PPOTrainer:
         )
 
     def _make_sinks(self) -> list[Sink]:
-        checks = ppo_checks(self.recipe.ppo, self.vector.spec.action)
+        checks = ppo_checks(self.recipe, self.vector.spec, self.plan.num_envs)
         return make_sinks(self.recipe, self.run, self.loop, self.counters, self.timer, checks)
 
     def train(self) -> None:
@@ -165,6 +166,7 @@ class PPOTrainer:
                 if at.begins("iteration"):
                     collected = self._collect()
                     advantages = self._estimate()
+                    self._measure(advantages)
                 if at.begins("update_epoch"):
                     draws = self._draws(advantages)
                     self._updates_of_epoch = self._updates_of_epoch[-1:]
@@ -227,6 +229,22 @@ class PPOTrainer:
             if ppo.normalize_values:
                 update_value_scale(self.policy, self.optimizer, self.rows, advantages, self.ranks.all_reduce)
             return advantages
+
+    def _measure(self, advantages: Advantages) -> None:
+        """Record what warnings need and records would not have otherwise. Nothing else changes."""
+        iteration = self.loop.totals["iteration"]
+        if not self.ranks.first or iteration % EVERY:
+            return
+        for name, value in observation_ranges(self.rows, self.share.segments, self.vector.spec.observation).items():
+            self.loop.record(name, value)
+        shared = self.recipe.ppo.value_trains_core and not self.recipe.policy.separate_critic
+        if gradient_is_due(iteration) and self.recipe.policy.target is None and shared:
+            rows = self.share.minibatch_segments // self.share.accumulated_parts
+            with torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
+                share = value_gradient_share(
+                    self.policy, self.rows, advantages, self._coefficients(), rows, self.device
+                )
+            self.loop.record("value_gradient_share", share)
 
     def _draws(self, advantages: Advantages) -> Iterator[Draw]:
         ppo = self.recipe.ppo
@@ -344,8 +362,13 @@ class PPOTrainer:
         """Record the values of a whole iteration."""
         steps = max(1, collected.agent_steps)
         reward, alive = self.rows["reward"][: self.share.segments], self.rows["alive"][: self.share.segments]
-        mean_reward, _ = mean_and_variance(reward, alive, self.ranks.all_reduce)
+        mean_reward, variance = mean_and_variance(reward, alive, self.ranks.all_reduce)
+        terminated = (self.rows["terminated"][: self.share.segments] & alive).sum()
+        if self.ranks.all_reduce is not None:
+            self.ranks.all_reduce(terminated)
         self.loop.record("reward_per_agent_step", mean_reward, steps)
+        self.loop.record("reward_std", variance.sqrt(), steps)
+        self.loop.record("termination_rate", terminated / steps, steps)
         self.loop.record("explained_variance", advantages.explained_variance)
         if collected.dropped_agent_steps:
             self.loop.record("dropped_agent_steps", float(collected.dropped_agent_steps))

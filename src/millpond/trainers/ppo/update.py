@@ -194,17 +194,26 @@ def micro_batch_loss(
     unroll: Callable[..., Any], micro_batch: MicroBatch, coefficients: Coefficients, valid_steps: Tensor
 ) -> PPOLoss:
     """Unroll the policy over gathered rows and return the loss; means are over `valid_steps`."""
+    return unrolled_loss(unroll_micro_batch(unroll, micro_batch), micro_batch, coefficients, valid_steps)
 
-    def scaled(numbers: Tensor, scale: Scale | None) -> Tensor:
-        return numbers.t() if scale is None else scale.normalise(numbers.t())
 
-    unrolled = unroll(
+def unroll_micro_batch(unroll: Callable[..., Any], micro_batch: MicroBatch) -> Any:
+    """Unroll the policy over gathered rows; their observations are taken."""
+    return unroll(
         micro_batch.take_observation(),
         micro_batch.state,
         micro_batch.reset,
         micro_batch.action,
         action_mask=micro_batch.action_mask,
     )
+
+
+def unrolled_loss(unrolled: Any, micro_batch: MicroBatch, coefficients: Coefficients, valid_steps: Tensor) -> PPOLoss:
+    """Return the loss of an unrolled policy; means are over `valid_steps`."""
+
+    def scaled(numbers: Tensor, scale: Scale | None) -> Tensor:
+        return numbers.t() if scale is None else scale.normalise(numbers.t())
+
     return ppo_loss(
         unrolled.log_prob.float().t(),
         micro_batch.log_prob.t(),
@@ -245,7 +254,7 @@ def train_minibatch(
         all_reduce(valid_steps)
     valid_steps = valid_steps.clamp(min=1)
     if advantages.per_minibatch:
-        scale = _scale_of_minibatch(rows, advantages, picked, device, all_reduce)
+        scale = scale_of_minibatch(rows, advantages, picked, device, all_reduce)
         coefficients = replace(coefficients, advantage_scale=scale)
     for parameter in updater.parameters:
         parameter.grad = None
@@ -259,7 +268,7 @@ def train_minibatch(
     return Step(metrics, valid_steps)
 
 
-def _scale_of_minibatch(
+def scale_of_minibatch(
     rows: Rows, advantages: Advantages, picked: Tensor, device: torch.device, all_reduce: AllReduce | None
 ) -> Scale:
     """Return mean and deviation of the advantages over the valid steps of all rows of a minibatch, on all ranks."""

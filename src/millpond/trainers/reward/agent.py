@@ -137,6 +137,7 @@ class RewardAgent:
         self.generator = torch.Generator(device).manual_seed(int(seeds[2]))
         self.learner: SAC | DQN = self._make_learner(int(seeds[3]))
         self.observations = torch.empty((0, self.inputs.numbers))  # of the last `act`, [T x E, D]
+        self.reward_stats: dict[str, float] = {}  # of the last `act`, for the record
         self.epsilon = Epsilon(1.0, 0.05, over=max(1, updates // 2))
         self._finite = FiniteCheck(self.vector)
         self._newest: list[tuple[Any, dict[str, Any]]] = []  # batches and metrics of the last two updates
@@ -193,6 +194,11 @@ class RewardAgent:
         stacked: dict[str, Any] = {name: np.stack(values) for name, values in fields.items()}
         has_final = stacked["terminated"] | stacked["truncated"]
         self.observations = torch.from_numpy(stacked["observation"]).to(self.device).flatten(0, 1).flatten(1).float()
+        self.reward_stats = {
+            "reward_per_agent_step": float(stacked["reward"].mean()),
+            "reward_std": float(stacked["reward"].std()),
+            "termination_rate": float(stacked["terminated"].mean()),
+        }
         self.pond.add(Steps(**stacked, final_observation=np.concatenate(finals), has_final=has_final))
         return episodes
 

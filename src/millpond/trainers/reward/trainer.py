@@ -24,6 +24,7 @@ from millpond.report import Picture
 from millpond.rewards.batches import RewardBatches, recorded_inputs
 from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, seed_global_generators, training
 from millpond.trainers.common.failures import Learning, explaining_failures
+from millpond.trainers.common.health import reward_checks
 from millpond.trainers.common.play import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.session import make_sinks
@@ -70,7 +71,8 @@ class RewardTrainer:
 
         self.timer, self.counters = Timer(), Counters()
         self.loop = self._make_loop()
-        sinks = make_sinks(recipe, run, self.loop, self.counters, self.timer)
+        checks = None if self.agent is None else reward_checks(recipe, self.agent.spec)
+        sinks = make_sinks(recipe, run, self.loop, self.counters, self.timer, checks)
         self.console = next(sink for sink in sinks if isinstance(sink, Console))
         self.recorder = Recorder(run.metrics_path, self.counters, sinks)
         self.checkpoints = Checkpoints(
@@ -173,6 +175,8 @@ class RewardTrainer:
         for env_steps, at_random in [*warmup, (settings.steps_per_iteration, False)]:
             with self.timer("act"):
                 episodes = agent.act(env_steps, at_random=at_random)
+            for name, value in agent.reward_stats.items():
+                self.loop.record(name, value, weight=env_steps * settings.num_envs)
             for episode in episodes:
                 self.loop.record("episode_return", float(np.mean(episode.returns)))
                 self.loop.record("episode_length", float(episode.length))
