@@ -1,8 +1,10 @@
 """Updates of SAC in compiled code: critics, actor, temperature and targets, many updates in one call.
 
-The plain version is `millpond.learners.sac.SAC`. All threads of an update run the same function: each computes some rows of the
-batch, and after that some rows of every weight's gradient and some of the optimisers' numbers. In the actor's gradient only
-the smaller critic of each row is computed backwards.
+The plain version is `millpond.learners.sac.SAC`. All threads of an update run the same function. Half of them compute the first
+critic with its target, the others the second: so its weights stay in the caches of their cores. The actor is shared by rows:
+each thread computes some rows of the batch, and after that some rows of every weight's gradient and some of the optimiser's
+numbers; in the same way threads share a critic. In the actor's gradient only the smaller critic of each row is computed
+backwards.
 
 B transitions   D numbers per action   I inputs   H hidden   U updates of a call
 """
@@ -59,20 +61,22 @@ class SACMemory(NamedTuple):
     """Memory of an update that all its threads see."""
 
     barrier: Integers
+    group_barriers: Integers  # [2, ...] of the threads of each critic
     sums: Doubles  # [threads, 8] of each thread: losses, Q, log-probabilities
     inputs: Floats  # [B, I] of the critics: observation and action of the batch
     next_inputs: Floats  # [B, I]
     new_inputs: Floats  # [B, I] with the actor's action
     actor: MLPMemory
-    other: MLPMemory  # actor or targets at next observations
-    first: MLPMemory  # critic
-    second: MLPMemory  # critic
-    target: Floats  # [B]
+    other: MLPMemory  # actor at next observations
+    first: MLPMemory  # critic, or its target
+    second: MLPMemory  # critic, or its target
+    values: Floats  # [2, B] of the targets, or of the critics at new actions
     difference: Floats  # [2, B] gradient of the critics' outputs
     log_prob: Floats  # [B]
+    next_log_prob: Floats  # [B]
     action_gradient: Floats  # [B, D]
     output_gradient: Floats  # [B, 2 D] of the actor
-    rows: Integers  # [B]
+    rows: Integers  # [2, B]
 
 
 class SACBatches(NamedTuple):
@@ -315,12 +319,21 @@ def actions_backward(
 
 
 @compiled_fast
-def step(settings: SACSettings, state: AdamState, update: int, target: Floats, thread: int, threads: int) -> None:
-    """Update this thread's part of some parameters, and of their target if it is not empty."""
-    size = len(state.data)
-    begin, end = size * thread // threads // WIDTH * WIDTH, size * (thread + 1) // threads // WIDTH * WIDTH
+def step(
+    settings: SACSettings,
+    state: AdamState,
+    update: int,
+    target: Floats,
+    first: int,
+    last: int,
+    thread: int,
+    threads: int,
+) -> None:
+    """Update this thread's part of the parameters first:last, and of their target if it is not empty."""
+    size = (last - first) // WIDTH
+    begin, end = first + size * thread // threads * WIDTH, first + size * (thread + 1) // threads * WIDTH
     if thread == threads - 1:
-        end = size
+        end = last
     adam(
         state.data,
         state.grad,
@@ -369,78 +382,83 @@ def train_sac(
     share, half, none = ONE / np.float32(batch), len(critics.data) // 2, targets[:0]
     size, seen = len(settings.reach), batches.observation.shape[1]
     sums = memory.sums[thread]
+    # The critics of this thread, its place among the threads of each, and the rows that it computes of them
+    first_critic, last_critic = (0, 2) if threads == 1 else (thread % 2, thread % 2 + 1)
+    place, members = (0, 1) if threads == 1 else (thread // 2, (threads + 1 - thread % 2) // 2)
+    low, high = batch * place // members, batch * (place + 1) // members
+    group = memory.group_barriers[first_critic]
     for update in range(len(metrics)):
         start, temperature = update * batch, np.exp(alpha.data[0])
         sums[:] = 0.0
-        # targets
         now, then = batches.observation[start : start + batch], batches.next_observation[start : start + batch]
         noise, next_noise = batches.noise[start : start + batch], batches.next_noise[start : start + batch]
+        # actions
         mlp_forward(sgemm, actor, policy.data, then, begin, end, memory.other)
         put_inputs(then, 0, begin, end, memory.next_inputs)
-        squash(settings, memory.other.output, next_noise, begin, end, memory.next_inputs, memory.log_prob)
-        mlp_forward(sgemm, critic, targets[:half], memory.next_inputs, begin, end, memory.other)
-        for row in range(begin, end):
-            memory.target[row] = memory.other.output[row, 0]
-        mlp_forward(sgemm, critic, targets[half:], memory.next_inputs, begin, end, memory.other)
-        for row in range(begin, end):
-            smaller = min(memory.target[row], memory.other.output[row, 0])
-            future = smaller - temperature * memory.log_prob[row]
-            memory.target[row] = batches.reward[start + row] + batches.discount[start + row] * future
-        # critics
+        squash(settings, memory.other.output, next_noise, begin, end, memory.next_inputs, memory.next_log_prob)
+        mlp_forward(sgemm, actor, policy.data, now, begin, end, memory.actor)
+        put_inputs(now, 0, begin, end, memory.new_inputs)
+        squash(settings, memory.actor.output, noise, begin, end, memory.new_inputs, memory.log_prob)
         put_inputs(now, 0, begin, end, memory.inputs)
         for row in range(begin, end):
             for d in range(size):
                 memory.inputs[row, seen + d] = batches.action[start + row, d]
-        for k in range(2):
+        meet(memory.barrier, threads)
+        # critics
+        for k in range(first_critic, last_critic):
+            network = memory.first if k == 0 else memory.second
+            mlp_forward(sgemm, critic, targets[k * half : (k + 1) * half], memory.next_inputs, low, high, network)
+            for row in range(low, high):
+                memory.values[k, row] = network.output[row, 0]
+        meet(memory.barrier, threads)
+        for k in range(first_critic, last_critic):
             network = memory.first if k == 0 else memory.second
             flat = critics.data[k * half : (k + 1) * half]
-            mlp_forward(sgemm, critic, flat, memory.inputs, begin, end, network)
-            for row in range(begin, end):
-                difference = network.output[row, 0] - memory.target[row]
+            mlp_forward(sgemm, critic, flat, memory.inputs, low, high, network)
+            for row in range(low, high):
+                future = min(memory.values[0, row], memory.values[1, row]) - temperature * memory.next_log_prob[row]
+                target = batches.reward[start + row] + batches.discount[start + row] * future
+                difference = network.output[row, 0] - target
                 sums[0] += np.float64(difference * difference)
                 sums[1] += np.float64(network.output[row, 0])
                 memory.difference[k, row] = TWO * difference * share
-            mlp_backward(sgemm, critic, flat, memory.difference[k].reshape(batch, 1), begin, end, network)
-        meet(memory.barrier, threads)
-        for k in range(2):
+            mlp_backward(sgemm, critic, flat, memory.difference[k].reshape(batch, 1), low, high, network)
+        meet(group, members)
+        for k in range(first_critic, last_critic):
             network, upstream = memory.first if k == 0 else memory.second, memory.difference[k].reshape(batch, 1)
             grad = critics.grad[k * half : (k + 1) * half]
-            weight_gradients(sgemm, critic, memory.inputs, network, upstream, thread, threads, grad)
-        meet(memory.barrier, threads)
-        step(settings, critics, update, targets, thread, threads)
+            weight_gradients(sgemm, critic, memory.inputs, network, upstream, place, members, grad)
+        meet(group, members)
+        for k in range(first_critic, last_critic):
+            step(settings, critics, update, targets, k * half, (k + 1) * half, place, members)
+        meet(memory.barrier, threads)  # the values of the targets have been read by all
         # actor
-        mlp_forward(sgemm, actor, policy.data, now, begin, end, memory.actor)
-        put_inputs(now, 0, begin, end, memory.new_inputs)
-        squash(settings, memory.actor.output, noise, begin, end, memory.new_inputs, memory.log_prob)
+        for k in range(first_critic, last_critic):
+            network = memory.first if k == 0 else memory.second
+            mlp_forward(sgemm, critic, critics.data[k * half : (k + 1) * half], memory.new_inputs, low, high, network)
+            for row in range(low, high):
+                memory.values[k, row] = network.output[row, 0]
         meet(memory.barrier, threads)
-        for k in range(2):
-            flat = critics.data[k * half : (k + 1) * half]
-            mlp_forward(sgemm, critic, flat, memory.new_inputs, begin, end, memory.first if k == 0 else memory.second)
-        low, high = begin, end  # rows whose first critic is smaller from the front, the others from the back
+        for k in range(first_critic, last_critic):
+            count, rows = 0, memory.rows[k, low:high]
+            for row in range(low, high):
+                if (memory.values[1, row] < memory.values[0, row]) == (k == 1):
+                    rows[count] = row
+                    count += 1
+            flat, network = critics.data[k * half : (k + 1) * half], memory.first if k == 0 else memory.second
+            actions_backward(sgemm, critic, flat, network, rows[:count], -share, low, memory.action_gradient)
+        meet(memory.barrier, threads)
         for row in range(begin, end):
-            one, other = memory.first.output[row, 0], memory.second.output[row, 0]
-            if other < one:
-                high -= 1
-                memory.rows[high] = row
-            else:
-                memory.rows[low] = row
-                low += 1
-            sums[2] += np.float64(temperature * memory.log_prob[row] - min(one, other))
+            smaller = min(memory.values[0, row], memory.values[1, row])
+            sums[2] += np.float64(temperature * memory.log_prob[row] - smaller)
             sums[3] += np.float64(memory.log_prob[row])
-        action_gradient = memory.action_gradient
-        actions_backward(
-            sgemm, critic, critics.data[:half], memory.first, memory.rows[begin:low], -share, begin, action_gradient
-        )
-        actions_backward(
-            sgemm, critic, critics.data[half:], memory.second, memory.rows[low:end], -share, begin, action_gradient
-        )
         squash_backward(
             settings,
             memory.actor.output,
             noise,
             begin,
             end,
-            action_gradient,
+            memory.action_gradient,
             temperature * share,
             memory.output_gradient,
         )
@@ -454,10 +472,10 @@ def train_sac(
             actor_loss += memory.sums[other_thread, 2] / batch
             log_prob += memory.sums[other_thread, 3] / batch
         meet(memory.barrier, threads)
-        step(settings, policy, update, none, thread, threads)
+        step(settings, policy, update, none, 0, len(policy.data), thread, threads)
         if thread == 0:
             alpha.grad[0] = np.float32(-(log_prob + settings.target_entropy))
-            step(settings, alpha, update, none, 0, 1)
+            step(settings, alpha, update, none, 0, 1, 0, 1)
             row_of = metrics[update]
             row_of[0], row_of[1], row_of[2], row_of[3], row_of[4] = loss, q, actor_loss, -log_prob, temperature
         meet(memory.barrier, threads)

@@ -140,6 +140,7 @@ class CompiledSAC:
         if self._memory is None or self._sizes != (batch, threads):
             self._sizes, self._memory = (batch, threads), self._allocate(batch, threads)
         self._memory.barrier[0] = 0
+        self._memory.group_barriers[:, 0] = 0
         return self._memory
 
     def _allocate(self, batch: int, threads: int) -> SACMemory:
@@ -154,6 +155,7 @@ class CompiledSAC:
 
         return SACMemory(
             new_barrier(),
+            np.stack([new_barrier(), new_barrier()]),
             np.zeros((threads, WIDTH)),
             empty(batch, inputs),
             empty(batch, inputs),
@@ -162,10 +164,11 @@ class CompiledSAC:
             network(self.actor),
             network(self.critic),
             network(self.critic),
-            empty(batch),
             empty(2, batch),
+            empty(2, batch),
+            empty(batch),
             empty(batch),
             empty(batch, actions),
             empty(batch, 2 * actions),
-            np.empty(batch, np.int64),
+            np.empty((2, batch), np.int64),
         )
