@@ -141,8 +141,7 @@ def dqn_minatar(iterations: int, seed: int, watch: Watch) -> int:
                 watch.returns += [float(episode.returns[0]) for episode in collection.episodes]
                 if steps > task.warm_up:
                     with watch.phase("train"):
-                        batches = [pond.sample(task.batch, rng, gamma=task.gamma) for _ in range(task.updates)]
-                        dqn.update_all(batches)
+                        dqn.update_all(pond.sample_many(task.updates, task.batch, rng, gamma=task.gamma))
     vector.close()
     return task.iteration
 

@@ -15,6 +15,7 @@ from millpond.config.mixture import DQNConfig, PQNConfig
 from millpond.config.recipe import EnvConfig
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.fast.gemm import SGEMM
+from millpond.fast.q_learners import joined
 from millpond.learners import DQN, AgentGroup, QNetwork, build_q_network
 from tests.support.corridor import make
 
@@ -225,3 +226,14 @@ def test_metrics_are_not_finite_if_one_update_was_not() -> None:
     metrics = group.learn()
     assert np.isfinite(float(metrics[0]["q_loss"]))
     assert not np.isfinite(float(metrics[1]["q_loss"]))
+
+
+def test_batches_side_by_side_are_joined_without_a_copy() -> None:
+    whole = torch.arange(24.0).reshape(6, 4)
+    halves = [whole[:3], whole[3:]]
+    assert joined(halves).data_ptr() == whole.data_ptr()
+    assert torch.equal(joined(halves), whole)
+    assert torch.equal(joined(halves[::-1]), torch.cat(halves[::-1]))
+    assert torch.equal(joined([whole[:2], whole[3:5]]), torch.cat([whole[:2], whole[3:5]]))
+    assert torch.equal(joined([whole[:3, :2], whole[3:, :2]]), whole[:, :2])
+    assert torch.equal(joined([whole[:3], whole[3:].clone()]), whole)

@@ -94,6 +94,19 @@ def test_parts_of_a_sample_concatenate_to_the_whole_sample() -> None:
     assert len(parts[0].action) == 4
 
 
+@pytest.mark.parametrize("stack", [None, 1, 3])
+def test_many_batches_equal_single_ones_drawn_one_after_the_other(stack: int | None) -> None:
+    pond, naive = Pond.init(FRAME, 40, lanes=2), NaiveLake()
+    pond.add(naive.generate("a", 2, 15, np.random.default_rng(0), FRAME, fresh=False, ends=0.1))
+    one, many = np.random.default_rng(1), np.random.default_rng(1)
+    options = {"stack": stack, "n_step": 2, "gamma": 0.5, "part": slice(2, 9)}
+    expected = [pond.sample(12, one, **options) for _ in range(3)]
+    for batch, alone in zip(pond.sample_many(3, 12, many, **options), expected, strict=True):
+        for name, value in vars(alone).items():
+            torch.testing.assert_close(vars(batch)[name], value, rtol=0, atol=0)
+    assert one.random() == many.random()
+
+
 def test_size_is_announced_before_memory_is_allocated() -> None:
     announced: list[str] = []
     pond = Pond.init(FRAME, 100, lanes=4, announce=announced.append)

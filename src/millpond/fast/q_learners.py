@@ -137,6 +137,17 @@ class QMemory:
         )
 
 
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Concatenate along the first axis; without a copy if they lie side by side, as batches of `Pond.sample_many` do."""
+    first = tensors[0]
+    start, step, memory = first.storage_offset(), first.numel(), first.untyped_storage().data_ptr()
+    for number, tensor in enumerate(tensors):
+        adjacent = tensor.storage_offset() == start + number * step and tensor.untyped_storage().data_ptr() == memory
+        if not adjacent or tensor.shape != first.shape or not tensor.is_contiguous():
+            return torch.cat(list(tensors))
+    return first.as_strided((len(tensors) * len(first), *first.shape[1:]), first.stride())
+
+
 def run_together(function: Callable[..., int], threads: int) -> int:
     """Call function(thread, threads) in each of `threads` threads at once; return the result, which is the same in all."""
     return one_each((partial(function, thread, threads) for thread in range(threads)), threads)[0]
@@ -180,10 +191,10 @@ class CompiledDQN:
     def _transitions(self, batches: Sequence[TransitionBatch], rewards: Sequence[Tensor]) -> DQNBatches:
         def frames(observations: list[Tensor]) -> npt.NDArray[Any]:
             flat = [observation.reshape(len(observation), -1) for observation in observations]
-            return (flat[0] if len(flat) == 1 else torch.cat(flat)).to(self.dtype).contiguous().numpy()
+            return joined(flat).to(self.dtype).contiguous().numpy()
 
         def numbers(tensors: Sequence[Tensor], dtype: torch.dtype) -> npt.NDArray[Any]:
-            return torch.cat([tensor.reshape(-1) for tensor in tensors]).to(dtype).numpy()
+            return joined([tensor.reshape(-1) for tensor in tensors]).to(dtype).contiguous().numpy()
 
         return DQNBatches(
             frames([batch.observation for batch in batches]),

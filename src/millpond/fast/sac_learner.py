@@ -14,7 +14,7 @@ from torch import Tensor
 
 from millpond.fast.barrier import new_barrier
 from millpond.fast.gemm import SGEMM
-from millpond.fast.q_learners import MIN_ROWS_PER_THREAD, run_together
+from millpond.fast.q_learners import MIN_ROWS_PER_THREAD, joined, run_together
 from millpond.fast.sac import (
     METRICS,
     AdamState,
@@ -116,8 +116,7 @@ class CompiledSAC:
 
     def _transitions(self, batches: Sequence[TransitionBatch], rewards: Sequence[Tensor]) -> SACBatches:
         def rows(tensors: Sequence[Tensor]) -> Floats:
-            flat = [tensor.reshape(len(tensor), -1) for tensor in tensors]
-            return (flat[0] if len(flat) == 1 else torch.cat(flat)).float().contiguous().numpy()
+            return joined([tensor.reshape(len(tensor), -1) for tensor in tensors]).float().contiguous().numpy()
 
         def numbers(tensors: Sequence[Tensor]) -> Floats:
             return rows(tensors).reshape(-1)

@@ -51,6 +51,14 @@ class PondBatch:
     steps: torch.Tensor
     column: dict[str, torch.Tensor]
 
+    def part(self, which: slice) -> PondBatch:
+        """Return a slice of the transitions, in the same memory."""
+
+        def cut(value: Any) -> Any:
+            return {name: cut(one) for name, one in value.items()} if isinstance(value, dict) else value[which]
+
+        return PondBatch(**{name: cut(value) for name, value in vars(self).items()})
+
 
 @dataclass(frozen=True)
 class RingView:
@@ -202,23 +210,42 @@ class Pond:
         part: slice = slice(None),
     ) -> PondBatch:
         """Draw n transitions, exactly uniform over the valid ones; return those in `part`. Arguments as for `Lake.sample`."""
-        view = self.view()
-        repeat = padding == "repeat"
-        drawn = draw_transitions([view], None, n, rng, stack=stack or 1, n_step=n_step, repeat=repeat)
-        return self._gather(view, drawn.part(part), gamma, stacked=stack is not None)
+        (batch,) = self.sample_many(1, n, rng, stack=stack, n_step=n_step, gamma=gamma, padding=padding, part=part)
+        return batch
+
+    def sample_many(
+        self,
+        count: int,
+        n: int,
+        rng: np.random.Generator,
+        *,
+        stack: int | None = None,
+        n_step: int = 1,
+        gamma: float = 1.0,
+        padding: str = "zero",
+        part: slice = slice(None),
+    ) -> list[PondBatch]:
+        """Draw `count` batches as `sample` does, one after the other; they are read together and lie side by side in memory."""
+        view, repeat = self.view(), padding == "repeat"
+        drawn = [
+            draw_transitions([view], None, n, rng, stack=stack or 1, n_step=n_step, repeat=repeat).part(part)
+            for _ in range(count)
+        ]
+        size = len(drawn[0].steps)
+        batch = self._gather(view, DrawnTransitions.join(drawn), gamma, stacked=stack is not None)
+        return [batch.part(slice(k * size, (k + 1) * size)) for k in range(count)]
 
     def _gather(self, view: RingView, drawn: DrawnTransitions, gamma: float, *, stacked: bool) -> PondBatch:
         stack, n_step = drawn.observed.shape[1], drawn.path.shape[1]
-        windows = [drawn.observed, drawn.next_observed[:, -1:] if n_step == 1 else drawn.next_observed]
-        records = np.concatenate(windows, axis=1)
-        where = torch.from_numpy(view.slot[np.maximum(records, 0)]).to(self.device)
-        empty = torch.from_numpy(records == NO_RECORD).to(self.device)
-        observed = {}
-        for field in self.schema.observation:
-            window = self.fields[self.schema.column(field)][where]
-            observed[field.name] = window.masked_fill_(empty.reshape(*empty.shape, *(1 for _ in field.shape)), 0)
-        now = {name: window[:, :stack] if stacked else window[:, 0] for name, window in observed.items()}
-        then = {name: window[:, -stack:] if stacked else window[:, -1] for name, window in observed.items()}
+        if stack == 1:
+            now, then = (self._observations(view, records) for records in (drawn.observed, drawn.next_observed))
+        else:  # frames that both have are read once
+            windows = [drawn.observed, drawn.next_observed[:, -1:] if n_step == 1 else drawn.next_observed]
+            both = self._observations(view, np.concatenate(windows, axis=1))
+            now = {name: window[:, :stack] for name, window in both.items()}
+            then = {name: window[:, -stack:] for name, window in both.items()}
+        if not stacked:
+            now, then = ({name: window[:, 0] for name, window in each.items()} for each in (now, then))
         last = view.flags[drawn.path[np.arange(len(drawn.path)), drawn.steps - 1]]
         terminated = (last & TERMINATED) > 0
         powers = gamma ** np.arange(n_step + 1)
@@ -238,6 +265,18 @@ class Pond:
             steps=self._send(drawn.steps),
             column={name: self.fields[name][first] for name in names},
         )
+
+    def _observations(self, view: RingView, records: Array) -> dict[str, torch.Tensor]:
+        """Return observations [n, k, ...] of records [n, k]; zeros where there is none."""
+        where, missing = self._index(view.slot[np.maximum(records, 0)]), records == NO_RECORD
+        observed = {}
+        for field in self.schema.observation:
+            window = self.fields[self.schema.column(field)].index_select(0, where)
+            observed[field.name] = window.reshape(*records.shape, *window.shape[1:])
+            if missing.any():
+                empty = self._send(missing).reshape(*missing.shape, *(1 for _ in field.shape))
+                observed[field.name].masked_fill_(empty, 0)
+        return observed
 
     def _send(self, array: Array) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)

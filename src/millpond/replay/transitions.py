@@ -296,6 +296,14 @@ class DrawnTransitions:
         """Return a slice of them."""
         return DrawnTransitions(*(getattr(self, field.name)[which] for field in fields(self)))
 
+    @staticmethod
+    def join(parts: Sequence[DrawnTransitions]) -> DrawnTransitions:
+        """Return several after one another."""
+        if len(parts) == 1:
+            return parts[0]
+        names = [field.name for field in fields(DrawnTransitions)]
+        return DrawnTransitions(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
 
 @dataclass(frozen=True)
 class DrawnSequences:

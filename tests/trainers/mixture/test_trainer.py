@@ -278,7 +278,7 @@ def test_big_agent_sees_the_stacks_that_agents_saw(tmp_path: Path) -> None:
     trainer.group.collect = collect_and_remember  # type: ignore[method-assign]
     finish(trainer)
     assert trainer.big is not None
-    batch = trainer.big.pond.sample(np.random.default_rng(1))
+    (batch,) = trainer.big.pond.sample(1, np.random.default_rng(1))
     assert all(observation.tobytes() in observed for observation in batch.observation.numpy())
 
 

@@ -136,7 +136,7 @@ class BigAgent:
         replayed = torch.zeros_like(self.replayed)
         at_once = self.dqn.updates_at_once
         for done in range(0, count, at_once):
-            batches = [self.pond.sample(self.sampler, self._part) for _ in range(min(at_once, count - done))]
+            batches = self.pond.sample(min(at_once, count - done), self.sampler, self._part)
             for batch, metrics in zip(batches, self._learn(batches), strict=False):  # fewer if one is not finite
                 self._newest = [*self._newest[-1:], (batch, metrics)]
                 for name, value in metrics.items():

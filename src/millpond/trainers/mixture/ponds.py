@@ -264,9 +264,11 @@ class BigPond:
             self.pond = Pond.init(self.lake.schema, self.plan.big_pond_rows, lanes=lanes, device=self.device)
         return self.pond
 
-    def sample(self, rng: np.random.Generator, part: slice = slice(None)) -> PondBatch:
-        """Draw one batch and return the given part of it, with stacks of frames."""
+    def sample(self, count: int, rng: np.random.Generator, part: slice = slice(None)) -> list[PondBatch]:
+        """Draw batches and return the given part of each, with stacks of frames."""
         if self.pond is None:
             raise LakeError("the BigPond is empty: fill it or add to it before sampling")
         dqn = self.recipe.dqn
-        return self.pond.sample(dqn.batch_size, rng, stack=self.stack, n_step=dqn.n_step, gamma=dqn.gamma, part=part)
+        return self.pond.sample_many(
+            count, dqn.batch_size, rng, stack=self.stack, n_step=dqn.n_step, gamma=dqn.gamma, part=part
+        )
