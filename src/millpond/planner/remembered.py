@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from millpond.formatting import plural
 from millpond.planner.estimate import this_machine
 from millpond.processor import cache_folder, cpu_name
 
-FORMAT = 1
+FORMAT = 2
 MAX_CHOICES = 500  # the oldest are dropped
 AT_THE_START = "measured at the start"
 PACKAGES = (
@@ -44,16 +44,20 @@ class RememberedBackend:
     backend: str
     num_workers: int
     reason: str
+    trainer_envs: int | None = (
+        None  # envs of each group that the trainer steps itself; None: as vector.trainer_share says
+    )
 
     def __str__(self) -> str:
         if self.backend == "processes":
-            return plural(self.num_workers, "worker process")
+            own = f", and {plural(self.trainer_envs, 'env')} of each group in the trainer" if self.trainer_envs else ""
+            return plural(self.num_workers, "worker process") + own
         return plural(self.num_workers, "thread") if self.backend == "threads" else self.backend
 
     @staticmethod
     def of(values: Any) -> RememberedBackend:
         """Check values that were read from a file; raise ValueError if they are not those of a choice."""
-        names = {field.name for field in fields(RememberedBackend)}
+        names = {field.name for field in fields(RememberedBackend) if field.default is MISSING}
         if not isinstance(values, dict) or not names <= values.keys():
             raise ValueError(f"expected {', '.join(sorted(names))}")
         backend, workers = values["backend"], values["num_workers"]
@@ -61,7 +65,10 @@ class RememberedBackend:
             raise ValueError(f"backend={backend!r} is not one of inline, threads, processes, native")
         if type(workers) is not int or workers < 1:
             raise ValueError(f"num_workers={workers!r} is not a number of workers")
-        return RememberedBackend(backend, workers, str(values["reason"]))
+        own = values.get("trainer_envs")  # absent in runs of earlier versions
+        if own is not None and (type(own) is not int or own < 0):
+            raise ValueError(f"trainer_envs={own!r} is not a number of envs")
+        return RememberedBackend(backend, workers, str(values["reason"]), own)
 
 
 def remembered_path() -> Path:
@@ -104,7 +111,7 @@ def _key(recipe: PPORecipe, ranks: int) -> str:
         recipe.env.model_dump(mode="json"),
         recipe.policy.model_dump(mode="json"),
         [*envs, trainer.precision, trainer.fast, recipe.device, ranks],
-        [vector.threads, vector.trainer_share],
+        [vector.threads, vector.trainer_share, vector.on_crash],
         [_version(name) for name in PACKAGES],
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]

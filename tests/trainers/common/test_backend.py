@@ -69,12 +69,12 @@ def test_auto_gives_the_results_of_a_configured_backend(tmp_path: Path) -> None:
     assert not (tmp_path / "inline" / "vector.json").exists()
 
 
-@pytest.mark.parametrize(("backend", "workers"), [("inline", 1), ("threads", 2)])
-def test_resume_reuses_the_choice(tmp_path: Path, backend: str, workers: int) -> None:
+@pytest.mark.parametrize(("backend", "workers", "own"), [("inline", 1, 0), ("threads", 2, 0), ("processes", 1, 2)])
+def test_resume_reuses_the_choice(tmp_path: Path, backend: str, workers: int, own: int) -> None:
     settings = {**SMALL, "run_dir": str(tmp_path), "trainer.total_iterations": 2}
     loaded = load("grid", settings)
     run = start_run(loaded, "pond")
-    chosen = {"backend": backend, "num_workers": workers, "reason": "measured: once"}
+    chosen = {"backend": backend, "num_workers": workers, "reason": "measured: once", "trainer_envs": own}
     run.vector_path.write_text(json.dumps(chosen))
     run.resumed = True
     trainer = PPOTrainer(loaded, run)
@@ -89,6 +89,8 @@ def test_resume_reuses_the_choice(tmp_path: Path, backend: str, workers: int) ->
     trainer = PPOTrainer(loaded, run)  # the state of the envs is loaded into as many workers
     try:
         assert (trainer.vector.backend, trainer.vector.num_workers) == (backend, workers)
+        last_env = trainer.vector.num_envs - 1
+        assert (trainer.vector.worker_of(last_env) == "stepped by the trainer") == (own > 0)
         trainer.train()
     finally:
         trainer.close()

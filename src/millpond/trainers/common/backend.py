@@ -14,6 +14,7 @@ import torch
 
 from millpond.config import PPORecipe
 from millpond.config.env_options import env_options
+from millpond.config.recipe import VectorConfig
 from millpond.distributed import Ranks
 from millpond.durable import replace_json
 from millpond.envs.registry import EnvBatchFactory, prepare
@@ -125,11 +126,16 @@ def _measure(
             groups=plan.groups,
             num_workers=plan.num_workers,
             threads=recipe.vector.threads,
-            trainer_share=recipe.vector.trainer_share,
+            trainer_share=_trainer_share(recipe.vector),
             cores=ranks.place.cores,
             time_acting=time_acting,
         )
-    return RememberedBackend(choice.backend, choice.num_workers, choice.reason)
+    return RememberedBackend(choice.backend, choice.num_workers, choice.reason, choice.trainer_envs)
+
+
+def _trainer_share(vector: VectorConfig) -> float | None:
+    """Return the configured share; None to choose it. Envs that are to be restarted after a crash step in workers only."""
+    return 0.0 if vector.trainer_share is None and vector.on_crash == "restart" else vector.trainer_share
 
 
 def _remember(recipe: PPORecipe, chosen: RememberedBackend, ranks: Ranks) -> None:
@@ -155,4 +161,4 @@ def _checked(stored: dict[str, Any], run: Run) -> RememberedBackend:
 
 def _as_choice(chosen: RememberedBackend, prefix: str = "") -> BackendChoice:
     backend = cast(Literal["inline", "threads", "processes", "native"], chosen.backend)
-    return BackendChoice(backend, chosen.num_workers, prefix + chosen.reason)
+    return BackendChoice(backend, chosen.num_workers, prefix + chosen.reason, chosen.trainer_envs)
