@@ -52,8 +52,8 @@ def measure_backend(
 ) -> BackendChoice:
     """Choose the backend for `vector.backend=auto` by measuring the environment and the policy.
 
-    `num_workers` above 1 is the maximum of worker processes; 1 sets no limit but cores and envs. `trainer_share` is chosen, too,
-    if it is None. The environment is not measured if only one backend is possible.
+    `num_workers` above 1 is the maximum of worker processes; 1 sets no limit but cores and envs. `trainer_share` is chosen
+    too if it is None. The environment is not measured if only one backend is possible.
     """
     envs_per_group = num_envs // groups
     if spec.native_vector and not spec.partial_step:
