@@ -519,9 +519,13 @@ class FeedforwardActor:
 
         allowed = ALL_ALLOWED if mask is None else mask
         network = SGEMM, self._scaling, self._network.layers, self._network.head, draws
-        if threads_for(batch, MIN_OBSERVATIONS_PER_THREAD) == 1:
-            with torch_threads(1):
+        if batch < 2 * MIN_OBSERVATIONS_PER_THREAD or threads_for(batch, MIN_OBSERVATIONS_PER_THREAD) == 1:
+            threads = torch.get_num_threads()  # `torch_threads`, without the cost of a generator
+            torch.set_num_threads(1)
+            try:
                 act_steps(*network, numbers, allowed, *buffers[1:-1])
+            finally:
+                torch.set_num_threads(threads)
             return
 
         def share(start: int, stop: int) -> None:

@@ -136,6 +136,7 @@ class GymnasiumEnvs:
 
     def step(self, first: int, last: int) -> None:
         buffers, spaces, envs, progress = self.buffers, self._spaces, self.envs, self._progress
+        masks = spaces.spec.action_masks
         observations: list[Any] = []
         rewards: list[Any] = []
         ended: list[int] = []
@@ -163,7 +164,7 @@ class GymnasiumEnvs:
                 self._write_observation(observation, buffers.final_observation[env, 0])
                 buffers.terminated[env, 0], buffers.truncated[env, 0] = terminated, truncated
                 ended.append(env)
-            elif spaces.spec.action_masks:
+            elif masks:
                 self._write_mask(env, observation, infos)
         self._write_observations(first, observations, buffers.observation[first:last, 0])
         self._write_rewards(first, rewards)
