@@ -208,7 +208,7 @@ class VectorConfig(ConfigSection):
 
     backend: Literal["auto", "inline", "threads", "processes", "native"] = Field(
         "auto",
-        description="auto takes what is fastest: it measures the environment and the policy when a PPO run starts, logs what "
+        description="auto takes what is fastest: it measures the environment and the policy when a run starts, logs what "
         "it chose, and keeps it on resume; any other value is used unchanged. A crash (such as a segmentation fault) of an "
         "env in `threads` cannot be caught and ends the run; auto uses threads for Millpond's own environments only.",
     )

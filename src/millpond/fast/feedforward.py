@@ -43,7 +43,7 @@ from millpond.policies.policy import Policy
 from millpond.rollout.collector import Acted
 from millpond.rollout.micro_batch import Advantages, MicroBatch
 from millpond.rollout.rows import Rows
-from millpond.threads import in_threads, threads_for, torch_threads
+from millpond.threads import in_threads, threads_for
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from millpond.config import PPORecipe
+from millpond.config.recipe import Recipe
 from millpond.envs.families import family_of
 from millpond.formatting import plural
 from millpond.planner.estimate import this_machine
@@ -23,6 +23,25 @@ from millpond.processor import cache_folder, cpu_name
 FORMAT = 2
 MAX_CHOICES = 500  # the oldest are dropped
 AT_THE_START = "measured at the start"
+# Keys, of any kind of recipe, that decide how many envs there are and how long it takes to act for them.
+SETTINGS: dict[str, Any] = {
+    "kind": True,
+    "device": True,
+    "env": True,
+    "policy": True,
+    "trainer": {
+        "num_envs",
+        "forward_pass_minibatch_target_size",
+        "async_factor",
+        "num_workers",
+        "precision",
+        "fast",
+    },
+    "vector": {"threads", "trainer_share", "on_crash"},
+    "mixture": {"agents", "mode", "own_fraction"},
+    "pqn": {"num_envs"},
+    "agent": {"num_envs", "algorithm"},
+}
 PACKAGES = (
     "millpond",
     "torch",
@@ -76,7 +95,7 @@ def remembered_path() -> Path:
     return cache_folder() / "vector.json"
 
 
-def recall_backend(recipe: PPORecipe, ranks: int = 1) -> RememberedBackend | None:
+def recall_backend(recipe: Recipe, ranks: int = 1) -> RememberedBackend | None:
     """Return what was chosen for this recipe on this machine; None if nothing is known."""
     if not can_be_remembered(recipe):
         return None
@@ -87,7 +106,7 @@ def recall_backend(recipe: PPORecipe, ranks: int = 1) -> RememberedBackend | Non
         return None
 
 
-def with_remembered(recipe: PPORecipe, chosen: RememberedBackend, ranks: int = 1) -> dict[str, Any]:
+def with_remembered(recipe: Recipe, chosen: RememberedBackend, ranks: int = 1) -> dict[str, Any]:
     """Return the contents of the file with a new choice."""
     others = sorted(_read().items(), key=lambda entry: str(entry[1].get("date", "")))[-MAX_CHOICES + 1 :]
     date = time.strftime("%Y-%m-%dT%H:%M:%S")
@@ -95,23 +114,27 @@ def with_remembered(recipe: PPORecipe, chosen: RememberedBackend, ranks: int = 1
     return {"format": FORMAT, "choices": {**dict(others), _key(recipe, ranks): new}}
 
 
-def can_be_remembered(recipe: PPORecipe) -> bool:
+def can_be_remembered(recipe: Recipe) -> bool:
     """Return True unless the environment or the policy is code of the user."""
     family = family_of(recipe.env.id)
     return family is not None and family.name != "custom" and recipe.policy.target is None
 
 
-def _key(recipe: PPORecipe, ranks: int) -> str:
+def plan_vector(recipe: Recipe, *, here: bool) -> str:
+    """Describe how envs are stepped, for a plan: the backend, or what `auto` does. `here`: on this machine."""
+    if recipe.vector.backend != "auto":
+        return recipe.vector.backend
+    remembered = recall_backend(recipe) if here else None
+    return AT_THE_START if remembered is None else f"{remembered}, as measured before on this machine"
+
+
+def _key(recipe: Recipe, ranks: int) -> str:
     """Return a hash of everything that decides how long a turn takes."""
-    trainer, vector = recipe.trainer, recipe.vector
-    envs = trainer.num_envs, trainer.forward_pass_minibatch_target_size, trainer.async_factor, trainer.num_workers
     facts = [
         this_machine(),
         cpu_name(),
-        recipe.env.model_dump(mode="json"),
-        recipe.policy.model_dump(mode="json"),
-        [*envs, trainer.precision, trainer.fast, recipe.device, ranks],
-        [vector.threads, vector.trainer_share, vector.on_crash],
+        recipe.model_dump(mode="json", include=SETTINGS),
+        ranks,
         [_version(name) for name in PACKAGES],
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]

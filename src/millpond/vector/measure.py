@@ -49,13 +49,16 @@ def measure_backend(
     trainer_share: float | None,
     cores: int,
     time_acting: TimeActing,
+    vectors: int = 1,
 ) -> BackendChoice:
     """Choose the backend for `vector.backend=auto` by measuring the environment and the policy.
 
     `num_workers` above 1 is the maximum of worker processes; 1 sets no limit but cores and envs. `trainer_share` is chosen
-    too if it is None. The environment is not measured if only one backend is possible.
+    too if it is None. `vectors` of this size share the cores, one per agent; their trainer steps no envs. The environment is
+    not measured if only one backend is possible.
     """
-    envs_per_group = num_envs // groups
+    # With a vector per agent, the envs of the others step while the policy acts for one, as groups do.
+    envs_per_group, turns = num_envs // groups, groups * vectors
     if spec.native_vector and not spec.partial_step:
         return choose_backend(
             spec, backend="auto", envs_per_group=envs_per_group, num_workers=1, threads=threads, cores=cores
@@ -69,6 +72,10 @@ def measure_backend(
         if impossible:
             return BackendChoice("inline", 1, f"processes are not possible: {impossible}")
         limit = limit if num_workers == 1 else min(limit, num_workers)
+        limit = limit if vectors == 1 else min(limit, (cores - 1) // vectors)  # processes that poll need a core each
+        if not limit:
+            why = f"{spec.id} holds the GIL, and {vectors} vectors with worker processes need more than {cores} cores"
+            return BackendChoice("inline", 1, why)
     own_envs = None if trainer_share is None else trainer_envs(trainer_share, envs_per_group)
     if backend == "processes":
         limit = min(limit, envs_per_group - (own_envs or 0))
@@ -83,7 +90,7 @@ def measure_backend(
             raise  # it cannot be used at all
         why = f"the environment {error.kind} in a step while it was measured, and a process can be replaced"
         return BackendChoice("processes", limit, why, own_envs or 0)
-    sizes = Sizes(envs_per_group, groups, cores, own_envs)
+    sizes = Sizes(envs_per_group, turns, cores, 0 if vectors > 1 else own_envs)
     costs = Costs(step, overhead, time_acting(None), time_acting(1))
     chosen = choose(backend, limit, sizes, costs)
     reason = explain(chosen, backend, limit, sizes, costs)

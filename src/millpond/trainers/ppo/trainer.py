@@ -39,7 +39,7 @@ from millpond.rollout.schema import row_fields
 from millpond.schedules import named
 from millpond.store import Checkpoints, Parts, RandomState, Run, seed_global_generators
 from millpond.threads import torch_in_one_thread, torch_threads
-from millpond.trainers.common.backend import choose_vector, time_actor
+from millpond.trainers.common.backend import VectorSizes, choose_vector, time_actor
 from millpond.trainers.common.build import make_policy
 from millpond.trainers.common.envs import (
     VectorState,
@@ -151,7 +151,14 @@ class PPOTrainer:
             groups=plan.groups,
             num_workers=plan.num_workers,
             stacked=True,
-            choice=choose_vector(recipe, spec, plan, self.run, self.ranks, time_acting),
+            choice=choose_vector(
+                recipe,
+                spec,
+                VectorSizes(plan.num_envs, plan.groups, plan.num_workers),
+                self.run,
+                self.ranks,
+                time_acting,
+            ),
         )
 
     def _make_sinks(self) -> list[Sink]:
