@@ -264,6 +264,39 @@ def act_steps(
         draw_actions(of_head, head, allowed, draws, noise, choice, vector, log_prob)
 
 
+@compiled_fast
+def act_arrays(
+    sgemm: int,
+    mean: Floats,
+    deviation: Floats,
+    clip: np.float32,
+    w_encoder: Floats,
+    b_encoder: Floats,
+    w_core: Floats,
+    b_core: Floats,
+    w_output: Floats,
+    b_output: Floats,
+    sizes: npt.NDArray[np.int64],
+    log_deviation: Floats,
+    centre: Floats,
+    reach: Floats,
+    drawn: bool,
+    observation: Floats,
+    allowed: Flags,
+    draws: npt.NDArray[np.float64],
+    noise: Floats,
+    choice: npt.NDArray[np.int32],
+    vector: Floats,
+    log_prob: Floats,
+    value: Floats,
+) -> None:
+    """`act_steps` with single arrays: numba recognises their types in less than half the time that it takes for tuples."""
+    layers = Layers(w_encoder, b_encoder, w_core, b_core, w_output, b_output)
+    head = HeadArrays(sizes, log_deviation, centre, reach)
+    buffers = draws, noise, choice, vector, log_prob, value
+    act_steps(sgemm, Scaling(mean, deviation, clip), layers, head, drawn, observation, allowed, *buffers)
+
+
 # ---- The network's arrays
 
 
@@ -518,18 +551,18 @@ class FeedforwardActor:
         batch = len(numbers)
 
         allowed = ALL_ALLOWED if mask is None else mask
-        network = SGEMM, self._scaling, self._network.layers, self._network.head, draws
+        network = SGEMM, *self._scaling, *self._network.layers, *self._network.head, draws
         if batch < 2 * MIN_OBSERVATIONS_PER_THREAD or threads_for(batch, MIN_OBSERVATIONS_PER_THREAD) == 1:
             threads = torch.get_num_threads()  # `torch_threads`, without the cost of a generator
             torch.set_num_threads(1)
             try:
-                act_steps(*network, numbers, allowed, *buffers[1:-1])
+                act_arrays(*network, numbers, allowed, *buffers[1:-1])
             finally:
                 torch.set_num_threads(threads)
             return
 
         def share(start: int, stop: int) -> None:
             some = slice(start, stop)
-            act_steps(*network, numbers[some], allowed[some], *(array[some] for array in buffers[1:-1]))
+            act_arrays(*network, numbers[some], allowed[some], *(array[some] for array in buffers[1:-1]))
 
         in_threads(share, batch, MIN_OBSERVATIONS_PER_THREAD)

@@ -260,8 +260,9 @@ class PPOTrainer:
             )
         self.counters.updates += 1
         self._updates_of_epoch.append((draw, step))
+        weight = float(step.agent_steps) if self.device.type == "cpu" else step.agent_steps  # read once, not per metric
         for name, value in step.metrics.items():
-            self.loop.record(name, value, weight=step.agent_steps)
+            self.loop.record(name, value, weight=weight)
         if self.recipe.ppo.target_kl is not None:
             self._end_early(at, float(step.metrics["approx_kl"]))
 
