@@ -126,7 +126,7 @@ class ForkServer:
             # A fork copies numpy's global generator. Envs are seeded on their own, but one that uses the global generator
             # anyway should not draw the same numbers in every worker.
             numpy.random.seed(worker)  # noqa: NPY002
-            run_worker_process(self._job, worker, self._memory, fork_server, fds)
+            run_worker_process(self._job, self._memory, fork_server, fds)
             status = 0
         except BaseException:
             traceback.print_exc()

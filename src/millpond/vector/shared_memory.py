@@ -48,14 +48,11 @@ class Arena:
     """All arrays that trainer and workers read and write.
 
     `progress` holds, for each env batch, the env that it is stepping, counted within the batch; -1 if unknown.
-    `posted` counts what was written to the pipes of worker processes, so that a side that polls need not call the kernel. It is
-    only a hint: the pipe decides.
     """
 
     buffers: Buffers
     seeds: npt.NDArray[np.uint64]  # [num_envs]
     progress: npt.NDArray[np.int64]  # [shards]
-    posted: npt.NDArray[np.int64]  # [2, workers, 8]: commands and replies, each count in a cache line
     fd: int = -1  # the mapped file, if other processes share the arrays
     file: NamedFile | None = None  # that file, if it has a name
 
@@ -131,15 +128,12 @@ def _arrays(spec: EnvSpec, layout: Layout) -> dict[str, tuple[tuple[int, ...], n
     return Buffers.layout(spec, layout.num_envs) | {
         "seeds": ((layout.num_envs,), np.dtype(np.uint64)),
         "progress": ((len(layout.shards),), np.dtype(np.int64)),
-        "posted": ((2, layout.num_workers, ALIGNMENT // 8), np.dtype(np.int64)),
     }
 
 
-def _split(
-    arrays: dict[str, npt.NDArray[Any]],
-) -> tuple[Buffers, npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _split(arrays: dict[str, npt.NDArray[Any]]) -> tuple[Buffers, npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
     buffers = Buffers(**{field.name: arrays[field.name] for field in fields(Buffers)})
-    return buffers, arrays["seeds"], arrays["progress"], arrays["posted"]
+    return buffers, arrays["seeds"], arrays["progress"]
 
 
 def _aligned(nbytes: int) -> int:

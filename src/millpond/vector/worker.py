@@ -165,10 +165,9 @@ def _require_in_place(env_batch: EnvBatch, num_envs: int, buffers: Buffers) -> N
             )
 
 
-def run_worker_process(job: WorkerJob, number: int, memory: int, fork_server: int, fds: list[int]) -> None:
+def run_worker_process(job: WorkerJob, memory: int, fork_server: int, fds: list[int]) -> None:
     """Execute commands until the trainer closes the command pipe.
 
-    `number`       index of the worker
     `memory`       file descriptor of the shared arrays
     `fork_server`  pid of the parent, with which this process ends
     `fds`          the command pipe and its eventfd; the reply pipe (all workers write to one, in packets below PIPE_BUF,
@@ -180,10 +179,8 @@ def run_worker_process(job: WorkerJob, number: int, memory: int, fork_server: in
     faulthandler.enable(fault_log)
     faulthandler.register(signal.SIGUSR1, fault_log)
     data = socket.socket(fileno=data_socket)
-    arena = Arena.attach(memory, job.spec, job.layout)
-    worker = EnvWorker(job, arena)
-    commands, replies = (memoryview(counts[number]) for counts in arena.posted)
-    for packet in _command_packets(command_pipe, command_event, job.spin_seconds, commands):
+    worker = EnvWorker(job, Arena.attach(memory, job.spec, job.layout))
+    for packet in _command_packets(command_pipe, command_event, job.spin_seconds):
         op, shard, first, last, ticket, nbytes = COMMAND.unpack(packet)
         payload = pickle.loads(receive(data, nbytes)) if nbytes else None
         command = Command(Op(op), shard, first, last)
@@ -193,17 +190,16 @@ def run_worker_process(job: WorkerJob, number: int, memory: int, fork_server: in
         except BaseException as error:  # also SystemExit of an env: the trainer is waiting for a reply
             blob = pickle.dumps(replace(Failure.of(error, command.op.name.lower()), pid=os.getpid()))
         os.write(reply_pipe, REPLY.pack(ticket, len(blob)))
-        replies[0] += 1
         set_event(reply_event)
         if blob:
             data.sendall(blob)
 
 
-def _command_packets(command_pipe: int, event: int, spin_seconds: float, posted: memoryview) -> Iterator[bytes]:
+def _command_packets(command_pipe: int, event: int, spin_seconds: float) -> Iterator[bytes]:
     """Yield commands as they arrive, until the other end of the pipe is closed.
 
     Between two commands of a rollout it polls for a while before it sleeps: waking a core that sleeps takes about as
-    long as a step of a fast environment. `posted` counts the commands in the pipe.
+    long as a step of a fast environment.
     """
     os.set_blocking(command_pipe, False)
     poll = select.poll()
@@ -212,17 +208,14 @@ def _command_packets(command_pipe: int, event: int, spin_seconds: float, posted:
     sleep_after = 0.0
     while True:
         clear_event(event)
-        seen = posted[0]
         try:
             while packet := os.read(command_pipe, COMMAND.size):
                 yield packet
                 sleep_after = time.monotonic() + spin_seconds
             return
         except BlockingIOError:
-            while posted[0] == seen:
-                if time.monotonic() >= sleep_after:
-                    poll.poll()
-                    break
+            if time.monotonic() >= sleep_after:
+                poll.poll()
 
 
 def receive(data: socket.socket, nbytes: int) -> bytearray:

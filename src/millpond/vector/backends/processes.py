@@ -64,8 +64,6 @@ class ProcessPool:
         self._job_bytes = pickle_job(replace(job, spin_seconds=self._spin_seconds))
         self._owner = os.getpid()
         self._memory = arena.fd
-        self._posted_commands = [memoryview(counts) for counts in arena.posted[0]]
-        self._posted_replies = [memoryview(counts) for counts in arena.posted[1]]
         self._timeout = timeout
         self._start_seconds = start_seconds
         self._tickets = Tickets(self._num_workers)
@@ -100,7 +98,6 @@ class ProcessPool:
         blob = b"" if payload is None else pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
         try:
             os.write(handle.commands, COMMAND.pack(*command, ticket, len(blob)))
-            self._posted_commands[worker][0] += 1
             if self._spare_core:
                 self._affinity.avoid_callers_core()
             set_event(handle.event)
@@ -112,13 +109,9 @@ class ProcessPool:
 
     def wait(self, ticket: int, deadline: float) -> Any:
         replies = self._tickets.replies
-        if ticket not in replies and self._spin_seconds:
-            posted, seen = self._posted_replies[self._tickets.worker_of(ticket)], -1
-            spin_until = time.monotonic() + self._spin_seconds
-            while ticket not in replies and time.monotonic() < spin_until:
-                if posted[0] != seen:
-                    seen = posted[0]
-                    self._read_replies()
+        spin_until = time.monotonic() + self._spin_seconds
+        while ticket not in replies and time.monotonic() < spin_until:
+            self._read_replies()
         while ticket not in replies:
             seconds_left = deadline - time.monotonic()
             if seconds_left <= 0:
