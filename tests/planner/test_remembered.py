@@ -12,6 +12,7 @@ from millpond.config import PPORecipe, load
 from millpond.planner import Host, plan
 from millpond.planner.planned import show
 from millpond.planner.remembered import (
+    FORMAT,
     MAX_CHOICES,
     RememberedBackend,
     recall_backend,
@@ -93,9 +94,9 @@ def test_code_of_the_user_is_measured_at_each_start() -> None:
     [
         "",
         "[]",
-        '{"format": 1}',
-        '{"format": 1, "choices": []}',
-        '{"format": 2, "choices": {}}',
+        f'{{"format": {FORMAT}}}',
+        f'{{"format": {FORMAT}, "choices": []}}',
+        f'{{"format": {FORMAT + 1}, "choices": {{}}}}',
     ],
 )
 def test_damaged_file_is_ignored(text: str) -> None:
@@ -105,7 +106,8 @@ def test_damaged_file_is_ignored(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [{"backend": "gpu"}, {"num_workers": 0}, {"num_workers": "2"}, {"num_workers": True}]
+    "damage",
+    [{"backend": "gpu"}, {"num_workers": 0}, {"num_workers": "2"}, {"num_workers": True}, {"trainer_envs": -1}],
 )
 def test_damaged_choice_is_ignored(damage: dict[str, Any]) -> None:
     content = with_remembered(recipe(), ONE_PROCESS)
@@ -120,7 +122,7 @@ def test_the_oldest_choices_are_dropped() -> None:
     entry = {"backend": "inline", "num_workers": 1, "reason": "", "env": "x"}
     old = {str(number): {**entry, "date": f"2026-01-01T00:{number:05}"} for number in range(MAX_CHOICES)}
     remembered_path().parent.mkdir(exist_ok=True)
-    remembered_path().write_text(json.dumps({"format": 1, "choices": old}), encoding="utf-8")
+    remembered_path().write_text(json.dumps({"format": FORMAT, "choices": old}), encoding="utf-8")
     choices = with_remembered(recipe(), ONE_PROCESS)["choices"]
     assert len(choices) == MAX_CHOICES
     assert "0" not in choices

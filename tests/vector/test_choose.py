@@ -43,7 +43,7 @@ def test_inline_takes_the_sum_of_stepping_and_acting() -> None:
         (100, 2, 2, 10, 400, 515),  # two workers: 50 x 10 + 15
         (101, 2, 2, 10, 400, 525),  # one of them has 51 envs
         (100, 2, 3, 10, 600, 645),  # the policy is slower: 600 + 3 x 15
-        (100, 1, 2, 10, 400, 945),  # one group, so they take turns: 400 + 2 x 15 + 50 x 10 + 15
+        (100, 1, 2, 10, 400, 930),  # one group, so they take turns: 400 + 2 x 15 + 50 x 10
     ],
 )
 def test_workers_with_a_core_for_each(
@@ -75,7 +75,14 @@ def test_next_to_processes_the_policy_may_have_one_thread_only() -> None:
 
 def test_trainer_share_moves_envs_from_the_workers_to_the_trainer() -> None:
     # The worker has 90 of 100 envs: 90 x 10 + 15. The trainer: 400 + 10 x 10 + 15 = 515.
-    assert turn(Candidate("processes", 1), Sizes(100, 2, 2, trainer_envs=10), costs(10, 400)) == pytest.approx(915)
+    assert turn(Candidate("processes", 1, 10), Sizes(100, 2, 2), costs(10, 400)) == pytest.approx(915)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [(0, 9 + 15 + 240), (3, 9 + 15 + 150), (4, 9 + 15 + 120), (5, 9 + 15 + 150)]
+)
+def test_with_one_group_the_trainer_steps_its_share_while_the_workers_step(own: int, expected: float) -> None:
+    assert turn(Candidate("processes", 1, own), Sizes(8, 1, 2), costs(30, 9)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -89,22 +96,31 @@ def test_numbers_of_workers_to_compare(limit: int, cores: int, counts: list[int]
 @pytest.mark.parametrize(
     ("sizes", "limit", "measured", "expected"),
     [
-        # CartPole, 8 envs, one group: 110 inline; two processes cannot be faster.
+        # CartPole, 8 envs, one group: 110 inline; 4 envs in the trainer take 105, which is not 1.25 times as fast.
         (Sizes(8, 1, 2), 2, costs(5, 70), INLINE),
+        # HalfCheetah, 8 envs, one group: 249 inline, 264 with one process; 144 if the trainer steps half of them.
+        (Sizes(8, 1, 2), 2, costs(30, 9), Candidate("processes", 1, 4)),
+        # ... and inline if it must not step any.
+        (Sizes(8, 1, 2, trainer_envs=0), 2, costs(30, 9), INLINE),
+        # Four cores: 3 processes and the trainer step 2 each, 114.
+        (Sizes(8, 1, 4), 4, costs(30, 9), Candidate("processes", 3, 2)),
         # CartPole, 256 envs, slow policy: one process steps while the policy acts, 655 instead of 1040.
-        (Sizes(128, 2, 2), 2, costs(5, 400), Candidate("processes", 1)),
+        (Sizes(128, 2, 2, trainer_envs=0), 2, costs(5, 400), Candidate("processes", 1)),
+        # ... and 555 if the trainer steps 20 of 128; 24 would take 535, which is less than 5 % faster.
+        (Sizes(128, 2, 2), 2, costs(5, 400), Candidate("processes", 1, 20)),
         # The same with a fast policy: 740 inline, and 655 is not 1.25 times as fast.
-        (Sizes(128, 2, 2), 2, costs(5, 100), INLINE),
-        # A slow world and a fast policy: both cores step.
-        (Sizes(32, 2, 2), 2, costs(500, 200), Candidate("processes", 2)),
+        (Sizes(128, 2, 2, trainer_envs=0), 2, costs(5, 100), INLINE),
+        # A slow world and a fast policy: both cores step. The smallest share within 5 % of 8,115: 15 of 32, 17 x 500 + 15.
+        (Sizes(32, 2, 2), 2, costs(500, 200), Candidate("processes", 1, 15)),
+        (Sizes(32, 2, 2, trainer_envs=0), 2, costs(500, 200), Candidate("processes", 2)),
         # The worlds take as long as the policy: one core for each.
-        (Sizes(32, 2, 2), 2, costs(500, 14_000), Candidate("processes", 1)),
+        (Sizes(32, 2, 2), 2, costs(500, 15_500), Candidate("processes", 1)),
         # Eight cores: more workers help until the policy is slower. 4: 4,015; 7: 2,515; 8 share a core.
-        (Sizes(32, 2, 8), 8, costs(500, 200), Candidate("processes", 7)),
+        (Sizes(32, 2, 8, trainer_envs=0), 8, costs(500, 200), Candidate("processes", 7)),
         # ... and no more than help: with 4 workers, acting takes longer than stepping.
         (Sizes(32, 2, 8), 8, costs(500, 5_000), Candidate("processes", 4)),
         # No more than the limit.
-        (Sizes(32, 2, 8), 2, costs(500, 200), Candidate("processes", 2)),
+        (Sizes(32, 2, 8, trainer_envs=0), 2, costs(500, 200), Candidate("processes", 2)),
         # One env per group: it still steps while the policy acts.
         (Sizes(1, 2, 2), 1, costs(2_000, 2_000), Candidate("processes", 1)),
     ],
@@ -127,7 +143,7 @@ def test_threads_need_a_smaller_gain_than_processes() -> None:
         (
             (INLINE, "processes", 2, Sizes(8, 1, 2), costs(5, 70)),
             "measured: 8 envs of a group step in 40 µs, the policy acts for them in 70 µs; both take about 110 µs inline, "
-            "140 µs with 1 worker process",
+            "105 µs with 1 worker process and 4 envs in the trainer",
         ),
         (
             (Candidate("processes", 2), "processes", 2, Sizes(32, 2, 4), costs(500, 200)),

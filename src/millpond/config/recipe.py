@@ -208,15 +208,16 @@ class VectorConfig(ConfigSection):
 
     backend: Literal["auto", "inline", "threads", "processes", "native"] = Field(
         "auto",
-        description="auto takes what is fastest: it measures the environment and the policy when a PPO run starts, logs what "
+        description="auto takes what is fastest: it measures the environment and the policy when a run starts, logs what "
         "it chose, and keeps it on resume; any other value is used unchanged. A crash (such as a segmentation fault) of an "
         "env in `threads` cannot be caught and ends the run; auto uses threads for Millpond's own environments only.",
     )
     threads: Count | None = Field(None, description="Threads of the backend `threads`; null: one per core.")
-    trainer_share: Fraction = Field(
-        0.0,
+    trainer_share: Fraction | None = Field(
+        None,
         lt=1,
-        description="Fraction of each group's envs that the trainer steps itself, next to worker processes.",
+        description="Fraction of each group's envs that the trainer steps itself, next to worker processes; null: with backend "
+        "`auto` as measured (none if on_crash is restart, as a crash of these envs ends the trainer), else none.",
     )
     timeout: Positive = Field(60.0, description="Seconds after which a worker that does not answer is considered hung.")
     on_crash: Literal["stop", "restart"] = Field(

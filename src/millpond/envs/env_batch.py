@@ -201,7 +201,8 @@ class InfoStatistics:
         self.count += 1
         if number > self.largest:
             self.largest = number
-        self.outcome = self.outcome and outcome
+        if not outcome:
+            self.outcome = False
         self.last[agent] = number
 
     def value(self, aggregate: Aggregate) -> float:
@@ -245,14 +246,20 @@ class EpisodeTracker:
         """Record the numbers in an agent's infos after a step, ignoring NaN and everything that is not a number."""
         reported = self._reported[env]
         for name, value in infos.items():
-            if isinstance(value, np.ndarray) and value.ndim == 0:
-                value = value.item()
-            if not isinstance(value, NUMBER_TYPES) or value != value:
+            kind, outcome = type(value), name in OUTCOMES
+            if kind is not float and kind is not np.float64:  # the usual types need no further look
+                if isinstance(value, np.ndarray) and value.ndim == 0:
+                    value = value.item()
+                if not isinstance(value, NUMBER_TYPES):
+                    continue
+                outcome = outcome or isinstance(value, BOOLEAN_TYPES)
+            number = float(value)
+            if number != number:
                 continue
             statistics = reported.get(name)
             if statistics is None:
                 statistics = reported[name] = InfoStatistics()
-            statistics.add(float(value), agent, isinstance(value, BOOLEAN_TYPES) or name in OUTCOMES)
+            statistics.add(number, agent, outcome)
 
     def end_episode(self, env: int, info: Mapping[str, float] | None = None) -> None:
         """End an env's episode; `info` is added to the reported numbers."""

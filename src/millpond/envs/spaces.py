@@ -260,6 +260,8 @@ class ActionLayout:
         if self._start is not None:
             actions = stored.astype(np.int64)  # the type that space.sample() returns
             return list(actions + self._start if self._start else actions)
+        if isinstance(self._space, gs.Box):
+            return list(self._read_box(stored, (len(stored), *self._space.shape)))
         return [self.read(action) for action in stored]
 
     def read(self, stored: Array) -> Any:
@@ -269,8 +271,14 @@ class ActionLayout:
             return int(stored) + int(space.start)
         if isinstance(space, gs.MultiDiscrete):
             return stored.reshape(space.shape) + space.start
-        value = stored.reshape(space.shape).astype(space.dtype)
-        return np.clip(value, space.low, space.high) if self._clip else value
+        if isinstance(space, gs.Box):
+            return self._read_box(stored, space.shape)
+        return stored.reshape(space.shape).astype(space.dtype)
+
+    def _read_box(self, stored: Array, shape: tuple[int, ...]) -> Array:
+        """Return a copy of one stored action, or of several, as values of a Box."""
+        value = stored.reshape(shape).astype(self._space.dtype)
+        return np.clip(value, self._space.low, self._space.high) if self._clip else value
 
 
 def mask_method(env: Any) -> Callable[[], Any] | None:

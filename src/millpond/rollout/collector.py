@@ -177,12 +177,15 @@ class Collector:
         self.device = torch.device(device)
         self.generator = generator
         self.phase: Phase = phase or (lambda name: nullcontext())
+        self._infer: AbstractContextManager[Any] = nullcontext()  # phases of the current round
+        self._store: AbstractContextManager[Any] = nullcontext()
         agents = vector.spec.num_agents
         self.state = torch.zeros((vector.num_envs, agents, *state_shape), device=self.device)  # [N, A, S, H]
         self.first_top_up = 0  # first env of the next top-up round
         self.kept_rows = 0  # surplus rows of the last iteration, at the front of the buffer
         self._surplus_from = 0
         self._finite = FiniteCheck(vector)
+        self._action = vector.spec.action
         self._rounds: list[_Round] = []  # of this collection
 
     def collect(self) -> Collected:
@@ -258,7 +261,7 @@ class Collector:
         """Let every env of these turns fill its rows: `horizon` steps, and the value of the observation after them."""
         horizon, count = self.rows.horizon, len(turns)
         self._rounds.append(_Round(first_row, first_env, turns.num_envs))
-        step = self.phase("step")
+        step, self._infer, self._store = self.phase("step"), self.phase("infer"), self.phase("store")
         slices: list[_Slice] = []
         for t in range(horizon + 1):
             for index in range(count):
@@ -285,11 +288,11 @@ class Collector:
     def _act(self, envs: _Slice, t: int, done: Collected) -> None:
         batch = envs.batch
         mask = envs.mask
-        with self.phase("infer"):
+        with self._infer:
             action, log_prob, value = self.actor.act(envs.observation, envs.joined_state, mask, self.generator)
         action = action.reshape(envs.action_shape)
-        put_actions(self.vector.spec.action, action, batch.action)
-        with self.phase("store"):
+        put_actions(self._action, action, batch.action)
+        with self._store:
             write = envs.write
             write("observation", t, batch.observation)
             write("action", t, action)
@@ -298,7 +301,7 @@ class Collector:
             write("alive", t, batch.alive)
             write("log_prob", t, log_prob.reshape(envs.agents))
             write("value", t, value.reshape(envs.agents))
-        done.env_steps += batch.num_envs
+        done.env_steps += envs.agents[0]
         done.agent_steps += int(np.count_nonzero(batch.alive))
 
     def _outcome(self, envs: _Slice, t: int, done: Collected) -> None:
@@ -308,7 +311,7 @@ class Collector:
             # The steps before are dropped. The step counts as an end, so that the row's state is reset after it.
             done.dropped_agent_steps += self.rows.drop(envs.row, batch.restarted, t + 1)
             terminated = terminated | batch.restarted[:, None]
-        with self.phase("store"):
+        with self._store:
             envs.write("reward", t, batch.reward)
             envs.write("terminated", t, terminated)
             envs.write("truncated", t, batch.truncated)
@@ -316,7 +319,7 @@ class Collector:
             done.episodes.extend(batch.episodes)
         truncated = np.count_nonzero(batch.truncated)
         if truncated:
-            with self.phase("infer"):
+            with self._infer:
                 self._value_final_observations(batch, envs.row, t)
         if envs.remembers and (truncated or np.count_nonzero(terminated)):
             envs.state[torch.from_numpy(terminated | batch.truncated).to(self.device)] = 0.0
@@ -336,7 +339,7 @@ class Collector:
     def _bootstrap(self, batch: Batch, envs: _Slice) -> None:
         """Store the value of the observation that begins the next row."""
         self._finite.current(batch)
-        with self.phase("infer"):
+        with self._infer:
             value = self.actor.value(envs.observation, envs.joined_state)
         self.rows.write_row("next_value", envs.row, value.view(batch.reward.shape))
 

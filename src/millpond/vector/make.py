@@ -71,7 +71,11 @@ def make_vector(
             cores=usable_cores(),
             why_not_processes=impossible,
         )
-    own_envs = trainer_envs(trainer_share, num_envs // groups) if choice.backend == "processes" else 0
+    own_envs = 0
+    if choice.backend == "processes":
+        own_envs = (
+            choice.trainer_envs if choice.trainer_envs is not None else trainer_envs(trainer_share, num_envs // groups)
+        )
     layout = Layout.of(num_envs, groups, choice.num_workers, own_envs)
     job = WorkerJob(spec, layout, make_env_batch)
     start_seconds = max(start_seconds, timeout)
@@ -91,7 +95,9 @@ def make_vector(
         pool.close()
         raise
     reason = choice.reason
-    if own_envs:
+    if choice.trainer_envs is not None:
+        pass  # it says so itself
+    elif own_envs:
         reason += f"; the trainer steps {own_envs:,} of the {num_envs // groups:,} envs of a group itself"
     elif trainer_share:
         reason += "; vector.trainer_share has no effect"
@@ -105,6 +111,7 @@ class BackendChoice:
     backend: Backend
     num_workers: int  # threads or processes that step at the same time
     reason: str
+    trainer_envs: int | None = None  # of each group, next to processes; None: as `trainer_share` says
 
 
 def choose_backend(

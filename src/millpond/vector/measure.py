@@ -46,16 +46,19 @@ def measure_backend(
     groups: int,
     num_workers: int,
     threads: int | None,
-    trainer_share: float,
+    trainer_share: float | None,
     cores: int,
     time_acting: TimeActing,
+    vectors: int = 1,
 ) -> BackendChoice:
     """Choose the backend for `vector.backend=auto` by measuring the environment and the policy.
 
-    `num_workers` above 1 is the maximum of worker processes; 1 sets no limit but cores and envs. The environment is not
-    measured if only one backend is possible.
+    `num_workers` above 1 is the maximum of worker processes; 1 sets no limit but cores and envs. `trainer_share` is chosen
+    too if it is None. `vectors` of this size share the cores, one per agent; their trainer steps no envs. The environment is
+    not measured if only one backend is possible.
     """
-    envs_per_group = num_envs // groups
+    # With a vector per agent, the envs of the others step while the policy acts for one, as groups do.
+    envs_per_group, turns = num_envs // groups, groups * vectors
     if spec.native_vector and not spec.partial_step:
         return choose_backend(
             spec, backend="auto", envs_per_group=envs_per_group, num_workers=1, threads=threads, cores=cores
@@ -69,8 +72,13 @@ def measure_backend(
         if impossible:
             return BackendChoice("inline", 1, f"processes are not possible: {impossible}")
         limit = limit if num_workers == 1 else min(limit, num_workers)
-    own_envs = trainer_envs(trainer_share, envs_per_group) if backend == "processes" else 0
-    limit = min(limit, envs_per_group - own_envs)
+        limit = limit if vectors == 1 else min(limit, (cores - 1) // vectors)  # processes that poll need a core each
+        if not limit:
+            why = f"{spec.id} holds the GIL, and {vectors} vectors with worker processes need more than {cores} cores"
+            return BackendChoice("inline", 1, why)
+    own_envs = None if trainer_share is None else trainer_envs(trainer_share, envs_per_group)
+    if backend == "processes":
+        limit = min(limit, envs_per_group - (own_envs or 0))
     if backend == "threads" and threads is not None:
         limit = threads
     try:
@@ -81,11 +89,12 @@ def measure_backend(
         if error.doing != "step":
             raise  # it cannot be used at all
         why = f"the environment {error.kind} in a step while it was measured, and a process can be replaced"
-        return BackendChoice("processes", limit, why)
-    sizes = Sizes(envs_per_group, groups, cores, own_envs)
+        return BackendChoice("processes", limit, why, own_envs or 0)
+    sizes = Sizes(envs_per_group, turns, cores, 0 if vectors > 1 else own_envs)
     costs = Costs(step, overhead, time_acting(None), time_acting(1))
     chosen = choose(backend, limit, sizes, costs)
-    return BackendChoice(chosen.backend, chosen.num_workers, explain(chosen, backend, limit, sizes, costs))
+    reason = explain(chosen, backend, limit, sizes, costs)
+    return BackendChoice(chosen.backend, chosen.num_workers, reason, chosen.trainer_envs)
 
 
 def measure_steps(

@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from millpond.envs.adapters.gymnasium import step_of
 from millpond.envs.env_batch import EnvError, spawn_seeds
 from millpond.envs.random_play import play
 from millpond.envs.registry import make_env_batch
@@ -54,6 +55,28 @@ def test_pendulum_takes_continuous_actions_and_truncates():
     assert not one.terminated.any()
     assert [episode.length for episode in one.episodes] == [20] * 4
     env_batch.close()
+
+
+def test_standard_wrappers_are_stepped_in_one_call_and_truncate_by_their_own_counter():
+    env = gymnasium.make("Pendulum-v1", max_episode_steps=3, disable_env_checker=True)
+    step, action = step_of(env), np.zeros(1, np.float32)
+    for _ in range(2):
+        env.reset(seed=5)
+        assert [step(action)[3] for _ in range(3)] == [False, False, True]
+        assert env._elapsed_steps == 3
+    plain = gymnasium.make("Pendulum-v1", max_episode_steps=3)
+    plain.reset(seed=5)
+    env.reset(seed=5)
+    np.testing.assert_array_equal(step(action)[0], plain.step(action)[0])
+
+
+@pytest.mark.parametrize("wrap", [gymnasium.wrappers.ClipAction, gymnasium.wrappers.RecordEpisodeStatistics])
+def test_other_wrappers_are_stepped_through(wrap):
+    env = wrap(gymnasium.make("Pendulum-v1"))
+    assert step_of(env) == env.step
+    checked = gymnasium.make("Pendulum-v1", disable_env_checker=False)  # with a checker below the two standard wrappers
+    checked.reset(seed=5)
+    assert step_of(checked)(np.zeros(1, np.float32))[3] is False
 
 
 def test_halfcheetah_matches_gymnasium():

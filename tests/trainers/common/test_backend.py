@@ -13,17 +13,41 @@ import pytest
 import torch
 
 from millpond.config import PPORecipe, load
+from millpond.cpu import usable_cores
 from millpond.distributed import Ranks
 from millpond.planner.planned import share_of_rank
 from millpond.planner.remembered import RememberedBackend, remembered_path, with_remembered
 from millpond.store import RunError
 from millpond.trainers.common.backend import keeping_random_state
 from millpond.trainers.common.session import begin_on_all_ranks, resume_run, start_run
+from millpond.trainers.mixture.trainer import MixtureTrainer
 from millpond.trainers.ppo.trainer import PPOTrainer
+from millpond.trainers.reward.trainer import RewardTrainer
+from tests.support.mixture_runs import SMALL as MIXTURE
 from tests.support.ppo_runs import SMALL, train_small
 from tests.support.rank_processes import run_ranks
 
 CARTPOLE = {"env.id": "gymnasium:CartPole-v1", "env.num_agents": 1}
+# Settings of small runs of the other kinds.
+OTHERS: dict[str, dict[str, Any]] = {
+    "mixture": MIXTURE | {"mixture.total_frames": 256, "mixture.collections_per_round": 2},
+    "reward": {
+        "env.max_steps": 20,
+        "reward.epochs": 1,
+        "reward.cycles": 1,
+        "reward.iterations": 2,
+        "reward.train_batches": 3,
+        "reward.hidden_size": 16,
+        "reward.steps_per_episode": 8,
+        "agent.num_envs": 4,
+        "agent.warmup_steps": 45,
+        "agent.steps_per_iteration": 7,
+        "agent.batch_size": 16,
+        "agent.replay_transitions": 400,
+        "agent.test_episodes": 1,
+        "log.tensorboard": False,
+    },
+}
 MEASURES = ("policy_loss", "value_loss", "entropy", "grad_norm", "episode_return", "eval/episode_return")
 
 
@@ -69,12 +93,12 @@ def test_auto_gives_the_results_of_a_configured_backend(tmp_path: Path) -> None:
     assert not (tmp_path / "inline" / "vector.json").exists()
 
 
-@pytest.mark.parametrize(("backend", "workers"), [("inline", 1), ("threads", 2)])
-def test_resume_reuses_the_choice(tmp_path: Path, backend: str, workers: int) -> None:
+@pytest.mark.parametrize(("backend", "workers", "own"), [("inline", 1, 0), ("threads", 2, 0), ("processes", 1, 2)])
+def test_resume_reuses_the_choice(tmp_path: Path, backend: str, workers: int, own: int) -> None:
     settings = {**SMALL, "run_dir": str(tmp_path), "trainer.total_iterations": 2}
     loaded = load("grid", settings)
     run = start_run(loaded, "pond")
-    chosen = {"backend": backend, "num_workers": workers, "reason": "measured: once"}
+    chosen = {"backend": backend, "num_workers": workers, "reason": "measured: once", "trainer_envs": own}
     run.vector_path.write_text(json.dumps(chosen))
     run.resumed = True
     trainer = PPOTrainer(loaded, run)
@@ -89,6 +113,8 @@ def test_resume_reuses_the_choice(tmp_path: Path, backend: str, workers: int) ->
     trainer = PPOTrainer(loaded, run)  # the state of the envs is loaded into as many workers
     try:
         assert (trainer.vector.backend, trainer.vector.num_workers) == (backend, workers)
+        last_env = trainer.vector.num_envs - 1
+        assert (trainer.vector.worker_of(last_env) == "stepped by the trainer") == (own > 0)
         trainer.train()
     finally:
         trainer.close()
@@ -160,3 +186,46 @@ def test_global_generators_are_as_before() -> None:
     with keeping_random_state():
         inside = draw()
     assert draw() == inside
+
+
+def trained(kind: str, root: Path, name: str, **changes: Any) -> Any:
+    """Train a small run that is not PPO's, and return its closed trainer with the vectors that it had."""
+    loaded = load(
+        {"mixture": "mixture", "reward": "reward-online"}[kind], {**OTHERS[kind], "run_dir": str(root), **changes}
+    )
+    return finished(loaded, start_run(loaded, name))
+
+
+def finished(loaded: Any, run: Any) -> Any:
+    trainer = (MixtureTrainer if loaded.recipe.kind == "mixture" else RewardTrainer)(loaded, run)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return trainer
+
+
+def without_times(root: Path, name: str) -> list[dict[str, Any]]:
+    lines = (root / name / "metrics.jsonl").read_text().splitlines()
+    times = ("seconds", "time/", "per_second", "lake/bytes", "TimeCost")
+    return [{k: v for k, v in json.loads(line).items() if not any(part in k for part in times)} for line in lines]
+
+
+def vector_of(trainer: Any) -> Any:
+    return next(iter(trainer.players.vectors.values())) if isinstance(trainer, MixtureTrainer) else trainer.agent.vector
+
+
+@pytest.mark.parametrize("kind", ["mixture", "reward"])
+def test_other_kinds_measure_too_and_reuse_their_choice(tmp_path: Path, kind: str) -> None:
+    trainer = trained(kind, tmp_path, "pond")
+    chosen, vector = stored(tmp_path, "pond"), vector_of(trainer)
+    assert (chosen["backend"], chosen["num_workers"]) == (vector.backend, vector.num_workers)
+    if usable_cores() > 1:
+        assert chosen["reason"].startswith("measured: ") or "need more than" in chosen["reason"]
+    assert " ".join(chosen["reason"].split()) in " ".join(" ".join(trainer.opening()).split())
+    trained(kind, tmp_path, "inline", **{"vector.backend": "inline"})
+    assert without_times(tmp_path, "pond") == without_times(tmp_path, "inline")
+    assert not (tmp_path / "inline" / "vector.json").exists()
+    longer = {"mixture": "mixture.total_frames=512", "reward": "reward.epochs=2"}[kind]
+    resumed = finished(*resume_run("pond", [longer], str(tmp_path)))
+    assert vector_of(resumed).reason == f"as chosen when the run started, {chosen['reason']}"

@@ -120,20 +120,35 @@ def test_value_that_dominates_the_gradient_warns_after_two_measures() -> None:
     (warning,) = monitor.add(high)
     assert warning.cause == "value gradient"
     assert "99.0% of the gradient" in warning.text
-    assert overrides_of(warning.text) == ["env.reward_scale=0.03", "ppo.value_trains_core=false", "ppo.vf_coef=0.044"]
+    assert overrides_of(warning.text) == [
+        "ppo.normalize_values=true",
+        "ppo.value_trains_core=false",
+        "ppo.vf_coef=0.044",
+    ]
     assert monitor.add(unmeasured) == []
     assert monitor.warnings[0].records == 2  # a record without a measure does not end it
 
 
 def test_explained_variance_near_zero_warns_after_fifty_records() -> None:
-    assert after([{"explained_variance": 0.05}] * 49) == {}
-    assert after([{"explained_variance": 0.05}] * 30 + [{}] + [{"explained_variance": 0.05}] * 30) == {}
-    place, text = after([{"explained_variance": -0.3}] * 60)["explained variance"]
+    def records(value: float, count: int) -> list[dict[str, float]]:
+        return [{"explained_variance": value, "episode_return": 15.0 + 15.0 * (k % 2)} for k in range(count)]
+
+    assert after(records(0.05, 49)) == {}
+    assert after([*records(0.05, 30), {}, *records(0.05, 30)]) == {}
+    place, text = after(records(-0.3, 60))["explained variance"]
     assert place == 49
     assert overrides_of(text)[0] == "ppo.vf_clip_coef=null"
     unclipped = checks_of(RECIPES / "cartpole.yaml", **{"ppo.value_trains_core": False, "env.reward_scale": 1.0})
-    _, text = after([{"explained_variance": 0.0}] * 60, unclipped)["explained variance"]
-    assert overrides_of(text) == ["env.reward_scale=0.03", "ppo.value_trains_core=true", "policy.core=lstm"]
+    _, text = after(records(0.0, 60), unclipped)["explained variance"]
+    assert overrides_of(text) == ["ppo.normalize_values=true", "ppo.value_trains_core=true", "policy.core=lstm"]
+
+
+def test_explained_variance_near_zero_is_healthy_while_returns_rise_or_are_all_alike() -> None:
+    rising = [{"explained_variance": 0.0, "episode_return": 3.0 * k} for k in range(60)]
+    alike = [{"explained_variance": 0.0, "episode_return": 490.0 + k % 11} for k in range(60)]
+    assert after(rising) == after(alike) == {}
+    falling = [{**record, "episode_return": -record["episode_return"]} for record in rising]
+    assert "explained variance" in after(falling)
 
 
 def test_rewards_that_are_all_zero_warn() -> None:
@@ -214,8 +229,9 @@ def test_settings_that_warnings_name_are_valid_and_change_the_recipe(recipe: str
     for change in ({}, {"reward_std": 0.0}, {"reward_std": 0.0, "reward_per_agent_step": 0.0}):
         monitor = HealthMonitor(checks)
         record = {**BAD, **change, "agent0/grad_norm": 1e7, "agent1/grad_norm": 1e7, "big/grad_norm": 1e7}
-        for _ in range(60):
-            found |= {f"{warning.cause} {change}": warning.text for warning in monitor.add(record)}
+        for k in range(60):
+            varied = {**record, "episode_return": record["episode_return"] / (1 + k % 2)}
+            found |= {f"{warning.cause} {change}": warning.text for warning in monitor.add(varied)}
     assert {cause.split(" {")[0] for cause in found} == set(checks)
     for cause, text in found.items():
         tried = overrides_of(text)

@@ -114,6 +114,28 @@ def reset_one(env: Any, seed: int | None, env_id: str) -> tuple[Any, Mapping[str
     return result
 
 
+def step_of(env: Any) -> Callable[[Any], Any]:
+    """Return the env's `step`, in one call instead of three through the wrappers with which Gymnasium makes its envs.
+
+    These are `TimeLimit`, whose own counter is used, and `OrderEnforcing`, which checks that `reset` came first.
+    """
+    from gymnasium.wrappers import OrderEnforcing, TimeLimit
+
+    if type(env) is not TimeLimit or type(env.env) is not OrderEnforcing:
+        return env.step  # type: ignore[no-any-return]
+    step, most = env.env.env.step, env._max_episode_steps
+
+    def step_and_count(action: Any) -> Any:
+        result = step(action)
+        env._elapsed_steps += 1
+        if env._elapsed_steps >= most:
+            observation, reward, terminated, _, infos = result
+            return observation, reward, terminated, True, infos
+        return result
+
+    return step_and_count
+
+
 class GymnasiumEnvs:
     """N Gymnasium envs, stepped one after another."""
 
@@ -127,6 +149,7 @@ class GymnasiumEnvs:
     ) -> None:
         self.options = parse_options(LoopOptions, mapping, env_id=env_id)
         self.envs = [make() for _ in range(num_envs)]
+        self._steps = [step_of(env) for env in self.envs]
         self._spaces = GymnasiumSpaces(self.envs[0], env_id, self.options)
         self.spec = self._spaces.spec
         self.num_envs = num_envs
@@ -148,7 +171,8 @@ class GymnasiumEnvs:
             self._begin(env, seed)
 
     def step(self, first: int, last: int) -> None:
-        buffers, spaces, envs, progress = self.buffers, self._spaces, self.envs, self._progress
+        buffers, spaces, steps, progress = self.buffers, self._spaces, self._steps, self._progress
+        masks = spaces.spec.action_masks
         observations: list[Any] = []
         rewards: list[Any] = []
         ended: list[int] = []
@@ -158,7 +182,7 @@ class GymnasiumEnvs:
         for env, action in zip(range(first, last), actions, strict=True):
             progress[0] = env
             try:
-                result = envs[env].step(action)
+                result = steps[env](action)
             except Exception as error:
                 error.add_note(f"in env {env} of {self.spec.id!r}, {self._tracker.length[env]} steps into its episode")
                 raise
@@ -176,7 +200,7 @@ class GymnasiumEnvs:
                 self._write_observation(observation, buffers.final_observation[env, 0])
                 buffers.terminated[env, 0], buffers.truncated[env, 0] = terminated, truncated
                 ended.append(env)
-            elif spaces.spec.action_masks:
+            elif masks:
                 self._write_mask(env, observation, infos)
         self._write_observations(first, observations, buffers.observation[first:last, 0])
         self._write_rewards(first, rewards)

@@ -11,11 +11,12 @@ from millpond.planner.kind import Draft, KindPlanner, KindRanks, PlanInputs
 from millpond.planner.mixture.advice import advise_mixture
 from millpond.planner.mixture.numbers import MixturePlan, estimate_mixture, mixture_speed_settings, plan_mixture
 from millpond.planner.planned import Planned
+from millpond.planner.remembered import plan_vector
 
 
 def draft_mixture(recipe: MixtureRecipe, inputs: PlanInputs) -> Draft:
     """Plan a mixture."""
-    plan = plan_mixture(recipe, inputs.spec)
+    plan = plan_mixture(recipe, inputs.spec, plan_vector(recipe, here=inputs.host is not None))
     return Draft(plan, advise_mixture(recipe, plan, inputs.spec, inputs.host))
 
 

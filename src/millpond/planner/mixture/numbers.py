@@ -12,6 +12,7 @@ from millpond.config.mixture import SINGLE, frame_skip, own_envs
 from millpond.envs.spec import EnvSpec
 from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
 from millpond.planner.kind import Plan
+from millpond.planner.remembered import AT_THE_START
 from millpond.replay.schema import Schema, lake_record_bytes, pond_record_bytes
 
 # Stored bytes of an 84 x 84 frame, lz4 frame by frame, as measured on recordings of each game.
@@ -33,6 +34,7 @@ class MixturePlan(Plan):
     agents: int
     envs_per_agent: int
     own_envs: int
+    vector: str  # how envs are stepped: the backend, or what `auto` does
     frame_skip: int
     transitions_per_collection: int
     minibatch_transitions: int
@@ -87,7 +89,7 @@ class MixturePlan(Plan):
         return self.frames // self.frame_skip
 
 
-def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
+def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None, vector: str = AT_THE_START) -> MixturePlan:
     """Derive all numbers. `spec` has single frames. The budget is rounded down to collections; the last round may be short."""
     mixture, pqn, dqn, flat = recipe.mixture, recipe.pqn, recipe.dqn, flatten(recipe)
     own = int(own_envs(flat)) if mixture.mode == "live" else 0
@@ -129,6 +131,7 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None) -> MixturePlan:
         agents=mixture.agents,
         envs_per_agent=pqn.num_envs,
         own_envs=own,
+        vector=vector,
         frame_skip=skip,
         transitions_per_collection=collection,
         minibatch_transitions=collection // pqn.num_minibatches,

@@ -24,7 +24,7 @@ def show_mixture(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     return [
         *sentence(f"Mode {plan.mode}: {MODES[plan.mode]}."),
         *_round(recipe, plan),
-        *_run(plan),
+        *_run(recipe, plan),
         *_replay(recipe, plan),
         *_memory(recipe, plan),
     ]
@@ -67,7 +67,7 @@ def _round(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     return lines
 
 
-def _run(plan: MixturePlan) -> list[str]:
+def _run(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     last = f"{plan.whole_rounds:,} whole, and a last one of {plural(plan.last_round_collections, 'collection')}"
     rows = [
         (
@@ -85,6 +85,7 @@ def _run(plan: MixturePlan) -> list[str]:
         ),
         ("resets", number(plan.resets), "one at the end of each round" if plan.resets else ""),
         ("gradient steps of the BigAgent", number(plan.big_updates_in_all), ""),
+        ("vector of each agent", recipe.vector.backend, plan.vector if recipe.vector.backend == "auto" else ""),
     ]
     return ["", "The run", *figures(rows)]
 

@@ -6,14 +6,13 @@ from millpond.config import PPORecipe
 from millpond.planner.kind import Draft, KindPlanner, KindRanks, PlanInputs
 from millpond.planner.ppo.advice import advise_ppo
 from millpond.planner.ppo.numbers import estimate_ppo, plan_ppo, ppo_share, ppo_speed_settings, ppo_total
-from millpond.planner.remembered import AT_THE_START, recall_backend
+from millpond.planner.remembered import plan_vector
 
 
 def draft_ppo(recipe: PPORecipe, inputs: PlanInputs) -> Draft:
     """Plan a PPO run."""
     host = inputs.host
-    remembered = recall_backend(recipe) if host is not None and recipe.vector.backend == "auto" else None
-    vector = AT_THE_START if remembered is None else f"{remembered}, as measured before on this machine"
+    vector = plan_vector(recipe, here=host is not None)
     plan = plan_ppo(recipe, inputs.spec, host.cores if host is not None else 1, vector)
     policy = recipe.policy
     notes: tuple[str, ...] = ()

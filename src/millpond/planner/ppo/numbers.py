@@ -118,7 +118,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1, vector: st
     assert envs is not None
     assert batch is not None  # the rules ensure both
 
-    by_trainer = trainer.async_factor * trainer_envs(recipe.vector.trainer_share, envs // trainer.async_factor)
+    by_trainer = trainer.async_factor * trainer_envs(recipe.vector.trainer_share or 0.0, envs // trainer.async_factor)
     rows = batch // horizon
     agents_per_row = agents if unit == "env_steps" else 1
     per_round = rows_per_round(envs, agents, unit)

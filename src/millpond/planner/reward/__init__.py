@@ -9,6 +9,7 @@ from typing import Any
 from millpond.config import RewardRecipe, load
 from millpond.formatting import plural
 from millpond.planner.kind import Draft, KindPlanner, PlanInputs
+from millpond.planner.remembered import plan_vector
 from millpond.planner.reward.numbers import estimate_reward, plan_reward, read_dataset, reward_speed_settings
 from millpond.planner.reward.text import advise_reward
 
@@ -16,7 +17,7 @@ from millpond.planner.reward.text import advise_reward
 def draft_reward(recipe: RewardRecipe, inputs: PlanInputs) -> Draft:
     """Plan a reward run. The recorded episodes are opened unless their description is passed in."""
     dataset, notes = (inputs.dataset, ()) if inputs.dataset is not None else read_dataset(recipe)
-    plan = plan_reward(recipe, dataset)
+    plan = plan_reward(recipe, dataset, plan_vector(recipe, here=inputs.host is not None))
     refused = dataset is not None and dataset.refusal is not None
     alerts = (f"training will refuse {dataset.refusal}",) if dataset is not None and refused else ()
     return Draft(plan, advise_reward(recipe, plan), notes, alerts)

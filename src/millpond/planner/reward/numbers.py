@@ -14,6 +14,7 @@ from millpond.data.audit import OBJECTIVES, refusal, split_episodes
 from millpond.data.source import data_exists
 from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
 from millpond.planner.kind import Plan
+from millpond.planner.remembered import AT_THE_START
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class RewardPlan(Plan):
     passes_over_data: float | None
     batches_per_pass: float | None
     dataset: Dataset | None  # None if the data was not read
+    vector: str | None  # how the agent's envs are stepped: the backend, or what `auto` does; None without an agent
     env_steps: int
     env_steps_per_cycle: int
     test_episodes: int
@@ -147,7 +149,7 @@ class RewardPlan(Plan):
         return flat
 
 
-def plan_reward(recipe: RewardRecipe, dataset: Dataset | None = None) -> RewardPlan:
+def plan_reward(recipe: RewardRecipe, dataset: Dataset | None = None, vector: str = AT_THE_START) -> RewardPlan:
     """Derive all numbers. Without a dataset, its sizes are those that the recipe expects, if it has any."""
     reward, data, agent = recipe.reward, recipe.data, recipe.agent
     epochs = min(reward.epochs, recipe.trainer.total_iterations or reward.epochs)
@@ -198,6 +200,7 @@ def plan_reward(recipe: RewardRecipe, dataset: Dataset | None = None) -> RewardP
         passes_over_data=None if per_pass is None else batches / per_pass,
         batches_per_pass=per_pass,
         dataset=dataset,
+        vector=vector if online else None,
         env_steps=steps_per_env * agent.num_envs if online else 0,
         env_steps_per_cycle=reward.iterations * agent.steps_per_iteration * agent.num_envs if online else 0,
         test_episodes=epochs * reward.cycles * agent.test_episodes if online else 0,

@@ -28,6 +28,7 @@ def show_reward(recipe: RewardRecipe, plan: RewardPlan) -> list[str]:
         rows = [
             ("env steps of the agent", number(plan.env_steps), f"of which {recipe.agent.warmup_steps:,} are random"),
             ("test episodes", number(plan.test_episodes), f"{recipe.agent.test_episodes} per cycle"),
+            ("vector", recipe.vector.backend, plan.vector or "" if recipe.vector.backend == "auto" else ""),
         ]
         lines += ["", "Agent", *figures(rows)]
     return lines

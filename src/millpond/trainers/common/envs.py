@@ -70,7 +70,7 @@ def build_vector(
         timeout=vector.timeout,
         on_crash=vector.on_crash,
         threads=vector.threads,
-        trainer_share=vector.trainer_share,
+        trainer_share=vector.trainer_share or 0.0,
         choice=choice,
     )
 

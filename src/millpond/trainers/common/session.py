@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 import yaml
 
 from millpond.config import Loaded, Recipe, load
@@ -291,7 +292,21 @@ def make_trainer(
             f"{loaded.name} is of kind {kind.name}, which is trained by one process; "
             f"start it without torchrun (recipes of the kinds {several} are trained by several)"
         )
+    if not getattr(loaded.recipe.trainer, "compile", False):
+        import_no_compiler()
     return kind.trainer.load()(loaded, run, weights_from=weights_from, **options)
+
+
+def import_no_compiler() -> None:
+    """Let optimizers work without importing torch's compiler, which takes longer than all of Millpond.
+
+    Some methods of an optimizer are excluded from torch.compile: the first call of each imports the compiler to say so, and
+    stores the function to call instead. Here this is the method itself. A torch that stores it elsewhere imports its compiler.
+    """
+    for method in vars(torch.optim.Optimizer).values():
+        plain = getattr(method, "__wrapped__", None)
+        if plain is not None and not hasattr(plain, "__dynamo_disable"):
+            plain.__dynamo_disable = plain
 
 
 def _trained_by_ranks(kind: Kind) -> bool:

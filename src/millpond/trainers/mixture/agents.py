@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,15 +25,16 @@ from millpond.learners import DQN, AgentGroup, Collection, Epsilon, QNetwork, bu
 from millpond.planner import MixturePlan
 from millpond.replay import Lake
 from millpond.replay.pond import PondBatch
-from millpond.store import Checkpoint, CheckpointError
+from millpond.store import Checkpoint, CheckpointError, Run
 from millpond.store.checkpoint import SKIP
 from millpond.store.parts import MAX_WEIGHT
+from millpond.trainers.common.backend import VectorSizes, choose_vector, keeping_random_state, time_network
 from millpond.trainers.common.envs import build_vector, make_spec
 from millpond.trainers.common.failures import Learning, as_numbers
 from millpond.trainers.common.session import Player
 from millpond.trainers.mixture.ponds import BigPond
 from millpond.trainers.mixture.ranks import agent_name, agents_of_rank
-from millpond.vector import Vector
+from millpond.vector import BackendChoice, Vector
 
 # Purposes of seeds: each purpose and agent has an independent generator. `ponds.FILL` is another one.
 NETWORK, EXPLORATION, ENVS, SAMPLER = range(4)
@@ -224,10 +225,28 @@ class Players:
             vector.close()
 
 
-def make_players(recipe: MixtureRecipe, plan: MixturePlan, lake: Lake | None, ranks: Ranks = ALONE) -> Players:
+def choose_vectors(recipe: MixtureRecipe, plan: MixturePlan, run: Run, ranks: Ranks = ALONE) -> BackendChoice | None:
+    """Return how the envs of each agent are stepped with `vector.backend=auto`; None if the config sets it."""
+    if recipe.vector.backend != "auto":
+        return None
+    spec, device = make_spec(recipe.env, stacked=True), torch.device(recipe.device)
+    with keeping_random_state():
+        network = make_network(recipe, spec, 0).to(device)
+    vectors = len(agents_of_rank(ranks, plan.agents)) + (plan.own_envs > 0)
+    time_acting = time_network(network, spec, plan.envs_per_agent, device)
+    return choose_vector(recipe, spec, VectorSizes(plan.envs_per_agent, vectors=vectors), run, ranks, time_acting)
+
+
+def make_players(
+    recipe: MixtureRecipe,
+    plan: MixturePlan,
+    lake: Lake | None,
+    ranks: Ranks = ALONE,
+    choice: BackendChoice | None = None,
+) -> Players:
     """Build agents and BigAgent of this rank, with initial parameters and envs that are not reset yet.
 
-    Every rank has the BigAgent; only rank 0 has its envs.
+    Every rank has the BigAgent; only rank 0 has its envs. `choice` is that of `choose_vectors`.
     """
     spec = make_spec(recipe.env, stacked=True)
     numbers = agents_of_rank(ranks, plan.agents)
@@ -236,7 +255,10 @@ def make_players(recipe: MixtureRecipe, plan: MixturePlan, lake: Lake | None, ra
     seeds: dict[str, int] = {}
 
     def envs(name: str, number: int, count: int) -> Vector:
-        vectors[name] = build_vector(recipe.env, recipe.vector, num_envs=count, groups=1, num_workers=1, stacked=True)
+        own = None if choice is None else replace(choice, num_workers=min(choice.num_workers, count))
+        vectors[name] = build_vector(
+            recipe.env, recipe.vector, num_envs=count, groups=1, num_workers=1, stacked=True, choice=own
+        )
         seeds[name] = seed_for(recipe.seed, ENVS, number)
         return vectors[name]
 

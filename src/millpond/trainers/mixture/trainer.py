@@ -36,7 +36,15 @@ from millpond.trainers.common.health import mixture_checks
 from millpond.trainers.common.play import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.session import make_sinks
-from millpond.trainers.mixture.agents import GLOBAL_NUMPY, SAMPLER, BigAgent, make_players, seed_for, spread
+from millpond.trainers.mixture.agents import (
+    GLOBAL_NUMPY,
+    SAMPLER,
+    BigAgent,
+    choose_vectors,
+    make_players,
+    seed_for,
+    spread,
+)
 from millpond.trainers.mixture.measures import Diversity, Evaluator, Recovery, summarise_mixture
 from millpond.trainers.mixture.ponds import make_ponds
 from millpond.trainers.mixture.ranks import (
@@ -74,7 +82,8 @@ class MixtureTrainer:
         )
         self.timer, self.counters = Timer(), Counters()
         self.ponds = make_ponds(recipe, planned, run.folder / "lake", ranks)
-        self.players = make_players(recipe, planned, None if self.ponds is None else self.ponds.lake, ranks)
+        choice = choose_vectors(recipe, planned, run, ranks)
+        self.players = make_players(recipe, planned, None if self.ponds is None else self.ponds.lake, ranks, choice)
         self.group, self.big = self.players.group, self.players.big
         self.names = [*map(agent_name, range(planned.agents)), "big"]  # of all ranks' agents, and of the BigAgent
         self.evaluator, self.recovery = Evaluator(recipe), Recovery()

@@ -39,7 +39,7 @@ from millpond.rollout.schema import row_fields
 from millpond.schedules import named
 from millpond.store import Checkpoints, Parts, RandomState, Run, seed_global_generators
 from millpond.threads import torch_in_one_thread, torch_threads
-from millpond.trainers.common.backend import choose_vector, time_actor
+from millpond.trainers.common.backend import VectorSizes, choose_vector, time_actor
 from millpond.trainers.common.build import make_policy
 from millpond.trainers.common.envs import (
     VectorState,
@@ -152,7 +152,14 @@ class PPOTrainer:
             groups=plan.groups,
             num_workers=plan.num_workers,
             stacked=True,
-            choice=choose_vector(recipe, spec, plan, self.run, self.ranks, time_acting),
+            choice=choose_vector(
+                recipe,
+                spec,
+                VectorSizes(plan.num_envs, plan.groups, plan.num_workers),
+                self.run,
+                self.ranks,
+                time_acting,
+            ),
         )
 
     def _make_sinks(self) -> list[Sink]:
@@ -274,8 +281,9 @@ class PPOTrainer:
             )
         self.counters.updates += 1
         self._updates_of_epoch.append((draw, step))
+        weight = float(step.agent_steps) if self.device.type == "cpu" else step.agent_steps  # read once, not per metric
         for name, value in step.metrics.items():
-            self.loop.record(name, value, weight=step.agent_steps)
+            self.loop.record(name, value, weight=weight)
         if self.recipe.ppo.target_kl is not None:
             self._end_early(at, float(step.metrics["approx_kl"]))
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from millpond import fast
 from millpond.config import RewardRecipe
 from millpond.config.mixture import DQNConfig
+from millpond.distributed import ALONE
 from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
@@ -27,11 +28,13 @@ from millpond.rewards import objectives
 from millpond.rewards.batches import StepSampler
 from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch
 from millpond.rollout.collector import put_actions
-from millpond.trainers.common.envs import VectorState, build_vector, evaluation_vector
+from millpond.store import Run
+from millpond.trainers.common.backend import VectorSizes, choose_vector, keeping_random_state, time_network
+from millpond.trainers.common.envs import VectorState, build_vector, evaluation_vector, make_spec
 from millpond.trainers.common.failures import Learning, as_numbers
 from millpond.trainers.common.play import Evaluation, evaluate
 from millpond.trainers.reward.setup import AGENT_HIDDEN_SIZE, make_player
-from millpond.vector import FiniteCheck
+from millpond.vector import BackendChoice, FiniteCheck
 from millpond.vector.finite import is_finite
 
 
@@ -114,15 +117,34 @@ class PondBatches:
         return {"observation": batch.observation, "action": batch.action, "next_observation": batch.next_observation}
 
 
+def choose_agent_vector(recipe: RewardRecipe, run: Run, device: torch.device) -> BackendChoice | None:
+    """Return how the agent's envs are stepped with `vector.backend=auto`; None if the config sets it."""
+    if recipe.vector.backend != "auto":
+        return None
+    spec, num_envs = make_spec(recipe.env, stacked=True), recipe.agent.num_envs
+    env_inputs(spec)  # refuses environments that full mode does not support
+    with keeping_random_state():
+        network = make_player(spec, torch.Generator().manual_seed(0)).to(device)
+    time_acting = time_network(network, spec, num_envs, device)
+    return choose_vector(recipe, spec, VectorSizes(num_envs), run, ALONE, time_acting)
+
+
 class RewardAgent:
     """The agent with its envs, pond and learner: `act` fills the pond, `update` is one gradient step, `test` evaluates."""
 
-    def __init__(self, recipe: RewardRecipe, seed: int, updates: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        recipe: RewardRecipe,
+        seed: int,
+        updates: int,
+        device: torch.device,
+        choice: BackendChoice | None = None,
+    ) -> None:
         agent = recipe.agent
         self.recipe, self.device = recipe, device
         seeds = np.random.SeedSequence(seed).generate_state(4)
         self.vector = build_vector(
-            recipe.env, recipe.vector, num_envs=agent.num_envs, groups=1, num_workers=1, stacked=True
+            recipe.env, recipe.vector, num_envs=agent.num_envs, groups=1, num_workers=1, stacked=True, choice=choice
         )
         spec = self.vector.spec
         self.spec, self.inputs = spec, env_inputs(spec)

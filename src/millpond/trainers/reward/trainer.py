@@ -28,7 +28,7 @@ from millpond.trainers.common.health import reward_checks
 from millpond.trainers.common.play import Evaluation
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.session import make_sinks
-from millpond.trainers.reward.agent import PondBatches, RewardAgent
+from millpond.trainers.reward.agent import PondBatches, RewardAgent, choose_agent_vector
 from millpond.trainers.reward.evaluation import HeldOutEvaluation, evaluate_reward, summarise_reward
 from millpond.trainers.reward.setup import RecordedData, audit_recorded, fit_network, make_network, open_recorded
 
@@ -61,7 +61,8 @@ class RewardTrainer:
             self.network = make_network(recipe, recorded_inputs(self.recorded.data), int(seeds[3]))
             fit_network(self.network, self.recorded)
         else:
-            self.agent = RewardAgent(recipe, int(seeds[5]), planned.batches, self.device)
+            choice = choose_agent_vector(recipe, run, self.device)
+            self.agent = RewardAgent(recipe, int(seeds[5]), planned.batches, self.device, choice)
             self.network = make_network(recipe, self.agent.inputs, int(seeds[3]))
         self.network.to(self.device)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
@@ -212,7 +213,9 @@ class RewardTrainer:
         totals = f"{self.loop.describe()} batch{'es' if self.plan.batches > 1 else ''}, one update each"
         if self.agent is not None:
             kind = type(self.agent.learner).__name__
-            return [totals, f"{kind} on {self.agent.spec.id}, {self.plan.env_steps:,} env steps", *self.agent.lines]
+            vector = sentence(f"vector: {self.agent.vector.backend}; {self.agent.vector.reason}")
+            steps = f"{kind} on {self.agent.spec.id}, {self.plan.env_steps:,} env steps"
+            return [totals, steps, *vector, *self.agent.lines]
         assert self.recorded is not None
         assert isinstance(self.batches, RewardBatches)
         features = self.batches.features

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
-from statistics import median
+from statistics import fmean, median
 
 from millpond.envs.spec import ActionSpec
 from millpond.trainers.common.failures import largest_factor
@@ -31,6 +31,8 @@ VALUE_SHARE = 0.95  # of the gradient of the shared network: 19 times the policy
 VALUE_SHARE_RECORDS, VALUE_SHARE_SPACING = 2, 64
 EXPLAINED_VARIANCE = 0.1
 EXPLAINED_VARIANCE_RECORDS = 50
+SETTLED = 0.1  # returns whose spread is below this share of the largest hardly differ
+RISEN = 0.25  # returns whose rise is above this share of their spread are being learned
 REWARD_RECORDS, REWARD_STEPS = 5, 1_000  # records, and agent steps in them, whose rewards are all the same
 SAME = 1e-6  # relative difference of numbers that are the same but for rounding
 EPISODE_STEPS = 5_000  # steps of each env without an end of an episode, if the environment has no limit
@@ -145,7 +147,7 @@ def gradient_exploded(
 
 
 def value_dominates(
-    record: Mapping[str, float], before: Sequence[Mapping[str, float]], *, vf_coef: float, reward_scale: float
+    record: Mapping[str, float], before: Sequence[Mapping[str, float]], *, vf_coef: float, normalized: bool
 ) -> str | None:
     """Warn if nearly all of the gradient of the network that actions and value share is the value loss's."""
     some = newest("value_gradient_share", record, before, VALUE_SHARE_RECORDS, VALUE_SHARE_SPACING)
@@ -153,17 +155,9 @@ def value_dominates(
         return None
     return (
         f"{some[-1]['value_gradient_share']:.1%} of the gradient of the network that actions and value share is the value "
-        f"loss's: gradients are clipped together, so the policy hardly learns. Returns are large: try "
-        f"env.reward_scale={smaller_scale(reward_scale, record, before):g}, ppo.value_trains_core=false, or "
-        f"ppo.vf_coef={vf_coef / 10:.3g}"
+        f"loss's: gradients are clipped together, so the policy hardly learns. Try "
+        f"{'' if normalized else 'ppo.normalize_values=true, '}ppo.value_trains_core=false, or ppo.vf_coef={vf_coef / 10:.3g}"
     )
-
-
-def smaller_scale(reward_scale: float, record: Mapping[str, float], before: Sequence[Mapping[str, float]]) -> float:
-    """Return a factor on rewards that makes the newest mean return about 1; at most a tenth of the present one."""
-    some = newest("episode_return", record, before, 1)
-    size = abs(some[0]["episode_return"]) if some else 0.0  # before scaling
-    return float(f"{math.copysign(min(abs(reward_scale) / 10, 1 / max(size, 1e-9)), reward_scale):.0e}")
 
 
 def value_explains_nothing(
@@ -173,6 +167,7 @@ def value_explains_nothing(
     vf_coef: float,
     vf_clip_coef: float | None,
     reward_scale: float,
+    normalized: bool,
     value_trains_core: bool,
     core: str,
 ) -> str | None:
@@ -182,14 +177,14 @@ def value_explains_nothing(
     some = newest("explained_variance", record, before, EXPLAINED_VARIANCE_RECORDS)
     if some is None or max(one["explained_variance"] for one in some) >= EXPLAINED_VARIANCE:
         return None
-    if same_reward(record, before) is not None:  # then there is nothing to explain
+    if same_reward(record, before) is not None or returns_are_settled(some):  # then there is little to explain
         return None
     returns = newest("episode_return", record, before, 1)
     fixes = []
     if vf_clip_coef is not None:
         fixes.append("ppo.vf_clip_coef=null")
-    if returns and abs(returns[0]["episode_return"] * reward_scale) > 10:
-        fixes.append(f"env.reward_scale={smaller_scale(reward_scale, record, before):g}")
+    if not normalized and returns and abs(returns[0]["episode_return"] * reward_scale) > 10:
+        fixes.append("ppo.normalize_values=true")
     if not value_trains_core:
         fixes.append("ppo.value_trains_core=true")
     if not fixes:
@@ -200,6 +195,16 @@ def value_explains_nothing(
         f"explained_variance has been below {EXPLAINED_VARIANCE:g} for {EXPLAINED_VARIANCE_RECORDS} iterations: values predict "
         f"returns no better than their mean, so advantages are noisy. Try {', or '.join(fixes)}"
     )
+
+
+def returns_are_settled(records: Sequence[Mapping[str, float]]) -> bool:
+    """Return True if the returns hardly differ, or have risen: a good policy makes values alike, and differences small."""
+    returns = [one["episode_return"] for one in records if "episode_return" in one]
+    if len(returns) < 4:
+        return False
+    spread, quarter = max(returns) - min(returns), len(returns) // 4
+    rise = fmean(returns[-quarter:]) - fmean(returns[:quarter])
+    return spread <= SETTLED * max(map(abs, returns)) or rise > RISEN * spread
 
 
 def same_reward(record: Mapping[str, float], before: Sequence[Mapping[str, float]]) -> float | None:

@@ -39,6 +39,7 @@ def ppo_checks(recipe: PPORecipe, spec: EnvSpec, num_envs: int) -> dict[str, Che
             vf_coef=ppo.vf_coef,
             vf_clip_coef=ppo.vf_clip_coef,
             reward_scale=env.reward_scale,
+            normalized=ppo.normalize_values or policy.target is not None,
             value_trains_core=ppo.value_trains_core or policy.target is not None,
             core=policy.core if policy.target is None else "custom",
         ),
@@ -47,8 +48,8 @@ def ppo_checks(recipe: PPORecipe, spec: EnvSpec, num_envs: int) -> dict[str, Che
             observations_are_constant, env_id=env.id, core=policy.core if policy.target is None else "custom"
         ),
     }
-    if policy.target is None and ppo.value_trains_core:  # else it is not measured
-        checks["value gradient"] = partial(value_dominates, vf_coef=ppo.vf_coef, reward_scale=env.reward_scale)
+    if policy.target is None and ppo.value_trains_core and not policy.separate_critic:  # else it is not measured
+        checks["value gradient"] = partial(value_dominates, vf_coef=ppo.vf_coef, normalized=ppo.normalize_values)
     if policy.target is None and not policy.normalize_observations:
         checks["observation scale"] = observations_are_badly_scaled
     return checks
