@@ -337,6 +337,9 @@ class FeedforwardArrays:
         log_deviation = getattr(policy.head, "log_deviation", None)
         if log_deviation is not None:
             self.parameters.append(log_deviation)
+        ends = np.cumsum([parameter.numel() for parameter in self.parameters]).tolist()
+        shapes = [tuple(parameter.shape) for parameter in self.parameters]
+        self._places = list(zip([0, *ends[:-1]], ends, shapes, strict=True))  # of each parameter in a flat array
         # A critic's encoder has the same statistics: both are updated with the same observations.
         self._normalizer: Normalizer | None = policy.encoder.encoders[0].normalizer  # type: ignore[assignment]
 
@@ -358,13 +361,8 @@ class FeedforwardArrays:
 
     def zero_gradients(self) -> list[Array]:
         """Return zeros like `parameters`, in one block of memory."""
-        flat = torch.zeros(sum(parameter.numel() for parameter in self.parameters)).numpy()
-        arrays, first = [], 0
-        for parameter in self.parameters:
-            last = first + parameter.numel()
-            arrays.append(flat[first:last].reshape(parameter.shape))
-            first = last
-        return arrays
+        flat = torch.zeros(self._places[-1][1]).numpy()
+        return [flat[first:last].reshape(shape) for first, last, shape in self._places]
 
 
 def _layers_of(network: Policy | Critic) -> list[Tensor]:
