@@ -119,6 +119,8 @@ def one_each(calls: Iterable[Callable[[], Result]], number: int) -> list[Result]
     the last one.
     """
     if number == 1:
+        if torch.get_num_threads() == 1:
+            return [call() for call in calls]
         with torch_in_one_thread():
             return [call() for call in calls]
     threads, remaining = _thread_pool(), iter(calls)

@@ -122,6 +122,17 @@ def test_updates_equal_the_plain_ones(threads: int) -> None:
     assert quick.updates == plain.updates == quick.optimizers["alpha"].updates[0] == 6
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("batch", [1, 3, 9])
+def test_actions_equal_the_plain_ones(batch: int, deterministic: bool) -> None:
+    plain, quick = learner(compiled=False), learner()
+    observation = transitions(batch).observation
+    for _ in range(2):
+        expected, found = (one.act(observation, deterministic=deterministic) for one in (plain, quick))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(plain.generator.get_state(), quick.generator.get_state())
+
+
 def test_passed_rewards_replace_those_of_the_batch() -> None:
     plain, quick = learner(compiled=False), learner()
     batch, better = transitions(16), torch.rand(16)

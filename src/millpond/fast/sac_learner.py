@@ -23,13 +23,15 @@ from millpond.fast.sac import (
     SACBatches,
     SACMemory,
     SACSettings,
+    mlp_forward,
+    squash,
     train_sac,
 )
 from millpond.fast.simd import WIDTH
 from millpond.learners.dqn import TransitionBatch
 from millpond.learners.flat_parameters import BETA1, BETA2, FlatParameters, RowOptimizer, step_sizes
 from millpond.learners.sac import LAYERS, LOG_DEVIATION, SAC, SACActor
-from millpond.threads import threads_for
+from millpond.threads import threads_for, torch_threads
 
 Floats = npt.NDArray[np.float32]
 
@@ -48,7 +50,7 @@ def layout_of_mlp(parameters: FlatParameters, prefix: str) -> MLPLayout:
 
 
 class CompiledSAC:
-    """Whole updates of a `SAC`, which calls them."""
+    """Actions and whole updates of a `SAC`, which calls them."""
 
     def __init__(self, sac: SAC) -> None:
         self.sac = sac
@@ -65,6 +67,21 @@ class CompiledSAC:
         )
         self._sizes = (0, 0)
         self._memory: SACMemory | None = None
+
+    def act(self, observation: Tensor, *, deterministic: bool) -> Tensor:
+        """Return actions [B, D], drawn from the learner's generator as `SACActor.act` does."""
+        batch, size, hidden = len(observation), len(self.settings.reach), self.actor.hidden
+        noise = torch.zeros(batch, size)
+        if not deterministic:
+            noise.normal_(generator=self.sac.generator)
+        widths = (hidden, hidden, 2 * size, 0, 0)
+        memory = MLPMemory(*(np.empty((batch, width), np.float32) for width in widths))
+        numbers = observation.reshape(batch, -1).float().contiguous().numpy()
+        action, log_prob = np.empty((batch, size), np.float32), np.empty(batch, np.float32)
+        with torch_threads(1):
+            mlp_forward(SGEMM, self.actor, self.sac.policy.data[0].numpy(), numbers, 0, batch, memory)
+        squash(self.settings, memory.output, noise.numpy(), 0, batch, action, log_prob)
+        return torch.from_numpy(action)
 
     def updates(self, batches: Sequence[TransitionBatch], rewards: Sequence[Tensor]) -> list[dict[str, float]]:
         """Take one gradient step per batch, all of one size; return metrics of each, up to one that is not finite."""

@@ -127,7 +127,10 @@ class SACActor(nn.Module):
 
 
 class SACUpdates(Protocol):
-    """Compiled updates; see `millpond.fast`."""
+    """Compiled actions and updates; see `millpond.fast`."""
+
+    def act(self, observation: Tensor, *, deterministic: bool) -> Tensor:
+        """Return actions [B, D], drawn with the learner's generator."""
 
     def updates(self, batches: Sequence[TransitionBatch], rewards: Sequence[Tensor]) -> Sequence[Mapping[str, Any]]:
         """Take one gradient step per batch; return metrics of each, up to one that is not finite."""
@@ -136,7 +139,7 @@ class SACUpdates(Protocol):
 class SAC:
     """`update(batch)` is one gradient step of critics, actor and temperature, `update_all(batches)` one for each.
 
-    `updates` counts them. `compiled` returns a faster version of the updates, or None if there is none.
+    `updates` counts them. `compiled` returns a faster version of actions and updates, or None if there is none.
     """
 
     def __init__(
@@ -182,6 +185,8 @@ class SAC:
 
     def act(self, observation: Tensor, *, deterministic: bool = False) -> Tensor:
         """Return actions [B, D], drawn with the learner's generator."""
+        if self._compiled is not None:
+            return self._compiled.act(observation, deterministic=deterministic)
         state = self.actor.initial_state(len(observation), self.device)
         return self.actor.act(observation, state, generator=self.generator, deterministic=deterministic).action
 

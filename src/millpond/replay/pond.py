@@ -233,7 +233,7 @@ class Pond:
         ]
         size = len(drawn[0].steps)
         batch = self._gather(view, DrawnTransitions.join(drawn), gamma, stacked=stack is not None)
-        return [batch.part(slice(k * size, (k + 1) * size)) for k in range(count)]
+        return [batch] if count == 1 else [batch.part(slice(k * size, (k + 1) * size)) for k in range(count)]
 
     def _gather(self, view: RingView, drawn: DrawnTransitions, gamma: float, *, stacked: bool) -> PondBatch:
         stack, n_step = drawn.observed.shape[1], drawn.path.shape[1]
