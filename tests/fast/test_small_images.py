@@ -48,6 +48,7 @@ def test_output_and_gradients_equal_torch(dtype: torch.dtype, channels: int, hei
     values, active = np.empty(places * filters, np.float32), np.empty(places * filters, np.float32)
     deviation, factor = np.empty(places, np.float32), np.float32(scale)
     pixels = image.reshape(-1).numpy()
+    padded = np.zeros((height + 2) * (width + 2) * filters, np.float32)
     small_images.convolve(pixels, factor, height, width, last, flat(bias), values)
     np.testing.assert_allclose(values, plain.detach().reshape(-1), atol=1e-5)
     small_images.normalize_groups(values, filters, flat(gain), flat(shift), deviation, active)
@@ -72,7 +73,7 @@ def test_output_and_gradients_equal_torch(dtype: torch.dtype, channels: int, hei
         np.testing.assert_allclose(again, total, atol=5e-5)
 
     weights = np.zeros(weight.numel(), np.float32)
-    small_images.add_weight_gradient(pixels, factor, height, width, gradient, filters, weights)
+    small_images.add_weight_gradient(pixels, factor, height, width, gradient, filters, padded, weights)
     for found, parameter in zip(sums, (gain, shift, bias), strict=True):
         np.testing.assert_allclose(found, parameter.grad, atol=5e-5)
     assert weight.grad is not None

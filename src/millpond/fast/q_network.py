@@ -235,6 +235,7 @@ def backward(
     product(sgemm, hidden_gradient[begin:end], weights.linear, False, input_gradient[begin:end])
     places = kept.deviation.shape[1]
     gradient, partial = np.empty(places * filters, np.float32), np.zeros((3, filters * WIDTH), np.float32)
+    padded = np.zeros((layout.height + SIDE - 1) * (layout.width + SIDE - 1) * filters, np.float32)
     for row in range(begin, end):
         normalize_places_backward(
             input_gradient[row],
@@ -249,7 +250,7 @@ def backward(
         )
         transpose(input_gradient[row], filters, places, gradient)
         image = frames[index[row]]
-        add_weight_gradient(image, scale, layout.height, layout.width, gradient, filters, grads.filters)
+        add_weight_gradient(image, scale, layout.height, layout.width, gradient, filters, padded, grads.filters)
     add_partial_sums(partial[0], grads.gain)
     add_partial_sums(partial[1], grads.shift)
     add_partial_sums(partial[2], grads.filter_bias)

@@ -75,10 +75,25 @@ def convolve(
 
 @compiled_fast
 def add_weight_gradient(
-    image: npt.NDArray[Any], scale: np.float32, height: int, width: int, gradient: Floats, filters: int, out: Floats
+    image: npt.NDArray[Any],
+    scale: np.float32,
+    height: int,
+    width: int,
+    gradient: Floats,
+    filters: int,
+    padded: Floats,
+    out: Floats,
 ) -> None:
-    """Add the gradient of the weights to out [C * 9 * F], filters last; `gradient` [P * F] is that of `convolve`'s output."""
-    rows, columns = height - SIDE + 1, width - SIDE + 1
+    """Add the gradient of the weights to out [C * 9 * F], filters last; `gradient` [P * F] is that of `convolve`'s output.
+
+    `padded` [(h + 2) * (w + 2) * F] has zeros where there is no output: a pixel at the edge belongs to fewer than nine, but
+    loops of changing length, which the processor cannot predict, take longer than adding zeros.
+    """
+    across, length = width + SIDE - 1, (width - SIDE + 1) * filters
+    for y in range(height - SIDE + 1):
+        for k in range(0, length, WIDTH):
+            to = ((y + SIDE - 1) * across + SIDE - 1) * filters + k
+            store_eight(load_eight(gradient, y * length + k), padded, to)
     pixel = 0
     for channel in range(len(image) // (height * width)):
         for y in range(height):
@@ -88,13 +103,13 @@ def add_weight_gradient(
                 if value == 0:
                     continue
                 factor = spread_eight(np.float32(value) * scale)
-                for dy in range(max(0, y - rows + 1), min(SIDE, y + 1)):
-                    for dx in range(max(0, x - columns + 1), min(SIDE, x + 1)):
+                for dy in range(SIDE):
+                    for dx in range(SIDE):
                         to = ((channel * SIDE + dy) * SIDE + dx) * filters
-                        at = ((y - dy) * columns + x - dx) * filters
+                        at = ((y + SIDE - 1 - dy) * across + x + SIDE - 1 - dx) * filters
                         for start in range(0, filters, WIDTH):
                             total = multiply_add_eight(
-                                factor, load_eight(gradient, at + start), load_eight(out, to + start)
+                                factor, load_eight(padded, at + start), load_eight(out, to + start)
                             )
                             store_eight(total, out, to + start)
 
