@@ -17,7 +17,7 @@ REQUIREMENTS = {
         "torch==2.13.0",
         "stable-baselines3==2.9.2",
         "sb3-contrib==2.9.2",
-        "gymnasium[mujoco]==1.4.0",
+        "gymnasium[box2d,mujoco]==1.4.0",
         "mujoco==4.0.0",
         "ale-py==0.12.1",
         "opencv-python-headless==5.0.0.93",

@@ -18,6 +18,7 @@ class Watch(BaseCallback):
         super().__init__()
         self.steps = steps
         self.collect, self.train, self.level = [], [], []
+        self.env_steps, self.episodes = [], []  # at the end of each iteration; ended within it
         self.spent = {"collect": 0.0, "train": 0.0}
         self.returns, self.moment = [], None
 
@@ -47,6 +48,8 @@ class Watch(BaseCallback):
         self.collect.append(self.spent["collect"])
         self.train.append(self.spent["train"])
         self.level.append(float(sum(self.returns) / len(self.returns)) if self.returns else None)
+        self.env_steps.append(self.num_timesteps)
+        self.episodes.append(len(self.returns))
         self.spent = {"collect": 0.0, "train": 0.0}
         self.returns = []
 

@@ -61,27 +61,35 @@ class Agent(nn.Module):
         return action, choice.log_prob(action), choice.entropy(), self.critic(hidden.detach()), state
 
 
-def main():
-    iterations, seed = map(int, sys.argv[1:3])
+def make_cartpole():
+    return gymnasium.make("CartPole-v1")
+
+
+def train(make_env, iterations, seed):
+    """Train in envs with vectors and discrete actions.
+
+    Return of each iteration: seconds of collecting and of training, the mean return of the last 100 episodes (`level`), and
+    the number and the mean return of the episodes that ended in it.
+    """
     np.random.seed(seed)  # noqa: NPY002
     torch.manual_seed(seed)
-    makers = [lambda: gymnasium.make("CartPole-v1")] * ENVS
-    envs = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = gymnasium.vector.SyncVectorEnv([make_env] * ENVS, autoreset_mode=AutoresetMode.SAME_STEP)
     envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(envs)
     agent = Agent(envs.single_observation_space.shape[0], envs.single_action_space.n)
     optimizer = torch.optim.Adam(agent.parameters(), lr=RATE, eps=1e-5)
 
     observations = torch.zeros(STEPS, ENVS, *envs.single_observation_space.shape)
     actions, log_probs, rewards, resets, values = (torch.zeros(STEPS, ENVS) for _ in range(5))
-    observation = torch.as_tensor(envs.reset(seed=seed)[0])
+    observation = torch.as_tensor(envs.reset(seed=seed)[0]).float()
     reset = torch.zeros(ENVS)
     state = (torch.zeros(1, ENVS, HIDDEN), torch.zeros(1, ENVS, HIDDEN))
     recent = deque(maxlen=100)
-    collect, train, level = [], [], []
+    result = {name: [] for name in ("collect", "train", "level", "episodes", "returns")}
 
     for _ in range(iterations):
         start = time.perf_counter()
         first_state = (state[0].clone(), state[1].clone())
+        ended = []
         for t in range(STEPS):
             observations[t], resets[t] = observation, reset
             with torch.no_grad():
@@ -89,13 +97,14 @@ def main():
             actions[t], log_probs[t], values[t] = action, log_prob, value.flatten()
             following, reward, terminated, truncated, info = envs.step(action.numpy())
             rewards[t] = torch.as_tensor(reward)
-            observation = torch.as_tensor(following)
+            observation = torch.as_tensor(following).float()
             reset = torch.as_tensor(np.logical_or(terminated, truncated)).float()
             if "final_info" in info and "episode" in info["final_info"]:
                 episode = info["final_info"]["episode"]
-                recent.extend(episode["r"][info["final_info"]["_episode"]].tolist())
+                ended += episode["r"][info["final_info"]["_episode"]].tolist()
             elif "episode" in info:
-                recent.extend(info["episode"]["r"][info["_episode"]].tolist())
+                ended += info["episode"]["r"][info["_episode"]].tolist()
+        recent.extend(ended)
         with torch.no_grad():
             next_value = agent.value(observation, state, reset).flatten()
             advantages, trace = torch.zeros_like(rewards), 0.0
@@ -128,18 +137,25 @@ def main():
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), NORM)
                 optimizer.step()
-        train.append(time.perf_counter() - collected)
-        collect.append(collected - start)
-        level.append(float(np.mean(recent)) if recent else None)
+        result["train"].append(time.perf_counter() - collected)
+        result["collect"].append(collected - start)
+        result["level"].append(float(np.mean(recent)) if recent else None)
+        result["episodes"].append(len(ended))
+        result["returns"].append(float(np.mean(ended)) if ended else None)
+    return result
 
+
+def main():
+    iterations, seed = map(int, sys.argv[1:3])
+    trained = train(make_cartpole, iterations, seed)
     result = {
         "party": "single-file PPO",
         "versions": {name: version(name) for name in ("torch", "gymnasium", "numpy")},
         "settings": {"precision": "float32", "vector": "SyncVectorEnv", "seed": seed},
         "steps": ENVS * STEPS,
-        "collect": collect,
-        "train": train,
-        "level": level,
+        "collect": trained["collect"],
+        "train": trained["train"],
+        "level": trained["level"],
     }
     print(json.dumps(result))
 
