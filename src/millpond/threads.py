@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import TypeVar
 
@@ -119,9 +119,8 @@ def one_each(calls: Iterable[Callable[[], Result]], number: int) -> list[Result]
     the last one.
     """
     if number == 1:
-        if torch.get_num_threads() == 1:
-            return [call() for call in calls]
-        with torch_in_one_thread():
+        # Updates of small networks are so short that entering a context that changes nothing would show.
+        with nullcontext() if torch.get_num_threads() == 1 else torch_in_one_thread():
             return [call() for call in calls]
     threads, remaining = _thread_pool(), iter(calls)
     with _in_thread(1), threads.helpers.pin_caller():
