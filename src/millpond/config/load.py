@@ -42,6 +42,9 @@ OTHER_RECIPES = "or use an env id such as gymnasium:CartPole-v1, or a path to a 
 SECTION = "for_env"
 SIZED = ("grid", "mettagrid")  # environments whose number of agents and episode length the config sets
 
+# Whatever stands for a recipe: its name, an env id, a file, plain values, or a typed recipe, whose values are used unchanged.
+RecipeSource = str | Path | Mapping[str, Any] | Recipe
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -86,7 +89,7 @@ def recipe_names() -> list[str]:
 
 
 def load(
-    recipe: str | Path | Mapping[str, Any],
+    recipe: RecipeSource,
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
     agents_if_open: int | None = None,
@@ -94,9 +97,10 @@ def load(
     approve: Callable[[tuple[NamedCode, ...]], None] | None = None,
     known_spec: Callable[[EnvConfig], EnvSpec | None] | None = None,
 ) -> Loaded:
-    """Load a recipe (its name, an env id, a file or a mapping) with a preset and then overrides (`section.key=value`) applied.
+    """Load a recipe with a preset and then overrides (`section.key=value`) applied.
 
-    The preset `debug` is derived from the recipe and the overrides.
+    The recipe is a name, an env id, a file, a mapping or a typed one. The preset `debug` is derived from it and the
+    overrides.
     If the number of agents per env is not set (a PufferLib file, an environment that decides it), `agents_if_open` is used.
     `ask_env` returns the spec of the environment, and may run its code to find out: with it, an open number of agents is
     filled in and a wrong one is refused. Without it, nothing that the config names is imported; `known_spec` then returns
@@ -186,7 +190,7 @@ def leaves_agents_open(recipe: str | Path, overrides: Iterable[str], preset: str
 
 
 def env_of(
-    recipe: str | Path | Mapping[str, Any],
+    recipe: RecipeSource,
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
 ) -> EnvConfig | None:
@@ -195,7 +199,7 @@ def env_of(
 
 
 def code_of(
-    recipe: str | Path | Mapping[str, Any],
+    recipe: RecipeSource,
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
 ) -> tuple[NamedCode, ...]:
@@ -223,14 +227,13 @@ class _Layers:
 
 
 def _layered(
-    recipe: str | Path | Mapping[str, Any],
+    recipe: RecipeSource,
     overrides: Iterable[str] | Mapping[str, Any],
     preset: str | None,
     spec: EnvSpec | None = None,
 ) -> _Layers:
     """Apply the layers of a config in order. `spec` is that of its environment, if it is known."""
-    name = "config" if isinstance(recipe, Mapping) else str(recipe)
-    source = _extended(dict(recipe), name, (), spec) if isinstance(recipe, Mapping) else _read(name, (), spec)
+    name, source = _read_any(recipe, spec)
     dotted = _preset(source.values, preset, name) if preset is not None else {}
     preset_layer: Layer = (_file_of_preset(source.layers, preset), overlay({}, dotted))
     overriding = dict(overrides if isinstance(overrides, Mapping) else (parse_override(text) for text in overrides))
@@ -248,6 +251,21 @@ def _layered(
         agents_open = agents_open or "num_agents" not in env.model_fields_set
     code = named_code(env, values, (*source.layers, preset_layer, (None, nested)))
     return _Layers(name, source, values, dotted, env, agents_open, () if source.agents_open else notes, code)
+
+
+def _read_any(recipe: RecipeSource, spec: EnvSpec | None) -> tuple[str, _Source]:
+    """Return the name and the plain values of whatever stands for a recipe."""
+    if isinstance(recipe, Recipe):
+        values = {**recipe.model_dump(exclude_unset=True), "kind": recipe.kind}
+        return recipe.kind, _Source(values, ((None, values),))
+    if isinstance(recipe, Mapping):
+        return "config", _extended(dict(recipe), "config", (), spec)
+    if not isinstance(recipe, str | Path):
+        raise MillpondError(
+            f"{recipe!r:.100} is not a recipe: pass a name, an env id, a file, a mapping or a typed recipe such as "
+            "millpond.config.PPORecipe(...). A function or class that makes an env is passed as env=..."
+        )
+    return str(recipe), _read(str(recipe), (), spec)
 
 
 def _unknown_agents(source: _Source, values: Mapping[str, Any]) -> str:

@@ -359,24 +359,6 @@ def _critic_is_trained(values: Values) -> Iterator[Violation]:
         )
 
 
-def _value_of_custom_policy(values: Values) -> Iterator[Violation]:
-    for key in ("ppo.normalize_values", "policy.separate_critic"):
-        if values[key] and values["policy.target"] is not None:
-            yield Violation(
-                (key, "policy.target"),
-                f"{key}=true is for the built-in policy, not for the custom policy policy.target={values['policy.target']}, "
-                "which computes its value itself",
-                ({key: False},),
-            )
-    if not values["ppo.value_trains_core"] and values["policy.target"] is not None:
-        yield Violation(
-            ("ppo.value_trains_core", "policy.target"),
-            f"ppo.value_trains_core=false has no effect on the custom policy policy.target={values['policy.target']}, "
-            "which decides itself what its value loss trains",
-            ({"ppo.value_trains_core": True},),
-        )
-
-
 RULES: tuple[Rule, ...] = (
     _one_way_to_count_envs,
     _envs_fill_workers_and_groups,
@@ -387,6 +369,5 @@ RULES: tuple[Rule, ...] = (
     _at_least_one_iteration,
     _sampling,
     _critic_is_trained,
-    _value_of_custom_policy,
     known_keys,
 )

@@ -234,7 +234,7 @@ def build_policy(
 
     def network() -> tuple[ObservationEncoder, nn.Module]:
         reader = ObservationEncoder(observation, hidden_size, encoder, normalize_observations, cell_kinds)
-        return reader, _make_core(core, hidden_size, reader.activation)
+        return reader, make_core(core, hidden_size, reader.activation)
 
     critic = Critic(*network(), hidden_size) if separate_critic else None
     value_scale = ValueScale() if normalize_values else None
@@ -243,7 +243,8 @@ def build_policy(
     return policy
 
 
-def _make_core(kind: CoreKind, hidden_size: int, activation: nn.Module) -> nn.Module:
+def make_core(kind: CoreKind, hidden_size: int, activation: nn.Module) -> nn.Module:
+    """Build the memory of a policy; without memory it is one more hidden layer."""
     if kind == "lstm":
         return LSTM(hidden_size)
     if kind == "gru":

@@ -134,7 +134,8 @@ def evaluate_on_first(ranks: Ranks, evaluate: Callable[[], Evaluation]) -> Evalu
     if ranks.alone:
         return evaluate()
     fields = ranks.run_on_first(lambda: asdict(evaluate()))
-    return Evaluation(tuple(map(tuple, fields["returns"])), tuple(fields["lengths"]), tuple(fields["infos"]))
+    returns = tuple(map(tuple, fields["agent_returns"]))
+    return Evaluation(returns, tuple(fields["lengths"]), tuple(fields["infos"]), fields["deterministic"])
 
 
 def refresh_together(ranks: Ranks, lake: Lake) -> None:

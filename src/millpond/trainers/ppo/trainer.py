@@ -41,6 +41,7 @@ from millpond.store import Checkpoints, Parts, RandomState, Run, seed_global_gen
 from millpond.threads import torch_in_one_thread, torch_threads
 from millpond.trainers.common.backend import VectorSizes, choose_vector, time_actor
 from millpond.trainers.common.build import make_policy
+from millpond.trainers.common.callbacks import Callbacks
 from millpond.trainers.common.envs import (
     VectorState,
     begin_with_weights,
@@ -55,6 +56,7 @@ from millpond.trainers.common.envs import (
 from millpond.trainers.common.failures import Learning, as_numbers, explaining_failures
 from millpond.trainers.common.health import ppo_checks
 from millpond.trainers.common.play import Evaluation, evaluate
+from millpond.trainers.common.policy import LoadedPolicy
 from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater
@@ -66,7 +68,15 @@ from millpond.vector import Vector
 class PPOTrainer:
     """One PPO run. `train()` runs it to its end, or until it is stopped."""
 
-    def __init__(self, loaded: Loaded, run: Run, *, weights_from: Run | None = None, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        run: Run,
+        *,
+        weights_from: Run | None = None,
+        ranks: Ranks = ALONE,
+        callbacks: tuple[Any, ...] = (),
+    ) -> None:
         recipe, share = loaded.recipe, share_of_rank(loaded, ranks.count)
         assert isinstance(recipe, PPORecipe)
         planned, total = plan_loaded(share).plan, plan_over_ranks(loaded, ranks.count).plan
@@ -115,6 +125,7 @@ class PPOTrainer:
 
         self.loop = self._make_loop()
         self.recorder = Recorder(run.metrics_path, self.counters, self._make_sinks()) if ranks.first else NoRecorder()
+        self.callbacks = Callbacks(callbacks, run, self.loop, self.counters, ranks, self._current_policy)
         self.checkpoints = Checkpoints(
             run.checkpoints_path,
             keep_last=recipe.checkpoint.keep_last or 10**9,
@@ -169,6 +180,7 @@ class PPOTrainer:
     def train(self) -> None:
         """Run the algorithm."""
         with training_over_ranks(self.ranks, self.run, self.loop, self.recorder), self._explaining_failures():
+            self.callbacks.start()
             for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
                 if at.begins("iteration"):
                     collected = self._collect()
@@ -180,6 +192,7 @@ class PPOTrainer:
                 self._update(at, next(draws), advantages)
                 if at.begins("iteration"):
                     self._record_collection(collected, advantages)
+            self.callbacks.end()
         if self.ranks.first:
             self.figures = self._figures()  # before the report, whose time is not part of training
             self.picture = report_at_end(self.run)
@@ -336,6 +349,7 @@ class PPOTrainer:
         """Save a checkpoint. It has a score only right after an evaluation, which the score belongs to."""
         score, self.score = self.score, None
         save_over_ranks(self.ranks, self.checkpoints, self.counters.updates, self.parts, score)
+        self.callbacks.checkpoint(self.checkpoints.path(self.counters.updates))
 
     def _explaining_failures(self) -> AbstractContextManager[None]:
         return explaining_failures(
@@ -398,7 +412,8 @@ class PPOTrainer:
         evaluated = self.last_evaluation.metrics() if self.last_evaluation is not None else {}
         self.last_evaluation = None
         rate = self.plan.agent_steps / seconds if seconds else 0.0
-        self.recorder.write({**ended.means(), **evaluated, **times, "agent_steps_per_second": rate})
+        metrics = {**ended.means(), **evaluated, **times, "agent_steps_per_second": rate}
+        self.recorder.write(self.callbacks.iteration(metrics))
 
     def _evaluate_at_the_end(self, ended: LevelEnd) -> None:
         if self.last_evaluation is None:
@@ -406,15 +421,26 @@ class PPOTrainer:
 
     def _evaluate(self, ended: LevelEnd) -> None:
         self.loop.request_save()
-        if not self.ranks.first:
-            return
-        with self.timer("evaluate"):
-            self.last_evaluation = self.final_evaluation = self.evaluate(self.recipe.eval.episodes)
-        self.score = self.last_evaluation.mean
+        if self.ranks.first:
+            with self.timer("evaluate"):
+                self.last_evaluation = self.final_evaluation = self.evaluate(self.recipe.eval.episodes)
+            self.score = self.last_evaluation.mean
+        self.callbacks.evaluation(self.last_evaluation)
 
     def evaluate(self, episodes: int) -> Evaluation:
         """Evaluate the current policy in separate envs."""
         vector = evaluation_vector(self.recipe.env, self.recipe.vector, episodes)
         with vector:
-            policy = self.collector.actor.policy
-            return evaluate(policy, vector, episodes=episodes, seed=self.recipe.eval.seed, device=self.device)
+            return evaluate(
+                self.collector.actor.policy,
+                vector,
+                episodes=episodes,
+                seed=self.recipe.eval.seed,
+                device=self.device,
+                deterministic=bool(self.recipe.eval.deterministic),
+            )
+
+    def _current_policy(self) -> LoadedPolicy:
+        """Return the policy as it is now, for callbacks."""
+        greedy = bool(self.recipe.eval.deterministic)
+        return LoadedPolicy(self.policy, self.recipe, self.vector.spec, acts_greedily=greedy, device=self.device)
