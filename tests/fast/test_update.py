@@ -38,6 +38,7 @@ CPU = torch.device("cpu")
 USUAL = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5)
 STATES = {"lstm": 2, "gru": 1, "none": 0}
 CONTINUOUS = ActionSpec.continuous((-1.0, -2.0), (1.0, 2.0))
+MIXED = ActionSpec.mixed((3, 2), (-1.0, -2.0), (1.0, 2.0))
 
 
 def compare_with_plain_torch(
@@ -73,7 +74,7 @@ def compare_with_plain_torch(
     policy.value_trains_core = value_trains_core
     with torch.no_grad():
         policy.output.weight.mul_(
-            1.0 if action is CONTINUOUS else 20.0
+            1.0 if action.low else 20.0
         )  # far from uniform, so that some ratios are clipped and some are not
         if scale is not None:  # not 0
             policy.value_layer.weight[-1].normal_(generator=generator)
@@ -140,6 +141,12 @@ def test_gradients_equal_plain_torch_for_every_core(core: str, observation: str,
 @pytest.mark.parametrize("value_trains_core", [True, False])
 def test_gradients_of_continuous_actions_equal_plain_torch(core: str, value_trains_core: bool, threads: int) -> None:
     compare_with_plain_torch(SPEC, CONTINUOUS, core=core, value_trains_core=value_trains_core, threads=threads)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+def test_gradients_of_choices_with_a_vector_equal_plain_torch(core: str, masked: bool) -> None:
+    compare_with_plain_torch(SPEC, MIXED, core=core, masked=masked, threads=2)
 
 
 NORMALISED = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5, advantage_scale=Scale(0.3, 1.6), value_scale=Scale(-1.5, 0.7))
