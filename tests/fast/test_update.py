@@ -39,6 +39,7 @@ CPU = torch.device("cpu")
 USUAL = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5)
 STATES = {"lstm": 2, "gru": 1, "none": 0}
 CONTINUOUS = ActionSpec.continuous((-1.0, -2.0), (1.0, 2.0))
+MIXED = ActionSpec.mixed((3, 2), (-1.0, -2.0), (1.0, 2.0))
 
 
 def compare_with_plain_torch(
@@ -74,7 +75,7 @@ def compare_with_plain_torch(
     policy.value_trains_core = value_trains_core
     with torch.no_grad():
         policy.output.weight.mul_(
-            1.0 if action is CONTINUOUS else 20.0
+            1.0 if action.low else 20.0
         )  # far from uniform, so that some ratios are clipped and some are not
         if scale is not None:  # not 0
             policy.value_layer.weight[-1].normal_(generator=generator)
@@ -184,6 +185,12 @@ def test_newest_ratios_and_values_are_written_back_to_the_rows_that_were_trained
 @pytest.mark.parametrize("core", ["lstm", "none"])
 def test_weights_on_the_advantage_alone_equal_plain_torch(core: str) -> None:
     compare_with_plain_torch(SPEC, ActionSpec.discrete(4), core=core, coefficients=replace(USUAL, weights_value=False))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+def test_gradients_of_choices_with_a_vector_equal_plain_torch(core: str, masked: bool) -> None:
+    compare_with_plain_torch(SPEC, MIXED, core=core, masked=masked, threads=2)
 
 
 NORMALISED = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5, advantage_scale=Scale(0.3, 1.6), value_scale=Scale(-1.5, 0.7))

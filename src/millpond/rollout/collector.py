@@ -384,5 +384,8 @@ def put_actions(spec: ActionSpec, drawn: Array, into: Array) -> None:
     """
     if spec.kind == "continuous":
         np.clip(drawn, spec.low, spec.high, out=into, casting="same_kind")
-    else:
-        into[...] = drawn
+        return
+    into[...] = drawn
+    if spec.kind == "mixed":
+        vector = into[..., len(spec.sizes) :]
+        np.clip(vector, spec.low, spec.high, out=vector)

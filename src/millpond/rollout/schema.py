@@ -56,7 +56,7 @@ def row_fields(spec: EnvSpec | None, state_shape: tuple[int, ...], *, ratio: boo
         )
         fields.append(RowField("action", action.shape, action.dtype, 4, per_step=True, trained=True))
         if spec.action_masks:
-            fields.append(RowField("action_mask", (sum(action.sizes),), "bool", 1, per_step=True, trained=True))
+            fields.append(RowField("action_mask", (action.mask_size,), "bool", 1, per_step=True, trained=True))
     for name, dtype, trained in (
         ("reward", "float32", False),
         ("terminated", "bool", True),
