@@ -3,7 +3,7 @@
     ~/.cache/millpond/peers/puffer/bin/python benchmarks/peers/puffer_advantage.py tests/data/puffer_advantage.npz
 
 Inputs are random: rewards, values, ends of episodes and probability ratios on both sides of the clips. The test
-`tests/kernels/test_puffer_advantage.py` compares Millpond's kernels with the stored outputs to 1e-5, without PufferLib.
+`tests/kernels/test_advantage.py` compares Millpond's kernels with the stored outputs to 1e-5, without PufferLib.
 """
 
 from __future__ import annotations

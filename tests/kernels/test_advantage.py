@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 
 from millpond.kernels import advantage
 from millpond.kernels.advantage import advantage_numba, advantage_reference, advantage_torch
+
+
+PUFFER = Path(__file__).parent.parent / "data" / "puffer_advantage.npz"
 
 
 def with_numpy(kernel: Any, arrays: dict[str, Any], **numbers: float) -> np.ndarray:
@@ -149,3 +153,32 @@ def test_numba_writes_in_place() -> None:
     result = advantage_numba(ones, ones, ones[:, 0], no, no, ones, ~no, gamma=0.9, lam=0.9, out=out)
     assert result is out
     assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("case", range(4))
+def test_advantages_equal_those_of_pufferlib(kernel: Any, case: int) -> None:
+    """Against stored outputs of its own compiled function: benchmarks/peers/puffer_advantage.py."""
+    with np.load(PUFFER) as stored:
+        theirs = {name: stored[f"{case}/{name}"] for name in ("value", "reward", "done", "ratio", "advantage")}
+        gamma, lam, rho_clip, c_clip = stored[f"{case}/numbers"].tolist()
+
+    def of_step(array: np.ndarray) -> np.ndarray:
+        """PufferLib stores a reward, and an end, with the observation that came with it: one step later."""
+        return np.concatenate((array[:, 1:], np.zeros_like(array[:, :1])), axis=1)[..., None]
+
+    reward, value = of_step(theirs["reward"]), theirs["value"][..., None]
+    arrays = {
+        "reward": reward,
+        "value": value,
+        "next_value": np.full_like(value[:, 0], 9.0),  # never used
+        "terminated": of_step(theirs["done"]) > 0,
+        "truncated": np.zeros(value.shape, bool),
+        "final_value": np.full_like(value, 9.0),
+        "alive": np.ones(value.shape, bool),
+        "ratio": theirs["ratio"][..., None],
+    }
+    numbers = {"gamma": gamma, "lam": lam, "rho_clip": rho_clip, "c_clip": c_clip}
+    ours = kernel(arrays, **numbers, bootstrap_row_end=False)
+    assert np.abs(theirs["advantage"]).max() > 0.5 or value.shape[1] == 1
+    np.testing.assert_allclose(ours[..., 0], theirs["advantage"], rtol=0, atol=1e-5)
