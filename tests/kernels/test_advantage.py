@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from millpond.kernels import advantage
 from millpond.kernels.advantage import advantage_numba, advantage_reference, advantage_torch
 
-
 PUFFER = Path(__file__).parent.parent / "data" / "puffer_advantage.npz"
 
 
