@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from millpond.config import RecipeSource
     from millpond.loop import Loop
     from millpond.planner import Planned
-    from millpond.replay import Lake, Pond
+    from millpond.replay import Lake, Pond, ReplayDataset, ReplayStream
     from millpond.store import Run
     from millpond.trainers.common.callbacks import Event
     from millpond.trainers.common.play import Evaluation
@@ -38,6 +38,8 @@ __all__ = [
     "LoadedPolicy",
     "Loop",
     "Pond",
+    "ReplayDataset",
+    "ReplayStream",
     "Run",
     "evaluate",
     "load",
@@ -47,12 +49,11 @@ __all__ = [
 ]
 
 _LAZY = {
+    **dict.fromkeys(("Lake", "Pond", "ReplayDataset", "ReplayStream"), "millpond.replay"),
     "Evaluation": "millpond.trainers.common.play",
     "Event": "millpond.trainers.common.callbacks",
-    "Lake": "millpond.replay",
     "LoadedPolicy": "millpond.trainers.common.policy",
     "Loop": "millpond.loop",
-    "Pond": "millpond.replay",
     "Run": "millpond.store",
 }
 

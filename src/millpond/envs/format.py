@@ -91,7 +91,8 @@ class SpaceFormat(EnvFormat):
     """The format of Gymnasium spaces: those of the env, or of each agent of a parallel env."""
 
     def __init__(self, spec: EnvSpec, observation_space: Any, action_space: Any, agents: tuple[Any, ...] = ()) -> None:
-        from millpond.envs.spaces import ActionLayout, ObservationLayout, shows_mask
+        from millpond.envs.masks import shows_mask
+        from millpond.envs.spaces import ActionLayout, ObservationLayout
 
         super().__init__(spec)
         self.agents = agents

@@ -27,14 +27,17 @@ def is_object(path: str | None) -> bool:
     return path is not None and path.partition(":")[0] == OBJECT
 
 
-def name_of(thing: Callable[..., Any]) -> str:
-    """Return the name of a function or class in a config: its dotted path if another process can import it."""
+def name_of(thing: Callable[..., Any], nameless: str) -> str:
+    """Return the name of a function or class in a config: its dotted path if another process can import it.
+
+    A lambda is called `nameless`.
+    """
     qualified = getattr(thing, "__qualname__", None) or type(thing).__qualname__
     module = _importable_module(thing, qualified)
     if module is not None:
         return f"{module}:{qualified}"
     last = qualified.rpartition(".")[2]
-    return f"{OBJECT}:{re.sub(r'[^A-Za-z0-9_]', '', last) or 'callable'}"
+    return f"{OBJECT}:{last if last.isidentifier() else nameless}"
 
 
 @contextmanager

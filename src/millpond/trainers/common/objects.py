@@ -42,7 +42,7 @@ def name_env(env: Passed) -> str | None:
             f"env is an object of {type(env).__name__}, but a run has many envs: pass its class, or a function that makes one, "
             f"such as env=lambda: {type(env).__name__}(...)"
         )
-    return name_of(env)
+    return name_of(env, "env")
 
 
 def name_policy(policy: Passed) -> str | None:
@@ -54,12 +54,14 @@ def name_policy(policy: Passed) -> str | None:
             f"policy is a {type(policy).__name__}: pass its class, or a function that builds it, since a loaded run builds it "
             "again. It is called as policy(observation, action, **settings), with as many of these as it takes"
         )
-    return name_of(policy)
+    return name_of(policy, "policy")
 
 
 def settings_of(env: Passed, policy: Passed, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings of a new run with an env and a policy, and the objects that its config names."""
     names = {"env.id": name_env(env), "policy.target": name_policy(policy)}
+    if names["env.id"] == names["policy.target"] and is_object(names["env.id"]):
+        names["policy.target"] = f"{names['policy.target']}_policy"  # two functions of one name
     merged = {**settings, **{key: name for key, name in names.items() if name is not None}}
     objects = {
         name: thing

@@ -84,9 +84,7 @@ class LoadedPolicy:
         if self.format.agents and isinstance(observation, Mapping) and set(observation) <= set(self.format.agents):
             return self._predict_for_agents(observation, state, episode_start, deterministic, action_mask)
         encoded = self.format.encode(observation)
-        mask = encoded.mask if action_mask is None else np.asarray(action_mask, np.bool_)
-        if mask is not None:
-            mask = mask.reshape(len(encoded.observation), -1)
+        mask = encoded.mask if action_mask is None else action_mask
         action, after = self._choose(encoded.observation, state, episode_start, deterministic, mask)
         return self.format.decode(action, encoded.single), after
 
@@ -104,7 +102,7 @@ class LoadedPolicy:
             return {}, state
         encoded = [self.format.encode(observations[agent]) for agent in agents]
         masks = [one.mask for one in encoded] if action_masks is None else [action_masks[agent] for agent in agents]
-        mask = None if masks[0] is None else np.stack([np.asarray(one, np.bool_).reshape(-1) for one in masks])
+        mask = None if masks[0] is None else [np.ravel(one) for one in masks if one is not None]
         rows = [self.format.agents.index(agent) for agent in agents]
         everyone = self._state(state, len(self.format.agents), episode_start).numpy()
         seen = np.concatenate([one.observation for one in encoded])
@@ -115,7 +113,7 @@ class LoadedPolicy:
         return actions, None if after is None else everyone
 
     def _choose(
-        self, observation: Array, state: Array | None, episode_start: Any, deterministic: bool, mask: Array | None
+        self, observation: Array, state: Array | None, episode_start: Any, deterministic: bool, mask: Any
     ) -> tuple[Array, Array | None]:
         """observation [B, *spec.observation.shape] -> stored actions [B, *spec.action.shape], state [B, ...] or None"""
         before = self._state(state, len(observation), episode_start).to(self.device)
@@ -123,7 +121,7 @@ class LoadedPolicy:
             chosen = self.network.act(
                 torch.from_numpy(observation).to(self.device),
                 before,
-                action_mask=None if mask is None else torch.from_numpy(mask).to(self.device),
+                action_mask=None if mask is None else self._mask(mask, len(observation)),
                 generator=self._generator,
                 deterministic=deterministic,
             )
@@ -131,6 +129,18 @@ class LoadedPolicy:
         action = np.zeros((len(observation), *spec.shape), spec.dtype)
         put_actions(spec, drawn, action)
         return action, chosen.state.cpu().numpy() if chosen.state.numel() else None
+
+    def _mask(self, mask: Any, batch: int) -> Tensor:
+        """Return a mask [B, entries]; numbers of an action, which an env does not mask, are allowed."""
+        flat, size = np.asarray(mask, np.bool_).reshape(batch, -1), self.spec.action.mask_size
+        choices = sum(self.spec.action.sizes)
+        if flat.shape[1] not in (choices, size):
+            raise RunError(
+                f"the action mask has {flat.shape[1]} entries per observation; {self.spec.id} has {choices}: one per choice"
+            )
+        whole = np.ones((batch, size), np.bool_)
+        whole[:, : flat.shape[1]] = flat
+        return torch.from_numpy(whole).to(self.device)
 
     def _state(self, state: Array | None, batch: int, episode_start: Any) -> Tensor:
         """Return the state before a step, with zeros where an episode starts."""
@@ -165,10 +175,13 @@ class LoadedPolicy:
                 tensor, state, action_mask=mask, generator=self._generator, deterministic=deterministic
             )
         action_spec = self.spec.action
-        if action_spec.kind != "continuous":
+        if not action_spec.low:
             return chosen.action, chosen.state
+        action = chosen.action.clone()
+        vector = action[:, len(action_spec.sizes) :]  # after the choices, if it is mixed
         low, high = (torch.tensor(bound, device=self.device) for bound in (action_spec.low, action_spec.high))
-        return chosen.action.clamp(low, high), chosen.state
+        vector.clamp_(low, high)
+        return action, chosen.state
 
     def _as_tensor(self, observation: Any) -> Tensor:
         """Return observations [B, *spec.observation.shape] in the dtype of the spec."""
