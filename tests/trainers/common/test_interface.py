@@ -111,8 +111,13 @@ def test_run_of_objects_resumes_bit_for_bit(tmp_path: Path) -> None:
     def record(event: millpond.Event) -> None:
         event.record("own/updates", event.counters["updates"])
 
-    class Core(Net):
-        pass
+    class Core(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(25 + 3, 8)
+
+        def forward(self, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+            return self.layer(torch.cat((parts["cells"].flatten(1).float(), parts["inventory"]), 1)).relu()
 
     maker = grid_maker()
     settings = {"env": maker, "policy": Core, "recipe": "grid"}
