@@ -53,9 +53,17 @@ def train(
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="RUN", help="Continue a run exactly from its last checkpoint.")
     ] = None,
+    verbose: Annotated[
+        bool | None,
+        typer.Option(
+            "--verbose/--no-verbose", help="Log every metric, at every level, instead of a display or short lines."
+        ),
+    ] = None,
     trust: TrustOption = False,
 ) -> None:
     """Train a recipe, or continue a run.
+
+    A terminal shows a live display; otherwise there is a short line every log.console_seconds seconds.
 
     Ctrl-C finishes the step, saves, and prints how to resume; a second Ctrl-C stops at once. A closed terminal
     saves and stops, too, unless the run was started with nohup. The run folder, runs/NAME, holds everything: config,
@@ -75,6 +83,7 @@ def train(
       torchrun --nproc-per-node=4 -m -- millpond train mixture       # one rank per agent; mind the --
     """
     recipe, override_list = recipe_and_overrides(recipe, overrides)
+    override_list += [] if verbose is None else [f"log.verbose={verbose}"]
     if resume is not None:
         if run is not None or overwrite or weights_from is not None or preset is not None or debug:
             raise typer.BadParameter("--resume takes overrides only: a run keeps its name, recipe and preset")
@@ -111,6 +120,7 @@ def _train(
     from millpond.distributed import join
     from millpond.planner import plan_loaded
     from millpond.planner.planned import show_alerts, show_choices
+    from millpond.record import captured_output
     from millpond.store import Run
     from millpond.trainers.common.session import (
         begin_on_all_ranks,
@@ -156,18 +166,20 @@ def _train(
                 )
             alerts = show_alerts(plan_loaded(loaded, dataset=dataset).alerts)
             say("\n".join([*alerts, *show_choices(loaded)[1:], *notes, printable(f"run {run.shown}")]))
-            trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)
-        setup.close()
-        try:
-            say("\n".join(trainer.opening()))
-            trainer.train()
-            summary = trainer.summary() if ranks.first else []
-            if summary:
-                say("\n" + "\n".join(summary))
-            elif run.report_path.is_file():  # stopped before its end
-                say(f"Report: {run.shown / run.report_path.name}")
-        finally:
-            trainer.close()
+        with captured_output(enabled=ranks.first and not loaded.recipe.log.verbose):
+            with setting_up(run, ranks):
+                trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)
+            setup.close()
+            try:
+                say("\n".join(trainer.opening()))
+                trainer.train()
+                summary = trainer.summary() if ranks.first else []
+            finally:
+                trainer.close()
+        if summary:
+            say("\n" + "\n".join(summary))
+        elif run.report_path.is_file():  # stopped before its end
+            say(f"Report: {run.shown / run.report_path.name}")
 
 
 def _print_nothing(text: str) -> None:

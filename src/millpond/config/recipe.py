@@ -278,6 +278,9 @@ class LogConfig(ConfigSection):
         "auto", description="X-axis of curves: auto is agent steps online and updates offline."
     )
     console_seconds: Positive = Field(10.0, description="Seconds between log lines when there is no terminal.")
+    verbose: Switch = Field(
+        False, description="Log lines with every metric instead of a live display or short lines; --verbose sets it."
+    )
 
 
 class PolicyConfig(ConfigSection):

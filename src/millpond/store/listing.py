@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.errors import MillpondError
-from millpond.formatting import plural, printable
+from millpond.formatting import plural, printable, short_number
 from millpond.record import COUNTERS, RETURNS, Record, last_record, newest_headline, show_seconds
 from millpond.safe_read import JSON_BYTES, parse_json_object, read_json_object, read_regular, require_regular
 from millpond.store.checkpoints import Checkpoints
@@ -146,10 +146,10 @@ def _cells(row: RunRow, others: Sequence[str]) -> tuple[str, ...]:
     seconds, mark = row.counters.get("seconds", 0.0), _mark(row.headline, others)
     return (
         printable(row.name),
-        "-" if row.result is None else f"{_short(row.result)}{mark}",
-        "-" if row.best_score is None else f"{_short(row.best_score)}{mark}",
-        f"{_short(steps)}{unit}" if steps else "-",
-        f"{_short(steps / seconds)}/s" if seconds and steps else "-",
+        "-" if row.result is None else f"{short_number(row.result)}{mark}",
+        "-" if row.best_score is None else f"{short_number(row.best_score)}{mark}",
+        f"{short_number(steps)}{unit}" if steps else "-",
+        f"{short_number(steps / seconds)}/s" if seconds and steps else "-",
         row.state,
         re.sub(r"(?<=\D)\d+\D$", "", show_seconds(max(0.0, time.time() - row.since))),  # only the larger unit
     )
@@ -158,11 +158,3 @@ def _cells(row: RunRow, others: Sequence[str]) -> tuple[str, ...]:
 def _mark(name: str | None, others: Sequence[str]) -> str:
     """Return the stars after a figure that is not a return, one more for each kind of figure."""
     return "*" * (others.index(name) + 1) if name in others else ""
-
-
-def _short(value: float) -> str:
-    """Format a number with at most four significant digits: 512, 1,536, 15.73M, 0.1364, -331.8."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
