@@ -1,6 +1,6 @@
 import pytest
 
-from millpond.record.display import View, metric_names, page, player_names
+from millpond.record.display import ScreenView, metric_names, page, player_names
 from millpond.record.history import History
 from millpond.record.usage import Usage
 
@@ -46,7 +46,7 @@ def view(record, warnings=(), records=40):
     history = History()
     for k in range(records):
         history.add({name: value * (1 + k % 7) for name, value in record.items()})
-    return View(
+    return ScreenView(
         title="a-run-with-quite-a-long-name · ppo · gymnasium:CartPole-v1",
         axis="agent_steps",
         history=history,

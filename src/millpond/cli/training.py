@@ -1,9 +1,8 @@
-"""The commands `train`, `eval`, `report` and `runs`."""
+"""The commands `train`, `eval` and `report`."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -266,20 +265,3 @@ def report(
         without = sentence(picture.caption) if picture is not None and picture.refused else []
         lines = [str(path), *(f"  {chart}" for chart in charts), *without]
         print_text("\n".join(printable(line) for line in lines))
-
-
-def runs(run_dir: RunDirOption = "runs", json: JsonOption = False) -> None:
-    """List the runs: return, best return, steps, speed, state.
-
-    RETURN is that of the newest evaluation, or of training if there was none; BEST is the best evaluation's. A run that
-    learns a reward from recorded episodes has no return: its figure is marked and named below the table. STEPS are agent
-    steps, or updates (upd) if no agent acts; SPEED is the mean over the whole run. AGE is the time since the state last
-    changed. Causes that a run warned about are below it; its report says what to try.
-    """
-    from millpond.store import list_runs, show_runs
-
-    rows = list_runs(Path(run_dir))
-    if json:
-        print_json([asdict(row) for row in rows])
-    else:
-        print_text(show_runs(rows))

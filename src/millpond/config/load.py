@@ -85,6 +85,11 @@ def recipe_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
+def is_recipe(name: str) -> bool:
+    """Return True for the name of a packaged recipe, an env id, or an existing file that may hold a recipe."""
+    return name in recipe_names() or is_env_id(name) or (Path(name).suffix in SUFFIXES and Path(name).is_file())
+
+
 def load(
     recipe: str | Path | Mapping[str, Any],
     overrides: Iterable[str] | Mapping[str, Any] = (),

@@ -17,7 +17,7 @@ from millpond.cpu import memory_bytes, usable_cores
 from millpond.formatting import printable, printable_lines, short_number
 from millpond.loop import Loop
 from millpond.record.capture import CapturedTerminal, active_capture
-from millpond.record.display import View, headline_names, label, page
+from millpond.record.display import ScreenView, headline_names, label, page
 from millpond.record.history import History
 from millpond.record.jsonlines import Record
 from millpond.record.pace import Pace, Speed, show_seconds
@@ -179,11 +179,11 @@ class Console:
         # One row is left, so that the line above the display remains visible.
         return Group(*page(self.view(), size.width, max(1, size.height - 1), ascii_only=ascii_only))
 
-    def view(self) -> View:
+    def view(self) -> ScreenView:
         """Return what the display shows now."""
         share, left = self._pace.progress(self._limit_left())
         sizes = self._loop.sizes
-        return View(
+        return ScreenView(
             title=self._title,
             axis=self._axis,
             history=self._history,

@@ -60,7 +60,7 @@ BAR, ASCII_BAR = ("━", "─"), ("=", "-")  # done, and left
 
 
 @dataclass
-class View:
+class ScreenView:
     """What the display shows."""
 
     title: str
@@ -79,7 +79,7 @@ class View:
     warnings: list[str] = field(default_factory=list)
 
 
-def page(view: View, width: int, height: int, *, ascii_only: bool = False) -> list[Text]:
+def page(view: ScreenView, width: int, height: int, *, ascii_only: bool = False) -> list[Text]:
     """Return the lines of the display: at most `height` of at most `width` columns."""
     blocks = ASCII_BLOCKS if ascii_only else BLOCKS
     head = [_title(view, width), _bar(view, width, ASCII_BAR if ascii_only else BAR), _position(view, width)]
@@ -117,7 +117,7 @@ def label(name: str) -> str:
     return LABELS.get(name, printable(name))
 
 
-def _title(view: View, width: int) -> Text:
+def _title(view: ScreenView, width: int) -> Text:
     used = ""
     if view.usage is not None:
         used = f"{view.usage.cores:.1f} of {view.cores} {'core' if view.cores == 1 else 'cores'}"
@@ -128,7 +128,7 @@ def _title(view: View, width: int) -> Text:
     return Text.assemble(line, " " * max(2, width - line.cell_len - len(used)), (used, "dim"))
 
 
-def _bar(view: View, width: int, characters: tuple[str, str]) -> Text:
+def _bar(view: ScreenView, width: int, characters: tuple[str, str]) -> Text:
     if view.share is None:
         return Text(f"{show_seconds(view.seconds_left)} left", style="cyan")
     after = f" {view.share:4.0%}  {show_seconds(view.seconds_left)} left"
@@ -138,7 +138,7 @@ def _bar(view: View, width: int, characters: tuple[str, str]) -> Text:
     return Text.assemble((full * done, "cyan"), (empty * (room - done), "bright_black"), (after, "bold"))
 
 
-def _position(view: View, width: int) -> Text:
+def _position(view: ScreenView, width: int) -> Text:
     speed = "?" if view.per_second is None else short_number(view.per_second)
     unit = view.axis.replace("_", " ")
     parts = [f"{short_number(view.count)} {unit}", f"{speed}/s", show_seconds(view.seconds)]
@@ -256,7 +256,7 @@ def _cell(name: str, curve: Curve | None, width: int, blocks: str) -> Text:
     )
 
 
-def _phases(view: View, width: int) -> Text:
+def _phases(view: ScreenView, width: int) -> Text:
     line = Text("time  ", style="dim")
     for name, share in sorted(view.phases.items(), key=lambda phase: -phase[1]):
         if share >= 0.005 and line.cell_len + len(name) + 6 <= width:

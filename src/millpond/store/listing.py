@@ -7,7 +7,7 @@ import re
 import textwrap
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,28 @@ class RunRow:
     metrics: dict[str, float]
     warnings: tuple[str, ...] = ()  # causes that the run warned about
 
+    @property
+    def steps(self) -> tuple[float, str]:
+        """Agent steps, or, if no agent acts since a reward is learned from recorded episodes, updates; and which."""
+        steps = self.counters.get("agent_steps", 0)
+        return (steps, "agent_steps") if steps else (self.counters.get("updates", 0), "updates")
+
+    @property
+    def speed(self) -> float | None:
+        """Steps per second, on average over the whole run."""
+        seconds = self.counters.get("seconds", 0.0)
+        return self.steps[0] / seconds if seconds and self.steps[0] else None
+
+    @property
+    def age(self) -> float:
+        """Seconds since the state changed."""
+        return max(0.0, time.time() - self.since)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything, for programs."""
+        steps, unit = self.steps
+        return {**asdict(self), "steps": steps, "unit": unit, "speed": self.speed, "age": self.age}
+
 
 def list_runs(root: Path) -> list[RunRow]:
     """Return every run in a folder; the one whose state changed last is the last.
@@ -59,7 +81,7 @@ def list_runs(root: Path) -> list[RunRow]:
             causes, problems = {}, [*problems, str(error)]
         checkpoints = Checkpoints(folder / "checkpoints")
         saved, best = checkpoints.updates(), checkpoints.best_score()
-        headline = newest_headline(folder / METRICS)
+        headline = newest_headline(folder / METRICS, evaluated=best is not None)
         counters = {name: record[name] for name in COUNTERS if name in record}
         metrics = {name: value for name, value in record.items() if name not in COUNTERS}
         rows.append(
@@ -140,18 +162,16 @@ def _indented(text: str) -> list[str]:
 
 
 def _cells(row: RunRow, others: Sequence[str]) -> tuple[str, ...]:
-    steps, unit = row.counters.get("agent_steps", 0), ""
-    if not steps:  # no agent acts: a reward is learned from recorded episodes
-        steps, unit = row.counters.get("updates", 0), " upd"
-    seconds, mark = row.counters.get("seconds", 0.0), _mark(row.headline, others)
+    steps, unit = row.steps
+    mark = _mark(row.headline, others)
     return (
         printable(row.name),
         "-" if row.result is None else f"{short_number(row.result)}{mark}",
         "-" if row.best_score is None else f"{short_number(row.best_score)}{mark}",
-        f"{short_number(steps)}{unit}" if steps else "-",
-        f"{short_number(steps / seconds)}/s" if seconds and steps else "-",
+        f"{short_number(steps)}{' upd' if unit == 'updates' else ''}" if steps else "-",
+        "-" if row.speed is None else f"{short_number(row.speed)}/s",
         row.state,
-        re.sub(r"(?<=\D)\d+\D$", "", show_seconds(max(0.0, time.time() - row.since))),  # only the larger unit
+        re.sub(r"(?<=\D)\d+\D$", "", show_seconds(row.age)),  # only the larger unit
     )
 
 
