@@ -350,6 +350,16 @@ def _sampling(values: Values) -> Iterator[Violation]:
         )
 
 
+def _layers_of_core(values: Values) -> Iterator[Violation]:
+    layers, core = values["policy.num_layers"], values["policy.core"]
+    if layers > 1 and core != "mingru" and values["policy.target"] is None:
+        yield Violation(
+            ("policy.num_layers", "policy.core"),
+            f"policy.num_layers={layers} is for policy.core=mingru; policy.core={core} has one layer",
+            ({"policy.num_layers": 1}, {"policy.core": "mingru"}),
+        )
+
+
 def _critic_is_trained(values: Values) -> Iterator[Violation]:
     if not values["ppo.value_trains_core"] and values["policy.separate_critic"]:
         yield Violation(
@@ -386,6 +396,7 @@ RULES: tuple[Rule, ...] = (
     _micro_batches_divide_a_minibatch,
     _at_least_one_iteration,
     _sampling,
+    _layers_of_core,
     _critic_is_trained,
     _value_of_custom_policy,
     known_keys,
