@@ -111,9 +111,15 @@ def test_top_up_rounds_rotate() -> None:
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 @pytest.mark.parametrize("unit", ["env_steps", "agent_steps"])
-@pytest.mark.parametrize("env_id", ["grid", "recall", *(f"teams with {acting}" for acting in TEAM_ACTIONS)])
-def test_row_replays(core: str, unit: str, env_id: str) -> None:
-    """Unrolling from the stored state, with resets at episode ends, gives the log-probabilities and values of acting."""
+@pytest.mark.parametrize(
+    ("env_id", "puffer"),
+    [("grid", False), ("grid", True), ("recall", False), *((f"teams with {acting}", False) for acting in TEAM_ACTIONS)],
+)
+def test_row_replays(core: str, unit: str, env_id: str, puffer: bool) -> None:
+    """Unrolling from the stored state, with resets at episode ends, gives the log-probabilities and values of acting.
+
+    Rows as PufferLib has them replay under their own rules: from zero, without resets.
+    """
     agents = 1 if env_id == "recall" else 3
     options = {
         "num_agents": 3,
@@ -140,7 +146,7 @@ def test_row_replays(core: str, unit: str, env_id: str) -> None:
         }
     )
     with make_vector(env_batch.spec, factory, num_envs=plan.num_envs, groups=2, backend="inline") as vector:
-        collector, policy = open_collector(plan, vector, core)
+        collector, policy = open_collector(plan, vector, core, puffer=puffer)
         vector.reset(5)
         for _ in range(2):  # the second starts in the middle of episodes
             waited = collector.kept_rows  # of the previous collection
@@ -154,13 +160,11 @@ def test_row_replays(core: str, unit: str, env_id: str) -> None:
             ended = batch["terminated"] | batch["truncated"]
             assert bool(ended.any()), "episodes end inside rows, or this shows little"
             state = batch.get("initial_state", torch.zeros(len(ended), 0, 0))
+            assert not (puffer and bool(state.any()))
+            reset = torch.zeros_like(ended) if puffer else resets(batch["terminated"], batch["truncated"])
             with torch.no_grad():
                 again = policy.unroll(
-                    batch["observation"],
-                    state,
-                    resets(batch["terminated"], batch["truncated"]),
-                    batch["action"],
-                    action_mask=batch.get("action_mask"),
+                    batch["observation"], state, reset, batch["action"], action_mask=batch.get("action_mask")
                 )
             torch.testing.assert_close(again.log_prob, batch["log_prob"], rtol=0, atol=1e-5)
             torch.testing.assert_close(again.value, batch["value"], rtol=0, atol=1e-5)
