@@ -146,7 +146,7 @@ def _has_small_images(spec: EnvSpec) -> bool:
 
 
 def _is_continuous(spec: EnvSpec) -> bool:
-    return spec.action.kind == "continuous"
+    return bool(spec.action.low)
 
 
 def choose_sizes(section: ForEnvConfig, flat: Values, set_keys: set[str]) -> tuple[Chosen, ...]:
