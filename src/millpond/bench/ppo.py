@@ -343,6 +343,7 @@ def _estimate(trainer: PPOTrainer) -> Advantages:
         rho_clip=clips[0],
         c_clip=clips[1],
         normalize=ppo.normalize_advantage,
+        following=trainer.collector.following if ppo.trace_end == "iteration" else None,
         bootstrap_truncation=ppo.bootstrap_truncation,
     )
 

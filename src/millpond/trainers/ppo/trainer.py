@@ -28,6 +28,7 @@ from millpond.loop import Address, LevelEnd, Loop, NonFiniteError
 from millpond.losses import Coefficients, mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.planned import plan_over_ranks, share_of_rank
+from millpond.planner.ppo.advice import CRITIC_IN_PLAIN_PYTORCH
 from millpond.processor import prepare_bfloat16
 from millpond.record import Counters, Recorder, Sink, Timer
 from millpond.report import Picture
@@ -59,7 +60,14 @@ from millpond.trainers.common.reporting import next_steps, report_at_end, summar
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater
 from millpond.trainers.ppo.measures import EVERY, gradient_is_due, observation_ranges, value_gradient_share
-from millpond.trainers.ppo.update import Step, estimate_advantages, train_minibatch, update_value_scale, value_scale_of
+from millpond.trainers.ppo.update import (
+    Step,
+    Updater,
+    estimate_advantages,
+    train_minibatch,
+    update_value_scale,
+    value_scale_of,
+)
 from millpond.vector import Vector
 
 
@@ -190,8 +198,11 @@ class PPOTrainer:
         self.run.close()
 
     def opening(self) -> list[str]:
-        """Describe how the envs are stepped, and why."""
-        return sentence(f"vector: {self.vector.backend}; {self.vector.reason}")
+        """Describe how the envs are stepped, and why, and what keeps training from compiled code."""
+        lines = sentence(f"vector: {self.vector.backend}; {self.vector.reason}")
+        if self.recipe.policy.separate_critic and self.recipe.trainer.fast and isinstance(self.updater, Updater):
+            lines += sentence(f"training: plain PyTorch; {CRITIC_IN_PLAIN_PYTORCH}")
+        return lines
 
     def summary(self) -> list[str]:
         """Describe return, speed and times of a finished run."""
@@ -230,6 +241,7 @@ class PPOTrainer:
                 rho_clip=ppo.rho_clip if ppo.advantage == "vtrace" else float("inf"),
                 c_clip=ppo.c_clip if ppo.advantage == "vtrace" else float("inf"),
                 normalize=ppo.normalize_advantage,
+                following=self.collector.following if ppo.trace_end == "iteration" else None,
                 all_reduce=self.ranks.all_reduce,
                 bootstrap_truncation=ppo.bootstrap_truncation,
             )

@@ -40,19 +40,27 @@ def estimate_advantages(
     rho_clip: float,
     c_clip: float,
     normalize: Literal["iteration", "minibatch", "none"],
+    following: npt.NDArray[np.int64] | None = None,
     bootstrap_truncation: bool = True,
     all_reduce: AllReduce | None = None,
 ) -> Advantages:
     """Estimate advantages of the first `num_rows` rows.
 
-    Right after collection the policy is the one that acted: all ratios are 1. Without `bootstrap_truncation` a truncated step
-    is treated as terminated, to see the effect. Advantages are normalised over these rows, or later over each minibatch.
+    Right after collection the policy is the one that acted: all ratios are 1. Traces go on in the rows `following` [R]; None:
+    they end with their rows. Without `bootstrap_truncation` a truncated step is treated as terminated, to see the effect.
+    Advantages are normalised over these rows, or later over each minibatch.
     `all_reduce` sums a tensor over ranks, so that statistics cover all rows.
     """
     arrays: dict[str, Any] = {name: rows[name][:num_rows] for name in INPUTS}
     if not bootstrap_truncation:
         arrays["terminated"] = arrays["terminated"] | arrays["truncated"]
-    numbers: dict[str, Any] = {"gamma": gamma, "lam": lam, "rho_clip": rho_clip, "c_clip": c_clip}
+    numbers: dict[str, Any] = {
+        "gamma": gamma,
+        "lam": lam,
+        "rho_clip": rho_clip,
+        "c_clip": c_clip,
+        "following": following,
+    }
     advantage = rows["advantage"][:num_rows]
     if rows.device.type == "cpu":
         advantage_numba(**{name: array.numpy() for name, array in arrays.items()}, **numbers, out=advantage.numpy())
