@@ -27,6 +27,7 @@ ACTIONS = {
     "discrete": ActionSpec.discrete(5),
     "multidiscrete": ActionSpec.multidiscrete((3, 1, 4)),
     "continuous": ActionSpec.continuous((-2.0, 0.0), (2.0, float("inf"))),
+    "mixed": ActionSpec.mixed((3, 2), (-2.0, 0.0), (2.0, float("inf"))),
 }
 
 
@@ -79,7 +80,7 @@ def masks(action: str, *lead: int) -> Tensor | None:
     sizes = ACTIONS[action].sizes
     if not sizes:
         return None
-    mask = torch.rand(*lead, sum(sizes), generator=torch.Generator().manual_seed(5)) < 0.6
+    mask = torch.rand(*lead, ACTIONS[action].mask_size, generator=torch.Generator().manual_seed(5)) < 0.6
     first = 0
     for size in sizes:
         mask[..., first] = True
@@ -112,7 +113,8 @@ def resets() -> Tensor:
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 @pytest.mark.parametrize("observation", list(OBSERVATIONS))
 @pytest.mark.parametrize(
-    ("action", "masked"), [*((action, False) for action in ACTIONS), ("discrete", True), ("multidiscrete", True)]
+    ("action", "masked"),
+    [*((action, False) for action in ACTIONS), ("discrete", True), ("multidiscrete", True), ("mixed", True)],
 )
 def test_row_replays(observation: str, action: str, core: str, masked: bool) -> None:
     check_that_a_row_replays(make(observation, action, core), observation, action, masked)

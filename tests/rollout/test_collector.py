@@ -71,8 +71,8 @@ def test_every_step_is_in_exactly_one_row(agents: int, unit: str, target: int, g
             }
             assert len(found) == plan.agent_steps
             assert not found & seen, "a step is trained once"
-            linked = np.flatnonzero(collector.following >= 0)
-            ends, begins = trained[linked, -1], trained[collector.following[linked], 0]
+            linked = np.flatnonzero(collector.rows.following >= 0)
+            ends, begins = trained[linked, -1], trained[collector.rows.following[linked], 0]
             assert bool((ends[..., [IDENTITY, AGENT]] == begins[..., [IDENTITY, AGENT]]).all()), "links keep the agent"
             assert bool((ends[..., ENV_STEPS] + 1 == begins[..., ENV_STEPS]).all()), "and lead to its next step"
             last_steps = {(env, agent, at + 1) for env, agent, at in (tuple(map(int, one)) for one in
@@ -118,9 +118,12 @@ def test_top_up_rounds_rotate() -> None:
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 @pytest.mark.parametrize("unit", ["env_steps", "agent_steps"])
-@pytest.mark.parametrize("env_id", ["grid", "recall"])
-def test_row_replays(core: str, unit: str, env_id: str) -> None:
-    """Unrolling from the stored state, with resets at episode ends, gives the log-probabilities and values of acting."""
+@pytest.mark.parametrize(("env_id", "puffer"), [("grid", False), ("grid", True), ("recall", False)])
+def test_row_replays(core: str, unit: str, env_id: str, puffer: bool) -> None:
+    """Unrolling from the stored state, with resets at episode ends, gives the log-probabilities and values of acting.
+
+    Rows as PufferLib has them replay under their own rules: from zero, without resets.
+    """
     agents = 3 if env_id == "grid" else 1
     options = {
         "num_agents": 3,
@@ -145,7 +148,7 @@ def test_row_replays(core: str, unit: str, env_id: str) -> None:
         }
     )
     with make_vector(env_batch.spec, factory, num_envs=plan.num_envs, groups=2, backend="inline") as vector:
-        collector, policy = open_collector(plan, vector, core)
+        collector, policy = open_collector(plan, vector, core, puffer=puffer)
         vector.reset(5)
         for _ in range(2):  # the second starts in the middle of episodes
             waited = collector.kept_rows  # of the previous collection
@@ -158,10 +161,10 @@ def test_row_replays(core: str, unit: str, env_id: str) -> None:
             ended = batch["terminated"] | batch["truncated"]
             assert bool(ended.any()), "episodes end inside rows, or this shows little"
             state = batch.get("initial_state", torch.zeros(len(ended), 0, 0))
+            assert not (puffer and bool(state.any()))
+            reset = torch.zeros_like(ended) if puffer else resets(batch["terminated"], batch["truncated"])
             with torch.no_grad():
-                again = policy.unroll(
-                    batch["observation"], state, resets(batch["terminated"], batch["truncated"]), batch["action"]
-                )
+                again = policy.unroll(batch["observation"], state, reset, batch["action"])
             torch.testing.assert_close(again.log_prob, batch["log_prob"], rtol=0, atol=1e-5)
             torch.testing.assert_close(again.value, batch["value"], rtol=0, atol=1e-5)
             collector.finish()

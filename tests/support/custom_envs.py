@@ -72,6 +72,44 @@ class Masked(gymnasium.Env[Any, Any]):
         return self._observe(), float(action == 12), False, bool(self.np_random.random() < 0.1), {}
 
 
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    "choices": spaces.Dict({"a": spaces.Discrete(3, start=1), "b": spaces.Tuple((spaces.MultiBinary(2),))}),
+    "numbers": spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.Dict({"speed": spaces.Box(0, 9, (), np.float64)}))),
+    "both": spaces.Dict(
+        {
+            "move": spaces.Tuple((spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32))),
+            "say": spaces.MultiDiscrete([2, 3], start=[0, 5]),
+        }
+    ),
+}
+
+
+class Composite(gymnasium.Env[Any, Any]):
+    """Takes actions of one of the spaces above; `masked` forbids the last option of `say`. Truncates after 6 steps."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+
+    def __init__(self, taken: str, masked: bool = False) -> None:
+        self.action_space, self.masked = ACTIONS[taken], masked
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.clock = 0
+        return self._observe(), self._infos()
+
+    def _observe(self) -> np.ndarray:
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+    def _infos(self) -> dict[str, Any]:
+        return {"action_mask": {"say": np.array([1, 1, 1, 1, 0])}} if self.masked else {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        assert not self.masked or action["say"][1] != 7, action
+        self.clock += 1
+        return self._observe(), 1.0, False, self.clock == 6, self._infos()
+
+
 SHOWN: dict[str, spaces.Space[Any]] = {
     "seven bytes": spaces.Dict({"kind": spaces.Discrete(3), "speed": spaces.Box(-1, 1, (1,), np.float32)}),
     "numbers of shape ()": spaces.Dict({"x": spaces.Box(-1, 1, (), np.float64), "y": spaces.Box(0, 9, (), np.int64)}),

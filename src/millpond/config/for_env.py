@@ -152,7 +152,7 @@ def _has_small_images(spec: EnvSpec) -> bool:
 
 
 def _is_continuous(spec: EnvSpec) -> bool:
-    return spec.action.kind == "continuous"
+    return bool(spec.action.low)
 
 
 def choose_for_policy(section: ForEnvConfig, flat: Values) -> tuple[Chosen, ...]:

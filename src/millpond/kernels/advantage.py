@@ -9,10 +9,14 @@ with rho_t = min(rho_clip, ratio_t) and c_t = min(c_clip, ratio_t). A ratio of o
 estimation (Schulman et al., 2016); with lambda = 1, V_t + A_t is the target v_t of V-trace (Espeholt et al., 2018).
 
 A terminated step has no future. A truncated step bootstraps from `final_value`, the value of the true final observation, and
-ends the trace. The last column bootstraps from `next_value`. A step at which the agent was not alive has advantage 0.
+ends the trace. The last column bootstraps from `next_value`; without `bootstrap_row_end` its advantage is 0, and the trace
+begins before it. A step at which the agent was not alive has advantage 0.
 
 A trace ends with its row, or goes on in the row `following[row]` in which the same agent continued (-1: there is none).
 Rows are filled in the order of time, so that a following row has a higher number.
+
+PufferLib's advantage is this recursion with newest ratios and values, without `bootstrap_row_end`, and with no step truncated:
+what follows a truncated step is then the value of the next episode's first observation.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ def advantage_reference(
     lam: float,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
+    bootstrap_row_end: bool = True,
 ) -> Floats:
     """Compute the recursion as written above, one agent of one row at a time."""
     rows, horizon, agents = reward.shape
@@ -59,6 +64,9 @@ def advantage_reference(
                 at = (row, t, agent)
                 if not alive[at]:
                     next_v, trace = 0.0, 0.0
+                    continue
+                if t == horizon - 1 and not bootstrap_row_end:
+                    next_v, trace = float(value[at]), 0.0
                     continue
                 ended = terminated[at] or truncated[at]
                 future = 0.0 if terminated[at] else float(final_value[at]) if truncated[at] else next_v
@@ -84,6 +92,7 @@ def advantage_numba(
     lam: float,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
+    bootstrap_row_end: bool = True,
     out: Floats | None = None,
 ) -> Floats:
     """Compute the same on the CPU, in place: rows in parallel, if there are enough steps to wake other threads for."""
@@ -93,7 +102,7 @@ def advantage_numba(
     links = np.full(len(reward), -1) if following is None else following
     arrays = (
         reward, value, next_value, terminated, truncated, final_value, alive, weights, ratio is not None, links, *numbers,
-        advantage,
+        bootstrap_row_end, advantage,
     )  # fmt: skip
     if reward.size < MIN_PARALLEL_STEPS:
         _advantage(*arrays)
@@ -120,6 +129,7 @@ def _advantage_of_row(
     lam: Any,
     rho_clip: Any,
     c_clip: Any,
+    bootstrap_row_end: Any,
     advantage: Any,
 ) -> None:
     """Compute the recursion of `advantage_reference` in float32 for one row."""
@@ -132,6 +142,10 @@ def _advantage_of_row(
             if not alive[row, t, agent]:
                 advantage[row, t, agent] = 0.0
                 next_v, trace = np.float32(0.0), np.float32(0.0)
+                continue
+            if t == horizon - 1 and not bootstrap_row_end:
+                advantage[row, t, agent] = 0.0
+                next_v, trace = value[row, t, agent], np.float32(0.0)
                 continue
             weight = ratio[row, t, agent] if use_ratio else np.float32(1.0)
             rho, c = min(weight, rho_clip), min(weight, c_clip)
@@ -162,13 +176,14 @@ def _advantage(
     lam: Any,
     rho_clip: Any,
     c_clip: Any,
+    bootstrap_row_end: Any,
     advantage: Any,
 ) -> None:
     """Compute all rows, one after another, the last first."""
     for row in range(len(reward) - 1, -1, -1):
         _advantage_of_row(
             row, reward, value, next_value, terminated, truncated, final_value, alive, ratio,
-            use_ratio, following, gamma, lam, rho_clip, c_clip, advantage,
+            use_ratio, following, gamma, lam, rho_clip, c_clip, bootstrap_row_end, advantage,
         )  # fmt: skip
 
 
@@ -189,13 +204,14 @@ def _advantage_in_parallel(
     lam: Any,
     rho_clip: Any,
     c_clip: Any,
+    bootstrap_row_end: Any,
     advantage: Any,
 ) -> None:
     """Compute these rows in parallel."""
     for i in numba.prange(len(rows)):
         _advantage_of_row(
             rows[i], reward, value, next_value, terminated, truncated, final_value, alive, ratio,
-            use_ratio, following, gamma, lam, rho_clip, c_clip, advantage,
+            use_ratio, following, gamma, lam, rho_clip, c_clip, bootstrap_row_end, advantage,
         )  # fmt: skip
 
 
@@ -222,6 +238,7 @@ def advantage_torch(
     lam: float,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
+    bootstrap_row_end: bool = True,
 ) -> torch.Tensor:
     """Compute the same on any device: a loop over time of operations on whole columns, without a sync."""
     import torch
@@ -239,6 +256,8 @@ def advantage_torch(
         delta, carry = delta * min(1.0, rho_clip), carry * min(1.0, c_clip)
     carry = torch.where(terminated | truncated | ~alive, torch.zeros_like(carry), carry)
     delta = torch.where(alive, delta, torch.zeros_like(delta))
+    if not bootstrap_row_end:
+        delta[:, -1], carry[:, -1] = 0.0, 0.0
     advantage = torch.empty_like(reward)
     if following is None:
         trace = torch.zeros_like(next_value)

@@ -40,8 +40,7 @@ def parameters(spec: EnvSpec | None, core: str, hidden_size: int, separate_criti
         core_size = hidden_size * hidden_size + hidden_size
     else:
         core_size = GATES[core] * 2 * hidden_size * hidden_size + 4 * hidden_size
-    deviations = spec.action.shape[0] if spec.action.kind == "continuous" else 0
-    outputs = deviations or sum(spec.action.sizes)
+    deviations, outputs = len(spec.action.low), spec.action.mask_size
     networks = 2 if separate_critic else 1
     return networks * (encoders + core_size) + (outputs + 1) * (hidden_size + 1) + deviations
 
@@ -169,7 +168,7 @@ def _feedforward(
     steps = rows * steps_per_row
     threads = max(1, min(cores, rows // -(-MIN_FEEDFORWARD_STEPS_PER_THREAD // steps_per_row)))
     block = min(FEEDFORWARD_BLOCK, -(-rows // threads) * steps_per_row)
-    action = prod(spec.action.shape) * FLOAT + (sum(spec.action.sizes) if spec.action_masks else 0)
+    action = prod(spec.action.shape) * FLOAT + (spec.action.mask_size if spec.action_masks else 0)
     return TrainingMemory(
         minibatch=steps * sum(_stored_input(part, False) for part in spec.observation.parts),
         activations=threads * block * vectors * hidden_size * FLOAT + steps * (5 * FLOAT + action),

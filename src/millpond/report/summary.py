@@ -141,7 +141,8 @@ def baseline_returns(env: EnvConfig) -> dict[str, float]:
     """Return the mean returns of the scripted players `random` and `greedy`; empty if the environment has no players."""
     if env.id != "grid":
         return {}
-    _, options = env_options(env.model_copy(update={"stagger": False}))
+    returns_as_they_are = {"stagger": False, "reward_scale": 1.0, "reward_clip": None, "episodic": False}
+    _, options = env_options(env.model_copy(update=returns_as_they_are))
     return dict(_play_baselines(json.dumps(options, sort_keys=True)))
 
 

@@ -16,12 +16,15 @@ import torch
 
 import millpond
 from millpond.config import ConfigError, load
+from millpond.envs.check import check_env
 from millpond.envs.env_batch import EnvError
 from millpond.policies import build_policy
 from millpond.store import RunError
 from millpond.trainers.common.build import check_policy_on
 from millpond.trainers.common.envs import evaluation_vector
 from millpond.trainers.common.play import EndlessEpisodeError, evaluate, evaluate_run
+from millpond.trainers.common.session import resume_run
+from millpond.trainers.ppo.trainer import PPOTrainer
 from tests.support import custom_envs
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -87,6 +90,29 @@ def test_every_space_trains_and_acts_on_a_batch_of_one(tmp_path: Path, shown: st
     stored = np.zeros((1, *policy.spec.observation.shape), policy.spec.observation.dtype)
     assert policy.act(stored)[0].shape == (1,)
     finding = check_policy_on(f"{OWN}:make_strange", {"kwargs": {"shown": shown}})
+    assert (finding.status, finding.what) == ("ok", "on a batch of one and of several")
+
+
+@pytest.mark.parametrize(
+    ("taken", "masked", "core"),
+    [("choices", False, "lstm"), ("numbers", False, "none"), ("both", False, "none"), ("both", True, "lstm")],
+)
+def test_actions_of_every_structure_train_evaluate_and_resume(
+    tmp_path: Path, taken: str, masked: bool, core: str
+) -> None:
+    env_id, options = f"{OWN}:Composite", {"taken": taken, "masked": masked}
+    run = train(tmp_path, env_id, {"env.options": options, "policy.core": core})
+    loaded, again = resume_run(str(run), ["trainer.total_iterations=2"])
+    trainer = PPOTrainer(loaded, again)
+    trainer.train()
+    trainer.close()
+    policy = millpond.load(run)
+    assert (policy.spec.action.shape, policy.spec.action_masks) == ((5 if taken == "both" else 3,), masked)
+    assert policy.act(np.zeros((2, 3), np.float32))[0].shape == (2, *policy.spec.action.shape)
+    assert {*evaluate_run(str(run), episodes=3)[0].returns} == {(6.0,)}
+    results = check_env(env_id, {"kwargs": options}, steps=20)
+    assert [result for result in results if result.status == "error"] == []
+    finding = check_policy_on(env_id, {"kwargs": options})
     assert (finding.status, finding.what) == ("ok", "on a batch of one and of several")
 
 

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from millpond.envs.adapters.gymnasium import LoopOptions, MakeEnv, reset_one
 from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, EpisodeTracker, check_seeds, unsavable
 from millpond.envs.families import import_extra, parse_options
+from millpond.envs.masks import shows_mask, write_mask
 from millpond.envs.render import render_env
-from millpond.envs.spaces import ActionLayout, ObservationLayout, read_rewards, reward_refusal, shows_mask, write_mask
+from millpond.envs.spaces import ActionLayout, ObservationLayout, read_rewards, reward_refusal
 from millpond.envs.spec import EnvSpec
 
 EXTRAS = ("atari", "butterfly", "classic", "sisl")  # families of PettingZoo's envs that need further packages
@@ -199,7 +200,7 @@ class PettingZooEnvs:
             if self.spec.action_masks:
                 in_observation = observations[name]["action_mask"] if self._spaces.mask_in_observation else None
                 mask = infos.get(name, {}).get("action_mask", in_observation)
-                write_mask(mask, buffers.action_mask[env, agent], env_id=self.spec.id, env=env)
+                write_mask(mask, self._spaces.action, buffers.action_mask[env, agent], env_id=self.spec.id, env=env)
 
     def _write_observation(self, observation: Any, into: npt.NDArray[Any]) -> None:
         if self._spaces.mask_in_observation:

@@ -213,10 +213,13 @@ class LoadedPolicy:
         with torch.inference_mode():
             chosen = self.policy.act(tensor, state, action_mask=mask, deterministic=deterministic)
         action_spec = self.spec.action
-        if action_spec.kind != "continuous":
+        if not action_spec.low:
             return chosen.action, chosen.state
+        action = chosen.action.clone()
+        vector = action[:, len(action_spec.sizes) :]  # after the choices, if it is mixed
         low, high = (torch.tensor(bound, device=self.device) for bound in (action_spec.low, action_spec.high))
-        return chosen.action.clamp(low, high), chosen.state
+        vector.clamp_(low, high)
+        return action, chosen.state
 
     def _as_tensor(self, observation: Any) -> Tensor:
         """Return observations [B, *spec.observation.shape] in the dtype of the spec."""

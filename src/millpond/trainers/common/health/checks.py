@@ -61,13 +61,12 @@ def newest(
 def entropy_floor(action: ActionSpec) -> float:
     """Return the entropy below which a policy has collapsed.
 
-    Choices: a share of the sum of log(size). Continuous: that of normal distributions with tiny deviations.
+    Choices: a share of the sum of log(size). Continuous: that of normal distributions with tiny deviations. Both add up.
     """
-    if action.kind != "continuous":
-        return ENTROPY_SHARE * sum(math.log(size) for size in action.sizes)
+    choices = ENTROPY_SHARE * sum(math.log(size) for size in action.sizes)
     half = [(high - low) / 2 for low, high in zip(action.low, action.high, strict=True)]
     log_half = [math.log(reach) if 0 < reach < math.inf else 0.0 for reach in half]
-    return sum(0.5 * math.log(2 * math.pi * math.e) + LOG_DEVIATION + reach for reach in log_half)
+    return choices + sum(0.5 * math.log(2 * math.pi * math.e) + LOG_DEVIATION + reach for reach in log_half)
 
 
 def entropy_collapsed(
