@@ -15,6 +15,7 @@ from millpond.rollout.rows import Rows, resets
 from millpond.rollout.schema import row_fields, state_shape
 from millpond.vector import make_vector
 from tests.support.collecting import HIDDEN, open_collector, planned
+from tests.support.custom_envs import TEAM_ACTIONS, Teams
 from tests.support.vector_envs import AGENT, ENV_STEPS, IDENTITY, CountingEnvs, counting_spec
 
 
@@ -118,13 +119,16 @@ def test_top_up_rounds_rotate() -> None:
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 @pytest.mark.parametrize("unit", ["env_steps", "agent_steps"])
-@pytest.mark.parametrize(("env_id", "puffer"), [("grid", False), ("grid", True), ("recall", False)])
+@pytest.mark.parametrize(
+    ("env_id", "puffer"),
+    [("grid", False), ("grid", True), ("recall", False), *((f"teams with {acting}", False) for acting in TEAM_ACTIONS)],
+)
 def test_row_replays(core: str, unit: str, env_id: str, puffer: bool) -> None:
     """Unrolling from the stored state, with resets at episode ends, gives the log-probabilities and values of acting.
 
     Rows as PufferLib has them replay under their own rules: from zero, without resets.
     """
-    agents = 3 if env_id == "grid" else 1
+    agents = 1 if env_id == "recall" else 3
     options = {
         "num_agents": 3,
         "max_steps": 7,
@@ -136,6 +140,8 @@ def test_row_replays(core: str, unit: str, env_id: str, puffer: bool) -> None:
         "altars": 2,
     }
     factory = EnvBatchFactory(env_id, options if env_id == "grid" else {"min_delay": 2, "max_delay": 5})
+    if env_id.startswith("teams"):  # agents with different spaces, padded and masked
+        factory = EnvBatchFactory(f"{Teams.__module__}:Teams", {"kwargs": {"acting": env_id.split()[-1]}})
     env_batch = factory(1, None, 0)  # type: ignore[arg-type]
     plan = planned(
         **{
@@ -155,6 +161,7 @@ def test_row_replays(core: str, unit: str, env_id: str, puffer: bool) -> None:
             collector.collect()
             rows, everything = collector.rows, torch.arange(waited, plan.segments)
             names = ["observation", "action", "terminated", "truncated", "log_prob", "value"]
+            names += ["action_mask"] if env_batch.spec.action_masks else []
             batch = rows.sequences(
                 [*names, *(["initial_state"] if core != "none" else [])], everything, torch.device("cpu")
             )
@@ -164,7 +171,9 @@ def test_row_replays(core: str, unit: str, env_id: str, puffer: bool) -> None:
             assert not (puffer and bool(state.any()))
             reset = torch.zeros_like(ended) if puffer else resets(batch["terminated"], batch["truncated"])
             with torch.no_grad():
-                again = policy.unroll(batch["observation"], state, reset, batch["action"])
+                again = policy.unroll(
+                    batch["observation"], state, reset, batch["action"], action_mask=batch.get("action_mask")
+                )
             torch.testing.assert_close(again.log_prob, batch["log_prob"], rtol=0, atol=1e-5)
             torch.testing.assert_close(again.value, batch["value"], rtol=0, atol=1e-5)
             collector.finish()

@@ -31,7 +31,7 @@ STYLE_KEYS = (
         "gae",
         "puffer",
         "importance weights of the newest ratios, clipped at rho_clip and c_clip",
-        "gae: no weights, since the rows are the current policy's",
+        "no weights, since the rows are the current policy's",
     ),
     StyleKey(
         "ppo.recompute_advantage",

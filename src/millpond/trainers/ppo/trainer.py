@@ -95,6 +95,7 @@ class PPOTrainer:
         self.updater = make_updater(policy, recipe.trainer, self.device)
         actor = make_actor(policy, recipe.trainer, self.device)
         self.vector = self._make_vector(share.recipe, spec, actor)
+        self.named_agents = spec.named_agents
         agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
         self.rows = Rows(
             row_fields(spec, state_shape, ratio=recipe.ppo.recompute_advantage),
@@ -402,6 +403,10 @@ class PPOTrainer:
             self.loop.record("dropped_agent_steps", float(collected.dropped_agent_steps))
         for episode in collected.episodes:
             self.loop.record("episode_return", sum(episode.returns) / len(episode.returns))
+            for name, agents in self.named_agents.items():
+                self.loop.record(
+                    f"{name}/episode_return", sum(episode.returns[agent] for agent in agents) / len(agents)
+                )
             self.loop.record("episode_length", float(episode.length))
             for name, value in episode.info.items():
                 self.loop.record(f"env/{name}", float(value))
