@@ -71,6 +71,12 @@ def _estimator(values: Values) -> Iterator[Violation]:
                 "recursion with every option",
                 ({"ppo.advantage": "vtrace"}, {"ppo.row_end": "zero", "ppo.ignore_truncation": True}),
             )
+    if values["ppo.row_end"] == "zero" and values["ppo.trace_end"] == "iteration":
+        yield Violation(
+            ("ppo.row_end", "ppo.trace_end"),
+            "ppo.row_end=zero ends every trace with its row, and ppo.trace_end=iteration goes on after it",
+            ({"ppo.trace_end": "row"}, {"ppo.row_end": "bootstrap"}),
+        )
     if values["ppo.ignore_truncation"] and not values["ppo.bootstrap_truncation"]:
         yield Violation(
             ("ppo.ignore_truncation", "ppo.bootstrap_truncation"),
