@@ -85,4 +85,10 @@ def _estimator(values: Values) -> Iterator[Violation]:
         )
 
 
-ALGORITHM_RULES: tuple[Rule, ...] = (_sampling, _estimator, _layers_of_core, _critic_is_trained, _value_of_custom_policy)
+ALGORITHM_RULES: tuple[Rule, ...] = (
+    _sampling,
+    _estimator,
+    _layers_of_core,
+    _critic_is_trained,
+    _value_of_custom_policy,
+)
