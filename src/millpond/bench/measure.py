@@ -228,16 +228,17 @@ class RandomActions:
         if mask.shape[-1]:
             first = np.cumsum((0, *self.spec.sizes))
             actions = [mask[..., low:high].argmax(-1) for low, high in pairwise(first)]
-            out[...] = actions[0] if self.spec.kind == "discrete" else np.stack(actions, -1)
+            choices = np.stack(actions, -1) if actions else np.zeros((*mask.shape[:-1], 0))
+            out[...] = self.spec.join(choices, np.zeros((*mask.shape[:-1], len(self.spec.low))))
             return
         if out.shape not in self.by_shape:
             self.by_shape[out.shape] = self._draw(out.shape).astype(out.dtype)
         np.copyto(out, self.by_shape[out.shape])
 
     def _draw(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        if self.spec.kind == "continuous":
-            return self.rng.uniform(self.spec.low, self.spec.high, shape)
-        return self.rng.integers(0, self.spec.sizes if self.spec.kind == "multidiscrete" else self.spec.sizes[0], shape)
+        spec, lead = self.spec, shape[: len(shape) - len(self.spec.shape)]
+        choices = self.rng.integers(0, np.array(spec.sizes, np.int64), (*lead, len(spec.sizes)))
+        return spec.join(choices, self.rng.uniform(spec.low, spec.high, (*lead, len(spec.low))))
 
 
 class RandomSteps:

@@ -59,7 +59,7 @@ class Buffers:
     terminated: npt.NDArray[np.bool_]  # [N, A]
     truncated: npt.NDArray[np.bool_]  # [N, A]
     alive: npt.NDArray[np.bool_]  # [N, A]   the agent acts at the current observation
-    action_mask: npt.NDArray[np.bool_]  # [N, A, sum of sizes]; size 0 if the environment has no masks
+    action_mask: npt.NDArray[np.bool_]  # [N, A, action.mask_size]; size 0 if the environment has no masks
 
     @staticmethod
     def layout(spec: EnvSpec, num_envs: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -75,7 +75,7 @@ class Buffers:
             "terminated": flags,
             "truncated": flags,
             "alive": flags,
-            "action_mask": ((*agents, sum(spec.action.sizes) if spec.action_masks else 0), np.dtype(np.bool_)),
+            "action_mask": ((*agents, spec.action.mask_size if spec.action_masks else 0), np.dtype(np.bool_)),
         }
 
     @staticmethod

@@ -31,7 +31,14 @@ from millpond.replay.schema import (
     pond_record_bytes,
 )
 from millpond.replay.steps import LaneState, Steps, number_episodes, validate
-from millpond.replay.transitions import NO_RECORD, DrawnTransitions, count_transitions, draw_transitions
+from millpond.replay.transitions import (
+    NO_RECORD,
+    DrawnTransitions,
+    count_transitions,
+    draw_transitions,
+    plan_at,
+    transition_plan,
+)
 
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
@@ -234,6 +241,14 @@ class Pond:
         size = len(drawn[0].steps)
         batch = self._gather(view, DrawnTransitions.join(drawn), gamma, stacked=stack is not None)
         return [batch] if count == 1 else [batch.part(slice(k * size, (k + 1) * size)) for k in range(count)]
+
+    def read(
+        self, index: Array, *, stack: int | None = None, n_step: int = 1, gamma: float = 1.0, padding: str = "zero"
+    ) -> PondBatch:
+        """Return the transitions that begin with records `index` [n] of `view()`. Arguments as for `Lake.sample`."""
+        view, stream = self.view(), np.zeros(len(index), np.int32)
+        columns = plan_at([view], stream, index, transition_plan(stack or 1, n_step, padding == "repeat"))
+        return self._gather(view, DrawnTransitions(stream, *columns), gamma, stacked=stack is not None)
 
     def _gather(self, view: RingView, drawn: DrawnTransitions, gamma: float, *, stacked: bool) -> PondBatch:
         stack, n_step = drawn.observed.shape[1], drawn.path.shape[1]

@@ -17,7 +17,7 @@ n drawn   s stack   N n_step   T burn-in + length
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -314,6 +314,34 @@ class DrawnSequences:
     following: Array  # [n]
 
 
+# (view, records [k]) -> which records are valid [k], and the columns of the result [k, ...]
+PlanRecords = Callable[[RecordView, Array], tuple[Array, tuple[Array, ...]]]
+
+
+def transition_plan(stack: int, n_step: int, repeat: bool) -> PlanRecords:
+    """Return the plan of transitions; its columns are those of `DrawnTransitions` after the stream."""
+
+    def plan(view: RecordView, records: Array) -> tuple[Array, tuple[Array, ...]]:
+        observed, next_observed = (np.empty((len(records), stack), np.int64) for _ in range(2))
+        path, steps = np.empty((len(records), n_step), np.int64), np.empty(len(records), np.int32)
+        plan_transitions(records, view.flags, view.run_begin, view.lanes, repeat, observed, next_observed, path, steps)
+        return steps > 0, (observed, next_observed, path, steps)
+
+    return plan
+
+
+def sequence_plan(length: int, burn_in: int) -> PlanRecords:
+    """Return the plan of sequences; its columns are those of `DrawnSequences` after the stream."""
+
+    def plan(view: RecordView, records: Array) -> tuple[Array, tuple[Array, ...]]:
+        path = np.empty((len(records), burn_in + length), np.int64)
+        following, valid = np.empty(len(records), np.int64), np.empty(len(records), bool)
+        plan_sequences(records, view.flags, view.run_begin, view.lanes, burn_in, path, following, valid)
+        return valid, (path, following)
+
+    return plan
+
+
 def draw_transitions(
     views: Sequence[RecordView],
     shares: Array | None,
@@ -325,15 +353,8 @@ def draw_transitions(
     repeat: bool,
 ) -> DrawnTransitions:
     """Draw n transitions. `shares`: how many from each stream (sum n); None: uniform over all streams together."""
-
-    def plan(view: RecordView, records: Array) -> tuple[Array, tuple[Array, ...]]:
-        observed, next_observed = (np.empty((len(records), stack), np.int64) for _ in range(2))
-        path, steps = np.empty((len(records), n_step), np.int64), np.empty(len(records), np.int32)
-        plan_transitions(records, view.flags, view.run_begin, view.lanes, repeat, observed, next_observed, path, steps)
-        return steps > 0, (observed, next_observed, path, steps)
-
     kind = f"transitions (stack {stack}, n_step {n_step})"
-    stream, columns = _draw(views, shares, n, rng, plan, kind)
+    stream, columns = _draw(views, shares, n, rng, transition_plan(stack, n_step, repeat), kind)
     return DrawnTransitions(stream, *columns)
 
 
@@ -341,19 +362,20 @@ def draw_sequences(
     views: Sequence[RecordView], shares: Array | None, n: int, rng: np.random.Generator, *, length: int, burn_in: int
 ) -> DrawnSequences:
     """Draw n sequences of `length` steps; `shares` as for `draw_transitions`."""
-
-    def plan(view: RecordView, records: Array) -> tuple[Array, tuple[Array, ...]]:
-        path = np.empty((len(records), burn_in + length), np.int64)
-        following, valid = np.empty(len(records), np.int64), np.empty(len(records), bool)
-        plan_sequences(records, view.flags, view.run_begin, view.lanes, burn_in, path, following, valid)
-        return valid, (path, following)
-
-    stream, columns = _draw(views, shares, n, rng, plan, f"sequences of {length} steps")
+    stream, columns = _draw(views, shares, n, rng, sequence_plan(length, burn_in), f"sequences of {length} steps")
     return DrawnSequences(stream, *columns)
 
 
-# (view, records [k]) -> which records are valid [k], and the columns of the result [k, ...]
-PlanRecords = Callable[[RecordView, Array], tuple[Array, tuple[Array, ...]]]
+def plan_at(views: Sequence[RecordView], stream: Array, records: Array, plan: PlanRecords) -> tuple[Array, ...]:
+    """Return the columns of a plan for given records [n] of streams [n], each of which must be valid."""
+    counts = np.array([view.num_records for view in views], np.int64)
+    inside = (stream >= 0) & (stream < len(views)) & (records >= 0)
+    if not inside.all() or (records >= counts[stream]).any():
+        raise LakeError(f"records {records.tolist()[:3]} of streams {stream.tolist()[:3]}: some do not exist")
+    _, columns = _plan_each(views, np.arange(len(views)), stream, records, plan)
+    if len(columns[0]) < len(records):
+        raise LakeError(f"{len(records) - len(columns[0]):,} of {len(records):,} records begin nothing valid")
+    return columns
 
 
 def _draw(
@@ -394,7 +416,11 @@ def _draw_from(
         streams.append(stream[: n - done])
         columns.append(tuple(column[: n - done] for column in valid_columns))
         done, tried = done + len(streams[-1]), tried + per_draw
-        if done == 0 and tried > MAX_FRUITLESS_DRAWS and not any(_any_valid(views[k], plan) for k in numbers):
+        if (
+            done == 0
+            and tried > MAX_FRUITLESS_DRAWS
+            and not any(block.any() for k in numbers for block in valid_blocks(views[k], plan))
+        ):
             raise LakeError(f"none of the lake's {total:,} records begins one of the requested {kind}")
     return np.concatenate(streams), tuple(np.concatenate(column) for column in zip(*columns, strict=True))
 
@@ -417,9 +443,7 @@ def _plan_each(
     return stream, tuple(rest)
 
 
-def _any_valid(view: RecordView, plan: PlanRecords) -> bool:
-    """Return True if any record of a stream is valid."""
-    return any(
-        bool(plan(view, np.arange(begin, min(begin + MAX_PER_DRAW, view.num_records)))[0].any())
-        for begin in range(0, view.num_records, MAX_PER_DRAW)
-    )
+def valid_blocks(view: RecordView, plan: PlanRecords) -> Iterator[Array]:
+    """Yield, for `MAX_PER_DRAW` records after another, which of them are valid."""
+    for begin in range(0, view.num_records, MAX_PER_DRAW):
+        yield plan(view, np.arange(begin, min(begin + MAX_PER_DRAW, view.num_records)))[0]

@@ -16,17 +16,9 @@ import numpy.typing as npt
 
 from millpond.envs.env_batch import Aggregate, Buffers, EnvError, EpisodeStats, EpisodeTracker, check_seeds, unsavable
 from millpond.envs.families import parse_options, require_extra
+from millpond.envs.masks import find_mask, mask_method, shows_mask, write_mask
 from millpond.envs.render import render_env
-from millpond.envs.spaces import (
-    ActionLayout,
-    ObservationLayout,
-    find_mask,
-    mask_method,
-    read_rewards,
-    reward_refusal,
-    shows_mask,
-    write_mask,
-)
+from millpond.envs.spaces import ActionLayout, ObservationLayout, read_rewards, reward_refusal
 from millpond.envs.spec import EnvSpec
 
 MakeEnv = Callable[[], Any]
@@ -240,7 +232,7 @@ class GymnasiumEnvs:
     def _write_mask(self, env: int, observation: Any, infos: Mapping[str, Any]) -> None:
         if self.spec.action_masks:
             mask = find_mask(infos, observation, self.envs[env], in_observation=self._spaces.mask_in_observation)
-            write_mask(mask, self.buffers.action_mask[env, 0], env_id=self.spec.id, env=env)
+            write_mask(mask, self._spaces.action, self.buffers.action_mask[env, 0], env_id=self.spec.id, env=env)
 
     def episodes(self) -> list[EpisodeStats]:
         return self._tracker.pop_ended()
