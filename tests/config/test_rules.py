@@ -47,6 +47,7 @@ def test_a_wrong_minibatch_of_metta_is_refused_with_fixes() -> None:
         ("mixture", ["eval.deterministic=false"], "try eval.deterministic=true"),
         ("reward", ["policy.target=my:policy"], "networks of its own; try policy.target=null"),
         ("metta", ["policy.separate_critic=true", "ppo.value_trains_core=false"], "would never train the critic's encoder"),
+        ("metta", ["policy.num_layers=2"], "policy.core=lstm has one layer"),
         ("mixture", ["policy.separate_critic=true"], "Q-networks of a mixture have no critic"),
         ("metta", ["vector.trainer_share=0.1", "vector.backend=inline"], "vector.backend=inline has none; try"),
         ("grid", ["vector.trainer_share=0.999"], "which leaves fewer envs than trainer.num_workers=2"),

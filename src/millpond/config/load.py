@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,12 @@ from millpond.config.check import check, flatten, merge, overlay, written
 from millpond.config.code import Layer, NamedCode, named_code
 from millpond.config.debug import DEBUG, debug_settings
 from millpond.config.env_options import decides_its_agents, refuse_many_agents, refuse_wrong_agents
+from millpond.config.files import SUFFIXES, locate, source_file
 from millpond.config.for_env import (
     Chosen,
     ForEnvConfig,
     choose,
+    choose_for_policy,
     choose_sizes,
     is_env_id,
     is_set,
@@ -32,14 +32,11 @@ from millpond.config.rules import ConfigError, as_overrides
 from millpond.config.style import with_optimizer, with_style
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
 from millpond.envs.families import family_of
-from millpond.envs.registry import near_ids
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
 from millpond.kinds import KINDS
 
-SUFFIXES = (".yaml", ".yml", ".ini")
 SIZES_OF_DATA = ("expected_episodes", "expected_steps")
-OTHER_RECIPES = "or use an env id such as gymnasium:CartPole-v1, or a path to a YAML file"
 SECTION = "for_env"
 SIZED = ("grid", "mettagrid")  # environments whose number of agents and episode length the config sets
 
@@ -83,12 +80,6 @@ class _Source:
         return replace(self, chosen=chosen, open_choices=still_open)
 
 
-def recipe_names() -> list[str]:
-    """Return the names of the packaged recipes."""
-    folder = resources.files("millpond.recipes")
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
 def load(
     recipe: RecipeSource,
     overrides: Iterable[str] | Mapping[str, Any] = (),
@@ -122,6 +113,8 @@ def load(
     if agents_open and agents is not None:
         dotted, agents_open = {**dotted, "env.num_agents": agents}, False
         values = overlay(values, {"env.num_agents": agents})
+    for_policy = _for_policy(values, source.layers, dotted)
+    values = overlay(values, {one.key: one.value for one in for_policy})
     sizes_chosen = _sizes(values, assumed=agents_open)
     values = overlay(values, {one.key: one.value for one in sizes_chosen})
     if preset == DEBUG:
@@ -137,7 +130,7 @@ def load(
     if actual is not None:
         refuse_wrong_agents(typed, actual, layers.name)
     notes = (*source.notes, *layers.notes, *([puffer.AGENTS_OPEN] if agents_open and source.agents_open else []))
-    chosen = tuple(one for one in (*source.chosen, *sizes_chosen) if one.key not in dotted)
+    last = {one.key: one for one in (*source.chosen, *for_policy, *sizes_chosen) if one.key not in dotted}
     return Loaded(
         layers.name,
         typed,
@@ -148,7 +141,7 @@ def load(
         agents_open,
         dotted,
         layers.code,
-        chosen,
+        tuple(last.values()),
         source.open_choices,
     )
 
@@ -166,6 +159,17 @@ def _ask(
         spec = ask_env(layers.env)
         return spec, spec.num_agents if decides else None
     return known_spec(layers.env) if known_spec is not None and layers.follows_env else None, None
+
+
+def _for_policy(values: Mapping[str, Any], layers: tuple[Layer, ...], dotted: Mapping[str, Any]) -> tuple[Chosen, ...]:
+    """Return the settings that follow from the kind of policy, unless a layer above their section sets them."""
+    recipe = _validated({key: value for key, value in values.items() if key != SECTION})
+    if recipe is None or SECTION not in values:
+        return ()
+    number = max((number for number, (_, layer) in enumerate(layers) if SECTION in layer), default=-1)
+    above = [layer for _, layer in layers[number + 1 :]]
+    chosen = choose_for_policy(read_section(values), flatten(recipe))
+    return tuple(one for one in chosen if one.key not in dotted and not any(is_set(layer, one.key) for layer in above))
 
 
 def _sizes(values: Mapping[str, Any], *, assumed: bool) -> tuple[Chosen, ...]:
@@ -314,7 +318,7 @@ def _read(name: str, chain: tuple[str, ...], spec: EnvSpec | None) -> _Source:
     """Read the plain values of a recipe, env id or file, merged with what it extends."""
     if is_env_id(name) and Path(name).suffix not in SUFFIXES:
         return _of_env(name, source_file(Path(chain[-1])) if chain else None, spec)
-    path = _locate(name, Path(chain[-1]).parent if chain else Path())
+    path = locate(name, Path(chain[-1]).parent if chain else Path())
     if str(path) in chain:
         raise RecipeFileError(f"{' extends '.join([*chain, str(path)])}: a recipe cannot extend itself")
     if path.suffix == ".ini":
@@ -377,12 +381,6 @@ def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...], spec: E
     )
 
 
-def source_file(path: Path) -> Path | None:
-    """Return the path of a recipe file; None for a packaged recipe, which is part of Millpond."""
-    folder = Path(str(resources.files("millpond.recipes")))
-    return None if path.resolve().parent == folder.resolve() else path
-
-
 def _file_of_preset(layers: tuple[Layer, ...], preset: str | None) -> Path | None:
     """Return the last file that adds to a preset; None if none does."""
     for file, values in reversed(layers):
@@ -398,25 +396,6 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(data, Mapping) and isinstance(old, Mapping) and "path" in data:
         below = {**below, "data": {key: value for key, value in old.items() if key not in SIZES_OF_DATA}}
     return merge(below, above)
-
-
-def _locate(name: str, relative_to: Path) -> Path:
-    """Return the file of a recipe's name or path."""
-    path = Path(name)
-    if path.suffix in SUFFIXES or len(path.parts) > 1 or name in (".", "..", ""):
-        try:
-            relative = relative_to / path
-            return relative.resolve() if relative.exists() else path
-        except (OSError, ValueError) as error:  # too long, or with a NUL in it
-            raise RecipeFileError(f"{name[:80]!r} is not a path: {error}") from None
-    names = recipe_names()
-    if name in names:
-        return Path(str(resources.files("millpond.recipes") / f"{name}.yaml"))
-    if path.exists():
-        return path
-    nearest = list(dict.fromkeys([*difflib.get_close_matches(name, names, n=1), *near_ids(name)]))
-    hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"recipes are {', '.join(names)}; {OTHER_RECIPES}"
-    raise MillpondError(f"there is no recipe {name!r}; {hint}")
 
 
 def _preset(values: Mapping[str, Any], preset: str, source: str) -> dict[str, Any]:

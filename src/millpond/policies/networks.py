@@ -28,6 +28,7 @@ from millpond.policies.value_scale import ValueScale
 DEFAULTS: dict[str, Any] = {
     "core": "none",
     "hidden_size": 128,
+    "num_layers": 1,
     "normalize_observations": False,
     "separate_critic": False,
     "normalize_values": False,
@@ -199,7 +200,7 @@ def _feature_policy(
     hidden_size = size if core == "none" else settings["hidden_size"]
 
     def parts(network: nn.Module, inputs: NetworkInputs) -> tuple[Any, nn.Module]:
-        memory = NoCore() if core == "none" else make_core(core, hidden_size, nn.Identity())
+        memory = NoCore() if core == "none" else make_core(core, hidden_size, settings["num_layers"], nn.Identity())
         return NetworkEncoder(inputs, network, size, hidden_size), memory
 
     critic = None

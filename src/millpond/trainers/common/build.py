@@ -33,6 +33,8 @@ def make_policy(recipe: PPORecipe, spec: EnvSpec, device: torch.device) -> Any:
         "separate_critic": policy.separate_critic,
         "normalize_values": recipe.ppo.normalize_values,
     }
+    if policy.num_layers != 1:  # custom policies need not know it
+        settings["num_layers"] = policy.num_layers
     if policy.target is None:
         return build_policy(spec.observation, spec.action, **settings).to(device)
     custom = load_policy_factory(policy.target)(spec.observation, spec.action, **settings)

@@ -6,7 +6,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,16 @@ class EndlessEpisodeError(MillpondError):
 class Evaluation:
     """Results of episodes, in the order of their seeds."""
 
-    agent_returns: tuple[tuple[float, ...], ...]  # [episode][agent]
+    returns_by_agent: tuple[tuple[float, ...], ...]  # [episode][agent]
     lengths: tuple[int, ...]  # env steps
     infos: tuple[dict[str, float], ...]
+    named_agents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # see `EnvSpec.named_agents`
     deterministic: bool = False  # the most likely actions were taken, not sampled ones
 
     @cached_property
     def returns(self) -> tuple[float, ...]:
         """Return of each episode: the mean of its agents."""
-        return tuple(float(np.mean(agents)) for agents in self.agent_returns)
+        return tuple(float(np.mean(agents)) for agents in self.returns_by_agent)
 
     @property
     def mean(self) -> float:
@@ -68,6 +69,12 @@ class Evaluation:
     def high(self) -> float:
         """Upper end of the 95% interval of the mean."""
         return self.interval()[1]
+
+    @property
+    def agent_returns(self) -> dict[str, float]:
+        """Mean return of each agent by name; empty if the environment does not name its agents."""
+        means = np.mean(self.returns_by_agent, axis=0)
+        return {name: float(means[list(agents)].mean()) for name, agents in self.named_agents.items()}
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Return the bootstrap interval of the mean; its generator is fixed, so that it is reproducible."""
@@ -96,6 +103,7 @@ class Evaluation:
             "eval/episode_return": self.mean,
             "eval/episode_return_low": low,
             "eval/episode_return_high": high,
+            **{f"eval/{name}/episode_return": mean for name, mean in self.agent_returns.items()},
             "eval/episode_length": float(np.mean(self.lengths)),
             **{
                 f"eval/env/{name}": float(np.mean([i[name] for i in self.infos if name in i])) for name in sorted(names)
@@ -109,7 +117,8 @@ class Evaluation:
             "mean": self.mean,
             "interval_95": [low, high],
             "deterministic": self.deterministic,
-            "returns": [list(agents) for agents in self.agent_returns],
+            "agents": self.agent_returns,
+            "returns": [list(agents) for agents in self.returns_by_agent],
             "lengths": list(self.lengths),
             "infos": list(self.infos),
         }
@@ -185,6 +194,7 @@ def evaluate(
         tuple(returns for returns, _, _ in ordered),
         tuple(length for _, length, _ in ordered),
         tuple(info for _, _, info in ordered),
+        vector.spec.named_agents,
         deterministic,
     )
 

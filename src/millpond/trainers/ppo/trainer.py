@@ -28,6 +28,7 @@ from millpond.loop import Address, LevelEnd, Loop, NonFiniteError
 from millpond.losses import Coefficients, mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.planned import plan_over_ranks, share_of_rank
+from millpond.planner.ppo.advice import CRITIC_IN_PLAIN_PYTORCH
 from millpond.processor import prepare_bfloat16
 from millpond.record import Counters, Recorder, Sink, Timer
 from millpond.report import Picture
@@ -59,7 +60,7 @@ from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.advantages import Estimator, estimate_advantages, refresh_advantages
 from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater, make_vector
 from millpond.trainers.ppo.measures import EVERY, gradient_is_due, observation_ranges, value_gradient_share
-from millpond.trainers.ppo.update import Step, train_minibatch, update_value_scale, value_scale_of
+from millpond.trainers.ppo.update import Step, Updater, train_minibatch, update_value_scale, value_scale_of
 
 
 class PPOTrainer:
@@ -100,6 +101,7 @@ class PPOTrainer:
         actor = make_actor(policy, recipe.trainer, self.device)
         assert isinstance(share.recipe, PPORecipe)
         self.vector = make_vector(share.recipe, planned, spec, policy, actor, run, ranks, self.device)
+        self.named_agents = spec.named_agents
         agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
         self.rows = Rows(
             row_fields(spec, state_shape, ratio=recipe.ppo.recompute_advantage),
@@ -186,8 +188,11 @@ class PPOTrainer:
         self.run.close()
 
     def opening(self) -> list[str]:
-        """Describe how the envs are stepped, and why."""
-        return sentence(f"vector: {self.vector.backend}; {self.vector.reason}")
+        """Describe how the envs are stepped, and why, and what keeps training from compiled code."""
+        lines = sentence(f"vector: {self.vector.backend}; {self.vector.reason}")
+        if self.recipe.policy.separate_critic and self.recipe.trainer.fast and isinstance(self.updater, Updater):
+            lines += sentence(f"training: plain PyTorch; {CRITIC_IN_PLAIN_PYTORCH}")
+        return lines
 
     def summary(self) -> list[str]:
         """Describe return, speed and times of a finished run."""
@@ -385,6 +390,10 @@ class PPOTrainer:
             self.loop.record("dropped_agent_steps", float(collected.dropped_agent_steps))
         for episode in collected.episodes:
             self.loop.record("episode_return", sum(episode.returns) / len(episode.returns))
+            for name, agents in self.named_agents.items():
+                self.loop.record(
+                    f"{name}/episode_return", sum(episode.returns[agent] for agent in agents) / len(agents)
+                )
             self.loop.record("episode_length", float(episode.length))
             for name, value in episode.info.items():
                 self.loop.record(f"env/{name}", float(value))
