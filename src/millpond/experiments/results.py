@@ -30,6 +30,7 @@ from millpond.experiments.statistics import (
     permutation_test,
 )
 from millpond.formatting import plural, sentence, table
+from millpond.learners.collector import allowed_action
 from millpond.record import read_records
 from millpond.store import read_status
 from millpond.store.run import is_run
@@ -142,7 +143,11 @@ class RandomPlayer:
         generator: torch.Generator | None = None,
         deterministic: bool = False,
     ) -> Any:
-        action = torch.randint(self.actions, (len(observation),), generator=generator, device=observation.device)
+        if action_mask is None:
+            action = torch.randint(self.actions, (len(observation),), generator=generator, device=observation.device)
+        else:
+            draw = torch.rand(len(observation), generator=generator, device=observation.device)
+            action = allowed_action(draw, action_mask)
         return SimpleNamespace(action=action.int(), state=state)
 
 
