@@ -30,7 +30,6 @@ from millpond.experiments.statistics import (
     permutation_test,
 )
 from millpond.formatting import plural, sentence, table
-from millpond.learners.collector import allowed_action
 from millpond.record import read_records
 from millpond.store import read_status
 from millpond.store.run import is_run
@@ -146,8 +145,7 @@ class RandomPlayer:
         if action_mask is None:
             action = torch.randint(self.actions, (len(observation),), generator=generator, device=observation.device)
         else:
-            draw = torch.rand(len(observation), generator=generator, device=observation.device)
-            action = allowed_action(draw, action_mask)
+            action = torch.multinomial(action_mask.float(), 1, generator=generator).squeeze(-1)
         return SimpleNamespace(action=action.int(), state=state)
 
 
