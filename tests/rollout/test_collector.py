@@ -117,7 +117,7 @@ def test_top_up_rounds_rotate() -> None:
         assert len(set(vector.env_steps.tolist())) == 1  # after a full rotation all envs have taken equally many steps
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize("unit", ["env_steps", "agent_steps"])
 @pytest.mark.parametrize(
     ("env_id", "puffer"),
