@@ -74,6 +74,7 @@ SETTINGS = {
         Setting("epochs", "one epoch", ("trainer.update_epochs=1",), ("lunarlander", "cartpole")),
         Setting("rate-lower", "learning rate / 10", ("ppo.learning_rate=1e-4",), ("lunarlander", "cartpole")),
         Setting("rate-higher", "learning rate x 10", ("ppo.learning_rate=1e-2",), ("lunarlander", "cartpole")),
+        Setting("rate-highest", "learning rate x 100", ("ppo.learning_rate=0.1",), ("lunarlander", "cartpole")),
         Setting("entropy-0", "no entropy bonus", ("ppo.ent_coef=0",), ("lunarlander", "acrobot")),
         Setting("entropy-more", "entropy bonus x 10", ("ppo.ent_coef=0.1",), ("lunarlander", "acrobot")),
         Setting("one-env", "one env", ("trainer.num_envs=1",), ("lunarlander", "cartpole")),

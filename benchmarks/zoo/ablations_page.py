@@ -31,7 +31,7 @@ Short trainings with the packaged recipes ([recipes](recipes.md)) and one settin
 CURVES: dict[str, list[tuple[str, tuple[str, ...]]]] = {
     "reward_scales": [(task, ("scale-0.001", BASE, "scale-1000")) for task in ("cartpole", "pendulum", "breakout")],
     "rule_values": [("cartpole", (BASE, "scale-1000", "scale-1000-values")), ("lunarlander", (BASE, "values"))],
-    "rule_rate": [(task, (BASE, "rate-lower", "rate-higher")) for task in ("cartpole", "lunarlander")],
+    "rule_rate": [(task, (BASE, "rate-lower", "rate-higher", "rate-highest")) for task in ("cartpole", "lunarlander")],
     "rule_schedule": [(task, (BASE, "rate-constant", "rate-floor")) for task in ("lunarlander", "hopper")],
     "rule_gamma": [(task, ("gamma-lower", BASE, "gamma-higher")) for task in ("lunarlander", "pendulum")],
     "rule_rows": [(task, (BASE, "rows", "trace")) for task in ("lunarlander", "hopper")],
