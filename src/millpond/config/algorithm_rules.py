@@ -1,4 +1,4 @@
-"""Rules between the keys of PPO's algorithm: sampling, advantages, the critic."""
+"""Rules between the keys of PPO's algorithm and network: sampling, advantages, layers, the critic."""
 
 from __future__ import annotations
 
@@ -23,30 +23,22 @@ def _sampling(values: Values) -> Iterator[Violation]:
         )
 
 
+def _layers_of_core(values: Values) -> Iterator[Violation]:
+    layers, core = values["policy.num_layers"], values["policy.core"]
+    if layers > 1 and core != "mingru" and values["policy.target"] is None:
+        yield Violation(
+            ("policy.num_layers", "policy.core"),
+            f"policy.num_layers={layers} is for policy.core=mingru; policy.core={core} has one layer",
+            ({"policy.num_layers": 1}, {"policy.core": "mingru"}),
+        )
+
+
 def _critic_is_trained(values: Values) -> Iterator[Violation]:
     if not values["ppo.value_trains_core"] and values["policy.separate_critic"]:
         yield Violation(
             ("ppo.value_trains_core", "policy.separate_critic"),
             "ppo.value_trains_core=false with policy.separate_critic=true would never train the critic's encoder and core",
             ({"ppo.value_trains_core": True}, {"policy.separate_critic": False}),
-        )
-
-
-def _value_of_custom_policy(values: Values) -> Iterator[Violation]:
-    for key in ("ppo.normalize_values", "policy.separate_critic"):
-        if values[key] and values["policy.target"] is not None:
-            yield Violation(
-                (key, "policy.target"),
-                f"{key}=true is for the built-in policy, not for the custom policy policy.target={values['policy.target']}, "
-                "which computes its value itself",
-                ({key: False},),
-            )
-    if not values["ppo.value_trains_core"] and values["policy.target"] is not None:
-        yield Violation(
-            ("ppo.value_trains_core", "policy.target"),
-            f"ppo.value_trains_core=false has no effect on the custom policy policy.target={values['policy.target']}, "
-            "which decides itself what its value loss trains",
-            ({"ppo.value_trains_core": True},),
         )
 
 
@@ -61,6 +53,12 @@ def _estimator(values: Values) -> Iterator[Violation]:
                 "recursion with every option",
                 ({"ppo.advantage": "vtrace"}, {"ppo.row_end": "zero", "ppo.ignore_truncation": True}),
             )
+    if values["ppo.row_end"] == "zero" and values["ppo.trace_end"] == "iteration":
+        yield Violation(
+            ("ppo.row_end", "ppo.trace_end"),
+            "ppo.row_end=zero ends every trace with its row, and ppo.trace_end=iteration goes on after it",
+            ({"ppo.trace_end": "row"}, {"ppo.row_end": "bootstrap"}),
+        )
     if values["ppo.ignore_truncation"] and not values["ppo.bootstrap_truncation"]:
         yield Violation(
             ("ppo.ignore_truncation", "ppo.bootstrap_truncation"),
@@ -69,4 +67,4 @@ def _estimator(values: Values) -> Iterator[Violation]:
         )
 
 
-ALGORITHM_RULES: tuple[Rule, ...] = (_sampling, _estimator, _critic_is_trained, _value_of_custom_policy)
+ALGORITHM_RULES: tuple[Rule, ...] = (_sampling, _estimator, _layers_of_core, _critic_is_trained)

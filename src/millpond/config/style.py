@@ -48,6 +48,13 @@ STYLE_KEYS = (
         "it bootstraps from the value of the next observation: no reward is lost",
     ),
     StyleKey(
+        "ppo.trace_end",
+        "row",
+        "row",
+        "traces end with their rows",
+        "so they do; recipes of env ids set iteration, with which traces go on from row to row of an agent",
+    ),
+    StyleKey(
         "ppo.ignore_truncation",
         False,
         True,

@@ -19,6 +19,7 @@ from millpond.planner.ppo.compare import (
 from millpond.planner.ppo.numbers import PPOPlan
 
 FLOAT32 = 4
+CORE_NAMES = {"lstm": "LSTM", "gru": "GRU", "mingru": "MinGRU"}
 
 
 def show_ppo(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
@@ -175,8 +176,9 @@ def _unrolled(recipe: PPORecipe, plan: PPOPlan) -> str:
     sequences = plan.minibatch_segments * (plan.num_agents if plan.batch_unit == "env_steps" else 1)
     if recipe.policy.core == "none":
         return f"{plural(sequences, 'sequence')}, no recurrent core"
-    steps = plural(plan.bptt_horizon, "step")
-    return f"{recipe.policy.core.upper()} unrolled over {steps} of {plural(sequences, 'sequence')}, in order"
+    steps, layers = plural(plan.bptt_horizon, "step"), recipe.policy.num_layers
+    name = CORE_NAMES[recipe.policy.core] + (f" of {layers} layers" if layers > 1 else "")
+    return f"{name} unrolled over {steps} of {plural(sequences, 'sequence')}, in order"
 
 
 def _minibatch_bars(plan: PPOPlan) -> list[str]:
