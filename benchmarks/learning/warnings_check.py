@@ -130,7 +130,7 @@ def train(case: Case, folder: Path) -> tuple[list[dict[str, Any]], Mapping[str, 
     name = "".join(letter if letter.isalnum() else "-" for letter in case.name)
     stopped: list[dict[str, Any]] = []
     try:
-        millpond.train(case.recipe, settings, run=name, trust=True)
+        millpond.train(case.recipe, overrides=settings, run=name, trust=True)
     except EndlessEpisodeError:
         pass  # of the evaluation at the end, in envs whose episodes never do
     except NonFiniteEnvError as error:

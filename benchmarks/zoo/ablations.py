@@ -65,7 +65,7 @@ SETTINGS = {
         Setting("rate-constant", "constant learning rate", ("ppo.lr_schedule=constant",)),
         Setting("rate-floor", "learning rate ends at a tenth", ("ppo.min_lr_ratio=0.1",)),
         Setting("critic", "separate critic", ("policy.separate_critic=true",)),
-        Setting("observations", "observations normalised (Hopper: not)", ()),
+        Setting("observations", "observations normalised (Hopper: not)", (), COMMON[:-1]),  # Breakout shows images
         Setting("lambda", "lambda 0.9", ("ppo.gae_lambda=0.9",)),
         Setting("trace", "traces end with rows of 8 steps", ("ppo.trace_end=row",)),
         Setting("rows", "rows of 64 steps", ("trainer.bptt_horizon=64",)),
