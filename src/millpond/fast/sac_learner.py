@@ -138,18 +138,20 @@ class CompiledSAC:
         def numbers(tensors: Sequence[Tensor]) -> Floats:
             return rows(tensors).reshape(-1)
 
-        noise = [torch.empty(2, *batch.action.reshape(len(batch.action), -1).shape) for batch in batches]
-        for both in noise:  # drawn in the order of the plain learner: next actions first
-            for each in both:
-                each.normal_(generator=self.sac.generator)
+        # Drawn in the order of the plain learner: for each batch next actions first.
+        noise = torch.empty(2, len(batches), len(rewards[0]), len(self.settings.reach))
+        for number in range(len(batches)):
+            for which in range(2):
+                noise[which, number].normal_(generator=self.sac.generator)
+        drawn = noise.view(2, -1, len(self.settings.reach)).numpy()
         return SACBatches(
             rows([batch.observation for batch in batches]),
             rows([batch.next_observation for batch in batches]),
             rows([batch.action for batch in batches]),
             numbers(rewards),
             numbers([batch.discount for batch in batches]),
-            rows([both[0] for both in noise]),
-            rows([both[1] for both in noise]),
+            drawn[0],
+            drawn[1],
         )
 
     def _memory_for(self, batch: int, threads: int) -> SACMemory:

@@ -78,12 +78,14 @@ class PondBatches:
         if not len(start):
             self.episodes = 0
             return
-        lengths = records - ((view.flags[start + records - 1] & FINAL) > 0)
-        cumulative = np.concatenate(
-            [[0.0], np.cumsum(self.pond.fields["reward"].cpu().numpy()[view.slot], dtype=np.float64)]
-        )
-        self._slot, self._start, self.lengths = view.slot, start, lengths
-        self.mean_return = (cumulative[start + lengths] - cumulative[start]) / lengths
+        lengths = records - ((view.flags[view.later(start, records - 1)] & FINAL) > 0)
+        cumulative = np.concatenate([[0.0], np.cumsum(self.pond.fields["reward"].cpu().numpy(), dtype=np.float64)])
+        self._view, self._start, self.lengths = view, start, lengths
+        last = view.later(start, lengths - 1)
+        begin = view.runs.begin
+        run = np.searchsorted(begin, start, side="right")
+        around = np.where(last < start, cumulative[begin[run]] - cumulative[begin[run - 1]], 0.0)  # past a ring's end
+        self.mean_return = (cumulative[last + 1] - cumulative[start] + around) / lengths
         self.sampler = StepSampler(lengths, *self._sizes)
         self.episodes = len(start)
 
@@ -102,8 +104,9 @@ class PondBatches:
         return objectives.lrd_loss(reward, target, length, valid)
 
     def _batch(self, episodes: Any, steps: Any) -> StepBatch:
-        records = (self._start[episodes][:, None] + steps).reshape(-1)
-        now, after = (torch.from_numpy(self._slot[at]).to(self.pond.device) for at in (records, records + 1))
+        first = self._start[episodes][:, None]
+        records = (self._view.later(first, steps + k).reshape(-1) for k in (0, 1))
+        now, after = (torch.from_numpy(at).to(self.pond.device) for at in records)
         frames = self.pond.fields["observation/observation"]
         return pond_step_batch(frames[now], self.pond.fields["action"][now], frames[after], self.network.inputs)
 
@@ -158,8 +161,7 @@ class RewardAgent:
         self.rng = np.random.default_rng(int(seeds[1]))
         self.generator = torch.Generator(device).manual_seed(int(seeds[2]))
         self.learner: SAC | DQN = self._make_learner(int(seeds[3]))
-        self.observations = torch.empty((0, self.inputs.numbers))  # of the last `act`, [T x E, D]
-        self.reward_stats: dict[str, float] = {}  # of the last `act`, for the record
+        self._acted: dict[str, Any] = {}  # observation, reward, ... [T, E, ...] of the last `act`
         self.epsilon = Epsilon(1.0, 0.05, over=max(1, updates // 2))
         self._finite = FiniteCheck(self.vector)
         self._newest: list[tuple[Any, dict[str, Any]]] = []  # batches and metrics of the last two updates
@@ -215,14 +217,21 @@ class RewardAgent:
         self._check_numbers(fields, episodes)
         stacked: dict[str, Any] = {name: np.stack(values) for name, values in fields.items()}
         has_final = stacked["terminated"] | stacked["truncated"]
-        self.observations = torch.from_numpy(stacked["observation"]).to(self.device).flatten(0, 1).flatten(1).float()
-        self.reward_stats = {
-            "reward_per_agent_step": float(stacked["reward"].mean()),
-            "reward_std": float(stacked["reward"].std()),
-            "termination_rate": float(stacked["terminated"].mean()),
-        }
+        self._acted = stacked
         self.pond.add(Steps(**stacked, final_observation=np.concatenate(finals), has_final=has_final))
         return episodes
+
+    def observations(self) -> Tensor:
+        """Return the observations of the last `act`, [T x E, D]."""
+        return torch.from_numpy(self._acted["observation"]).to(self.device).flatten(0, 1).flatten(1).float()
+
+    def reward_stats(self) -> dict[str, float]:
+        """Return metrics of the last `act`, for the record."""
+        return {
+            "reward_per_agent_step": float(self._acted["reward"].mean()),
+            "reward_std": float(self._acted["reward"].std()),
+            "termination_rate": float(self._acted["terminated"].mean()),
+        }
 
     def _take_steps(
         self,
@@ -287,7 +296,7 @@ class RewardAgent:
     def update(self, reward_network: RewardNetwork) -> dict[str, Any]:
         """Take one gradient step, on predicted rewards or, for comparison, on those of the environment."""
         agent = self.recipe.agent
-        batch = self.pond.sample(agent.batch_size, self.rng, gamma=agent.gamma)
+        batch = self.pond.sample(agent.batch_size, self.rng, gamma=agent.gamma, columns=())
         reward = None
         if agent.learn_from == "predicted":
             with torch.no_grad():
