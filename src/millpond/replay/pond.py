@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from millpond.compiled import compiled
 from millpond.formatting import plural
 from millpond.replay.draw import DrawnTransitions, draw_transitions
 from millpond.replay.schema import (
@@ -268,39 +269,46 @@ class Pond:
             then = {name: window[:, -stack:] for name, window in both.items()}
         if not stacked:
             now, then = ({name: window[:, 0] for name, window in each.items()} for each in (now, then))
-        path, first = drawn.path, self._index(drawn.path[:, 0])
-        last = self.flags[path[:, 0] if n_step == 1 else path[np.arange(len(path)), drawn.steps - 1]]
-        terminated = (last & TERMINATED) > 0
-        powers = gamma ** np.arange(n_step + 1)
-        single = self.schema.single
+        first, single = drawn.path[:, 0], self.schema.single
+        terminated, truncated = np.empty(len(first), np.bool_), np.empty(len(first), np.bool_)
+        discount = np.empty(len(first), np.float32)
+        powers = np.float64(gamma) ** np.arange(n_step + 1)
+        find_ends(self.flags, drawn.path, drawn.steps, powers, terminated, truncated, discount)
         return PondBatch(
             observation=now["observation"] if single else now,
             next_observation=then["observation"] if single else then,
-            action=self.fields[self.schema.action.name].index_select(0, first),
-            reward=self._rewards(path, powers[:n_step]),
+            action=self._take(self.schema.action.name, first),
+            reward=self._rewards(drawn.path, powers[:n_step]),
             terminated=self._send(terminated),
-            truncated=self._send(((last & TRUNCATED) > 0) & ~terminated),
-            discount=self._send(np.where(terminated, 0.0, powers[drawn.steps]).astype(np.float32)),
+            truncated=self._send(truncated),
+            discount=self._send(discount),
             steps=self._send(drawn.steps),
-            column={name: self.fields[name].index_select(0, first) for name in columns},
+            column={name: self._take(name, first) for name in columns},
         )
+
+    def _take(self, name: str, slots: Array) -> torch.Tensor:
+        """Return the values [..., *field] of slots [...]."""
+        source = self.fields[name]
+        if self.device.type == "cpu":
+            return torch.from_numpy(source.numpy().take(slots, axis=0))
+        return source.index_select(0, self._index(slots)).view(*slots.shape, *source.shape[1:])
 
     def _rewards(self, path: Array, weight: Array) -> torch.Tensor:
         """Return the sums [n] of the rewards of paths [n, n_step], each step with its weight."""
-        reward = self.fields["reward"].index_select(0, self._index(np.maximum(path, 0)))
         if len(weight) == 1:
-            return reward
+            return self._take("reward", path[:, 0])
         weights = torch.from_numpy(weight * (path != NO_RECORD)).to(self.device)
-        return (reward.view(path.shape).double() * weights).sum(1).float()
+        return (self._take("reward", np.maximum(path, 0)).double() * weights).sum(1).float()
 
     def _observations(self, records: Array) -> dict[str, torch.Tensor]:
         """Return observations [n, k, ...] of records [n, k]; zeros where there is none."""
-        where, missing = self._index(np.maximum(records, 0)), records == NO_RECORD
+        missing = records == NO_RECORD
+        some_missing = missing.any()
+        slots = np.maximum(records, 0) if some_missing else records
         observed = {}
         for field in self.schema.observation:
-            window = self.fields[self.schema.column(field)].index_select(0, where)
-            observed[field.name] = window.view(*records.shape, *window.shape[1:])
-            if missing.any():
+            observed[field.name] = self._take(self.schema.column(field), slots)
+            if some_missing:
                 empty = self._send(missing).reshape(*missing.shape, *(1 for _ in field.shape))
                 observed[field.name].masked_fill_(empty, 0)
         return observed
@@ -349,6 +357,16 @@ class Pond:
         self.clear()
         self.flags[: len(flags)] = flags
         self._runs = run_begin.astype(np.int64)
+
+
+@compiled
+def find_ends(flags: Any, path: Any, steps: Any, powers: Any, terminated: Any, truncated: Any, discount: Any) -> None:
+    """Read how the transitions with paths [n, n_step] of so many steps [n] end; discount = gamma^steps, 0 if terminated."""
+    for i in range(len(steps)):
+        last = flags[path[i, steps[i] - 1]]
+        terminated[i] = last & TERMINATED != 0
+        truncated[i] = not terminated[i] and last & TRUNCATED != 0
+        discount[i] = 0.0 if terminated[i] else powers[steps[i]]
 
 
 def _storage(field: Field, records: int, device: torch.device) -> torch.Tensor:

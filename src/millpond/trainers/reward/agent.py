@@ -22,7 +22,7 @@ from millpond.learners import DQN, SAC, Epsilon, QNetwork, epsilon_greedy
 from millpond.learners.sac import SACActor
 from millpond.replay.pond import Pond
 from millpond.replay.schema import FINAL, Schema
-from millpond.replay.steps import Steps
+from millpond.replay.steps import PROVENANCE, Steps
 from millpond.replay.transitions import complete_episodes
 from millpond.rewards import objectives
 from millpond.rewards.batches import StepSampler
@@ -212,14 +212,30 @@ class RewardAgent:
         try:
             self._take_steps(env_steps, at_random, fields, finals, episodes)
         except Exception:
-            self._check_numbers(fields, episodes)  # an error that follows from a NaN hides it
+            taken = min(map(len, fields.values()))
+            if taken:  # an error that follows from a NaN hides it
+                self._check_numbers({name: np.stack(values[:taken]) for name, values in fields.items()}, episodes)
             raise
-        self._check_numbers(fields, episodes)
-        stacked: dict[str, Any] = {name: np.stack(values) for name, values in fields.items()}
-        has_final = stacked["terminated"] | stacked["truncated"]
-        self._acted = stacked
-        self.pond.add(Steps(**stacked, final_observation=np.concatenate(finals), has_final=has_final))
+        self._acted = acted = {name: np.stack(values) for name, values in fields.items()}
+        self._check_numbers(acted, episodes)
+        self.pond.add(self._as_steps(acted, np.concatenate(finals)))
         return episodes
+
+    def _as_steps(self, acted: dict[str, Any], finals: np.ndarray[Any, Any]) -> Steps:
+        """Return what was collected as steps that fit the pond's schema, which is that of the same environment."""
+        shape, record = acted["reward"].shape, self.pond.schema.record
+        provenance: dict[str, Any] = {name: np.zeros(shape, record[name]) for name in PROVENANCE}
+        return Steps(
+            {"observation": acted["observation"]},
+            acted["action"],
+            acted["reward"],
+            acted["terminated"],
+            acted["truncated"],
+            {"observation": finals},
+            acted["terminated"] | acted["truncated"],
+            **provenance,
+            valid_for=self.pond.schema,
+        )
 
     def observations(self) -> Tensor:
         """Return the observations of the last `act`, [T x E, D]."""
@@ -261,15 +277,13 @@ class RewardAgent:
         self._finite.current(batch)
         self.vector.end_round()
 
-    def _check_numbers(self, fields: dict[str, list[Any]], episodes: list[EpisodeStats]) -> None:
-        """Raise if an observation or a reward is not finite."""
+    def _check_numbers(self, acted: dict[str, Any], episodes: list[EpisodeStats]) -> None:
+        """Raise if an observation or a reward of steps [T, E] is not finite."""
         check, envs = self._finite, np.arange(self.vector.num_envs)
-        taken = {name: np.stack(values, 1)[:, :, None] for name, values in fields.items() if values}
-        if not taken:
+        finite = not check.sees_observations or check.finite_observations(acted["observation"])
+        if finite and is_finite(acted["reward"]) and not check.found:
             return
-        finite = not check.sees_observations or check.finite_observations(taken["observation"])
-        if finite and is_finite(taken["reward"]) and not check.found:
-            return
+        taken = {name: values.swapaxes(0, 1)[:, :, None] for name, values in acted.items()}
         check.steps("reward", taken.pop("reward"), envs)
         check.steps("observation", taken.pop("observation"), envs)
         for name, values in taken.items():
