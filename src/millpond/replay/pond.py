@@ -309,8 +309,7 @@ class Pond:
         for field in self.schema.observation:
             observed[field.name] = self._take(self.schema.column(field), slots)
             if some_missing:
-                empty = self._send(missing).reshape(*missing.shape, *(1 for _ in field.shape))
-                observed[field.name].masked_fill_(empty, 0)
+                observed[field.name][self._send(missing)] = 0
         return observed
 
     def _send(self, array: Array) -> torch.Tensor:
