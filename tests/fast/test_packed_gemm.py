@@ -88,7 +88,7 @@ def test_dense_relu_equals_numpy(
     function(SGEMM, a, weight, bias, out)
     exact = np.maximum(a.astype(np.float64) @ weight.T.astype(np.float64) + bias, 0)  # a NaN stays a NaN
     assert np.isnan(out[0]).all()
-    np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-4)
     assert (around[:32] == AROUND).all()
     assert (around[-32:] == AROUND).all()
 
