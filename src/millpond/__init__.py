@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millpond.loop import Loop
     from millpond.planner import Planned
-    from millpond.replay import Lake, Pond
+    from millpond.replay import Lake, Pond, ReplayDataset, ReplayStream
     from millpond.store import Run
     from millpond.trainers.common.play import LoadedPolicy
 
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 __version__ = "0.2.0"
-__all__ = ["Lake", "Loop", "Pond", "load", "plan", "train"]
+__all__ = ["Lake", "Loop", "Pond", "ReplayDataset", "ReplayStream", "load", "plan", "train"]
 
-_LAZY = {"Lake": "millpond.replay", "Pond": "millpond.replay", "Loop": "millpond.loop"}
+_LAZY = {
+    **dict.fromkeys(("Lake", "Pond", "ReplayDataset", "ReplayStream"), "millpond.replay"),
+    "Loop": "millpond.loop",
+}
 
 
 def __getattr__(name: str) -> Any:

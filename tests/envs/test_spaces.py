@@ -7,7 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.envs.env_batch import EnvError
+from millpond.envs.masks import write_mask
+from millpond.envs.random_play import sample_action
 from millpond.envs.spaces import ActionLayout, ObservationLayout, read_part
+from millpond.envs.spec import ActionSpec
 
 LEAVES = st.sampled_from(
     [
@@ -113,6 +116,88 @@ def test_actions_are_values_of_the_space():
     assert box.contains(continuous.read(np.zeros(4, np.float32)))
 
 
+ACTION_LEAVES = st.sampled_from(
+    [
+        spaces.Discrete(4, start=-2),
+        spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[0, 1], [5, -1]]),
+        spaces.MultiBinary((2, 3)),
+        spaces.Box(-1, 1, (), np.float64),
+        spaces.Box(np.array([-1, -np.inf], np.float32), np.array([3, np.inf], np.float32)),
+    ]
+)
+ACTION_TREES = st.recursive(
+    ACTION_LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: spaces.Tuple(tuple(parts))),
+        st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3).map(spaces.Dict),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(ACTION_TREES, st.integers(0, 2**31))
+def test_actions_of_any_structure_come_back_as_they_were(space, seed):
+    layout, generator = ActionLayout(space, "test"), np.random.default_rng(seed)
+    stored = np.stack([sample_action(layout.spec, np.zeros(0, bool), generator) for _ in range(3)])
+    assert (stored.shape[1:], stored.dtype) == (layout.spec.shape, layout.spec.dtype)
+    for one, action in zip(stored, layout.read_all(stored), strict=True):
+        assert space.contains(action), action
+        np.testing.assert_array_equal(layout.write(action), one)
+    space.seed(seed)
+    sample = space.sample()
+    again = layout.read(layout.write(sample))
+    for ours, theirs in zip(plain_actions(space, again), plain_actions(space, sample), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def plain_actions(space: spaces.Space, value: object) -> list[object]:
+    """Return the parts of an action one by one."""
+    if isinstance(space, spaces.Dict):
+        assert set(value) == set(space.spaces)
+        return [part for key in space.spaces for part in plain_actions(space[key], value[key])]
+    if isinstance(space, spaces.Tuple):
+        assert isinstance(value, tuple)
+        return [part for inner, item in zip(space.spaces, value, strict=True) for part in plain_actions(inner, item)]
+    return [value]
+
+
+def test_a_dict_becomes_choices_then_numbers():
+    move = spaces.Tuple((spaces.Discrete(3), spaces.Box(-2, 2, (2,), np.float32)))
+    layout = ActionLayout(spaces.Dict({"move": move, "say": spaces.MultiDiscrete([2, 5], start=[0, 10])}), "test")
+    assert layout.spec == ActionSpec.mixed((3, 2, 5), (-2.0, -2.0), (2.0, 2.0))
+    action = layout.read(np.array([2, 1, 4, 0.5, -1.5], np.float32))
+    assert action["move"][0] == 2
+    assert action["move"][1].tolist() == [0.5, -1.5]
+    assert action["say"].tolist() == [1, 14]
+    assert ActionLayout(spaces.Dict({"a": spaces.Discrete(2)}), "test").spec == ActionSpec.discrete(2)
+    choices = spaces.Tuple((spaces.Discrete(2), spaces.MultiBinary(2)))
+    assert ActionLayout(choices, "test").spec == ActionSpec.multidiscrete((2, 2, 2))
+    boxes = spaces.Tuple((spaces.Box(0, 1, (1,)), spaces.Box(-3, 3, (1,))))
+    assert ActionLayout(boxes, "test").spec == ActionSpec.continuous((0.0, -3.0), (1.0, 3.0))
+    with pytest.raises(EnvError, match=r"is not an action of its space .*: 'say'"):
+        layout.write({"move": (0, np.zeros(2))})
+
+
+def test_masks_have_the_structure_of_the_space_or_are_flat():
+    say = spaces.Tuple((spaces.Discrete(2), spaces.MultiDiscrete([2, 3])))
+    layout = ActionLayout(spaces.Dict({"aim": spaces.Box(-1, 1, (2,)), "say": say}), "test")
+    flat = [True, False, True, True, False, True, False]
+    assert layout.read_mask(np.array(flat, np.int8)).tolist() == flat
+    nested = {"say": (np.array(flat[:2]), (np.array(flat[2:4]), np.array(flat[4:])))}
+    assert layout.read_mask(nested).tolist() == flat
+    assert layout.read_mask({"aim": None, "say": (np.array(flat[:2]), None)}).tolist() == [True, False] + [True] * 5
+    into = np.zeros(layout.spec.mask_size, bool)
+    write_mask(nested, layout, into, env_id="test", env=0)
+    assert into.tolist() == [*flat, True, True]  # numbers are always allowed
+    with pytest.raises(EnvError, match="an action mask of 3 entries, but there are 7 choices"):
+        write_mask(np.ones(3), layout, into, env_id="test", env=0)
+    with pytest.raises(EnvError, match="allows nothing"):
+        write_mask(np.zeros(7), layout, into, env_id="test", env=0)
+    write_mask(np.zeros(7), layout, into, env_id="test", env=0, final=True)  # after the end nothing needs to be allowed
+    assert not into[:7].any()
+
+
 def test_spaces_without_a_fixed_size_are_refused():
     with pytest.raises(EnvError, match="'a' is a Text space"):
         ObservationLayout(spaces.Dict({"a": spaces.Text(5)}), "test")
@@ -120,8 +205,12 @@ def test_spaces_without_a_fixed_size_are_refused():
         ObservationLayout(spaces.Dict({}), "test")
     with pytest.raises(EnvError, match=r"a Box of uint64, .* show it as uint8, int32, int64 or float32"):
         ObservationLayout(spaces.Box(0, 9, (2,), np.uint64), "test")
-    with pytest.raises(EnvError, match="no policy here can act in its action space"):
-        ActionLayout(spaces.Dict({"a": spaces.Discrete(2)}), "test")
+    with pytest.raises(EnvError, match="no policy here can act in its action space Text"):
+        ActionLayout(spaces.Text(5), "test")
+    with pytest.raises(EnvError, match=r"can act in part 'a/1' of its action space, Box\(0, 9, \(2,\), int32\)"):
+        ActionLayout(spaces.Dict({"a": spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 9, (2,), np.int32)))}), "test")
+    with pytest.raises(EnvError, match="has no parts"):
+        ActionLayout(spaces.Tuple(()), "test")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ OBSERVATIONS = {
     "small images": ObservationSpec.single((4, 10, 10), "uint8", "pixels"),
 }
 CONTINUOUS = ActionSpec.continuous((-1.0, -3.0), (1.0, 2.0))
+MIXED = ActionSpec.mixed((3, 2), (-1.0, -3.0), (1.0, 2.0))
 
 
 def make_actor(policy: Policy, **settings: Any) -> RecurrentActor | NetworkActor:
@@ -59,7 +60,7 @@ def compare_with_policy(
         observation = torch.randn(BATCH, 4, generator=draw)
         if spec.dtype == "uint8":
             observation = torch.randint(0, 9, (BATCH, *spec.shape), generator=draw, dtype=torch.uint8)
-        mask = torch.rand(BATCH, sum(action.sizes), generator=draw) < 0.7 if masked else None
+        mask = torch.rand(BATCH, action.mask_size, generator=draw) < 0.7 if masked else None
         updated = state.clone()
         with torch_threads(threads):
             expected = policy.act(observation, state, action_mask=mask, generator=torch.Generator().manual_seed(step))
@@ -89,15 +90,21 @@ def test_lstm_with_choices_acts_as_the_policy(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize("action", [ActionSpec.discrete(5), CONTINUOUS], ids=["discrete", "continuous"])
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_every_core_and_head_acts_as_the_policy(observation: str, action: ActionSpec, core: str, threads: int) -> None:
     compare_with_policy(OBSERVATIONS[observation], action, core, masked=False, threads=threads, frozen=True)
 
 
-@pytest.mark.parametrize("value", [{"normalize_values": True}, {"separate_critic": True, "normalize_values": True}])
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+def test_choices_with_a_vector_act_as_the_policy(core: str, masked: bool) -> None:
+    compare_with_policy(VECTOR, MIXED, core, masked=masked, threads=2, frozen=True)
+
+
+@pytest.mark.parametrize("value", [{"normalize_values": True}, {"separate_critic": True, "normalize_values": True}])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_normalised_value_and_separate_critic_act_as_the_policy(
     observation: str, core: str, value: dict[str, bool]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,9 @@ from tests.support.update_rows import (
 
 CPU = torch.device("cpu")
 USUAL = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5)
-STATES = {"lstm": 2, "gru": 1, "none": 0}
+STATES = {"lstm": 2, "gru": 1, "mingru": 1, "none": 0}
 CONTINUOUS = ActionSpec.continuous((-1.0, -2.0), (1.0, 2.0))
+MIXED = ActionSpec.mixed((3, 2), (-1.0, -2.0), (1.0, 2.0))
 
 
 def compare_with_plain_torch(
@@ -73,7 +75,7 @@ def compare_with_plain_torch(
     policy.value_trains_core = value_trains_core
     with torch.no_grad():
         policy.output.weight.mul_(
-            1.0 if action is CONTINUOUS else 20.0
+            1.0 if action.low else 20.0
         )  # far from uniform, so that some ratios are clipped and some are not
         if scale is not None:  # not 0
             policy.value_layer.weight[-1].normal_(generator=generator)
@@ -136,10 +138,59 @@ def test_gradients_equal_plain_torch_for_every_core(core: str, observation: str,
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize("value_trains_core", [True, False])
 def test_gradients_of_continuous_actions_equal_plain_torch(core: str, value_trains_core: bool, threads: int) -> None:
     compare_with_plain_torch(SPEC, CONTINUOUS, core=core, value_trains_core=value_trains_core, threads=threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("observation", ["vector", "several"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+def test_newest_ratios_and_values_are_written_back_to_the_rows_that_were_trained(
+    core: Any, observation: str, threads: int
+) -> None:
+    """Of every way to compute them: whole rows, without memory, and torch's graph; and of plain torch."""
+    seen, action = OBSERVATIONS[observation], ActionSpec.multidiscrete((3, 2))
+    generator = torch.Generator().manual_seed(0)
+    policy = build_policy(seen, action, core=core, hidden_size=HIDDEN, generator=generator, normalize_values=True)
+    set_value_scale(policy, -1.5, 0.7)
+    with torch.no_grad():
+        policy.value_layer.weight[-1].normal_(generator=generator)
+    coefficients = replace(USUAL, value_scale=Scale(-1.5, 0.7), weights_value=False)
+    picked, weight = torch.tensor([7, 0, 4, 5, 2]), WEIGHT[:5]
+    written = []
+    for updater in (fast_updater(policy), Updater(policy, device=CPU)):
+        rows, advantages = random_rows(action, True, seen, HIDDEN, policy.states, ratio=True)
+        rows["ratio"].fill_(1.0)
+        rows.resets_state = False
+        before = rows["value"].clone()
+        with torch_threads(threads):
+            metrics = updater.backward(rows, advantages, picked, weight, coefficients, rows["alive"].sum())
+        kl = sum(float(share["approx_kl"]) for share in metrics) * float(rows["alive"].sum())
+        batch = gather(rows, advantages, picked, weight, CPU)
+        ratio = rows["ratio"][picked][rows["alive"][picked]].double()
+        assert kl == pytest.approx(float((ratio - 1 - ratio.log()).sum()), rel=1e-4)
+        others = torch.tensor([1, 3, 6, 8])
+        assert torch.equal(rows["value"][others], before[others])
+        assert torch.equal(rows["ratio"][others], torch.ones_like(rows["ratio"][others]))
+        again = policy.unroll(batch.observation, batch.state, batch.reset, batch.action, action_mask=batch.action_mask)
+        torch.testing.assert_close(batch.value, again.value.detach(), rtol=1e-4, atol=1e-5)
+        written.append(rows)
+    for name in ("ratio", "value"):
+        alive = written[0]["alive"]
+        torch.testing.assert_close(written[0][name][alive], written[1][name][alive], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("core", ["lstm", "none"])
+def test_weights_on_the_advantage_alone_equal_plain_torch(core: str) -> None:
+    compare_with_plain_torch(SPEC, ActionSpec.discrete(4), core=core, coefficients=replace(USUAL, weights_value=False))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+def test_gradients_of_choices_with_a_vector_equal_plain_torch(core: str, masked: bool) -> None:
+    compare_with_plain_torch(SPEC, MIXED, core=core, masked=masked, threads=2)
 
 
 NORMALISED = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5, advantage_scale=Scale(0.3, 1.6), value_scale=Scale(-1.5, 0.7))
@@ -147,7 +198,7 @@ NORMALISED = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5, advantage_scale=Scale(0.3, 1
 
 @pytest.mark.parametrize("value_trains_core", [True, False])
 @pytest.mark.parametrize("observation", ["vector", "several"])
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 def test_gradients_of_normalised_values_and_advantages_equal_plain_torch(
     core: str, observation: str, value_trains_core: bool
 ) -> None:
@@ -291,7 +342,7 @@ def test_clipping_spreads_a_nan_to_all_gradients() -> None:
     assert all(gradient is not None and bool(gradient.isnan().all()) for gradient in gradients_of(parameters))
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize(
     ("image", "threads", "row_shares"),
     [

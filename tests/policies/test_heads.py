@@ -9,7 +9,7 @@ from torch.distributions import Categorical, Independent, Normal
 from millpond.envs.spec import ActionSpec
 from millpond.fast.choices import FastChoices
 from millpond.policies import PolicyError
-from millpond.policies.heads import ChoiceHead, GaussianHead, make_head
+from millpond.policies.heads import ChoiceHead, GaussianHead, MixedHead, make_head
 
 SIZES = (4, 2, 3)
 
@@ -144,3 +144,40 @@ def test_heads_compute_in_float32() -> None:
 def test_impossible_actions_are_refused(spec: ActionSpec) -> None:
     with pytest.raises(PolicyError):
         make_head(spec)
+
+
+def test_mixed_head_is_the_product_of_its_parts() -> None:
+    head = make_head(ActionSpec.mixed((3, 2), (-2.0, 0.0), (2.0, 1.0)))
+    assert isinstance(head, MixedHead)
+    with torch.no_grad():
+        head.vector.log_deviation.copy_(torch.tensor([0.3, -0.5]))
+    numbers = torch.randn(50, 7)
+    action, sampled = head.sample(numbers, None, torch.Generator().manual_seed(0), False)
+    log_prob, entropy = head.evaluate(numbers, action, None)
+    torch.testing.assert_close(sampled, log_prob)
+    choices = [Categorical(logits=numbers[:, :3]), Categorical(logits=numbers[:, 3:5])]
+    centre, reach = torch.tensor([0.0, 0.5]), torch.tensor([2.0, 0.5])
+    vector = Normal(centre + reach * numbers[:, 5:], reach * head.vector.log_deviation.exp())
+    expected = sum(one.log_prob(action[:, k]) for k, one in enumerate(choices)) + vector.log_prob(action[:, 2:]).sum(-1)
+    torch.testing.assert_close(log_prob, expected)
+    torch.testing.assert_close(entropy, sum(one.entropy() for one in choices) + vector.entropy().sum(-1))
+    best, _ = head.sample(numbers, None, None, True)
+    torch.testing.assert_close(best[:, :2], torch.stack([one.probs.argmax(-1) for one in choices], -1).float())
+    torch.testing.assert_close(best[:, 2:], vector.mean)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), ()])
+def test_masked_numbers_are_zero_and_count_for_nothing(sizes: tuple[int, ...]) -> None:
+    head = make_head(ActionSpec.mixed(sizes, (-1.0, -1.0), (1.0, 5.0)))
+    alone = make_head(ActionSpec.mixed(sizes, (-1.0,), (1.0,)))
+    numbers = torch.randn(9, sum(sizes) + 2, requires_grad=True)
+    mask = torch.ones(9, sum(sizes) + 2, dtype=torch.bool)
+    mask[:, -1] = False
+    action, log_prob = head.sample(numbers, mask, torch.Generator().manual_seed(0), False)
+    assert action[:, -1].tolist() == [0.0] * 9
+    expected = alone.evaluate(numbers[:, :-1], action[:, :-1], None)
+    torch.testing.assert_close(log_prob, expected[0])
+    evaluated = head.evaluate(numbers, action, mask)
+    torch.testing.assert_close(evaluated, expected)
+    (gradient,) = torch.autograd.grad(evaluated[0].sum() + evaluated[1].sum(), numbers)
+    assert gradient[:, -1].tolist() == [0.0] * 9

@@ -28,19 +28,25 @@ OBSERVATIONS = {
 
 
 def random_rows(
-    action: ActionSpec, masked: bool, seen: ObservationSpec, hidden: int = HIDDEN, states: int = 2
+    action: ActionSpec,
+    masked: bool,
+    seen: ObservationSpec,
+    hidden: int = HIDDEN,
+    states: int = 2,
+    *,
+    ratio: bool = False,
 ) -> tuple[Rows, Advantages]:
-    """Return random rows in which episodes end and agents die, and advantages of them."""
+    """Return random rows in which episodes end and agents die, and advantages of them. `ratio`: these are written back."""
     draw = torch.Generator().manual_seed(1)
-    choices = action.shape
     shapes: dict[str, tuple[tuple[int, ...], str]] = {
         "observation": (seen.shape, seen.dtype),
-        "action": (choices, action.dtype),
+        "action": (action.shape, action.dtype),
         "log_prob": ((), "float32"),
         "value": ((), "float32"),
         "initial_state": ((states, hidden), "float32"),
         **dict.fromkeys(("terminated", "truncated", "alive"), ((), "bool")),
-        **({"action_mask": ((sum(action.sizes),), "bool")} if masked else {}),
+        **({"action_mask": ((action.mask_size,), "bool")} if masked else {}),
+        **({"ratio": ((), "float32")} if ratio else {}),
     }
     fields = [
         RowField(name, shape, dtype, np.dtype(dtype).itemsize, per_step=name != "initial_state", trained=True)
@@ -56,20 +62,22 @@ def random_rows(
     if seen.parts[0].kind == "tokens":  # the first step has no real token, the next has one, and so on
         for t in range(HORIZON):
             rows["observation"][:, t, :, t:] = 255
-    low, high = (-4.0, -2.5) if action.kind == "continuous" else (-2.0, -0.2)
+    low, high = {"continuous": (-4.0, -2.5), "mixed": (-6.5, -3.5)}.get(action.kind, (-2.0, -0.2))
     rows["log_prob"].uniform_(low, high, generator=draw)
     if action.kind == "continuous":
         rows["action"].normal_(generator=draw)
     else:
-        sizes = torch.tensor(action.sizes) if choices else torch.tensor(action.sizes[0])
-        rows["action"].copy_((torch.rand(rows["action"].shape, generator=draw) * sizes).int())
+        sizes = torch.tensor(action.sizes) if action.shape else torch.tensor(action.sizes[0])
+        chosen = rows["action"][..., : len(action.sizes)] if action.shape else rows["action"]
+        chosen.copy_((torch.rand(chosen.shape, generator=draw) * sizes).int())
+        rows["action"][..., len(action.sizes) :].normal_(generator=draw) if action.low else None
     for name, often in (("terminated", 0.1), ("truncated", 0.1), ("alive", 0.9)):
         rows[name].copy_(torch.rand(rows[name].shape, generator=draw) < often)
     if masked:
         mask = torch.rand(rows["action_mask"].shape, generator=draw) < 0.7
         begins = torch.tensor((0, *action.sizes[:-1])).cumsum(0)
-        taken = rows["action"].view(*mask.shape[:-1], -1) + begins  # what was taken was allowed
-        rows["action_mask"].copy_(mask.scatter(-1, taken, True))
+        chosen = rows["action"].view(*mask.shape[:-1], -1)[..., : len(action.sizes)].long()
+        rows["action_mask"].copy_(mask.scatter(-1, chosen + begins, True))  # what was taken was allowed
     advantage = torch.randn(ROWS, HORIZON, AGENTS, generator=draw)
     return rows, Advantages(advantage, 2 * advantage, np.zeros(ROWS), torch.zeros(()), rows["alive"].sum(dim=(1, 2)))
 

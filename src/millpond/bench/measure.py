@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -228,16 +228,17 @@ class RandomActions:
         if mask.shape[-1]:
             first = np.cumsum((0, *self.spec.sizes))
             actions = [mask[..., low:high].argmax(-1) for low, high in pairwise(first)]
-            out[...] = actions[0] if self.spec.kind == "discrete" else np.stack(actions, -1)
+            choices = np.stack(actions, -1) if actions else np.zeros((*mask.shape[:-1], 0))
+            out[...] = self.spec.join(choices, np.zeros((*mask.shape[:-1], len(self.spec.low))))
             return
         if out.shape not in self.by_shape:
             self.by_shape[out.shape] = self._draw(out.shape).astype(out.dtype)
         np.copyto(out, self.by_shape[out.shape])
 
     def _draw(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        if self.spec.kind == "continuous":
-            return self.rng.uniform(self.spec.low, self.spec.high, shape)
-        return self.rng.integers(0, self.spec.sizes if self.spec.kind == "multidiscrete" else self.spec.sizes[0], shape)
+        spec, lead = self.spec, shape[: len(shape) - len(self.spec.shape)]
+        choices = self.rng.integers(0, np.array(spec.sizes, np.int64), (*lead, len(spec.sizes)))
+        return spec.join(choices, self.rng.uniform(spec.low, spec.high, (*lead, len(spec.low))))
 
 
 class RandomSteps:
@@ -274,7 +275,7 @@ def measure_lake(
     terminated = np.random.default_rng(0).random(shape) < 0.005
     action = np.zeros((*shape, *spec.action.shape), spec.action.dtype)
     steps = Steps(observation, action, np.zeros(shape, np.float32), terminated, np.zeros(shape, bool))
-    count, schema = shape[0] * shape[1], Schema.from_spec(spec)
+    count, schema = shape[0] * shape[1], Schema.from_spec(replace(spec, action_masks=False))
     with tempfile.TemporaryDirectory(dir=folder) as scratch, Lake.create(Path(scratch) / "lake", schema) as lake:
         with lake.writer("bench", shape[1]) as writer:
             append = median_seconds(lambda: writer.append(steps), effort.repeats)

@@ -20,6 +20,7 @@ from millpond.config.for_env import (
     Chosen,
     ForEnvConfig,
     choose,
+    choose_for_policy,
     choose_sizes,
     is_env_id,
     is_set,
@@ -29,6 +30,7 @@ from millpond.config.for_env import (
 )
 from millpond.config.recipe import EnvConfig, Recipe
 from millpond.config.rules import ConfigError, as_overrides
+from millpond.config.style import with_optimizer, with_style
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
 from millpond.envs.families import family_of
 from millpond.envs.registry import near_ids
@@ -85,6 +87,11 @@ def recipe_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
+def is_recipe(name: str) -> bool:
+    """Return True for the name of a packaged recipe, an env id, or an existing file that may hold a recipe."""
+    return name in recipe_names() or is_env_id(name) or (Path(name).suffix in SUFFIXES and Path(name).is_file())
+
+
 def load(
     recipe: str | Path | Mapping[str, Any],
     overrides: Iterable[str] | Mapping[str, Any] = (),
@@ -117,6 +124,8 @@ def load(
     if agents_open and agents is not None:
         dotted, agents_open = {**dotted, "env.num_agents": agents}, False
         values = overlay(values, {"env.num_agents": agents})
+    for_policy = _for_policy(values, source.layers, dotted)
+    values = overlay(values, {one.key: one.value for one in for_policy})
     sizes_chosen = _sizes(values, assumed=agents_open)
     values = overlay(values, {one.key: one.value for one in sizes_chosen})
     if preset == DEBUG:
@@ -132,7 +141,7 @@ def load(
     if actual is not None:
         refuse_wrong_agents(typed, actual, layers.name)
     notes = (*source.notes, *layers.notes, *([puffer.AGENTS_OPEN] if agents_open and source.agents_open else []))
-    chosen = tuple(one for one in (*source.chosen, *sizes_chosen) if one.key not in dotted)
+    last = {one.key: one for one in (*source.chosen, *for_policy, *sizes_chosen) if one.key not in dotted}
     return Loaded(
         layers.name,
         typed,
@@ -143,7 +152,7 @@ def load(
         agents_open,
         dotted,
         layers.code,
-        chosen,
+        tuple(last.values()),
         source.open_choices,
     )
 
@@ -161,6 +170,17 @@ def _ask(
         spec = ask_env(layers.env)
         return spec, spec.num_agents if decides else None
     return known_spec(layers.env) if known_spec is not None and layers.follows_env else None, None
+
+
+def _for_policy(values: Mapping[str, Any], layers: tuple[Layer, ...], dotted: Mapping[str, Any]) -> tuple[Chosen, ...]:
+    """Return the settings that follow from the kind of policy, unless a layer above their section sets them."""
+    recipe = _validated({key: value for key, value in values.items() if key != SECTION})
+    if recipe is None or SECTION not in values:
+        return ()
+    number = max((number for number, (_, layer) in enumerate(layers) if SECTION in layer), default=-1)
+    above = [layer for _, layer in layers[number + 1 :]]
+    chosen = choose_for_policy(read_section(values), flatten(recipe))
+    return tuple(one for one in chosen if one.key not in dotted and not any(is_set(layer, one.key) for layer in above))
 
 
 def _sizes(values: Mapping[str, Any], *, assumed: bool) -> tuple[Chosen, ...]:
@@ -232,12 +252,12 @@ def _layered(
     name = "config" if isinstance(recipe, Mapping) else str(recipe)
     source = _extended(dict(recipe), name, (), spec) if isinstance(recipe, Mapping) else _read(name, (), spec)
     dotted = _preset(source.values, preset, name) if preset is not None else {}
-    preset_layer: Layer = (_file_of_preset(source.layers, preset), overlay({}, dotted))
+    preset_layer: Layer = (_file_of_preset(source.layers, preset), with_style(overlay({}, dotted)))
     overriding = dict(overrides if isinstance(overrides, Mapping) else (parse_override(text) for text in overrides))
-    nested = overlay({}, overriding)
+    nested = with_style(overlay({}, overriding))
     below, notes = _for_other_env(source.values, nested)
     source = source.without_choices(preset_layer[1]).without_choices(nested)
-    values = _over(_over(below, preset_layer[1]), nested)
+    values = with_optimizer(_over(_over(below, preset_layer[1]), nested))
     dotted |= overriding
     try:
         env = EnvConfig.model_validate(values.get("env", {}))
@@ -301,7 +321,7 @@ def _read(name: str, chain: tuple[str, ...], spec: EnvSpec | None) -> _Source:
     if path.suffix == ".ini":
         read = puffer.read(read_text(path), str(path))
         layers = ((source_file(path), read.values),)
-        return _Source(read.values, layers, read.defaulted, read.ignored, read.notes, read.agents_open)
+        return _Source(with_style(read.values), layers, read.defaulted, read.ignored, read.notes, read.agents_open)
     return _extended(read_mapping(path), str(path), (*chain, str(path)), spec)
 
 
@@ -329,7 +349,7 @@ def _env_that_decides(values: Mapping[str, Any]) -> str | None:
 
 def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...], spec: EnvSpec | None) -> _Source:
     """Merge values with those of the recipe that they extend, if any."""
-    parent = values.pop("extends", None)
+    parent, values = values.pop("extends", None), with_style(values)
     own: Layer = (source_file(Path(chain[-1])) if chain else None, values)
     chosen, still_open = choose(read_section(values), spec)
     settings = {one.key: one.value for one in chosen}

@@ -30,16 +30,17 @@ UNBOUNDED = 1.0  # a continuous action without bounds is drawn from -1..1
 
 def sample_action(spec: ActionSpec, mask: npt.NDArray[np.bool_], random: np.random.Generator) -> npt.NDArray[Any]:
     """Draw a uniform action of one agent that its mask allows; an empty mask allows all."""
-    if spec.kind == "continuous":
-        low, high = np.array(spec.low), np.array(spec.high)
-        low, high = np.where(np.isfinite(low), low, -UNBOUNDED), np.where(np.isfinite(high), high, UNBOUNDED)
-        return random.uniform(low, high).astype(np.float32)
+    low, high = np.array(spec.low), np.array(spec.high)
+    low, high = np.where(np.isfinite(low), low, -UNBOUNDED), np.where(np.isfinite(high), high, UNBOUNDED)
+    vector = random.uniform(low, high).astype(np.float32) if spec.low else np.zeros(0, np.float32)
     choices, start = [], 0
     for size in spec.sizes:
         allowed = np.flatnonzero(mask[start : start + size]) if mask.size else np.arange(size)
         choices.append(int(random.choice(allowed)) if len(allowed) else 0)
         start += size
-    return np.array(choices if spec.kind == "multidiscrete" else choices[0], np.int32)
+    if mask.size:
+        vector *= mask[start:]
+    return spec.join(np.array(choices, np.int32), vector)
 
 
 def sample_actions(spec: ActionSpec, buffers: Buffers, randoms: list[np.random.Generator]) -> None:

@@ -373,6 +373,6 @@ def _describe_observation(observation: ObservationSpec) -> str:
 
 
 def _describe_action(action: ActionSpec) -> str:
-    if action.kind == "continuous":
-        return plural(len(action.low), "number")
-    return " x ".join(str(size) for size in action.sizes) + " choices"
+    numbers = [plural(len(action.low), "number")] if action.low else []
+    choices = [" x ".join(str(size) for size in action.sizes) + " choices"] if action.sizes else []
+    return " + ".join(choices + numbers)

@@ -1,18 +1,14 @@
-"""Gymnasium spaces as arrays: one flat array per observation, one row of numbers per action; and action masks.
+"""Gymnasium spaces as arrays: one flat array per observation, one row of numbers per action.
 
 Box            unchanged, except that shape () becomes (1,), images become channels first, and dtypes that torch hardly
                supports change: float64 becomes float32, bool uint8, uint16 int32, uint32 int64
 Discrete       one-hot bytes            MultiDiscrete   one-hot bytes, one after another
 MultiBinary    bytes                    Dict, Tuple     their parts one after another, named a/b
-
-An env may report its action mask, in this order of preference, in `infos["action_mask"]`, by a method `action_masks()` or
-`action_mask()`, or in an observation that is a Dict of `observation` and `action_mask` (as in PettingZoo). A mask has one
-entry per choice, True if it is allowed; for several choices at once (MultiDiscrete) the masks are concatenated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium.spaces as gs
@@ -163,26 +159,26 @@ def one_hots(indices: Array, size: int) -> Array:
     return encoded
 
 
-def leaves(space: Any, env_id: str, name: str = "", path: tuple[str | int, ...] = ()) -> list[Leaf]:
-    """Return the parts of a space in a fixed order: of a Dict in Gymnasium's order of keys, of a Tuple by index."""
+def tree_leaves(
+    space: Any, name: str = "", path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[str, tuple[str | int, ...], Any]]:
+    """Yield name, path and space of each part: of a Dict in Gymnasium's order of keys, of a Tuple by index."""
     if isinstance(space, gs.Dict):
         inner: list[tuple[str | int, Any]] = list(space.spaces.items())
     elif isinstance(space, gs.Tuple):
         inner = list(enumerate(space.spaces))
     else:
-        return [Leaf(name, path, space, env_id)]
-    return [
-        leaf
-        for key, part in inner
-        for leaf in leaves(part, env_id, f"{name}/{key}" if name else str(key), (*path, key))
-    ]
+        yield name, path, space
+        return
+    for key, part in inner:
+        yield from tree_leaves(part, f"{name}/{key}" if name else str(key), (*path, key))
 
 
 class ObservationLayout:
     """Writes values of a space into the array of an `ObservationSpec`."""
 
     def __init__(self, space: Any, env_id: str) -> None:
-        self._leaves = leaves(space, env_id)
+        self._leaves = [Leaf(name, path, part, env_id) for name, path, part in tree_leaves(space)]
         if not self._leaves:
             raise EnvError(f"env {env_id!r}: its observation space {space} has no parts; it needs at least one number")
         self._plain = not self._leaves[0].path and self._leaves[0].encode is np.asarray  # a value is stored unchanged
@@ -219,9 +215,13 @@ class ObservationLayout:
             into[...] = self._leaves[0].read(value)
             return
         raw = into.view(np.uint8)
-        for leaf, part in zip(self._leaves, self.spec.parts, strict=True):
-            array = np.ascontiguousarray(leaf.read(value), part.dtype)
+        for encoded, part in zip(self.encode(value), self.spec.parts, strict=True):
+            array = np.ascontiguousarray(encoded, part.dtype)
             raw[part.offset : part.offset + part.nbytes] = array.reshape(-1).view(np.uint8)
+
+    def encode(self, value: Any) -> list[Array]:
+        """Return the parts of a value of the space as arrays of the parts' shapes; refuse one that is not in it."""
+        return [leaf.read(value) for leaf in self._leaves]
 
 
 def read_part(stored: Array, spec: ObservationSpec, part: Part) -> Array:
@@ -232,92 +232,148 @@ def read_part(stored: Array, spec: ObservationSpec, part: Part) -> Array:
     return part_bytes.view(part.dtype).reshape(*lead, *part.shape)
 
 
+def choice_sizes(space: Any) -> tuple[int, ...]:
+    """Return the number of options of each choice of a space that is not a Dict or Tuple; a Box has no choices."""
+    if isinstance(space, gs.Discrete):
+        return (int(space.n),)
+    if isinstance(space, gs.MultiDiscrete):
+        return tuple(int(size) for size in space.nvec.ravel())
+    return (2,) * int(np.prod(space.shape)) if isinstance(space, gs.MultiBinary) else ()
+
+
+class ActionLeaf:
+    """One part of an action: its path in a value of the space, and its place among the choices or the numbers."""
+
+    def __init__(self, name: str, path: tuple[str | int, ...], space: Any, env_id: str, clip: bool) -> None:
+        self.name, self.path, self.space, self.clip = name, path, space, clip
+        self.sizes = choice_sizes(space)
+        self.low: tuple[float, ...] = ()
+        self.high: tuple[float, ...] = ()
+        if isinstance(space, gs.Box) and space.dtype.kind == "f":
+            self.low, self.high = tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist())
+        elif not self.sizes:
+            which = f"part {name!r} of its action space, {space}" if path else f"its action space {space}"
+            raise EnvError(
+                f"env {env_id!r}: no policy here can act in {which}; wrap the env so that it takes Discrete, MultiDiscrete, "
+                "MultiBinary, a Box of floats, or a Dict or Tuple of these (gymnasium.wrappers.TransformAction)"
+            )
+        self.first = 0  # of its choices or its numbers; set by the layout
+
+    def read(self, choices: Array, numbers: Array) -> Any:
+        """Return the value of this part from all choices [C] and numbers [D] of an action."""
+        space = self.space
+        if isinstance(space, gs.Box):
+            return self.read_box(numbers[self.first : self.first + len(self.low)], space.shape)
+        chosen = choices[self.first : self.first + len(self.sizes)]
+        if isinstance(space, gs.Discrete):
+            return int(chosen[0]) + int(space.start)
+        if isinstance(space, gs.MultiDiscrete):
+            return chosen.reshape(space.shape) + space.start
+        return chosen.reshape(space.shape).astype(space.dtype)
+
+    def read_box(self, stored: Array, shape: tuple[int, ...]) -> Array:
+        """Return a copy of one stored vector, or of several, as values of a Box."""
+        value = stored.reshape(shape).astype(self.space.dtype)
+        return np.clip(value, self.space.low, self.space.high) if self.clip else value
+
+    def write(self, value: Any, choices: Array, numbers: Array) -> None:
+        """Write the value of this part into all choices [C] and numbers [D] of an action."""
+        for key in self.path:
+            value = value[key]
+        start = self.space.start if isinstance(self.space, gs.Discrete | gs.MultiDiscrete) else 0
+        flat = np.ravel(np.asarray(value) - start)
+        place = numbers if self.low else choices
+        place[self.first : self.first + len(flat)] = flat
+
+
 class ActionLayout:
-    """Converts stored actions to values of a Gymnasium space."""
+    """Converts actions between the policy's format, one array (`spec`), and the env's own: values of a Gymnasium space.
+
+    A Dict or Tuple, nested or not, becomes the choices of all its parts, then their numbers, both in the order of the parts.
+    """
 
     def __init__(self, space: Any, env_id: str, clip: bool = False) -> None:
-        self._space = space
-        if isinstance(space, gs.Discrete):
-            self.spec = ActionSpec.discrete(int(space.n))
-        elif isinstance(space, gs.MultiDiscrete):
-            self.spec = ActionSpec.multidiscrete(tuple(int(size) for size in space.nvec.ravel()))
-        elif isinstance(space, gs.MultiBinary):
-            self.spec = ActionSpec.multidiscrete((2,) * int(np.prod(space.shape)))
-        elif isinstance(space, gs.Box) and space.dtype.kind == "f":
-            low, high = space.low.ravel().tolist(), space.high.ravel().tolist()
-            self.spec = ActionSpec.continuous(tuple(low), tuple(high))
+        self._space, self._env_id = space, env_id
+        self._leaves = [ActionLeaf(name, path, leaf, env_id, clip) for name, path, leaf in tree_leaves(space)]
+        sizes: tuple[int, ...] = ()
+        low: tuple[float, ...] = ()
+        high: tuple[float, ...] = ()
+        for leaf in self._leaves:
+            leaf.first = len(low if leaf.low else sizes)
+            sizes, low, high = sizes + leaf.sizes, low + leaf.low, high + leaf.high
+        if not sizes and not low:
+            raise EnvError(f"env {env_id!r}: its action space {space} has no parts; it needs at least one")
+        if sizes and low:
+            self.spec = ActionSpec.mixed(sizes, low, high)
+        elif low:
+            self.spec = ActionSpec.continuous(low, high)
+        elif len(self._leaves) == 1 and isinstance(self._leaves[0].space, gs.Discrete):
+            self.spec = ActionSpec.discrete(sizes[0])
         else:
-            raise EnvError(
-                f"env {env_id!r}: no policy here can act in its action space {space}; wrap the env so "
-                "that it takes Discrete, MultiDiscrete, MultiBinary or a Box of floats "
-                "(gymnasium.wrappers.TransformAction)"
-            )
-        self._clip = clip and isinstance(space, gs.Box)
-        self._start = int(space.start) if isinstance(space, gs.Discrete) else None
+            self.spec = ActionSpec.multidiscrete(sizes)
 
     def read_all(self, stored: Array) -> list[Any]:
         """Return stored actions [N, ...] of N agents as their envs expect them."""
-        if self._start is not None:
+        space = self._space
+        if isinstance(space, gs.Discrete):
             actions = stored.astype(np.int64)  # the type that space.sample() returns
-            return list(actions + self._start if self._start else actions)
-        if isinstance(self._space, gs.Box):
-            return list(self._read_box(stored, (len(stored), *self._space.shape)))
+            return list(actions + int(space.start) if space.start else actions)
+        if isinstance(space, gs.Box):
+            return list(self._leaves[0].read_box(stored, (len(stored), *space.shape)))
         return [self.read(action) for action in stored]
 
     def read(self, stored: Array) -> Any:
-        """Return a stored action of one agent as the env expects it."""
-        space = self._space
-        if isinstance(space, gs.Discrete):
-            return int(stored) + int(space.start)
-        if isinstance(space, gs.MultiDiscrete):
-            return stored.reshape(space.shape) + space.start
-        if isinstance(space, gs.Box):
-            return self._read_box(stored, space.shape)
-        return stored.reshape(space.shape).astype(space.dtype)
+        """Return a stored action of one agent as the env expects it: a number, an array, a dict with its keys, a tuple."""
+        return self.read_parts(*self.spec.split(stored))
 
-    def _read_box(self, stored: Array, shape: tuple[int, ...]) -> Array:
-        """Return a copy of one stored action, or of several, as values of a Box."""
-        value = stored.reshape(shape).astype(self._space.dtype)
-        return np.clip(value, self._space.low, self._space.high) if self._clip else value
+    def read_parts(self, choices: Array, numbers: Array) -> Any:
+        """Return the action of one agent from its choices [C or more] and numbers [D or more]."""
+        values = iter([leaf.read(choices, numbers) for leaf in self._leaves])
 
+        def build(space: Any) -> Any:
+            if isinstance(space, gs.Dict):
+                return {key: build(inner) for key, inner in space.spaces.items()}
+            if isinstance(space, gs.Tuple):
+                return tuple(build(inner) for inner in space.spaces)
+            return next(values)
 
-def mask_method(env: Any) -> Callable[[], Any] | None:
-    """Return the env's own method for masks, also through Gymnasium's wrappers."""
-    base = getattr(env, "unwrapped", env)
-    for holder in (env, base):
-        for name in ("action_masks", "action_mask"):
-            method = getattr(holder, name, None) if not isinstance(holder, gs.Space) else None
-            if callable(method):
-                return method  # type: ignore[no-any-return]
-    return None
+        return build(self._space)
 
+    def write(self, action: Any) -> Array:
+        """Return an action in the env's own format as a stored action: the reverse of `read`."""
+        spec = self.spec
+        choices, numbers = np.zeros(len(spec.sizes), np.int32), np.zeros(len(spec.low), np.float32)
+        try:
+            for leaf in self._leaves:
+                leaf.write(action, choices, numbers)
+        except (TypeError, ValueError, LookupError) as error:
+            raise EnvError(
+                f"env {self._env_id!r}: {describe_value(action)} is not an action of its space {self._space}: {error}"
+            ) from error
+        return spec.join(choices, numbers)
 
-def shows_mask(space: Any) -> bool:
-    """True if an observation space is a Dict of the observation and the mask."""
-    return isinstance(space, gs.Dict) and set(space.spaces) == {"observation", "action_mask"}
+    def read_mask(self, mask: Any) -> Array:
+        """Return an env's mask as one entry for each option of each choice.
 
-
-def find_mask(infos: Mapping[str, Any], observation: Any, env: Any, *, in_observation: bool) -> Any:
-    """Return the current mask of an env, or None."""
-    if "action_mask" in infos:
-        return infos["action_mask"]
-    if in_observation:
-        return observation["action_mask"]
-    method = mask_method(env)
-    return None if method is None else method()
+        A mask is one flat array, or has the structure of the space, as Gymnasium's `sample(mask)` takes it: what it says of a
+        Box is ignored, and None allows everything.
+        """
+        pieces = list(_mask_pieces(self._space, mask))
+        return np.concatenate(pieces).astype(bool) if pieces else np.zeros(0, bool)
 
 
-def write_mask(mask: Any, into: npt.NDArray[np.bool_], *, env_id: str, env: int) -> None:
-    """Check a mask and write it; None allows everything."""
-    if mask is None:
-        into[...] = True
+def _mask_pieces(space: Any, mask: Any) -> Iterator[Array]:
+    if isinstance(space, gs.Dict) and isinstance(mask, Mapping):
+        for key, inner in space.spaces.items():
+            yield from _mask_pieces(inner, mask.get(key))
+    elif isinstance(space, gs.Tuple) and isinstance(mask, tuple):
+        for inner, part in zip(space.spaces, mask, strict=True):
+            yield from _mask_pieces(inner, part)
+    elif isinstance(space, gs.Box):
         return
-    flat = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else np.ravel(mask)
-    if flat.shape != into.shape:
-        raise EnvError(
-            f"env {env_id!r} (env {env}) gave an action mask of {flat.size} entries, but there are {into.size} "
-            "choices; a mask has one entry for each choice"
-        )
-    into[...] = flat.astype(bool)
-    if not into.any():
-        raise EnvError(f"env {env_id!r} (env {env}) gave an action mask that allows nothing; allow at least one action")
+    elif mask is None:
+        yield from (np.ones(sum(choice_sizes(leaf)), bool) for _, _, leaf in tree_leaves(space))
+    elif isinstance(mask, tuple):
+        yield from (np.ravel(part) for part in mask)
+    else:
+        yield np.ravel(mask)

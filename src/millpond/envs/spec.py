@@ -5,15 +5,18 @@ The planner computes bytes from them, buffers are allocated from them, and the p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
+MAX_NAMED_AGENTS = 16  # whose returns are reported one by one
 TOKEN_PADDING = 0xFF  # location byte of an unused token
 PartKind = Literal["grid", "tokens", "pixels", "vector"]
-ActionKind = Literal["discrete", "multidiscrete", "continuous"]
+ActionKind = Literal["discrete", "multidiscrete", "continuous", "mixed"]
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,15 @@ def _round_up(offset: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """The action space of one agent.
+    """The action space of one agent: choices, numbers, or both.
 
-    discrete       one of sizes[0] actions         stored as int32, shape ()
-    multidiscrete  one action for each of sizes    stored as int32, shape (len(sizes),)
-    continuous     a vector between low and high   stored as float32, shape `shape`
+    discrete       one of sizes[0] actions          stored as int32, shape ()
+    multidiscrete  one action for each of sizes     stored as int32, shape (len(sizes),)
+    continuous     a vector between low and high    stored as float32, shape (len(low),)
+    mixed          choices, then a vector           stored as float32, shape (len(sizes) + len(low),)
+
+    An action mask has `mask_size` entries: one for each option of each choice, then one for each number. A number that is
+    masked is not chosen: it is 0, and its log-probability and entropy are 0. Only a mixed action has masked numbers.
     """
 
     kind: ActionKind
@@ -106,11 +113,28 @@ class ActionSpec:
 
     @property
     def dtype(self) -> str:
-        return "float32" if self.kind == "continuous" else "int32"
+        return "float32" if self.kind in ("continuous", "mixed") else "int32"
 
     @property
     def nbytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * 4
+
+    @property
+    def mask_size(self) -> int:
+        """Number of entries of an action mask."""
+        return sum(self.sizes) + len(self.low)
+
+    def split(self, stored: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Return choices [..., C] and numbers [..., D] of stored actions [..., *shape]."""
+        if self.kind == "discrete":
+            stored = stored[..., None]
+        chosen = len(self.sizes)
+        return stored[..., :chosen].astype(np.int32), stored[..., chosen:].astype(np.float32)
+
+    def join(self, choices: npt.NDArray[Any], numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return stored actions [..., *shape] of choices [..., C] and numbers [..., D]."""
+        joined = np.concatenate([choices, numbers], -1).astype(self.dtype)
+        return np.asarray(joined[..., 0] if self.kind == "discrete" else joined)
 
     @staticmethod
     def discrete(size: int) -> ActionSpec:
@@ -124,6 +148,10 @@ class ActionSpec:
     def continuous(low: tuple[float, ...], high: tuple[float, ...]) -> ActionSpec:
         return ActionSpec("continuous", (), (len(low),), low, high)
 
+    @staticmethod
+    def mixed(sizes: tuple[int, ...], low: tuple[float, ...], high: tuple[float, ...]) -> ActionSpec:
+        return ActionSpec("mixed", sizes, (len(sizes) + len(low),), low, high)
+
 
 @dataclass(frozen=True)
 class EnvSpec:
@@ -135,6 +163,7 @@ class EnvSpec:
     `native_vector`  many envs are stepped by the environment's own code in one call
     `action_masks`   reports which actions are allowed at each step
     `info_names`     names of the numbers reported at the end of each episode, if known in advance
+    `agent_names`    names of the agents, for metrics; empty if they have none
     """
 
     id: str
@@ -149,3 +178,23 @@ class EnvSpec:
     native_vector: bool = False
     action_masks: bool = False
     info_names: tuple[str, ...] = field(default=())
+    agent_names: tuple[str, ...] = field(default=())
+
+    @property
+    def named_agents(self) -> dict[str, tuple[int, ...]]:
+        """Names under which returns are reported, and the agents that each stands for.
+
+        Each agent has its own, unless there are more than `MAX_NAMED_AGENTS`: then those whose names differ by a trailing
+        number share one. Empty if that leaves one name for all, or still too many.
+        """
+        own = len(self.agent_names) <= MAX_NAMED_AGENTS
+        agents: dict[str, tuple[int, ...]] = {}
+        for number, name in enumerate(self.agent_names):
+            shown = name if own else name_stem(name)
+            agents[shown] = (*agents.get(shown, ()), number)
+        return agents if 1 < len(agents) <= MAX_NAMED_AGENTS else {}
+
+
+def name_stem(name: str) -> str:
+    """Return an agent's name without a trailing number: `adversary` for `adversary_0`."""
+    return re.sub(r"[_-]?\d+$", "", name) or name

@@ -1,4 +1,4 @@
-"""Heads: from the network's outputs to actions, choices (one or several) or vectors.
+"""Heads: from the network's outputs to actions: choices (one or several), vectors, or both.
 
 Everything is computed in float32, whatever the precision of the network: log-probabilities are compared between rollout and
 learning, and differences of 1e-3 would look like a change of the policy.
@@ -98,6 +98,8 @@ class GaussianHead(nn.Module):
     where it is unbounded. Actions are neither squashed nor clipped here: the log-probability belongs to the number drawn,
     and a copy of it is clipped to [low, high] for the env. Storing the clipped copy would make the stored
     log-probability that of another action.
+
+    A number that the mask [N, D] forbids is 0, and adds nothing to the log-probability and the entropy.
     """
 
     centre: Tensor
@@ -117,9 +119,11 @@ class GaussianHead(nn.Module):
         self.register_buffer("centre", ((low + high) / 2).where(bounded, torch.zeros(())), persistent=False)
         self.register_buffer("reach", ((high - low) / 2).where(bounded, torch.ones(())), persistent=False)
 
-    def _log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
+    def _log_prob(self, mean: Tensor, action: Tensor, mask: Tensor | None) -> Tensor:
         spread = self.log_deviation + self.reach.log()
         away = (action - mean) * (-spread).exp()
+        if mask is not None:
+            return ((-0.5 * away.square() - spread - 0.5 * log(2 * pi)) * mask).sum(-1)
         return -0.5 * away.square().sum(-1) - spread.sum() - 0.5 * log(2 * pi) * self.outputs
 
     def sample(
@@ -131,13 +135,56 @@ class GaussianHead(nn.Module):
         else:
             noise = torch.empty_like(mean).normal_(generator=generator)
             action = torch.addcmul(mean, noise, self.log_deviation.exp() * self.reach)
-        return action, self._log_prob(mean, action)
+        if mask is not None:
+            action = action * mask
+        return action, self._log_prob(mean, action, mask)
 
     def evaluate(self, numbers: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         mean = torch.addcmul(self.centre, at_least_float32(numbers), self.reach)
         each = self.log_deviation + self.reach.log() + 0.5 * log(2 * pi) + 0.5
-        return self._log_prob(mean, action), each.sum().expand(mean.shape[:-1])
+        entropy = each.sum().expand(mean.shape[:-1]) if mask is None else (each * mask).sum(-1)
+        return self._log_prob(mean, action, mask), entropy
 
 
-def make_head(spec: ActionSpec) -> ChoiceHead | GaussianHead:
+class MixedHead(nn.Module):
+    """Choices and a vector that are independent given the features: log-probabilities and entropies of both add up.
+
+    Outputs, masks and actions have the choices first, then the numbers. A mask may forbid numbers, too: agents that share the
+    policy and have fewer of them.
+    """
+
+    def __init__(self, spec: ActionSpec) -> None:
+        super().__init__()
+        self.choices = ChoiceHead(ActionSpec.multidiscrete(spec.sizes)) if spec.sizes else None
+        self.vector = GaussianHead(ActionSpec.continuous(spec.low, spec.high))
+        self.chosen, self.logits = len(spec.sizes), sum(spec.sizes)
+        self.outputs = spec.mask_size
+
+    def sample(
+        self, numbers: Tensor, mask: Tensor | None, generator: torch.Generator | None, deterministic: bool
+    ) -> tuple[Tensor, Tensor]:
+        allowed, used = self._divide(mask)
+        vector, log_prob = self.vector.sample(numbers[..., self.logits :], used, generator, deterministic)
+        if self.choices is None:
+            return vector, log_prob
+        choice, of_choice = self.choices.sample(numbers[..., : self.logits], allowed, generator, deterministic)
+        return torch.cat((choice.to(vector.dtype), vector), -1), of_choice + log_prob
+
+    def evaluate(self, numbers: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        allowed, used = self._divide(mask)
+        log_prob, entropy = self.vector.evaluate(numbers[..., self.logits :], action[..., self.chosen :], used)
+        if self.choices is None:
+            return log_prob, entropy
+        of_choice = self.choices.evaluate(numbers[..., : self.logits], action[..., : self.chosen], allowed)
+        return of_choice[0] + log_prob, of_choice[1] + entropy
+
+    def _divide(self, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return the masks of the choices and of the vector."""
+        return (None, None) if mask is None else (mask[..., : self.logits], mask[..., self.logits :])
+
+
+def make_head(spec: ActionSpec) -> ChoiceHead | GaussianHead | MixedHead:
+    """Build the head for an action space."""
+    if spec.kind == "mixed":
+        return MixedHead(spec)
     return GaussianHead(spec) if spec.kind == "continuous" else ChoiceHead(spec)

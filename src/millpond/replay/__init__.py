@@ -7,6 +7,7 @@
     transfer     pond to lake (`pour`) and lake to pond (`fill`, `restore_rings`)
     transitions  valid transitions, sequences and episodes, and uniform sampling: the same code for ponds and lakes
     tools        info, verify and compact: tools on a whole lake
+    datasets     both as datasets of torch.utils.data
     export       complete episodes of a lake to a Minari dataset or an npz file
 
 Names are imported on first use: `millpond plan` needs the schema, but neither compiled code nor torch.
@@ -18,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millpond.replay.datasets import ReplayDataset, ReplayStream
     from millpond.replay.lake.lake import Lake
     from millpond.replay.lake.sample import LakeBatch, LakeEpisode, Sequences
     from millpond.replay.lake.write import Ack, Writer
@@ -38,6 +40,8 @@ __all__ = [
     "LakeFull",
     "Pond",
     "PondFull",
+    "ReplayDataset",
+    "ReplayStream",
     "Schema",
     "Sequences",
     "Steps",
@@ -53,6 +57,7 @@ _MODULE_OF = {
         ("Field", "LakeBusy", "LakeDamaged", "LakeError", "LakeFull", "PondFull", "Schema"),
         "schema",
     ),
+    **dict.fromkeys(("ReplayDataset", "ReplayStream"), "datasets"),
     **dict.fromkeys(("fill", "pour"), "transfer"),
     "Lake": "lake.lake",
     "Pond": "pond",

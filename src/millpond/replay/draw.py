@@ -9,7 +9,7 @@ n drawn   s stack   N n_step   T burn-in + length
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -57,6 +57,34 @@ class DrawnSequences:
     following: Array  # [n]
 
 
+# (view, records [k]) -> which records are valid [k], and the columns of the result [k, ...]
+PlanRecords = Callable[[RecordView, Array], tuple[Array, tuple[Array, ...]]]
+
+
+def transition_plan(stack: int, n_step: int, repeat: bool) -> PlanRecords:
+    """Return the plan of transitions; its columns are those of `DrawnTransitions` after the stream."""
+
+    def plan(view: RecordView, records: Array) -> tuple[Array, tuple[Array, ...]]:
+        observed, next_observed = (np.empty((len(records), stack), np.int64) for _ in range(2))
+        path, steps = np.empty((len(records), n_step), np.int64), np.empty(len(records), np.int32)
+        plan_transitions(records, view.flags, view.runs, repeat, observed, next_observed, path, steps)
+        return steps > 0, (observed, next_observed, path, steps)
+
+    return plan
+
+
+def sequence_plan(length: int, burn_in: int) -> PlanRecords:
+    """Return the plan of sequences; its columns are those of `DrawnSequences` after the stream."""
+
+    def plan(view: RecordView, records: Array) -> tuple[Array, tuple[Array, ...]]:
+        path = np.empty((len(records), burn_in + length), np.int64)
+        following, valid = np.empty(len(records), np.int64), np.empty(len(records), bool)
+        plan_sequences(records, view.flags, view.runs, burn_in, path, following, valid)
+        return valid, (path, following)
+
+    return plan
+
+
 def draw_transitions(
     views: Sequence[RecordView],
     shares: Array | None,
@@ -68,15 +96,8 @@ def draw_transitions(
     repeat: bool,
 ) -> DrawnTransitions:
     """Draw n transitions. `shares`: how many from each stream (sum n); None: uniform over all streams together."""
-
-    def plan(view: RecordView, records: Array) -> tuple[Array, tuple[Array, ...]]:
-        observed, next_observed = (np.empty((len(records), stack), np.int64) for _ in range(2))
-        path, steps = np.empty((len(records), n_step), np.int64), np.empty(len(records), np.int32)
-        plan_transitions(records, view.flags, view.runs, repeat, observed, next_observed, path, steps)
-        return steps > 0, (observed, next_observed, path, steps)
-
     kind = f"transitions (stack {stack}, n_step {n_step})"
-    stream, columns = _draw(views, shares, n, rng, plan, kind)
+    stream, columns = _draw(views, shares, n, rng, transition_plan(stack, n_step, repeat), kind)
     return DrawnTransitions(stream, *columns)
 
 
@@ -84,19 +105,20 @@ def draw_sequences(
     views: Sequence[RecordView], shares: Array | None, n: int, rng: np.random.Generator, *, length: int, burn_in: int
 ) -> DrawnSequences:
     """Draw n sequences of `length` steps; `shares` as for `draw_transitions`."""
-
-    def plan(view: RecordView, records: Array) -> tuple[Array, tuple[Array, ...]]:
-        path = np.empty((len(records), burn_in + length), np.int64)
-        following, valid = np.empty(len(records), np.int64), np.empty(len(records), bool)
-        plan_sequences(records, view.flags, view.runs, burn_in, path, following, valid)
-        return valid, (path, following)
-
-    stream, columns = _draw(views, shares, n, rng, plan, f"sequences of {length} steps")
+    stream, columns = _draw(views, shares, n, rng, sequence_plan(length, burn_in), f"sequences of {length} steps")
     return DrawnSequences(stream, *columns)
 
 
-# (view, records [k]) -> which records are valid [k], and the columns of the result [k, ...]
-PlanRecords = Callable[[RecordView, Array], tuple[Array, tuple[Array, ...]]]
+def plan_at(views: Sequence[RecordView], stream: Array, numbers: Array, plan: PlanRecords) -> tuple[Array, ...]:
+    """Return the columns of a plan for records of streams [n] with these numbers [n], each of which must be valid."""
+    counts = np.array([view.num_records for view in views], np.int64)
+    inside = (stream >= 0) & (stream < len(views)) & (numbers >= 0)
+    if not inside.all() or (numbers >= counts[stream]).any():
+        raise LakeError(f"records {numbers.tolist()[:3]} of streams {stream.tolist()[:3]}: some do not exist")
+    _, *columns = _plan_each(views, np.arange(len(views)), stream, numbers, plan)
+    if len(columns[0]) < len(numbers):
+        raise LakeError(f"{len(numbers) - len(columns[0]):,} of {len(numbers):,} records begin nothing valid")
+    return tuple(columns)
 
 
 def _draw(
@@ -125,45 +147,54 @@ def _draw_from(
     total, done, tried = sum(counts), 0, 0
     if total == 0:
         raise LakeError(f"the lake has no {kind} yet; append first")
+    ends = np.cumsum(counts)
     drawn: list[tuple[Array, ...]] = []  # stream and columns
     while done < n:
         rate = max(done, 1) / max(tried, 1) if tried else 1.0
         per_draw = min(int((n - done) / rate * 1.05) + 8, MAX_PER_DRAW)
-        valid = _plan_each(views, numbers, counts, rng.integers(0, total, per_draw), plan)
+        which, each = None, rng.integers(0, total, per_draw)
+        if len(counts) > 1:
+            which = np.searchsorted(ends, each, side="right")
+            each = each - (ends - counts)[which]
+        valid = _plan_each(views, numbers, which, each, plan)
         drawn.append(tuple(column[: n - done] for column in valid))
         done, tried = done + len(drawn[-1][0]), tried + per_draw
-        if done == 0 and tried > MAX_FRUITLESS_DRAWS and not any(_any_valid(views[k], plan) for k in numbers):
+        if (
+            done == 0
+            and tried > MAX_FRUITLESS_DRAWS
+            and not any(block.any() for k in numbers for block in valid_blocks(views[k], plan))
+        ):
             raise LakeError(f"none of the lake's {total:,} records begins one of the requested {kind}")
     stream, *columns = drawn[0] if len(drawn) == 1 else map(np.concatenate, zip(*drawn, strict=True))
     return stream, tuple(columns)
 
 
 def _plan_each(
-    views: Sequence[RecordView], numbers: Array, counts: list[int], drawn: Array, plan: PlanRecords
+    views: Sequence[RecordView], numbers: Array, which: Array | None, drawn: Array, plan: PlanRecords
 ) -> tuple[Array, ...]:
-    """Plan records, numbered over all streams `numbers`; return the stream and the columns of valid ones, as drawn."""
+    """Plan every drawn record within its stream; return stream and columns of the valid ones, in the order as drawn.
+
+    `which` of the streams `numbers` each belongs to; it is not read if there is only one.
+    """
     if len(numbers) == 1:
         view = views[numbers[0]]
         valid, columns = plan(view, view.records(drawn))
-        number = int(np.count_nonzero(valid))
-        if number < len(valid):
+        count = int(np.count_nonzero(valid))
+        if count < len(valid):
             columns = tuple(column[valid] for column in columns)
-        return np.full(number, numbers[0], np.int32), *columns
-    ends = np.cumsum(counts)
-    which = np.searchsorted(ends, drawn, side="right")
+        return np.full(count, numbers[0], np.int32), *columns
+    assert which is not None
     places, pieces = [], []
     for k, number in enumerate(numbers):
         mine = np.flatnonzero(which == k)
-        valid, columns = plan(views[number], views[number].records(drawn[mine] - (ends[k] - counts[k])))
+        valid, columns = plan(views[number], views[number].records(drawn[mine]))
         places.append(mine[valid])
         pieces.append((np.full(int(valid.sum()), number, np.int32), *(column[valid] for column in columns)))
     order = np.argsort(np.concatenate(places))
     return tuple(np.concatenate(column)[order] for column in zip(*pieces, strict=True))
 
 
-def _any_valid(view: RecordView, plan: PlanRecords) -> bool:
-    """Return True if any record of a stream is valid."""
-    return any(
-        bool(plan(view, view.records(np.arange(begin, min(begin + MAX_PER_DRAW, view.num_records))))[0].any())
-        for begin in range(0, view.num_records, MAX_PER_DRAW)
-    )
+def valid_blocks(view: RecordView, plan: PlanRecords) -> Iterator[Array]:
+    """Yield, for `MAX_PER_DRAW` records after another, which of them are valid."""
+    for begin in range(0, view.num_records, MAX_PER_DRAW):
+        yield plan(view, view.records(np.arange(begin, min(begin + MAX_PER_DRAW, view.num_records))))[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,9 @@ import torch
 
 from millpond.compiled import compiled
 from millpond.formatting import plural
-from millpond.replay.draw import DrawnTransitions, draw_transitions
+from millpond.replay.draw import DrawnTransitions, draw_transitions, plan_at, transition_plan
 from millpond.replay.schema import (
+    ACTION_MASK,
     COLUMNS,
     FINAL,
     FIRST,
@@ -52,14 +53,30 @@ class PondBatch:
     discount: torch.Tensor
     steps: torch.Tensor
     column: dict[str, torch.Tensor]
+    next_action_mask: torch.Tensor | None = None  # [n, actions]; only after `separate_masks`
 
     def part(self, which: slice) -> PondBatch:
         """Return a slice of the transitions, in the same memory."""
 
         def cut(value: Any) -> Any:
-            return {name: cut(one) for name, one in value.items()} if isinstance(value, dict) else value[which]
+            if isinstance(value, dict):
+                return {name: cut(one) for name, one in value.items()}
+            return None if value is None else value[which]
 
         return PondBatch(**{name: cut(value) for name, value in vars(self).items()})
+
+
+def separate_masks(batch: PondBatch, *, stacked: bool) -> PondBatch:
+    """Take the masks out of the observations of a batch, if they have any; `stacked`: observations are stacks of frames."""
+    if not isinstance(batch.observation, dict) or set(batch.observation) != {"observation", ACTION_MASK}:
+        return batch
+    mask = batch.next_observation[ACTION_MASK]
+    return replace(
+        batch,
+        observation=batch.observation["observation"],
+        next_observation=batch.next_observation["observation"],
+        next_action_mask=mask[:, -1] if stacked else mask,
+    )
 
 
 @dataclass(frozen=True)
@@ -254,9 +271,20 @@ class Pond:
             for _ in range(count)
         ]
         size = len(drawn[0].steps)
-        names = [*COLUMNS, *(field.name for field in self.schema.extra)] if columns is None else columns
+        names = self._columns() if columns is None else columns
         batch = self._gather(DrawnTransitions.join(drawn), gamma, names, stacked=stack is not None)
         return [batch] if count == 1 else [batch.part(slice(k * size, (k + 1) * size)) for k in range(count)]
+
+    def read(
+        self, index: Array, *, stack: int | None = None, n_step: int = 1, gamma: float = 1.0, padding: str = "zero"
+    ) -> PondBatch:
+        """Return the transitions that begin with records `index` [n] of `view()`. Arguments as for `Lake.sample`."""
+        view, stream = self.view(), np.zeros(len(index), np.int32)
+        planned = plan_at([view], stream, index, transition_plan(stack or 1, n_step, padding == "repeat"))
+        return self._gather(DrawnTransitions(stream, *planned), gamma, self._columns(), stacked=stack is not None)
+
+    def _columns(self) -> list[str]:
+        return [*COLUMNS, *(field.name for field in self.schema.extra)]
 
     def _gather(self, drawn: DrawnTransitions, gamma: float, columns: Sequence[str], *, stacked: bool) -> PondBatch:
         stack, n_step = drawn.observed.shape[1], drawn.path.shape[1]

@@ -172,10 +172,16 @@ class Collector:
         device: str,
         generator: torch.Generator,
         phase: Phase | None = None,
+        zero_state: bool = False,
+        bootstraps_truncation: bool = True,
+        bootstraps_row_end: bool = True,
     ) -> None:
+        """`zero_state`: every row begins with a state of zeros. Values that nothing bootstraps from are not computed."""
         self.vector, self.rows, self.actor, self.num_rows = vector, rows, actor, num_rows
         self.device = torch.device(device)
         self.generator = generator
+        self.zero_state = zero_state
+        self.bootstraps_truncation, self.bootstraps_row_end = bootstraps_truncation, bootstraps_row_end
         self.phase: Phase = phase or (lambda name: nullcontext())
         self._infer: AbstractContextManager[Any] = nullcontext()  # phases of the current round
         self._store: AbstractContextManager[Any] = nullcontext()
@@ -187,6 +193,10 @@ class Collector:
         self._finite = FiniteCheck(vector)
         self._action = vector.spec.action
         self._rounds: list[_Round] = []  # of this collection
+        self.following = np.full(
+            num_rows, -1
+        )  # the row in which the agents of a row continue in this collection; -1: none
+        self._latest_row = np.full(vector.num_envs, -1)  # of each env in this collection
 
     def collect(self) -> Collected:
         """Fill the buffer: `num_rows` rows from row 0 on.
@@ -197,6 +207,7 @@ class Collector:
         done = Collected()
         self._finite.begin()
         self._rounds.clear()
+        self.rows.following[:], self._latest_row[:] = -1, -1
         try:
             self._fill(done)
         except Exception:
@@ -274,9 +285,12 @@ class Collector:
                     row = first_row + (batch.first - first_env) % self.vector.num_envs * self.rows.rows_per_env
                     envs = _Slice(batch, self.rows, row, self.state[batch.first : batch.last])
                     slices.append(envs)
-                    if batch.restarted.any():  # after its last row was full: only its recurrent state is lost
+                    if self.zero_state:
+                        envs.state.zero_()
+                    elif batch.restarted.any():  # after its last row was full: only its recurrent state is lost
                         envs.state[torch.from_numpy(batch.restarted).to(self.device)] = 0.0
                     self.rows.write_row("initial_state", row, envs.state)
+                    self._link(batch, row)
                 if t < horizon:
                     self._act(envs, t, done)
                     with step:
@@ -284,6 +298,16 @@ class Collector:
                 else:
                     self._bootstrap(batch, envs)
         turns.end_round()
+
+    def _link(self, batch: Batch, first_row: int) -> None:
+        """Note in which rows the envs of a batch continue: from `first_row` on, unless they were restarted."""
+        per_env = self.rows.rows_per_env
+        before = self._latest_row[batch.first : batch.last]
+        rows = first_row + per_env * np.arange(batch.num_envs)
+        for agent in range(per_env):
+            links = (before >= 0) & ~batch.restarted & (rows + agent < self.num_rows)
+            self.rows.following[before[links] + agent] = rows[links] + agent
+        before[:] = rows
 
     def _act(self, envs: _Slice, t: int, done: Collected) -> None:
         batch = envs.batch
@@ -318,10 +342,10 @@ class Collector:
         if batch.episodes:
             done.episodes.extend(batch.episodes)
         truncated = np.count_nonzero(batch.truncated)
-        if truncated:
+        if truncated and self.bootstraps_truncation:
             with self._infer:
                 self._value_final_observations(batch, envs.row, t)
-        if envs.remembers and (truncated or np.count_nonzero(terminated)):
+        if envs.remembers and self.rows.resets_state and (truncated or np.count_nonzero(terminated)):
             envs.state[torch.from_numpy(terminated | batch.truncated).to(self.device)] = 0.0
 
     def _value_final_observations(self, batch: Batch, row: int, t: int) -> None:
@@ -339,6 +363,8 @@ class Collector:
     def _bootstrap(self, batch: Batch, envs: _Slice) -> None:
         """Store the value of the observation that begins the next row."""
         self._finite.current(batch)
+        if not self.bootstraps_row_end:
+            return
         with self._infer:
             value = self.actor.value(envs.observation, envs.joined_state)
         self.rows.write_row("next_value", envs.row, value.view(batch.reward.shape))
@@ -374,5 +400,8 @@ def put_actions(spec: ActionSpec, drawn: Array, into: Array) -> None:
     """
     if spec.kind == "continuous":
         np.clip(drawn, spec.low, spec.high, out=into, casting="same_kind")
-    else:
-        into[...] = drawn
+        return
+    into[...] = drawn
+    if spec.kind == "mixed":
+        vector = into[..., len(spec.sizes) :]
+        np.clip(vector, spec.low, spec.high, out=vector)

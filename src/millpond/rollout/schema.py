@@ -11,7 +11,7 @@ from math import prod
 from millpond.envs.spec import EnvSpec
 
 FLOAT = 4  # bytes of a float32
-STATES = {"lstm": 2, "gru": 1, "none": 0}  # vectors of a core's recurrent state
+STATES = {"lstm": 2, "gru": 1, "mingru": 1, "none": 0}  # vectors of a layer's recurrent state
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,16 @@ class RowField:
         return prod(self.shape) * self.itemsize
 
 
-def state_shape(core: str, hidden_size: int, separate_critic: bool = False) -> tuple[int, int]:
+def state_shape(core: str, hidden_size: int, separate_critic: bool = False, num_layers: int = 1) -> tuple[int, int]:
     """Return the shape of one agent's recurrent state in the built-in policy; a separate critic has its own."""
-    return STATES[core] * (2 if separate_critic else 1), hidden_size
+    return STATES[core] * num_layers * (2 if separate_critic else 1), hidden_size
 
 
-def row_fields(spec: EnvSpec | None, state_shape: tuple[int, ...]) -> list[RowField]:
+def row_fields(spec: EnvSpec | None, state_shape: tuple[int, ...], *, ratio: bool = False) -> list[RowField]:
     """Return every array of the rows; without a spec, all but observations and actions.
 
-    `state_shape` is the shape of one agent's recurrent state; it contains a 0 if the policy has no memory.
+    `state_shape` is the shape of one agent's recurrent state; it contains a 0 if the policy has no memory. `ratio`: advantages
+    are recomputed, which needs the newest probability ratio of every step.
     """
     fields = []
     if spec is not None:
@@ -55,7 +56,7 @@ def row_fields(spec: EnvSpec | None, state_shape: tuple[int, ...]) -> list[RowFi
         )
         fields.append(RowField("action", action.shape, action.dtype, 4, per_step=True, trained=True))
         if spec.action_masks:
-            fields.append(RowField("action_mask", (sum(action.sizes),), "bool", 1, per_step=True, trained=True))
+            fields.append(RowField("action_mask", (action.mask_size,), "bool", 1, per_step=True, trained=True))
     for name, dtype, trained in (
         ("reward", "float32", False),
         ("terminated", "bool", True),
@@ -65,6 +66,7 @@ def row_fields(spec: EnvSpec | None, state_shape: tuple[int, ...]) -> list[RowFi
         ("value", "float32", True),
         ("final_value", "float32", False),
         ("advantage", "float32", True),
+        *([("ratio", "float32", False)] if ratio else []),
     ):
         size = 1 if dtype == "bool" else FLOAT
         fields.append(RowField(name, (), dtype, size, per_step=True, trained=trained))

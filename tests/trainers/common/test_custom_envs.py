@@ -16,13 +16,18 @@ import torch
 
 import millpond
 from millpond.config import ConfigError, load
+from millpond.envs.check import check_env
 from millpond.envs.env_batch import EnvError
 from millpond.policies import build_policy
 from millpond.store import RunError
 from millpond.trainers.common.build import check_policy_on
 from millpond.trainers.common.envs import evaluation_vector
 from millpond.trainers.common.play import EndlessEpisodeError, evaluate, evaluate_run
+from millpond.trainers.common.session import resume_run
+from millpond.trainers.ppo.trainer import PPOTrainer
 from tests.support import custom_envs
+from tests.support.in_process import run_command
+from tests.support.records import records
 
 DOCS = Path(__file__).parents[3] / "docs"
 OWN = custom_envs.__name__
@@ -80,6 +85,27 @@ def test_number_of_agents_comes_from_a_pettingzoo_env(tmp_path: Path) -> None:
     assert len(evaluate_run(str(run), episodes=2)[0].returns[0]) == 3
 
 
+@pytest.mark.parametrize(("acting", "core"), [("choices", "lstm"), ("numbers", "none"), ("both", "lstm")])
+def test_agents_with_different_spaces_train_and_are_reported_by_name(tmp_path: Path, acting: str, core: str) -> None:
+    env_id, options = f"{OWN}:Teams", {"acting": acting}
+    run = train(tmp_path, env_id, {"env.options": options, "policy.core": core})
+    returns = {"runner": 3.0, "chaser_0": 10.0, "chaser_1": 10.0}
+    (record,) = records(run)
+    for name, value in returns.items():
+        assert record[f"{name}/episode_return"] == record[f"eval/{name}/episode_return"] == value
+    assert record["episode_return"] == pytest.approx(23 / 3)
+    evaluation, _ = evaluate_run(str(run), episodes=3)
+    assert evaluation.agent_returns == evaluation.to_json()["agents"] == returns
+    shown = run_command(tmp_path, "eval", str(run), "--episodes", "2").stdout
+    assert re.search(r"return of runner +3\.0000", shown)
+    page = (run / "report.html").read_text()
+    assert all(page.count(name) >= 2 for name in returns)  # the table of evaluations, and the legend of a chart
+    results = check_env(env_id, {"kwargs": options}, steps=20)
+    assert [result for result in results if result.status == "error"] == []
+    finding = check_policy_on(env_id, {"kwargs": options})
+    assert (finding.status, finding.what) == ("ok", "on a batch of one and of several")
+
+
 @pytest.mark.parametrize("shown", list(custom_envs.SHOWN))
 def test_every_space_trains_and_acts_on_a_batch_of_one(tmp_path: Path, shown: str) -> None:
     run = train(tmp_path, f"{OWN}:make_strange", {"env.options": {"shown": shown}, "policy.core": "gru"})
@@ -87,6 +113,29 @@ def test_every_space_trains_and_acts_on_a_batch_of_one(tmp_path: Path, shown: st
     stored = np.zeros((1, *policy.spec.observation.shape), policy.spec.observation.dtype)
     assert policy.act(stored)[0].shape == (1,)
     finding = check_policy_on(f"{OWN}:make_strange", {"kwargs": {"shown": shown}})
+    assert (finding.status, finding.what) == ("ok", "on a batch of one and of several")
+
+
+@pytest.mark.parametrize(
+    ("taken", "masked", "core"),
+    [("choices", False, "lstm"), ("numbers", False, "none"), ("both", False, "none"), ("both", True, "lstm")],
+)
+def test_actions_of_every_structure_train_evaluate_and_resume(
+    tmp_path: Path, taken: str, masked: bool, core: str
+) -> None:
+    env_id, options = f"{OWN}:Composite", {"taken": taken, "masked": masked}
+    run = train(tmp_path, env_id, {"env.options": options, "policy.core": core})
+    loaded, again = resume_run(str(run), ["trainer.total_iterations=2"])
+    trainer = PPOTrainer(loaded, again)
+    trainer.train()
+    trainer.close()
+    policy = millpond.load(run)
+    assert (policy.spec.action.shape, policy.spec.action_masks) == ((5 if taken == "both" else 3,), masked)
+    assert policy.act(np.zeros((2, 3), np.float32))[0].shape == (2, *policy.spec.action.shape)
+    assert {*evaluate_run(str(run), episodes=3)[0].returns} == {(6.0,)}
+    results = check_env(env_id, {"kwargs": options}, steps=20)
+    assert [result for result in results if result.status == "error"] == []
+    finding = check_policy_on(env_id, {"kwargs": options})
     assert (finding.status, finding.what) == ("ok", "on a batch of one and of several")
 
 

@@ -19,7 +19,16 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from millpond.durable import create_file, make_folder
-from millpond.replay.draw import draw_sequences, draw_transitions
+from millpond.replay.draw import (
+    DrawnSequences,
+    DrawnTransitions,
+    PlanRecords,
+    draw_sequences,
+    draw_transitions,
+    plan_at,
+    sequence_plan,
+    transition_plan,
+)
 from millpond.replay.lake.format import MAX_SEGMENT_BYTES, NAME_PATTERN, SEGMENT_BYTES, Manifest, StreamFolder
 from millpond.replay.lake.read import DamageList, SpanReader
 from millpond.replay.lake.sample import Assembler, LakeBatch, LakeEpisode, Sequences, raise_damage
@@ -89,6 +98,16 @@ class Lake:
     def positions(self) -> dict[str, int]:
         """Return the acknowledged appends of each stream as of the last `refresh`, for checkpoints and `Writer.rollback`."""
         return {name: stream.commits for name, stream in self._streams.items()}
+
+    def extent(self) -> dict[str, tuple[int, int]]:
+        """Return the first segment and the number of records of each stream.
+
+        Records are counted from the first segment: as long as it stays, a record's number means the same record.
+        """
+        return {
+            name: (stream.view.segments[0].number if stream.view.segments else 0, stream.view.num_records)
+            for name, stream in self._streams.items()
+        }
 
     def view(self, stream: str) -> View:
         return self._streams[stream].view
@@ -227,6 +246,58 @@ class Lake:
         self._count(sequences.stream, each=length)
         return sequences
 
+    def read(
+        self,
+        stream: Array,
+        index: Array,
+        *,
+        stack: int | None = None,
+        n_step: int = 1,
+        gamma: float = 1.0,
+        padding: Padding = "zero",
+    ) -> LakeBatch:
+        """Return the transitions that begin with records `index` [n] of streams `stream` [n], as a batch names them.
+
+        Arguments as for `sample`. Numbers are those of the last `refresh`.
+        """
+
+        def assemble(assembler: Assembler, which: Array, columns: tuple[Array, ...]) -> tuple[LakeBatch, DamageList]:
+            drawn = DrawnTransitions(which, *columns)
+            return assembler.transitions(drawn, stacked=stack is not None, gamma=gamma)
+
+        return self._read_at(stream, index, transition_plan(stack or 1, n_step, padding == "repeat"), assemble)
+
+    def read_sequences(self, stream: Array, index: Array, *, length: int, burn_in: int = 0) -> Sequences:
+        """Return the sequences whose `length` steps begin with records `index` [n] of streams `stream` [n]."""
+
+        def assemble(assembler: Assembler, which: Array, columns: tuple[Array, ...]) -> tuple[Sequences, DamageList]:
+            return assembler.sequences(DrawnSequences(which, *columns))
+
+        return self._read_at(stream, index, sequence_plan(length, burn_in), assemble)
+
+    def _read_at(
+        self,
+        stream: Array,
+        index: Array,
+        plan: PlanRecords,
+        assemble: Callable[[Assembler, Array, tuple[Array, ...]], tuple[Result, DamageList]],
+    ) -> Result:
+        names, extent = self.streams, self.extent()
+
+        def attempt() -> Result:
+            now = self.extent()
+            for name, (first, _) in extent.items():
+                if name not in now or now[name][0] != first:  # after a refresh of `_through_changes`
+                    raise LakeError(
+                        f"{self.folder}: the oldest files of stream {name!r} were dropped; refresh() and retry"
+                    )
+            assembler, which = self.assembler(), np.searchsorted(self.streams, names)[stream].astype(np.int32)
+            result, damaged = assemble(assembler, which, plan_at(assembler.views, which, index, plan))
+            self._note(damaged, "raise")
+            return result
+
+        return self._through_changes(attempt)
+
     def sample_episodes(self, n: int, rng: np.random.Generator) -> list[LakeEpisode]:
         """Draw n episodes, uniform over all complete ones."""
 
@@ -287,14 +358,15 @@ class Lake:
             raise LakeError(f"quotas {dict(shares)} add up to {int(values.sum())}, not to n={n}")
         return values.astype(np.int64)
 
-    def _through_changes(self, attempt: Callable[[], Result], rng: np.random.Generator) -> Result:
+    def _through_changes(self, attempt: Callable[[], Result], rng: np.random.Generator | None = None) -> Result:
         """Retry after a `refresh` if a file was dropped or compacted since the last one."""
-        state = rng.bit_generator.state
+        state = None if rng is None else rng.bit_generator.state
         for _ in range(MAX_RETRIES):
             try:
                 return attempt()
             except FileNotFoundError:
-                rng.bit_generator.state = state
+                if rng is not None and state is not None:
+                    rng.bit_generator.state = state
                 for stream in self._streams.values():
                     stream.reread()
                 self.refresh()

@@ -93,7 +93,7 @@ def time_actor(
     """
     agents = num_envs * spec.num_agents
     observation = np.zeros((agents, *spec.observation.shape), spec.observation.dtype)
-    mask = np.ones((agents, sum(spec.action.sizes)), np.bool_) if spec.action_masks else None
+    mask = np.ones((agents, spec.action.mask_size), np.bool_) if spec.action_masks else None
     generator = torch.Generator(initial_state.device).manual_seed(0)
     state = initial_state.clone()
 

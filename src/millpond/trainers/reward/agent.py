@@ -41,9 +41,9 @@ from millpond.vector.finite import is_finite
 def env_inputs(spec: EnvSpec) -> RewardInputs:
     """Inputs of a reward network for an environment: its observation as a flat vector."""
     action = spec.action
-    if action.kind == "multidiscrete":
+    if action.kind in ("multidiscrete", "mixed"):
         raise MillpondError(
-            f"{spec.id} has several discrete actions per step; full mode supports one, or continuous ones"
+            f"{spec.id} has several actions per step; full mode supports one choice, or continuous ones"
         )
     if spec.action_masks:
         raise MillpondError(f"{spec.id} masks actions; full mode supports only environments without action masks")
