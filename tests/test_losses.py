@@ -125,3 +125,12 @@ def test_explained_variance() -> None:
 @pytest.mark.parametrize("name", ["log_prob", "value", "advantage", "target"])
 def test_nan_is_not_hidden(name: str) -> None:
     assert loss(**{name: torch.tensor([float("nan")])}).total.isnan()
+
+
+def test_importance_weights_multiply_the_advantage_alone_or_the_value_loss_too() -> None:
+    two = {"weight": torch.tensor([3.0]), "value": torch.tensor([0.1]), "advantage": torch.tensor([2.0])}
+    both, alone = loss(**two, target=torch.ones(1)), loss(**two, target=torch.ones(1), weights_value=False)
+    assert (both.policy.item(), alone.policy.item()) == pytest.approx((-6.0, -6.0))
+    assert (both.value.item(), alone.value.item()) == pytest.approx((3 * 0.5 * 0.9**2, 0.5 * 0.9**2))
+    dead = loss(**{**two, "weight": torch.zeros(1)}, weights_value=False, denominator=1.0)
+    assert dead.value.item() == 0.0

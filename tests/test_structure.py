@@ -18,6 +18,7 @@ CONCEPTS: dict[str, str] = {
     "millpond.cli.app": "the commands in one list, which --help prints",
     "millpond.cli.bench": "a command, like its siblings",
     "millpond.cli.experiment": "a command, like its siblings",
+    "millpond.config.algorithm_rules": "rules of the algorithm, beside those of sizes in config.ppo",
     "millpond.policies.value_scale": "a method with a paper and tests of its own",
     "millpond.trainers.ppo.muon": "an optimiser with a paper and tests of its own",
 }

@@ -32,6 +32,7 @@ class Coefficients:
     """Coefficients of the loss and of clipping at this point of the run.
 
     Advantages, and values with their targets, are normalised by the scales before the loss; None: they are left unchanged.
+    Importance weights of rows multiply the policy loss and, if `weights_value`, the value loss.
     """
 
     clip_coef: float
@@ -41,6 +42,7 @@ class Coefficients:
     max_grad_norm: float
     advantage_scale: Scale | None = None
     value_scale: Scale | None = None
+    weights_value: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,16 @@ def ppo_loss(
     vf_clip_coef: float | None,
     vf_coef: float,
     ent_coef: float,
+    weights_value: bool = True,
     denominator: Tensor | float | None = None,
 ) -> PPOLoss:
     """Clipped policy loss, clipped value loss with the usual 0.5, entropy as a bonus (Schulman et al., 2017).
 
         L = policy + vf_coef * value - ent_coef * entropy
 
-    A micro-batch passes the number of valid steps of the whole minibatch as `denominator`, so that the gradients of all
-    micro-batches add up to exactly that of the minibatch.
+    The weights multiply the policy loss and, if `weights_value`, the value loss. A micro-batch passes the number of valid
+    steps of the whole minibatch as `denominator`, so that the gradients of all micro-batches add up to exactly that of the
+    minibatch.
     """
     valid = weight > 0
     steps = valid.sum() if denominator is None else denominator
@@ -89,7 +93,8 @@ def ppo_loss(
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     policy = -(torch.minimum(ratio * advantage, clipped * advantage) * weight).sum() / steps
-    value_loss = (_value_error(value, old_value, target, vf_clip_coef) * weight).sum() / steps
+    value_weight = weight if weights_value else valid.to(weight.dtype)
+    value_loss = (_value_error(value, old_value, target, vf_clip_coef) * value_weight).sum() / steps
     mean_entropy = torch.where(valid, entropy, 0.0).sum() / steps
     with torch.no_grad():
         # E[(r - 1) - log r]: a low-variance estimate that is never negative (Schulman, 2020)

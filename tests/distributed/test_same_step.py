@@ -18,13 +18,8 @@ from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
 from millpond.rollout.schema import row_fields
 from millpond.trainers.common.envs import begin_with_weights
-from millpond.trainers.ppo.update import (
-    Updater,
-    estimate_advantages,
-    train_minibatch,
-    update_value_scale,
-    value_scale_of,
-)
+from millpond.trainers.ppo.advantages import Estimator, estimate_advantages, refresh_advantages
+from millpond.trainers.ppo.update import Updater, train_minibatch, update_value_scale, value_scale_of
 from tests.support.rank_processes import run_ranks
 
 ROWS, HORIZON, AGENTS, HIDDEN = 12, 6, 2, 8
@@ -39,7 +34,7 @@ def spec() -> EnvSpec:
 
 def stored_rows(first: int, count: int) -> Rows:
     """Return rows `first` to `first + count` of a fixed set of random rows, many of whose steps are not valid."""
-    fields = row_fields(spec(), (2, HIDDEN))
+    fields = row_fields(spec(), (2, HIDDEN), ratio=True)
     rng = np.random.default_rng(5)
     whole = Rows(fields, ROWS, HORIZON, AGENTS, AGENTS, "cpu")
     for name, tensor in whole.arrays.items():
@@ -75,15 +70,17 @@ def two_steps(ranks: Ranks, normalize: NormalizeAdvantage, micro_batch_rows: int
     policy.update_normalizer(rows["observation"].flatten(0, 2), ranks.all_reduce)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     updater = Updater(policy, device=torch.device("cpu"))
-    advantages = estimate_advantages(
-        rows, share, gamma=0.9, lam=0.8, rho_clip=1.0, c_clip=1.0, normalize=normalize, all_reduce=ranks.all_reduce
-    )
+    recomputed = normalize == "minibatch"
+    estimator = Estimator(0.9, 0.8, rho_clip=1.0, c_clip=1.0, use_ratio=recomputed, normalize=normalize)
+    advantages = estimate_advantages(rows, share, estimator, ranks.all_reduce)
     coefficients = Coefficients(clip_coef=0.2, vf_clip_coef=0.2, vf_coef=0.5, ent_coef=0.01, max_grad_norm=0.5)
     if normalize == "minibatch":
         update_value_scale(policy, optimizer, rows, advantages, ranks.all_reduce)
         coefficients = replace(coefficients, value_scale=value_scale_of(policy))
     found = []
     for minibatch in MINIBATCHES:
+        if recomputed:
+            advantages = refresh_advantages(rows, advantages, estimator, ranks.all_reduce)
         mine = np.array([row for row in minibatch if row // share == ranks.rank])
         step = train_minibatch(
             updater,
@@ -118,6 +115,7 @@ def test_two_ranks_take_the_same_step_as_one() -> None:
             for mine, theirs in zip(ours["steps"], one["steps"], strict=True):
                 assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-5)
             for name, weight in ours["weights"].items():
-                np.testing.assert_allclose(weight, one["weights"][name], atol=1e-5, err_msg=name)
+                # Adam divides by gradients that may be near 0, so that rounding shows.
+                np.testing.assert_allclose(weight, one["weights"][name], atol=5e-5, err_msg=name)
                 np.testing.assert_array_equal(weight, first["weights"][name])
         np.testing.assert_allclose(np.concatenate([first["scaled"], second["scaled"]]), one["scaled"], atol=1e-5)

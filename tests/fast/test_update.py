@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,49 @@ def test_gradients_equal_plain_torch_for_every_core(core: str, observation: str,
 @pytest.mark.parametrize("value_trains_core", [True, False])
 def test_gradients_of_continuous_actions_equal_plain_torch(core: str, value_trains_core: bool, threads: int) -> None:
     compare_with_plain_torch(SPEC, CONTINUOUS, core=core, value_trains_core=value_trains_core, threads=threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("observation", ["vector", "several"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+def test_newest_ratios_and_values_are_written_back_to_the_rows_that_were_trained(
+    core: Any, observation: str, threads: int
+) -> None:
+    """Of every way to compute them: whole rows, without memory, and torch's graph; and of plain torch."""
+    seen, action = OBSERVATIONS[observation], ActionSpec.multidiscrete((3, 2))
+    generator = torch.Generator().manual_seed(0)
+    policy = build_policy(seen, action, core=core, hidden_size=HIDDEN, generator=generator, normalize_values=True)
+    set_value_scale(policy, -1.5, 0.7)
+    with torch.no_grad():
+        policy.value_layer.weight[-1].normal_(generator=generator)
+    coefficients = replace(USUAL, value_scale=Scale(-1.5, 0.7), weights_value=False)
+    picked, weight = torch.tensor([7, 0, 4, 5, 2]), WEIGHT[:5]
+    written = []
+    for updater in (fast_updater(policy), Updater(policy, device=CPU)):
+        rows, advantages = random_rows(action, True, seen, HIDDEN, policy.states, ratio=True)
+        rows["ratio"].fill_(1.0)
+        rows.resets_state = False
+        before = rows["value"].clone()
+        with torch_threads(threads):
+            metrics = updater.backward(rows, advantages, picked, weight, coefficients, rows["alive"].sum())
+        kl = sum(float(share["approx_kl"]) for share in metrics) * float(rows["alive"].sum())
+        batch = gather(rows, advantages, picked, weight, CPU)
+        ratio = rows["ratio"][picked][rows["alive"][picked]].double()
+        assert kl == pytest.approx(float((ratio - 1 - ratio.log()).sum()), rel=1e-4)
+        others = torch.tensor([1, 3, 6, 8])
+        assert torch.equal(rows["value"][others], before[others])
+        assert torch.equal(rows["ratio"][others], torch.ones_like(rows["ratio"][others]))
+        again = policy.unroll(batch.observation, batch.state, batch.reset, batch.action, action_mask=batch.action_mask)
+        torch.testing.assert_close(batch.value, again.value.detach(), rtol=1e-4, atol=1e-5)
+        written.append(rows)
+    for name in ("ratio", "value"):
+        alive = written[0]["alive"]
+        torch.testing.assert_close(written[0][name][alive], written[1][name][alive], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("core", ["lstm", "none"])
+def test_weights_on_the_advantage_alone_equal_plain_torch(core: str) -> None:
+    compare_with_plain_torch(SPEC, ActionSpec.discrete(4), core=core, coefficients=replace(USUAL, weights_value=False))
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from millpond.kernels import advantage
 from millpond.kernels.advantage import advantage_numba, advantage_reference, advantage_torch
+
+PUFFER = Path(__file__).parent.parent / "data" / "puffer_advantage.npz"
 
 
 def with_numpy(kernel: Any, arrays: dict[str, Any], **numbers: float) -> np.ndarray:
@@ -67,6 +70,23 @@ def test_truncation_bootstraps_and_termination_does_not(kernel: Any) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+def test_a_row_end_that_is_not_bootstrapped_has_advantage_zero(kernel: Any) -> None:
+    arrays = {
+        "reward": column(1.0, 1.0, 7.0),
+        "value": column(0.5, 0.5, 3.0),
+        "next_value": np.array([[4.0]], np.float32),
+        "terminated": flags(0, 0, 0),
+        "truncated": flags(0, 0, 0),
+        "final_value": column(0.0, 0.0, 0.0),
+        "alive": flags(1, 1, 1),
+    }
+    # t=2: 0, whatever its reward   t=1: 1 + .5*3 - .5 = 2   t=0: 1 + .5*.5 - .5 + .25*2 = 1.25
+    assert kernel(arrays, gamma=0.5, lam=0.5, bootstrap_row_end=False).ravel().tolist() == [1.25, 2.0, 0.0]
+    arrays |= {"alive": flags(1, 1, 0)}  # the value of a step without an agent counts as 0: t=1 is .5, t=0 .875
+    assert kernel(arrays, gamma=0.5, lam=0.5, bootstrap_row_end=False).ravel().tolist() == [0.875, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_importance_weights_are_clipped(kernel: Any) -> None:
     arrays = {
         "reward": column(1.0, 1.0),
@@ -101,11 +121,12 @@ def test_dead_agent_has_no_advantage(kernel: Any) -> None:
     shape=st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 3)),
     seed=st.integers(0, 2**32 - 1),
     weighted=st.booleans(),
+    row_end=st.booleans(),
     gamma=st.floats(0, 1),
     lam=st.floats(0, 1),
 )
 def test_fast_kernels_equal_the_reference(
-    shape: tuple[int, int, int], seed: int, weighted: bool, gamma: float, lam: float
+    shape: tuple[int, int, int], seed: int, weighted: bool, row_end: bool, gamma: float, lam: float
 ) -> None:
     rng = np.random.default_rng(seed)
     ends = rng.random(shape)
@@ -119,7 +140,7 @@ def test_fast_kernels_equal_the_reference(
         "alive": rng.random(shape) > 0.1,
         "ratio": rng.lognormal(size=shape).astype(np.float32) if weighted else None,
     }
-    numbers = {"gamma": gamma, "lam": lam, "rho_clip": 1.2, "c_clip": 0.9}
+    numbers = {"gamma": gamma, "lam": lam, "rho_clip": 1.2, "c_clip": 0.9, "bootstrap_row_end": row_end}
     expected = with_numpy(advantage_reference, arrays, **numbers)
     np.testing.assert_allclose(with_numpy(advantage_numba, arrays, **numbers), expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(with_torch(arrays, **numbers), expected, rtol=1e-4, atol=1e-4)
@@ -131,3 +152,32 @@ def test_numba_writes_in_place() -> None:
     result = advantage_numba(ones, ones, ones[:, 0], no, no, ones, ~no, gamma=0.9, lam=0.9, out=out)
     assert result is out
     assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("case", range(4))
+def test_advantages_equal_those_of_pufferlib(kernel: Any, case: int) -> None:
+    """Against stored outputs of its own compiled function: benchmarks/peers/puffer_advantage.py."""
+    with np.load(PUFFER) as stored:
+        theirs = {name: stored[f"{case}/{name}"] for name in ("value", "reward", "done", "ratio", "advantage")}
+        gamma, lam, rho_clip, c_clip = stored[f"{case}/numbers"].tolist()
+
+    def of_step(array: np.ndarray) -> np.ndarray:
+        """PufferLib stores a reward, and an end, with the observation that came with it: one step later."""
+        return np.concatenate((array[:, 1:], np.zeros_like(array[:, :1])), axis=1)[..., None]
+
+    reward, value = of_step(theirs["reward"]), theirs["value"][..., None]
+    arrays = {
+        "reward": reward,
+        "value": value,
+        "next_value": np.full_like(value[:, 0], 9.0),  # never used
+        "terminated": of_step(theirs["done"]) > 0,
+        "truncated": np.zeros(value.shape, bool),
+        "final_value": np.full_like(value, 9.0),
+        "alive": np.ones(value.shape, bool),
+        "ratio": theirs["ratio"][..., None],
+    }
+    numbers = {"gamma": gamma, "lam": lam, "rho_clip": rho_clip, "c_clip": c_clip}
+    ours = kernel(arrays, **numbers, bootstrap_row_end=False)
+    assert np.abs(theirs["advantage"]).max() > 0.5 or value.shape[1] == 1
+    np.testing.assert_allclose(ours[..., 0], theirs["advantage"], rtol=0, atol=1e-5)

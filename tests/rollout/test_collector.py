@@ -15,6 +15,7 @@ from millpond.rollout.rows import Rows, resets
 from millpond.rollout.schema import row_fields, state_shape
 from millpond.vector import make_vector
 from tests.support.collecting import HIDDEN, open_collector, planned
+from tests.support.custom_envs import TEAM_ACTIONS, Teams
 from tests.support.vector_envs import AGENT, ENV_STEPS, IDENTITY, CountingEnvs, counting_spec
 
 
@@ -110,10 +111,16 @@ def test_top_up_rounds_rotate() -> None:
 
 @pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 @pytest.mark.parametrize("unit", ["env_steps", "agent_steps"])
-@pytest.mark.parametrize("env_id", ["grid", "recall"])
-def test_row_replays(core: str, unit: str, env_id: str) -> None:
-    """Unrolling from the stored state, with resets at episode ends, gives the log-probabilities and values of acting."""
-    agents = 3 if env_id == "grid" else 1
+@pytest.mark.parametrize(
+    ("env_id", "puffer"),
+    [("grid", False), ("grid", True), ("recall", False), *((f"teams with {acting}", False) for acting in TEAM_ACTIONS)],
+)
+def test_row_replays(core: str, unit: str, env_id: str, puffer: bool) -> None:
+    """Unrolling from the stored state, with resets at episode ends, gives the log-probabilities and values of acting.
+
+    Rows as PufferLib has them replay under their own rules: from zero, without resets.
+    """
+    agents = 1 if env_id == "recall" else 3
     options = {
         "num_agents": 3,
         "max_steps": 7,
@@ -125,6 +132,8 @@ def test_row_replays(core: str, unit: str, env_id: str) -> None:
         "altars": 2,
     }
     factory = EnvBatchFactory(env_id, options if env_id == "grid" else {"min_delay": 2, "max_delay": 5})
+    if env_id.startswith("teams"):  # agents with different spaces, padded and masked
+        factory = EnvBatchFactory(f"{Teams.__module__}:Teams", {"kwargs": {"acting": env_id.split()[-1]}})
     env_batch = factory(1, None, 0)  # type: ignore[arg-type]
     plan = planned(
         **{
@@ -137,22 +146,25 @@ def test_row_replays(core: str, unit: str, env_id: str) -> None:
         }
     )
     with make_vector(env_batch.spec, factory, num_envs=plan.num_envs, groups=2, backend="inline") as vector:
-        collector, policy = open_collector(plan, vector, core)
+        collector, policy = open_collector(plan, vector, core, puffer=puffer)
         vector.reset(5)
         for _ in range(2):  # the second starts in the middle of episodes
             waited = collector.kept_rows  # of the previous collection
             collector.collect()
             rows, everything = collector.rows, torch.arange(waited, plan.segments)
             names = ["observation", "action", "terminated", "truncated", "log_prob", "value"]
+            names += ["action_mask"] if env_batch.spec.action_masks else []
             batch = rows.sequences(
                 [*names, *(["initial_state"] if core != "none" else [])], everything, torch.device("cpu")
             )
             ended = batch["terminated"] | batch["truncated"]
             assert bool(ended.any()), "episodes end inside rows, or this shows little"
             state = batch.get("initial_state", torch.zeros(len(ended), 0, 0))
+            assert not (puffer and bool(state.any()))
+            reset = torch.zeros_like(ended) if puffer else resets(batch["terminated"], batch["truncated"])
             with torch.no_grad():
                 again = policy.unroll(
-                    batch["observation"], state, resets(batch["terminated"], batch["truncated"]), batch["action"]
+                    batch["observation"], state, reset, batch["action"], action_mask=batch.get("action_mask")
                 )
             torch.testing.assert_close(again.log_prob, batch["log_prob"], rtol=0, atol=1e-5)
             torch.testing.assert_close(again.value, batch["value"], rtol=0, atol=1e-5)

@@ -28,7 +28,7 @@ def test_sequential_sampling_is_in_order() -> None:
 
 def test_prioritized_draws_without_replacement_within_a_minibatch() -> None:
     priority = np.array([100.0] + [1e-9] * 11)
-    minibatches = rows_of("prioritized", priority=priority, alpha=1.0)
+    minibatches = rows_of("prioritized", priority=lambda: priority, alpha=1.0)
     assert len(minibatches) == 3
     for rows in minibatches:
         assert len(set(rows)) == 4
@@ -38,7 +38,7 @@ def test_prioritized_draws_without_replacement_within_a_minibatch() -> None:
 def test_probabilities_follow_the_priorities() -> None:
     priority, rng, counts = np.array([1.0, 2.0, 3.0, 4.0]), np.random.default_rng(0), np.zeros(4)
     for _ in range(5_000):
-        for draw in draw_minibatches("prioritized", 4, 1, rng, priority=priority, alpha=1.0):
+        for draw in draw_minibatches("prioritized", 4, 1, rng, priority=lambda: priority, alpha=1.0):
             counts[draw.rows] += 1
     np.testing.assert_allclose(counts / counts.sum(), priority / priority.sum(), atol=0.01)
 
@@ -48,24 +48,44 @@ def test_importance_weights_undo_the_bias() -> None:
     priority, value = np.array([1.0, 5.0, 2.0, 8.0]), np.array([3.0, -1.0, 4.0, 10.0])
     rng, total, count = np.random.default_rng(0), 0.0, 0
     for _ in range(20_000):
-        for draw in draw_minibatches("prioritized", 4, 1, rng, priority=priority, alpha=0.7, beta=1.0):
+        for draw in draw_minibatches("prioritized", 4, 1, rng, priority=lambda: priority, alpha=0.7, beta=1.0):
             total, count = total + float((value[draw.rows] * draw.weight).sum()), count + 1
     assert total / count == pytest.approx(value.mean(), rel=0.02)
 
 
 def test_weights_are_one_if_all_priorities_are_equal() -> None:
     for draw in draw_minibatches(
-        "prioritized", 12, 4, np.random.default_rng(0), priority=np.ones(12), alpha=0.8, beta=0.4
+        "prioritized", 12, 4, np.random.default_rng(0), priority=lambda: np.ones(12), alpha=0.8, beta=0.4
     ):
         np.testing.assert_allclose(draw.weight, 1.0, rtol=1e-5)
-    zero = list(draw_minibatches("prioritized", 12, 4, np.random.default_rng(0), priority=np.zeros(12), alpha=0.8))
+    rng = np.random.default_rng(0)
+    zero = list(draw_minibatches("prioritized", 12, 4, rng, priority=lambda: np.zeros(12), alpha=0.8))
     assert len(zero) == 3  # rows without any advantage can still be drawn
     assert SMALLEST > 0
 
 
 def test_alpha_zero_is_uniform_sampling() -> None:
-    assert sorted(np.concatenate(rows_of("prioritized", priority=np.arange(12.0), alpha=0.0))) == list(range(12))
+    assert sorted(np.concatenate(rows_of("prioritized", priority=lambda: np.arange(12.0), alpha=0.0))) == list(
+        range(12)
+    )
+
+
+def test_every_minibatch_is_drawn_by_the_priorities_of_its_time() -> None:
+    only = iter(np.eye(12)[[3, 7, 5]])
+    minibatches = rows_of("prioritized", priority=lambda: next(only), alpha=1.0)
+    assert [expected in rows for expected, rows in zip((3, 7, 5), minibatches, strict=True)] == [True] * 3
+
+
+def test_independent_minibatches_may_share_rows() -> None:
+    minibatches = rows_of("independent")
+    assert [len(set(rows)) for rows in minibatches] == [4, 4, 4]
+    assert len(set(np.concatenate(minibatches))) < 12
 
 
 def test_beta_reaches_one() -> None:
     assert [annealed_beta(0.2, progress) for progress in (0.0, 0.5, 1.0, 2.0)] == pytest.approx([0.2, 0.6, 1.0, 1.0])
+
+
+def test_beta_of_pufferlib_goes_a_share_of_the_way() -> None:
+    """b0 + (1 - b0) * alpha * progress"""
+    assert [annealed_beta(0.2, progress, 0.5) for progress in (0.0, 0.5, 1.0)] == pytest.approx([0.2, 0.4, 0.6])

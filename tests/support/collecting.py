@@ -25,8 +25,10 @@ def planned(**settings: Any) -> PPOPlan:
     return plan
 
 
-def open_collector(plan: PPOPlan, vector: Vector, core: str = "lstm") -> tuple[Collector, Policy]:
-    """Return a collector as a run has it, with the fast actor, and its policy."""
+def open_collector(
+    plan: PPOPlan, vector: Vector, core: str = "lstm", *, puffer: bool = False
+) -> tuple[Collector, Policy]:
+    """Return a collector as a run has it, with the fast actor, and its policy. `puffer`: states as in PufferLib."""
     torch.manual_seed(0)
     policy = build_policy(vector.spec.observation, vector.spec.action, core=core, hidden_size=HIDDEN)
     rows = Rows(
@@ -36,6 +38,7 @@ def open_collector(plan: PPOPlan, vector: Vector, core: str = "lstm") -> tuple[C
         plan.num_agents,
         plan.num_agents if plan.batch_unit == "env_steps" else 1,
         "cpu",
+        resets_state=not puffer,
     )
     states, actor = STATES[core], fast.actor(policy)
     assert actor is not None
@@ -47,5 +50,6 @@ def open_collector(plan: PPOPlan, vector: Vector, core: str = "lstm") -> tuple[C
         state_shape=(states, HIDDEN if states else 0),
         device="cpu",
         generator=torch.Generator().manual_seed(1),
+        zero_state=puffer,
     )
     return collector, policy

@@ -240,6 +240,68 @@ class Leaving(ParallelEnv[str, Any, int]):
         )
 
 
+TEAM_ACTIONS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {  # of the runner and of chasers
+    "choices": (spaces.Discrete(4), spaces.MultiDiscrete([2, 3])),
+    "numbers": (spaces.Box(0, 10, (1,), np.float32), spaces.Box(-1, 1, (2,), np.float32)),
+    "both": (spaces.Discrete(3, start=1), spaces.Box(-1, 1, (2,), np.float32)),
+}
+
+
+class Teams(ParallelEnv[str, Any, Any]):
+    """A runner and two chasers with different spaces. The runner gets 1 per step and leaves after 3 steps, chasers get 2.
+
+    With `acting` "choices" the runner must not take its last option.
+    """
+
+    metadata = {"name": "teams"}  # noqa: RUF012
+    possible_agents = ["runner", "chaser_0", "chaser_1"]  # noqa: RUF012
+
+    def __init__(self, acting: str = "choices") -> None:
+        self.acting = acting
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        if agent == "runner":
+            return spaces.Dict({"near": spaces.Box(-9, 9, (2,), np.float32)})
+        return spaces.Dict({"near": spaces.Box(-9, 9, (3,), np.float32), "kind": spaces.Discrete(2)})
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return TEAM_ACTIONS[self.acting][agent != "runner"]
+
+    def _observe(self, agent: str) -> Any:
+        if agent == "runner":
+            return {"near": np.array([self.start, self.clock], np.float32)}
+        return {"near": np.array([self.start, self.clock, 7], np.float32), "kind": int(agent[-1])}
+
+    def _infos(self, agents: list[str]) -> dict[str, Any]:
+        masked = {"action_mask": np.array([1, 1, 1, 0], np.int8)} if self.acting == "choices" else {}
+        return {agent: masked if agent == "runner" else {} for agent in agents}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self.agents, self.clock, self.start = list(self.possible_agents), 0, int(self.random.integers(1, 9))
+        return {agent: self._observe(agent) for agent in self.agents}, self._infos(self.agents)
+
+    def step(self, actions: dict[str, Any]) -> tuple[Any, Any, Any, Any, Any]:
+        assert set(actions) == set(self.agents)
+        for agent, action in actions.items():
+            assert self.action_space(agent).contains(action), (agent, action)
+        assert self.acting != "choices" or actions.get("runner", 0) != 3
+        self.taken = dict(actions)
+        self.clock += 1
+        acting = list(self.agents)
+        over = self.clock == 5
+        gone = {agent: over or (agent == "runner" and self.clock == 3) for agent in acting}
+        self.agents = [agent for agent in acting if not gone[agent]]
+        return (
+            {agent: self._observe(agent) for agent in acting},
+            {agent: 1.0 if agent == "runner" else 2.0 for agent in acting},
+            {agent: gone[agent] and not over for agent in acting},
+            dict.fromkeys(acting, over),
+            self._infos(acting),
+        )
+
+
 class Constant:
     """A custom `EnvBatch` that shows the env's seed."""
 

@@ -28,9 +28,15 @@ OBSERVATIONS = {
 
 
 def random_rows(
-    action: ActionSpec, masked: bool, seen: ObservationSpec, hidden: int = HIDDEN, states: int = 2
+    action: ActionSpec,
+    masked: bool,
+    seen: ObservationSpec,
+    hidden: int = HIDDEN,
+    states: int = 2,
+    *,
+    ratio: bool = False,
 ) -> tuple[Rows, Advantages]:
-    """Return random rows in which episodes end and agents die, and advantages of them."""
+    """Return random rows in which episodes end and agents die, and advantages of them. `ratio`: these are written back."""
     draw = torch.Generator().manual_seed(1)
     shapes: dict[str, tuple[tuple[int, ...], str]] = {
         "observation": (seen.shape, seen.dtype),
@@ -40,6 +46,7 @@ def random_rows(
         "initial_state": ((states, hidden), "float32"),
         **dict.fromkeys(("terminated", "truncated", "alive"), ((), "bool")),
         **({"action_mask": ((action.mask_size,), "bool")} if masked else {}),
+        **({"ratio": ((), "float32")} if ratio else {}),
     }
     fields = [
         RowField(name, shape, dtype, np.dtype(dtype).itemsize, per_step=name != "initial_state", trained=True)

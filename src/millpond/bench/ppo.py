@@ -43,11 +43,11 @@ from millpond.loop import LevelEnd, Loop
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.record import Timer
 from millpond.record.jsonlines import Record, read_records
-from millpond.rollout.micro_batch import Advantages
 from millpond.rollout.sampling import Draw
 from millpond.trainers.common.session import start_run
+from millpond.trainers.ppo.advantages import INPUTS, estimate_advantages
 from millpond.trainers.ppo.trainer import PPOTrainer
-from millpond.trainers.ppo.update import INPUTS, Updater, estimate_advantages, train_minibatch
+from millpond.trainers.ppo.update import Updater, train_minibatch
 
 MEASURED_STEPS = 1_500_000  # agent steps of all real iterations, approximately
 MIN_ITERATIONS, MAX_ITERATIONS = 3, 10  # real iterations
@@ -292,7 +292,7 @@ def _inference(subject: PPOSubject, before: Stages) -> Stage:
 def _training(subject: PPOSubject, before: Stages) -> Stage:
     """Run `train_minibatch` as a run does, with sampling and gathering of rows."""
     trainer, plan, network = subject.trainer, subject.trainer.share, subject.network
-    advantages = _estimate(trainer)
+    advantages = estimate_advantages(trainer.rows, trainer.share.segments, trainer.estimator)
     rng, ones = np.random.default_rng(0), np.ones(plan.minibatch_segments, np.float32)
     updates = max(1, min(subject.effort.updates, plan.gradient_updates) // 2)
 
@@ -326,25 +326,12 @@ def _products(subject: PPOSubject, name: str, seconds: float, steps: int, times:
 
 def _advantage(subject: PPOSubject, before: Stages) -> Stage:
     trainer, plan = subject.trainer, subject.trainer.share
-    seconds = median_seconds(lambda: _estimate(trainer), subject.effort.repeats)
+    seconds = median_seconds(
+        lambda: estimate_advantages(trainer.rows, trainer.share.segments, trainer.estimator), subject.effort.repeats
+    )
     moved = sum(trainer.rows[name][: plan.segments].nbytes for name in (*INPUTS, "advantage"))
     at_best = moved / subject.limits.memory
     return Stage("advantage", seconds, plan.agent_steps, "agent steps", "memory", at_best, subject.in_run("advantage"))
-
-
-def _estimate(trainer: PPOTrainer) -> Advantages:
-    ppo = trainer.recipe.ppo
-    clips = (ppo.rho_clip, ppo.c_clip) if ppo.advantage == "vtrace" else (float("inf"), float("inf"))
-    return estimate_advantages(
-        trainer.rows,
-        trainer.share.segments,
-        gamma=ppo.gamma,
-        lam=ppo.gae_lambda,
-        rho_clip=clips[0],
-        c_clip=clips[1],
-        normalize=ppo.normalize_advantage,
-        bootstrap_truncation=ppo.bootstrap_truncation,
-    )
 
 
 def _storing(subject: PPOSubject, before: Stages) -> Stage:

@@ -206,9 +206,11 @@ def evaluate(
         ("return", f"{evaluation.mean:.4f}", f"95% interval {low:.4f} to {high:.4f}"),
         ("length", f"{sum(evaluation.lengths) / len(evaluation.lengths):.1f}", "env steps, on average"),
     ]
-    agent_means = [sum(returns) / len(returns) for returns in zip(*evaluation.returns, strict=True)]
-    if len(agent_means) > 1:
-        rows += [(f"return of agent {index}", f"{mean:.4f}", "") for index, mean in enumerate(agent_means)]
+    agents = evaluation.agent_returns
+    if not agents and len(evaluation.returns[0]) > 1:
+        means = [sum(returns) / len(returns) for returns in zip(*evaluation.returns, strict=True)]
+        agents = {f"agent {index}": mean for index, mean in enumerate(means)}
+    rows += [(f"return of {name}", f"{mean:.4f}", "") for name, mean in agents.items()]
     prefix = "eval/env/"
     rows += [
         (key.removeprefix("eval/"), f"{value:.4f}", "")

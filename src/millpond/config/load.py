@@ -29,6 +29,7 @@ from millpond.config.for_env import (
 )
 from millpond.config.recipe import EnvConfig, Recipe
 from millpond.config.rules import ConfigError, as_overrides
+from millpond.config.style import with_optimizer, with_style
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
 from millpond.envs.families import family_of
 from millpond.envs.registry import near_ids
@@ -232,12 +233,12 @@ def _layered(
     name = "config" if isinstance(recipe, Mapping) else str(recipe)
     source = _extended(dict(recipe), name, (), spec) if isinstance(recipe, Mapping) else _read(name, (), spec)
     dotted = _preset(source.values, preset, name) if preset is not None else {}
-    preset_layer: Layer = (_file_of_preset(source.layers, preset), overlay({}, dotted))
+    preset_layer: Layer = (_file_of_preset(source.layers, preset), with_style(overlay({}, dotted)))
     overriding = dict(overrides if isinstance(overrides, Mapping) else (parse_override(text) for text in overrides))
-    nested = overlay({}, overriding)
+    nested = with_style(overlay({}, overriding))
     below, notes = _for_other_env(source.values, nested)
     source = source.without_choices(preset_layer[1]).without_choices(nested)
-    values = _over(_over(below, preset_layer[1]), nested)
+    values = with_optimizer(_over(_over(below, preset_layer[1]), nested))
     dotted |= overriding
     try:
         env = EnvConfig.model_validate(values.get("env", {}))
@@ -301,7 +302,7 @@ def _read(name: str, chain: tuple[str, ...], spec: EnvSpec | None) -> _Source:
     if path.suffix == ".ini":
         read = puffer.read(read_text(path), str(path))
         layers = ((source_file(path), read.values),)
-        return _Source(read.values, layers, read.defaulted, read.ignored, read.notes, read.agents_open)
+        return _Source(with_style(read.values), layers, read.defaulted, read.ignored, read.notes, read.agents_open)
     return _extended(read_mapping(path), str(path), (*chain, str(path)), spec)
 
 
@@ -329,7 +330,7 @@ def _env_that_decides(values: Mapping[str, Any]) -> str | None:
 
 def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...], spec: EnvSpec | None) -> _Source:
     """Merge values with those of the recipe that they extend, if any."""
-    parent = values.pop("extends", None)
+    parent, values = values.pop("extends", None), with_style(values)
     own: Layer = (source_file(Path(chain[-1])) if chain else None, values)
     chosen, still_open = choose(read_section(values), spec)
     settings = {one.key: one.value for one in chosen}

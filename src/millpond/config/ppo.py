@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from millpond.config.algorithm_rules import ALGORITHM_RULES
 from millpond.config.for_env import ForEnvConfig, known_keys
 from millpond.config.recipe import (
     ConfigSection,
@@ -80,7 +81,32 @@ class PPOTrainerConfig(TrainerConfig):
 class PPOConfig(ConfigSection):
     """PPO: advantage estimation, losses, optimiser."""
 
-    advantage: Literal["gae", "vtrace"] = Field("gae", description="Advantage estimator.")
+    style: Literal["millpond", "puffer"] = Field(
+        "millpond",
+        description="puffer is the algorithm of PufferLib 3.0, millpond is Millpond's own: sets a family of keys together. "
+        "Keys that are set explicitly, in the same file or above it, win: docs/comparing.md.",
+    )
+    advantage: Literal["gae", "vtrace", "puffer"] = Field(
+        "gae",
+        description="Advantage estimator. vtrace weights by probability ratios, which differ from 1 with recompute_advantage. "
+        "puffer is PufferLib's function: vtrace with row_end zero and ignore_truncation.",
+    )
+    recompute_advantage: Switch = Field(
+        False,
+        description="Recompute the advantages of all rows before every minibatch, with the ratios and values of rows that were "
+        "trained on already; false: once per iteration.",
+    )
+    row_end: Literal["bootstrap", "zero"] = Field(
+        "bootstrap",
+        description="Last step of a row: bootstrap from the value of the next observation, or advantage 0.",
+    )
+    row_state: Literal["stored", "zero"] = Field(
+        "stored",
+        description="Recurrent state at the start of a row: the one after the row before, or zero; in acting and in training.",
+    )
+    reset_state: Switch = Field(
+        True, description="Zero the recurrent state where an episode ends inside a row; false: it goes on."
+    )
     gamma: Fraction = Field(0.977, description="Discount factor.")
     gae_lambda: Fraction = Field(0.916, description="Lambda of GAE: 0 is one-step returns, 1 is full returns.")
     rho_clip: Positive = Field(
@@ -90,6 +116,10 @@ class PPOConfig(ConfigSection):
     bootstrap_truncation: Switch = Field(
         True,
         description="Bootstrap truncated steps from the value of their final observation. false is for experiments.",
+    )
+    ignore_truncation: Switch = Field(
+        False,
+        description="Treat a truncated step as any other, so that the trace goes on into the next episode, as in PufferLib.",
     )
     clip_coef: Positive = Field(0.1, description="Policy loss: clip range of the probability ratio, 1 +- this.")
     vf_clip_coef: Positive | None = Field(
@@ -134,13 +164,24 @@ class PPOConfig(ConfigSection):
     )
     ent_schedule: Schedule = Field("constant", description="Schedule of the entropy coefficient.")
     clip_schedule: Schedule = Field("constant", description="Schedule of clip_coef.")
-    sampling: Literal["uniform", "sequential", "prioritized"] = Field(
+    sampling: Literal["uniform", "sequential", "prioritized", "independent"] = Field(
         "uniform",
         description="uniform: a new permutation per epoch, every row exactly once. sequential: in order. "
-        "prioritized: sampled by the sum of |advantage| of a row.",
+        "prioritized: sampled by the sum of |advantage| of a row. independent: each minibatch on its own, all rows alike, so "
+        "that a row may be in several or in none.",
     )
     prio_alpha: Fraction = Field(0.0, description="Exponent of priorities; 0: all rows alike.")
-    prio_beta0: Fraction = Field(0.6, description="Exponent of importance weights at the start; annealed to 1.")
+    prio_beta0: Fraction = Field(
+        0.6, description="Exponent of importance weights at the start; annealed as prio_beta_end says."
+    )
+    prio_beta_end: Literal["one", "alpha"] = Field(
+        "one",
+        description="Exponent of importance weights at the end: 1, or (PufferLib) prio_beta0 + (1 - prio_beta0) * prio_alpha.",
+    )
+    prio_weights: Literal["loss", "advantage"] = Field(
+        "loss",
+        description="Importance weights multiply the policy and the value loss, or the normalised advantage only.",
+    )
 
 
 class PPORecipe(Recipe):
@@ -334,49 +375,6 @@ def _at_least_one_iteration(values: Values) -> Iterator[Violation]:
         )
 
 
-def _sampling(values: Values) -> Iterator[Violation]:
-    sampling, alpha = values["ppo.sampling"], values["ppo.prio_alpha"]
-    if sampling == "prioritized" and alpha == 0:
-        yield Violation(
-            ("ppo.sampling", "ppo.prio_alpha"),
-            "ppo.sampling=prioritized with ppo.prio_alpha=0 samples all rows alike, which is ppo.sampling=uniform",
-            ({"ppo.prio_alpha": 0.8}, {"ppo.sampling": "uniform"}),
-        )
-    if sampling != "prioritized" and alpha > 0:
-        yield Violation(
-            ("ppo.sampling", "ppo.prio_alpha"),
-            f"ppo.prio_alpha={alpha} has no effect with ppo.sampling={sampling}",
-            ({"ppo.sampling": "prioritized"}, {"ppo.prio_alpha": 0}),
-        )
-
-
-def _critic_is_trained(values: Values) -> Iterator[Violation]:
-    if not values["ppo.value_trains_core"] and values["policy.separate_critic"]:
-        yield Violation(
-            ("ppo.value_trains_core", "policy.separate_critic"),
-            "ppo.value_trains_core=false with policy.separate_critic=true would never train the critic's encoder and core",
-            ({"ppo.value_trains_core": True}, {"policy.separate_critic": False}),
-        )
-
-
-def _value_of_custom_policy(values: Values) -> Iterator[Violation]:
-    for key in ("ppo.normalize_values", "policy.separate_critic"):
-        if values[key] and values["policy.target"] is not None:
-            yield Violation(
-                (key, "policy.target"),
-                f"{key}=true is for the built-in policy, not for the custom policy policy.target={values['policy.target']}, "
-                "which computes its value itself",
-                ({key: False},),
-            )
-    if not values["ppo.value_trains_core"] and values["policy.target"] is not None:
-        yield Violation(
-            ("ppo.value_trains_core", "policy.target"),
-            f"ppo.value_trains_core=false has no effect on the custom policy policy.target={values['policy.target']}, "
-            "which decides itself what its value loss trains",
-            ({"ppo.value_trains_core": True},),
-        )
-
-
 RULES: tuple[Rule, ...] = (
     _one_way_to_count_envs,
     _envs_fill_workers_and_groups,
@@ -385,8 +383,6 @@ RULES: tuple[Rule, ...] = (
     _minibatches_divide_the_batch,
     _micro_batches_divide_a_minibatch,
     _at_least_one_iteration,
-    _sampling,
-    _critic_is_trained,
-    _value_of_custom_policy,
+    *ALGORITHM_RULES,
     known_keys,
 )

@@ -176,8 +176,11 @@ def _raw_spaces(env_batch: EnvBatch) -> Iterator[CheckResult]:
     elif isinstance(inner, PettingZooEnvs):
         env = inner.envs[0]
         by_agent, _ = env.reset(seed=1)
-        agent = env.agents[0]
-        observations, space = [by_agent[agent]], env.observation_space(agent)
+        observations, space = [], env.observation_space(env.agents[0])
+        for agent in env.agents:  # the first that is wrong, if there is one
+            if not env.observation_space(agent).contains(by_agent[agent]):
+                observations, space = [by_agent[agent]], env.observation_space(agent)
+                break
     else:
         return
     wrong = [value for value in observations if not space.contains(value)]

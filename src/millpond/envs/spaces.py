@@ -220,9 +220,13 @@ class ObservationLayout:
             into[...] = self._leaves[0].read(value)
             return
         raw = into.view(np.uint8)
-        for leaf, part in zip(self._leaves, self.spec.parts, strict=True):
-            array = np.ascontiguousarray(leaf.read(value), part.dtype)
+        for encoded, part in zip(self.encode(value), self.spec.parts, strict=True):
+            array = np.ascontiguousarray(encoded, part.dtype)
             raw[part.offset : part.offset + part.nbytes] = array.reshape(-1).view(np.uint8)
+
+    def encode(self, value: Any) -> list[Array]:
+        """Return the parts of a value of the space as arrays of the parts' shapes; refuse one that is not in it."""
+        return [leaf.read(value) for leaf in self._leaves]
 
 
 def read_part(stored: Array, spec: ObservationSpec, part: Part) -> Array:

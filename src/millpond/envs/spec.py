@@ -5,6 +5,7 @@ The planner computes bytes from them, buffers are allocated from them, and the p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+MAX_NAMED_AGENTS = 16  # whose returns are reported one by one
 TOKEN_PADDING = 0xFF  # location byte of an unused token
 PartKind = Literal["grid", "tokens", "pixels", "vector"]
 ActionKind = Literal["discrete", "multidiscrete", "continuous", "mixed"]
@@ -177,3 +179,22 @@ class EnvSpec:
     action_masks: bool = False
     info_names: tuple[str, ...] = field(default=())
     agent_names: tuple[str, ...] = field(default=())
+
+    @property
+    def named_agents(self) -> dict[str, tuple[int, ...]]:
+        """Names under which returns are reported, and the agents that each stands for.
+
+        Each agent has its own, unless there are more than `MAX_NAMED_AGENTS`: then those whose names differ by a trailing
+        number share one. Empty if that leaves one name for all, or still too many.
+        """
+        own = len(self.agent_names) <= MAX_NAMED_AGENTS
+        agents: dict[str, tuple[int, ...]] = {}
+        for number, name in enumerate(self.agent_names):
+            shown = name if own else name_stem(name)
+            agents[shown] = (*agents.get(shown, ()), number)
+        return agents if 1 < len(agents) <= MAX_NAMED_AGENTS else {}
+
+
+def name_stem(name: str) -> str:
+    """Return an agent's name without a trailing number: `adversary` for `adversary_0`."""
+    return re.sub(r"[_-]?\d+$", "", name) or name

@@ -146,6 +146,8 @@ def steps_gradients(
             steps.value[start:stop],
             steps.target[start:stop],
             steps.weight[start:stop],
+            steps.ratio[start:stop],
+            steps.new_value[start:stop],
         )
         if len(critic.b_core):
             of_critic, last = workspace.critic_features[:count], workspace.critic_hidden[:count]
@@ -389,12 +391,14 @@ class FeedforwardRows:
         self._gathered: tuple[Floats, TrainedSteps] | None = None
         self._workspace: Workspace | None = None
         self._call: Any = None
+        self._keeps_results = False  # the rows need newest ratios and values
 
     def of_rows(
         self, rows: Rows, advantages: Advantages, picked: Tensor, weight: Floats, arguments: LossArguments
     ) -> FeedforwardRows:
         """Set the rows `picked` [b], with importance weights [b], of the next call."""
         if rows is not self._rows:
+            self._keeps_results = "ratio" in rows.fields
             names = ("observation", "action", "alive", "log_prob", "value")
             self._rows, self._stored = rows, {name: _steps(rows[name]) for name in names}
             self._stored["mask"] = _steps(rows["action_mask"]) if "action_mask" in rows.fields else ALL_ALLOWED_IN_ROWS
@@ -426,9 +430,16 @@ class FeedforwardRows:
             vector,
             ALL_ALLOWED if mask is None else _flat(mask),
             *(_flat(getattr(micro_batch, name)) for name in names),
+            *[NO_FLOATS] * 2,
         )
         self._call = numbers, steps, arguments
         return self
+
+    def results(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Return probability ratios and values [b, T, a] of the last call."""
+        assert self._gathered is not None
+        shape, steps = (-1, rows.horizon, rows.agents_per_row), self._gathered[1]
+        return torch.from_numpy(steps.ratio).view(shape), torch.from_numpy(steps.new_value).view(shape)
 
     def __call__(self) -> tuple[Metrics, tuple[Tensor | None, ...]]:
         """Return metrics, and gradients of the parameters."""
@@ -441,7 +452,7 @@ class FeedforwardRows:
 
     def _of_rows(self, gradients: Layers, critic_gradients: Layers, d_log_deviation: Floats) -> npt.NDArray[np.float64]:
         stored, picked, weight, arguments = self._call
-        numbers, steps = self._memory(len(picked) * stored.advantage.shape[1], stored)
+        numbers, steps = self._memory(len(picked) * stored.advantage.shape[1], stored, self._keeps_results)
         return rows_gradients(
             SGEMM,
             picked,
@@ -482,9 +493,10 @@ class FeedforwardRows:
             d_log_deviation,
         )
 
-    def _memory(self, count: int, stored: StoredSteps) -> tuple[Floats, TrainedSteps]:
+    def _memory(self, count: int, stored: StoredSteps, keeps_results: bool) -> tuple[Floats, TrainedSteps]:
         """Return memory for gathered steps. It is allocated by torch, whose profiler then counts it."""
-        if self._gathered is None or len(self._gathered[0]) != count:
+        held = (0, 0) if self._gathered is None else (len(self._gathered[0]), len(self._gathered[1].ratio))
+        if self._gathered is None or held != (count, count if keeps_results else 0):
             columns = (stored.choice, stored.vector)
             masked = stored.allowed.shape[0] > 0
             choice, vector = (_empty(count, array.shape[2], array.dtype) for array in columns)
@@ -493,6 +505,7 @@ class FeedforwardRows:
                 vector,
                 _empty(count, stored.allowed.shape[2], np.bool_) if masked else ALL_ALLOWED,
                 *(torch.empty(count).numpy() for _ in range(5)),
+                *(torch.empty(count if keeps_results else 0).numpy() for _ in range(2)),
             )
             self._gathered = _empty(count, stored.numbers.shape[2], np.float32), steps
         return self._gathered

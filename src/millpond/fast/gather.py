@@ -67,8 +67,10 @@ class Stored(NamedTuple):
 
 
 @compiled
-def gather_targets(rows: npt.NDArray[np.int64], weight: npt.NDArray[np.float32], stored: Stored, out: Targets) -> None:
-    """Gather the rows [b], which have importance weights [b]."""
+def gather_targets(
+    rows: npt.NDArray[np.int64], weight: npt.NDArray[np.float32], resets: bool, stored: Stored, out: Targets
+) -> None:
+    """Gather the rows [b], which have importance weights [b]. `resets`: of the state, where an episode begins."""
     known, steps, agents = stored.advantage.shape  # the buffer may have more rows than have advantages
     for place in range(len(rows)):
         row = rows[place]
@@ -77,7 +79,7 @@ def gather_targets(rows: npt.NDArray[np.int64], weight: npt.NDArray[np.float32],
             for agent in range(agents):
                 s, at = place * agents + agent, (row, t, agent)
                 before = (row, t - 1, agent)
-                out.reset[t, s] = t > 0 and (stored.terminated[before] or stored.truncated[before])
+                out.reset[t, s] = resets and t > 0 and (stored.terminated[before] or stored.truncated[before])
                 out.log_prob[t, s] = stored.log_prob[at]
                 out.value[t, s] = stored.value[at]
                 out.advantage[t, s] = stored.scaled[at]
@@ -141,7 +143,7 @@ def refill(
         micro_batch.weight,
     )
     out = Targets(*(array.t().numpy() for array in targets))
-    gather_targets(chosen, weight, Stored(*(array.numpy() for array in stored)), out)
+    gather_targets(chosen, weight, rows.resets_state, Stored(*(array.numpy() for array in stored)), out)
 
 
 def _words(array: Array) -> Array:

@@ -45,7 +45,10 @@ class ValueNumbers(NamedTuple):
 
 
 class TrainedSteps(NamedTuple):
-    """Stored arrays of N steps that the loss needs. `choice` or `vector` has no columns; `allowed` [0, 0] if all is."""
+    """Stored arrays of N steps that the loss needs. `choice` or `vector` has no columns; `allowed` [0, 0] if all is.
+
+    The last two are results: probability ratios, and values in units of the rewards. They are empty if nobody needs them.
+    """
 
     choice: npt.NDArray[np.int32]  # [N, C]
     vector: Floats  # [N, D]
@@ -55,6 +58,8 @@ class TrainedSteps(NamedTuple):
     value: Floats
     target: Floats
     weight: Floats
+    ratio: Floats
+    new_value: Floats
 
 
 class OutputGradients(NamedTuple):
@@ -173,6 +178,11 @@ def loss_gradients(
         d_value,
         d_entropy,
     )
+    if len(steps.ratio):
+        value_mean, value_factor = arguments[8], arguments[9]
+        for n in range(count):
+            steps.ratio[n] = np.exp(log_prob[n] - steps.log_prob[n])
+            steps.new_value[n] = value[n] / value_factor + value_mean
     if len(head.sizes):
         choices = steps.allowed, head.sizes, steps.choice
         evaluate_choices_backward(log_probs, probs, *choices, d_log_prob, d_entropy, numbers)

@@ -17,7 +17,7 @@ from millpond.compiled import compiled
 from millpond.losses import METRICS, Coefficients, Scale
 
 Floats = npt.NDArray[np.float32]
-LossArguments = tuple[float, float, float, float, float, float, float, float, float]
+LossArguments = tuple[float, float, float, float, float, float, float, float, float, float]
 POLICY, VALUE, ENTROPY, KL, CLIPPED = range(5)
 
 
@@ -36,6 +36,7 @@ def ppo_losses(
     vf_clip_coef: float,
     vf_coef: float,
     ent_coef: float,
+    weights_value: float,
     advantage_mean: float,
     advantage_factor: float,
     value_mean: float,
@@ -48,7 +49,7 @@ def ppo_losses(
 
     Advantages, old values and targets are normalised here, as (x - mean) * factor; `value` is normalised already, as the
     network gives it. Gradients are those of policy + vf_coef * value - ent_coef * entropy. An infinite `vf_clip_coef` does
-    not clip. Comparisons are in a form that preserves a NaN.
+    not clip. Weights multiply the value loss, too, unless `weights_value` is 0. Comparisons are in a form that preserves a NaN.
     """
     sums = np.zeros(5)
     for s in range(len(weight)):
@@ -56,6 +57,7 @@ def ppo_losses(
         if not weight[s] > 0.0:
             continue
         share = weight[s] / steps
+        value_share = share if weights_value > 0.0 else 1.0 / steps
         log_ratio = np.float64(log_prob[s] - old_log_prob[s])
         ratio = exp(log_ratio)
         advantage_s = np.float32((advantage[s] - advantage_mean) * advantage_factor)
@@ -71,13 +73,13 @@ def ppo_losses(
         if moved > vf_clip_coef or moved < -vf_clip_coef:
             near = old_value_s + (vf_clip_coef if moved > 0 else -vf_clip_coef) - target_s
             if near * near > error * error:
-                sums[VALUE] += share * 0.5 * near * near
+                sums[VALUE] += value_share * 0.5 * near * near
             else:
-                sums[VALUE] += share * 0.5 * error * error
-                d_value[s] = vf_coef * share * error
+                sums[VALUE] += value_share * 0.5 * error * error
+                d_value[s] = vf_coef * value_share * error
         else:
-            sums[VALUE] += share * 0.5 * error * error
-            d_value[s] = vf_coef * share * error
+            sums[VALUE] += value_share * 0.5 * error * error
+            d_value[s] = vf_coef * value_share * error
         sums[ENTROPY] += entropy[s] / steps
         d_entropy[s] = -ent_coef / steps
         sums[KL] += (ratio - 1.0 - log_ratio) / steps
@@ -90,7 +92,13 @@ def loss_arguments(coefficients: Coefficients, valid_steps: float) -> LossArgume
     """Return the arguments `steps` to `value_factor` of `ppo_losses`."""
     limit = inf if coefficients.vf_clip_coef is None else coefficients.vf_clip_coef
     weights = valid_steps, coefficients.clip_coef, limit, coefficients.vf_coef, coefficients.ent_coef
-    return *weights, *_mean_and_factor(coefficients.advantage_scale), *_mean_and_factor(coefficients.value_scale)
+    weights_value = 1.0 if coefficients.weights_value else 0.0
+    return (
+        *weights,
+        weights_value,
+        *_mean_and_factor(coefficients.advantage_scale),
+        *_mean_and_factor(coefficients.value_scale),
+    )
 
 
 def _mean_and_factor(scale: Scale | None) -> tuple[float, float]:

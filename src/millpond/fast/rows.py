@@ -36,7 +36,7 @@ from millpond.fast.ppo_loss import LossArguments, as_metrics
 from millpond.policies.cores import GRU, LSTM
 from millpond.policies.policy import Policy
 from millpond.rollout.micro_batch import Advantages, MicroBatch
-from millpond.rollout.rows import Rows
+from millpond.rollout.rows import Rows, by_row
 from millpond.threads import in_threads
 
 Array = npt.NDArray[Any]
@@ -50,7 +50,10 @@ gru_forward, gru_backward = gru.rows_forward, gru.rows_backward
 
 
 class Arrays(NamedTuple):
-    """Stored arrays of the sequences, each [T, B, ...]. `choice` or `vector` has no columns; `allowed` [0, 0, 0] if all is."""
+    """Stored arrays of the sequences, each [T, B, ...]. `choice` or `vector` has no columns; `allowed` [0, 0, 0] if all is.
+
+    The last two are results, as of `TrainedSteps`; they are [0, 0] if nobody needs them.
+    """
 
     reset: Flags
     choice: npt.NDArray[np.int32]  # [T, B, C]
@@ -61,6 +64,8 @@ class Arrays(NamedTuple):
     value: Floats
     target: Floats
     weight: Floats
+    ratio: Floats
+    new_value: Floats
 
 
 @compiled_fast
@@ -70,6 +75,7 @@ def steps_of(arrays: Arrays, first: int, last: int) -> TrainedSteps:
     allowed = np.empty((0, 0), np.bool_)
     if arrays.allowed.shape[0] > 0:
         allowed = np.ascontiguousarray(arrays.allowed[:, first:last]).reshape(count, arrays.allowed.shape[2])
+    results = count if arrays.ratio.shape[0] > 0 else 0
     return TrainedSteps(
         np.ascontiguousarray(arrays.choice[:, first:last]).reshape(count, arrays.choice.shape[2]),
         np.ascontiguousarray(arrays.vector[:, first:last]).reshape(count, arrays.vector.shape[2]),
@@ -79,7 +85,18 @@ def steps_of(arrays: Arrays, first: int, last: int) -> TrainedSteps:
         np.ascontiguousarray(arrays.value[:, first:last]).reshape(count),
         np.ascontiguousarray(arrays.target[:, first:last]).reshape(count),
         np.ascontiguousarray(arrays.weight[:, first:last]).reshape(count),
+        np.empty(results, np.float32),
+        np.empty(results, np.float32),
     )
+
+
+@compiled_fast
+def store_results(arrays: Arrays, first: int, last: int, steps: TrainedSteps) -> None:
+    """Copy the results of the sequences first..last-1, if there are any."""
+    if arrays.ratio.shape[0] > 0:
+        shape = arrays.reset.shape[0], last - first
+        arrays.ratio[:, first:last] = steps.ratio.reshape(shape)
+        arrays.new_value[:, first:last] = steps.new_value.reshape(shape)
 
 
 # ---- LSTM
@@ -138,10 +155,11 @@ def lstm_gradients(
     begin = state[0, first:last], state[1, first:last]
     layer = weights.w_input, weights.w_hidden, weights.bias
     lstm_forward(sgemm, memory.inputs, *begin, reset, *layer, memory.hidden, memory.gates, memory.cell)
+    trained = steps_of(batch_arrays, first, last)
     means = output_gradients(
         sgemm,
         memory.hidden.reshape(count, size),
-        steps_of(batch_arrays, first, last),
+        trained,
         weights.w_output,
         weights.b_output,
         head,
@@ -150,6 +168,7 @@ def lstm_gradients(
         OutputGradients(gradients.w_output, gradients.b_output, gradients.log_deviation),
         memory.d_hidden.reshape(count, size),
     )
+    store_results(batch_arrays, first, last, trained)
     d_hidden0, d_cell0 = np.empty((batch, size), np.float32), np.zeros((batch, size), np.float32)
     saved = memory.hidden, memory.gates, memory.cell, memory.inputs, *begin, reset
     outputs = memory.d_inputs, d_hidden0, d_cell0, gradients.w_input, gradients.w_hidden, gradients.bias
@@ -213,10 +232,11 @@ def gru_gradients(
     begin = state[0, first:last]
     layer = weights.w_input, weights.w_hidden, weights.bias, weights.bias_share
     gru_forward(sgemm, memory.inputs, begin, reset, *layer, memory.hidden, memory.gates, memory.d_from_inputs)
+    trained = steps_of(batch_arrays, first, last)
     means = output_gradients(
         sgemm,
         memory.hidden.reshape(count, size),
-        steps_of(batch_arrays, first, last),
+        trained,
         weights.w_output,
         weights.b_output,
         head,
@@ -225,6 +245,7 @@ def gru_gradients(
         OutputGradients(gradients.w_output, gradients.b_output, gradients.log_deviation),
         memory.d_hidden.reshape(count, size),
     )
+    store_results(batch_arrays, first, last, trained)
     saved = memory.hidden, memory.gates, memory.inputs, begin, reset, weights.w_input, weights.w_hidden
     outputs = memory.d_inputs, gradients.w_input, gradients.w_hidden, gradients.bias, gradients.bias_share
     workspace = memory.d_from_inputs, memory.d_from_hidden, memory.began
@@ -250,7 +271,10 @@ class RecurrentRows:
         parameters: list[nn.Parameter],
         micro_batch: MicroBatch,
         arguments: LossArguments,
+        *,
+        keeps_results: bool = False,
     ) -> None:
+        """`keeps_results`: ratios and values of a call can be read after it."""
         core, output = policy.core, policy.output
         assert isinstance(core, LSTM | GRU)
         self.parameters, self.micro_batch, self.arguments = parameters, micro_batch, arguments
@@ -273,6 +297,7 @@ class RecurrentRows:
             vector,
             ALL_ALLOWED if mask is None else _time_first(mask),
             *map(_time_first, stored),
+            *(np.empty(micro_batch.reset.t().shape if keeps_results else (0, 0), np.float32) for _ in range(2)),
         )
         self.state: Any = micro_batch.state.transpose(0, 1).contiguous().numpy()  # [S, B, H], before the first step
         self.memory: Any = None  # of a thread that has all sequences
@@ -296,6 +321,11 @@ class RecurrentRows:
         refill(self.micro_batch, rows, advantages, picked, weight)
         gather_states(picked.numpy(), rows["initial_state"].numpy(), self.state)
         self.arguments = arguments
+
+    def results(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Return probability ratios and values [b, T, a] of the last call."""
+        ratio, value = (torch.from_numpy(array).t() for array in (self.arrays.ratio, self.arrays.new_value))
+        return by_row(ratio, rows), by_row(value, rows)
 
     def __call__(self) -> tuple[Metrics, Gradients]:
         """Return metrics, and gradients of `parameters`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,8 @@ from millpond.fast.optimizer import CompiledAdam, is_compiled_adam, scale
 from millpond.fast.ppo_loss import LossArguments, PPOLosses, as_metrics, loss_arguments
 from millpond.fast.rows import Gradients, Metrics, RecurrentRows
 from millpond.losses import Coefficients
-from millpond.rollout.micro_batch import Advantages, MicroBatch
-from millpond.rollout.rows import Rows
+from millpond.rollout.micro_batch import Advantages, MicroBatch, newest
+from millpond.rollout.rows import Rows, by_row
 from millpond.threads import one_each, pieces, threads_for, torch_in_one_thread
 
 # ---- Gradients by torch's graph
@@ -48,9 +49,19 @@ class GraphRows:
         micro_batch: MicroBatch,
         arguments: LossArguments,
         autocast: bool,
+        *,
+        keeps_results: bool = False,
     ) -> None:
+        """`keeps_results`: ratios and values of a call can be read after it."""
         self.unroll, self.parameters, self.micro_batch = unroll, parameters, micro_batch
-        self.arguments, self.autocast = arguments, autocast
+        self.arguments, self.autocast, self.keeps_results = arguments, autocast, keeps_results
+        self._results: tuple[Tensor, Tensor] | None = None
+
+    def results(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Return probability ratios and values [b, T, a] of the last call."""
+        assert self._results is not None
+        ratio, value = self._results
+        return by_row(ratio, rows), by_row(value, rows)
 
     def __call__(self) -> tuple[Metrics, Gradients]:
         """Return metrics, and gradients of `parameters`."""
@@ -62,6 +73,8 @@ class GraphRows:
             observation, mask = batch.take_observation(), batch.action_mask
             unrolled = self.unroll(observation, batch.state, batch.reset, batch.action, action_mask=mask)
             del observation  # not needed in the backward pass
+            if self.keeps_results:
+                self._results = newest(unrolled, batch)
             value, (mean, factor) = unrolled.value.float().t(), self.arguments[-2:]
             if (mean, factor) != (0.0, 1.0):  # the loss takes the value as the network gives it
                 value = (value - mean) * factor
@@ -79,6 +92,16 @@ class GraphRows:
             return as_metrics(means.numpy()), torch.autograd.grad(total, self.parameters, allow_unused=True)
 
 
+Share = RecurrentRows | FeedforwardRows | GraphRows
+
+
+def _write_back(share: Share, rows: Rows, picked: Tensor) -> tuple[Metrics, Gradients]:
+    """Run a share, and store the ratios and values that it computed in its rows, which no other share has."""
+    computed = share()
+    rows.write_back(picked, *share.results(rows))
+    return computed
+
+
 # ---- The updater
 
 
@@ -93,7 +116,7 @@ class FastUpdater:
         self._compiled_throughout = self._whole_rows and array_encoder(policy.encoder) is not None
         self._feedforward = is_builtin(policy) and not autocast and is_compiled_feedforward(policy)
         self._images = image_shapes(policy)
-        self._cached: dict[tuple[int, int], RecurrentRows] = {}  # by thread and number of rows
+        self._cached: dict[tuple[int, int, bool], RecurrentRows] = {}  # by thread, number of rows, and what is kept
         self._cached_feedforward: dict[int, FeedforwardRows] = {}  # by thread
         self._adam: CompiledAdam | None = None
 
@@ -120,20 +143,25 @@ class FastUpdater:
         valid_steps: Tensor,
     ) -> list[Metrics]:
         """Add the gradients of the rows `picked` [b] to `parameters`; return the metrics of each thread's share."""
-        arguments = loss_arguments(coefficients, float(valid_steps))
+        arguments, writes_back = loss_arguments(coefficients, float(valid_steps)), "ratio" in rows.fields
 
-        def make(thread: int, start: int, stop: int) -> RecurrentRows | FeedforwardRows | GraphRows:
+        def make(thread: int, start: int, stop: int) -> Callable[[], tuple[Metrics, Gradients]]:
+            share = gathered(thread, start, stop)
+            return partial(_write_back, share, rows, picked[start:stop]) if writes_back else share
+
+        def gathered(thread: int, start: int, stop: int) -> Share:
             some = slice(start, stop)
             if self._feedforward:
                 return self._feedforward_of(thread).of_rows(rows, advantages, picked[some], weight[some], arguments)
-            cached = self._cached.get((thread, stop - start))
+            cached = self._cached.get((thread, stop - start, writes_back))
             if cached is not None:
                 cached.refill(rows, advantages, picked[some], weight[some], arguments)
                 return cached
-            share = self._share(gather_fast(rows, advantages, picked[some], weight[some]), arguments)
+            batch = gather_fast(rows, advantages, picked[some], weight[some])
+            share = self._share(batch, arguments, keeps_results=writes_back)
             if self._compiled_throughout:
                 assert isinstance(share, RecurrentRows)
-                self._cached[thread, stop - start] = share
+                self._cached[thread, stop - start, writes_back] = share
             return share
 
         with torch_in_one_thread():
@@ -177,13 +205,15 @@ class FastUpdater:
         return self._cached_feedforward[thread]
 
     def _share(
-        self, micro_batch: MicroBatch, arguments: LossArguments, thread: int = 0
-    ) -> RecurrentRows | FeedforwardRows | GraphRows:
+        self, micro_batch: MicroBatch, arguments: LossArguments, thread: int = 0, *, keeps_results: bool = False
+    ) -> Share:
         if self._feedforward:
             return self._feedforward_of(thread).of_micro_batch(micro_batch, arguments)
         if self._whole_rows:
-            return RecurrentRows(self.policy, self._network.encoder, self.parameters, micro_batch, arguments)
-        return GraphRows(self._network.unroll, self.parameters, micro_batch, arguments, self.autocast)
+            parts = self.policy, self._network.encoder, self.parameters
+            return RecurrentRows(*parts, micro_batch, arguments, keeps_results=keeps_results)
+        network = self._network.unroll, self.parameters
+        return GraphRows(*network, micro_batch, arguments, self.autocast, keeps_results=keeps_results)
 
     def _run(self, shares: Iterator[Callable[[], tuple[Metrics, Gradients]]], count: int) -> list[Metrics]:
         """Run each share in a thread, and add gradients in the order of the rows, so that a run is reproducible."""

@@ -9,7 +9,11 @@ with rho_t = min(rho_clip, ratio_t) and c_t = min(c_clip, ratio_t). A ratio of o
 estimation (Schulman et al., 2016); with lambda = 1, V_t + A_t is the target v_t of V-trace (Espeholt et al., 2018).
 
 A terminated step has no future. A truncated step bootstraps from `final_value`, the value of the true final observation, and
-ends the trace. The last column bootstraps from `next_value`. A step at which the agent was not alive has advantage 0.
+ends the trace. The last column bootstraps from `next_value`; without `bootstrap_row_end` its advantage is 0, and the trace
+begins before it. A step at which the agent was not alive has advantage 0.
+
+PufferLib's advantage is this recursion with newest ratios and values, without `bootstrap_row_end`, and with no step truncated:
+what follows a truncated step is then the value of the next episode's first observation.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ def advantage_reference(
     lam: float,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
+    bootstrap_row_end: bool = True,
 ) -> Floats:
     """Compute the recursion as written above, one agent of one row at a time."""
     rows, horizon, agents = reward.shape
@@ -53,6 +58,9 @@ def advantage_reference(
                 at = (row, t, agent)
                 if not alive[at]:
                     following, trace = 0.0, 0.0
+                    continue
+                if t == horizon - 1 and not bootstrap_row_end:
+                    following = float(value[at])
                     continue
                 ended = terminated[at] or truncated[at]
                 future = 0.0 if terminated[at] else float(final_value[at]) if truncated[at] else following
@@ -77,6 +85,7 @@ def advantage_numba(
     lam: float,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
+    bootstrap_row_end: bool = True,
     out: Floats | None = None,
 ) -> Floats:
     """Compute the same on the CPU, in place: rows in parallel, if there are enough steps to wake other threads for."""
@@ -86,7 +95,7 @@ def advantage_numba(
     kernel = _advantage if reward.size < MIN_PARALLEL_STEPS else _advantage_in_parallel
     kernel(
         reward, value, next_value, terminated, truncated, final_value, alive, weights, ratio is not None, *numbers,
-        advantage,
+        bootstrap_row_end, advantage,
     )  # fmt: skip
     return advantage
 
@@ -107,6 +116,7 @@ def _advantage_of_row(
     lam: Any,
     rho_clip: Any,
     c_clip: Any,
+    bootstrap_row_end: Any,
     advantage: Any,
 ) -> None:
     """Compute the recursion of `advantage_reference` in float32 for one row."""
@@ -117,6 +127,9 @@ def _advantage_of_row(
             if not alive[row, t, agent]:
                 advantage[row, t, agent] = 0.0
                 following, trace = np.float32(0.0), np.float32(0.0)
+                continue
+            if t == horizon - 1 and not bootstrap_row_end:
+                advantage[row, t, agent], following = 0.0, value[row, t, agent]
                 continue
             weight = ratio[row, t, agent] if use_ratio else np.float32(1.0)
             rho, c = min(weight, rho_clip), min(weight, c_clip)
@@ -146,13 +159,14 @@ def _advantage(
     lam: Any,
     rho_clip: Any,
     c_clip: Any,
+    bootstrap_row_end: Any,
     advantage: Any,
 ) -> None:
     """Compute all rows, one after another."""
     for row in range(len(reward)):
         _advantage_of_row(
             row, reward, value, next_value, terminated, truncated, final_value, alive, ratio,
-            use_ratio, gamma, lam, rho_clip, c_clip, advantage,
+            use_ratio, gamma, lam, rho_clip, c_clip, bootstrap_row_end, advantage,
         )  # fmt: skip
 
 
@@ -171,13 +185,14 @@ def _advantage_in_parallel(
     lam: Any,
     rho_clip: Any,
     c_clip: Any,
+    bootstrap_row_end: Any,
     advantage: Any,
 ) -> None:
     """Compute all rows in parallel."""
     for row in numba.prange(len(reward)):
         _advantage_of_row(
             row, reward, value, next_value, terminated, truncated, final_value, alive, ratio,
-            use_ratio, gamma, lam, rho_clip, c_clip, advantage,
+            use_ratio, gamma, lam, rho_clip, c_clip, bootstrap_row_end, advantage,
         )  # fmt: skip
 
 
@@ -195,6 +210,7 @@ def advantage_torch(
     lam: float,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
+    bootstrap_row_end: bool = True,
 ) -> torch.Tensor:
     """Compute the same on any device: a loop over time of operations on whole columns, without a sync."""
     import torch
@@ -212,6 +228,8 @@ def advantage_torch(
         delta, carry = delta * min(1.0, rho_clip), carry * min(1.0, c_clip)
     carry = torch.where(terminated | truncated | ~alive, torch.zeros_like(carry), carry)
     delta = torch.where(alive, delta, torch.zeros_like(delta))
+    if not bootstrap_row_end:
+        delta[:, -1] = 0.0
     advantage = torch.empty_like(reward)
     trace = torch.zeros_like(next_value)
     for t in reversed(range(reward.shape[1])):

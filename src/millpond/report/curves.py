@@ -31,8 +31,9 @@ CAPTIONS = {
     "R_loss": "loss of the reward network",
     "dropped_agent_steps": "steps of rows that a crashed worker left unfinished",
 }
-# One chart shows the same metric of several learners, or of a learned reward and its baselines.
+# One chart shows the same metric of several learners, the return of each agent, or a learned reward and its baselines.
 LEARNER = re.compile(r"(agent\d+|big)/(.+)")
+AGENT_RETURN = re.compile(r"(?!env/)(.+)/(episode_return)")
 HELD_OUT = re.compile(r"held_out/(?:(\w+)/)?(\w+)")
 GROUPS = (
     ("Return", re.compile(r"episode_|reward_|env/")),
@@ -103,7 +104,7 @@ def _group(title: str) -> str:
 
 def _chart_and_curve(metric: str) -> tuple[str, str]:
     """Return the title of the chart that a metric belongs to, and the name of its curve there."""
-    if learner := LEARNER.fullmatch(metric):
+    if learner := LEARNER.fullmatch(metric) or AGENT_RETURN.fullmatch(metric):
         return learner[2], learner[1]
     if held_out := HELD_OUT.fullmatch(metric):
         return f"held_out/{held_out[2]}", held_out[1] or "learned"

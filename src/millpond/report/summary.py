@@ -22,6 +22,7 @@ from millpond.report.chart import chart, format_number, series
 from millpond.report.facts import Facts
 from millpond.report.markup import Block, Markup, join, table, tag
 
+AGENT_RETURN = re.compile(r"eval/(?!env/).+/episode_return")
 RETURN, LOW, HIGH = "eval/episode_return", "eval/episode_return_low", "eval/episode_return_high"
 MAX_ROWS = 40  # of the table, the newest evaluations
 BASELINE_EPISODES = 64
@@ -141,7 +142,8 @@ def baseline_returns(env: EnvConfig) -> dict[str, float]:
     """Return the mean returns of the scripted players `random` and `greedy`; empty if the environment has no players."""
     if env.id != "grid":
         return {}
-    _, options = env_options(env.model_copy(update={"stagger": False}))
+    returns_as_they_are = {"stagger": False, "reward_scale": 1.0, "reward_clip": None, "episodic": False}
+    _, options = env_options(env.model_copy(update=returns_as_they_are))
     return dict(_play_baselines(json.dumps(options, sort_keys=True)))
 
 
@@ -228,8 +230,10 @@ def _table(facts: Facts, records: list[Record]) -> Markup:
     baselines = run_baselines(facts)
     best = max(records, key=lambda record: record[RETURN])
     infos = sorted({name for record in records for name in record if name.startswith("eval/env/")})
+    agents = [name for name in records[-1] if AGENT_RETURN.fullmatch(name)]
     header = [facts.axis.replace("_", " "), "updates", "return", "95% interval", "length"]
     header += ["of greedy"] if normalized_return(0.0, baselines) is not None else []
+    header += [name.split("/", 1)[1].removesuffix("/episode_return") for name in agents]
     header += [name.removeprefix("eval/env/") for name in infos]
     rows = []
     for record in records[-MAX_ROWS:]:
@@ -242,5 +246,5 @@ def _table(facts: Facts, records: list[Record]) -> Markup:
             format_number(record.get("eval/episode_length", 0.0)),
         ]
         row += [f"{normalized:.0%}"] if normalized is not None else []
-        rows.append(row + [format_number(record[name]) if name in record else "" for name in infos])
+        rows.append(row + [format_number(record[name]) if name in record else "" for name in (*agents, *infos)])
     return table(header, rows, left=0)

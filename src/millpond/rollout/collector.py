@@ -172,10 +172,16 @@ class Collector:
         device: str,
         generator: torch.Generator,
         phase: Phase | None = None,
+        zero_state: bool = False,
+        bootstraps_truncation: bool = True,
+        bootstraps_row_end: bool = True,
     ) -> None:
+        """`zero_state`: every row begins with a state of zeros. Values that nothing bootstraps from are not computed."""
         self.vector, self.rows, self.actor, self.num_rows = vector, rows, actor, num_rows
         self.device = torch.device(device)
         self.generator = generator
+        self.zero_state = zero_state
+        self.bootstraps_truncation, self.bootstraps_row_end = bootstraps_truncation, bootstraps_row_end
         self.phase: Phase = phase or (lambda name: nullcontext())
         self._infer: AbstractContextManager[Any] = nullcontext()  # phases of the current round
         self._store: AbstractContextManager[Any] = nullcontext()
@@ -274,7 +280,9 @@ class Collector:
                     row = first_row + (batch.first - first_env) % self.vector.num_envs * self.rows.rows_per_env
                     envs = _Slice(batch, self.rows, row, self.state[batch.first : batch.last])
                     slices.append(envs)
-                    if batch.restarted.any():  # after its last row was full: only its recurrent state is lost
+                    if self.zero_state:
+                        envs.state.zero_()
+                    elif batch.restarted.any():  # after its last row was full: only its recurrent state is lost
                         envs.state[torch.from_numpy(batch.restarted).to(self.device)] = 0.0
                     self.rows.write_row("initial_state", row, envs.state)
                 if t < horizon:
@@ -318,10 +326,10 @@ class Collector:
         if batch.episodes:
             done.episodes.extend(batch.episodes)
         truncated = np.count_nonzero(batch.truncated)
-        if truncated:
+        if truncated and self.bootstraps_truncation:
             with self._infer:
                 self._value_final_observations(batch, envs.row, t)
-        if envs.remembers and (truncated or np.count_nonzero(terminated)):
+        if envs.remembers and self.rows.resets_state and (truncated or np.count_nonzero(terminated)):
             envs.state[torch.from_numpy(terminated | batch.truncated).to(self.device)] = 0.0
 
     def _value_final_observations(self, batch: Batch, row: int, t: int) -> None:
@@ -339,6 +347,8 @@ class Collector:
     def _bootstrap(self, batch: Batch, envs: _Slice) -> None:
         """Store the value of the observation that begins the next row."""
         self._finite.current(batch)
+        if not self.bootstraps_row_end:
+            return
         with self._infer:
             value = self.actor.value(envs.observation, envs.joined_state)
         self.rows.write_row("next_value", envs.row, value.view(batch.reward.shape))

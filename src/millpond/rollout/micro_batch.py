@@ -6,6 +6,7 @@ R rows   T horizon   a agents of a row   b rows gathered   B = b * a sequences
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ class Advantages:
 
     raw: Tensor  # [R, T, a]; V + A is the target of the value
     scaled: Tensor  # [R, T, a], as trained on: normalised over these rows, if the config says so, else `raw`
-    priority: npt.NDArray[np.float64]  # [R]: the sum of |A| over a row
+    priority: npt.NDArray[np.float64] | None  # [R]: the sum of |A| over a row; None if rows are not drawn by it
     explained_variance: Tensor
     valid_steps: Tensor  # [R]: agent steps of a row at which the agent was alive
     per_minibatch: bool = False  # normalise over each minibatch when it is trained
@@ -70,6 +71,12 @@ class MicroBatch:
         return replace(self, **copies, state=self.state[at])
 
 
+def newest(unrolled: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """Return the probability ratios and values [B, T] of an unrolled policy, without gradients."""
+    with torch.no_grad():
+        return (unrolled.log_prob.float() - batch.log_prob).exp(), unrolled.value.detach().float()
+
+
 def gather(
     rows: Rows, advantages: Advantages, picked: Tensor, weight: npt.NDArray[np.float32], device: torch.device
 ) -> MicroBatch:
@@ -83,7 +90,9 @@ def gather(
         action=batch["action"],
         action_mask=batch.get("action_mask"),
         state=batch["initial_state"],
-        reset=resets(batch["terminated"], batch["truncated"]),
+        reset=resets(batch["terminated"], batch["truncated"])
+        if rows.resets_state
+        else torch.zeros_like(batch["terminated"]),
         log_prob=batch["log_prob"],
         value=batch["value"],
         advantage=scaled,

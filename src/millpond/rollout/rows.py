@@ -28,9 +28,19 @@ class Rows:
     """The arrays of `row_fields`, whose bytes the plan counts."""
 
     def __init__(
-        self, fields: Sequence[RowField], rows: int, horizon: int, num_agents: int, agents_per_row: int, device: str
+        self,
+        fields: Sequence[RowField],
+        rows: int,
+        horizon: int,
+        num_agents: int,
+        agents_per_row: int,
+        device: str,
+        *,
+        resets_state: bool = True,
     ) -> None:
+        """`resets_state`: the recurrent state is zeroed where an episode begins inside a row."""
         self.rows, self.horizon = rows, horizon
+        self.resets_state = resets_state
         self.num_agents, self.agents_per_row = num_agents, agents_per_row
         self.rows_per_env = num_agents // agents_per_row
         self.device = torch.device(device)
@@ -113,6 +123,15 @@ class Rows:
             for name in names
         }
 
+    def write_back(self, rows: Tensor, ratio: Tensor, value: Tensor) -> None:
+        """Store newest probability ratios and values [b, T, a] of the rows [b], from which advantages are recomputed.
+
+        Those of steps at which the agent was not alive are never read.
+        """
+        rows = rows.to(self.device)
+        for name, newest in (("ratio", ratio), ("value", value)):
+            self.arrays[name].index_copy_(0, rows, newest.to(self.device, torch.float32))
+
     def state_dict(self, kept: int) -> dict[str, Tensor]:
         """Return the first rows, which wait for the next iteration."""
         return {name: tensor[:kept].clone() for name, tensor in self.arrays.items()}
@@ -136,6 +155,11 @@ def as_sequences(array: Tensor, rows: Tensor, device: torch.device) -> Tensor:
     """[R, T, a, ...] and rows [b] -> [b * a, T, ...] on `device`, with time first in memory."""
     time_first = array.index_select(0, rows).to(device).transpose(0, 1).contiguous()
     return time_first.flatten(1, 2).transpose(0, 1)
+
+
+def by_row(sequences: Tensor, rows: Rows) -> Tensor:
+    """[b * a, T] -> [b, T, a], the same memory."""
+    return sequences.view(-1, rows.agents_per_row, rows.horizon).transpose(1, 2)
 
 
 def resets(terminated: Tensor, truncated: Tensor) -> Tensor:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Sampling = Literal["uniform", "sequential", "prioritized"]
+Sampling = Literal["uniform", "sequential", "prioritized", "independent"]
 SMALLEST = 1e-6  # added to priorities, so that every row can be drawn
 
 
@@ -27,7 +27,7 @@ def draw_minibatches(
     minibatch_rows: int,
     rng: np.random.Generator,
     *,
-    priority: npt.NDArray[np.float64] | None = None,
+    priority: Callable[[], npt.NDArray[np.float64]] | None = None,
     alpha: float = 0.0,
     beta: float = 1.0,
 ) -> Iterator[Draw]:
@@ -35,16 +35,21 @@ def draw_minibatches(
 
     `uniform` is a new permutation: every row exactly once. `prioritized` draws each minibatch independently, without
     replacement within it, with probability p_i ~ priority_i ** alpha, and weights (R p_i) ** -beta that correct the bias as
-    beta approaches 1. With alpha 0 it is the permutation.
+    beta approaches 1; `priority` is called for each minibatch. With alpha 0 it is the permutation. `independent` draws
+    each minibatch independently, too, all rows alike: a row may be in several minibatches, or in none.
     """
     if sampling == "prioritized" and alpha > 0:
         if priority is None:
             raise ValueError("prioritized sampling needs priorities")
-        weights = (priority + SMALLEST) ** alpha
-        probability = weights / weights.sum()
         for _ in range(num_rows // minibatch_rows):
+            weights = (priority() + SMALLEST) ** alpha
+            probability = weights / weights.sum()
             rows = rng.choice(num_rows, size=minibatch_rows, replace=False, p=probability)
             yield Draw(rows, ((num_rows * probability[rows]) ** -beta).astype(np.float32))
+        return
+    if sampling == "independent":
+        for _ in range(num_rows // minibatch_rows):
+            yield Draw(rng.permutation(num_rows)[:minibatch_rows], np.ones(minibatch_rows, np.float32))
         return
     order = np.arange(num_rows) if sampling == "sequential" else rng.permutation(num_rows)
     ones = np.ones(minibatch_rows, np.float32)
@@ -52,6 +57,6 @@ def draw_minibatches(
         yield Draw(order[first : first + minibatch_rows], ones)
 
 
-def annealed_beta(beta0: float, progress: float) -> float:
-    """Return beta at `progress` of the run: from beta0 at the start to 1 at the end."""
-    return beta0 + (1.0 - beta0) * min(max(progress, 0.0), 1.0)
+def annealed_beta(beta0: float, progress: float, share: float = 1.0) -> float:
+    """Return beta at `progress` of the run: from beta0 at the start through `share` of the way to 1."""
+    return beta0 + (1.0 - beta0) * share * min(max(progress, 0.0), 1.0)

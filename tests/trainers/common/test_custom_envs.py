@@ -26,6 +26,8 @@ from millpond.trainers.common.play import EndlessEpisodeError, evaluate, evaluat
 from millpond.trainers.common.session import resume_run
 from millpond.trainers.ppo.trainer import PPOTrainer
 from tests.support import custom_envs
+from tests.support.in_process import run_command
+from tests.support.records import records
 
 DOCS = Path(__file__).parents[3] / "docs"
 OWN = custom_envs.__name__
@@ -81,6 +83,27 @@ def test_number_of_agents_comes_from_a_pettingzoo_env(tmp_path: Path) -> None:
     policy = millpond.load(run)
     assert policy.recipe.env.num_agents == 3
     assert len(evaluate_run(str(run), episodes=2)[0].returns[0]) == 3
+
+
+@pytest.mark.parametrize(("acting", "core"), [("choices", "lstm"), ("numbers", "none"), ("both", "lstm")])
+def test_agents_with_different_spaces_train_and_are_reported_by_name(tmp_path: Path, acting: str, core: str) -> None:
+    env_id, options = f"{OWN}:Teams", {"acting": acting}
+    run = train(tmp_path, env_id, {"env.options": options, "policy.core": core})
+    returns = {"runner": 3.0, "chaser_0": 10.0, "chaser_1": 10.0}
+    (record,) = records(run)
+    for name, value in returns.items():
+        assert record[f"{name}/episode_return"] == record[f"eval/{name}/episode_return"] == value
+    assert record["episode_return"] == pytest.approx(23 / 3)
+    evaluation, _ = evaluate_run(str(run), episodes=3)
+    assert evaluation.agent_returns == evaluation.to_json()["agents"] == returns
+    shown = run_command(tmp_path, "eval", str(run), "--episodes", "2").stdout
+    assert re.search(r"return of runner +3\.0000", shown)
+    page = (run / "report.html").read_text()
+    assert all(page.count(name) >= 2 for name in returns)  # the table of evaluations, and the legend of a chart
+    results = check_env(env_id, {"kwargs": options}, steps=20)
+    assert [result for result in results if result.status == "error"] == []
+    finding = check_policy_on(env_id, {"kwargs": options})
+    assert (finding.status, finding.what) == ("ok", "on a batch of one and of several")
 
 
 @pytest.mark.parametrize("shown", list(custom_envs.SHOWN))

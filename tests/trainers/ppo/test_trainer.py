@@ -44,6 +44,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
         {"trainer.max_minibatch_size": 8 * 4, "policy.core": "gru"},
         {"policy.core": "none", "ppo.lr_schedule": "linear", "vector.backend": "processes", "trainer.num_workers": 2},
         {"policy.separate_critic": True, "ppo.normalize_values": True, "ppo.normalize_advantage": "minibatch"},
+        {"ppo.style": "puffer", "trainer.max_minibatch_size": 8 * 4},
     ],
 )
 def test_run_matches_its_plan(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -153,6 +154,7 @@ def test_same_seed_gives_the_same_run(tmp_path: Path) -> None:
         {"policy.core": "none", "env.id": "truncation", "policy.normalize_observations": True},  # compiled throughout
         {"ppo.normalize_values": True, "ppo.normalize_advantage": "minibatch"},
         {"ppo.normalize_values": True, "policy.separate_critic": True, "policy.core": "none"},
+        {"ppo.style": "puffer", "ppo.optimizer": "muon", "ppo.prio_beta0": 1.0},  # no schedule depends on the length
     ],
 )
 @pytest.mark.parametrize("cut", [1, 2, 3])

@@ -1,5 +1,7 @@
 """PettingZoo's parallel envs: `pettingzoo:MODULE`, or envs of a custom factory.
 
+Agents with different spaces are padded to common ones: see `millpond.envs.agents`.
+
 Agents have the order of `possible_agents`. An agent that is not in the env's `agents` is not alive: its observation is
 zero, its reward 0, its flags False, and its actions are ignored. An agent that ends before the others has its flag and
 its final observation at its last step; the episode continues until no agent is left.
@@ -17,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.envs.adapters.gymnasium import LoopOptions, MakeEnv, reset_one
+from millpond.envs.agents import AgentActions, AgentObservations, agent_types
 from millpond.envs.env_batch import Buffers, EnvError, EpisodeStats, EpisodeTracker, check_seeds, unsavable
 from millpond.envs.families import import_extra, parse_options
-from millpond.envs.masks import shows_mask, write_mask
+from millpond.envs.masks import shows_mask
 from millpond.envs.render import render_env
 from millpond.envs.spaces import ActionLayout, ObservationLayout, read_rewards, reward_refusal
 from millpond.envs.spec import EnvSpec
@@ -65,7 +68,7 @@ def _modules() -> list[str]:
 
 
 class PettingZooSpaces:
-    """Layouts and spec of a parallel env. All agents must share them: one policy acts for all."""
+    """Layouts and spec of a parallel env: one policy acts for all agents."""
 
     def __init__(self, env: Any, env_id: str, options: LoopOptions) -> None:
         agents = getattr(env, "possible_agents", None)
@@ -75,27 +78,24 @@ class PettingZooSpaces:
                 "possible_agents to all agents that can ever appear"
             )
         self.agents: list[Any] = list(agents)
-        first = self.agents[0]
-        for what, space_of in (("observation", env.observation_space), ("action", env.action_space)):
-            for agent in self.agents[1:]:
-                if space_of(agent) != space_of(first):
-                    raise EnvError(
-                        f"env {env_id!r}: agents {first!r} and {agent!r} have different {what} spaces "
-                        f"({space_of(first)} and {space_of(agent)}); pad them to one space in a wrapper"
-                    )
-        space = env.observation_space(first)
-        self.mask_in_observation = shows_mask(space)
-        self.observation = ObservationLayout(space["observation"] if self.mask_in_observation else space, env_id)
-        self.action = ActionLayout(env.action_space(first), env_id, options.clip_actions)
+        self.index = {agent: number for number, agent in enumerate(self.agents)}
+        names = tuple(str(agent) for agent in self.agents)
+        spaces = [(env.observation_space(agent), env.action_space(agent)) for agent in self.agents]
+        self.mask_in_observation = [shows_mask(observation) for observation, _ in spaces]
+        seen = [space["observation"] if shows_mask(space) else space for space, _ in spaces]
+        types = agent_types(names, spaces) if any(space != spaces[0] for space in spaces) else None
+        self.observation = AgentObservations([ObservationLayout(space, env_id) for space in seen], types)
+        self.action = AgentActions([ActionLayout(space, env_id, options.clip_actions) for _, space in spaces])
         _, infos = reset_one(env, 0, env_id)
-        masks = self.mask_in_observation or any("action_mask" in info for info in infos.values())
+        masks = any(self.mask_in_observation) or any("action_mask" in info for info in infos.values())
         self.spec = EnvSpec(
             id=env_id,
             observation=self.observation.spec,
             action=self.action.spec,
             num_agents=len(self.agents),
             max_steps=options.max_steps,
-            action_masks=masks and self.action.spec.kind != "continuous",
+            action_masks=self.action.padded or (masks and self.action.spec.kind != "continuous"),
+            agent_names=names,
         )
 
 
@@ -143,7 +143,7 @@ class PettingZooEnvs:
     def _step_one(self, env: int) -> None:
         buffers, parallel, names = self.buffers, self.envs[env], self._spaces.agents
         acting = [index for index, name in enumerate(names) if buffers.alive[env, index]]
-        actions = {names[index]: self._spaces.action.read(buffers.action[env, index]) for index in acting}
+        actions = {names[index]: self._spaces.action.read(index, buffers.action[env, index]) for index in acting}
         observations, rewards, terminations, truncations, infos = parallel.step(actions)
 
         buffers.reward[env] = 0.0
@@ -163,7 +163,7 @@ class PettingZooEnvs:
             buffers.terminated[env, agent] = terminated
             buffers.truncated[env, agent] = truncated
             if terminated or truncated:
-                self._write_observation(observations[name], buffers.final_observation[env, agent])
+                self._write_observation(agent, observations[name], buffers.final_observation[env, agent])
             self._tracker.add_infos(env, infos.get(name, {}), agent)
         self._tracker.add_step(env, env + 1, buffers.reward[env : env + 1])
         if parallel.agents and not reached_limit:
@@ -187,25 +187,27 @@ class PettingZooEnvs:
     def _write_observations(self, env: int, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
         """Write observations and masks of the agents that are in the env now.
 
-        The masks of the others allow everything: an empty mask would leave a policy without a choice.
+        The masks of the others are those of an env that allows everything: an empty one would leave a policy without a choice.
         """
-        buffers = self.buffers
-        buffers.action_mask[env] = True
+        buffers, spaces = self.buffers, self._spaces
         for name in self.envs[env].agents:
-            if name not in self._spaces.agents:
+            if name not in spaces.index:
                 raise EnvError(f"env {self.spec.id!r}: agent {name!r} is not in possible_agents; add it there")
-            agent = self._spaces.agents.index(name)
+            agent = spaces.index[name]
             buffers.alive[env, agent] = True
-            self._write_observation(observations[name], buffers.observation[env, agent])
-            if self.spec.action_masks:
-                in_observation = observations[name]["action_mask"] if self._spaces.mask_in_observation else None
-                mask = infos.get(name, {}).get("action_mask", in_observation)
-                write_mask(mask, self._spaces.action, buffers.action_mask[env, agent], env_id=self.spec.id, env=env)
+            self._write_observation(agent, observations[name], buffers.observation[env, agent])
+        if self.spec.action_masks:
+            for agent, name in enumerate(spaces.agents):
+                mask = None
+                if buffers.alive[env, agent]:
+                    in_observation = observations[name]["action_mask"] if spaces.mask_in_observation[agent] else None
+                    mask = infos.get(name, {}).get("action_mask", in_observation)
+                spaces.action.write_mask(agent, mask, buffers.action_mask[env, agent], env_id=self.spec.id, env=env)
 
-    def _write_observation(self, observation: Any, into: npt.NDArray[Any]) -> None:
-        if self._spaces.mask_in_observation:
+    def _write_observation(self, agent: int, observation: Any, into: npt.NDArray[Any]) -> None:
+        if self._spaces.mask_in_observation[agent]:
             observation = observation["observation"]
-        self._spaces.observation.write(observation, into)
+        self._spaces.observation.write(agent, observation, into)
 
     def episodes(self) -> list[EpisodeStats]:
         return self._tracker.pop_ended()

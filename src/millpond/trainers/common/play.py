@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Evaluation:
     returns: tuple[tuple[float, ...], ...]  # [episode][agent]
     lengths: tuple[int, ...]
     infos: tuple[dict[str, float], ...]
+    named_agents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # see `EnvSpec.named_agents`
 
     @property
     def episode_returns(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -52,6 +53,12 @@ class Evaluation:
     @property
     def mean(self) -> float:
         return float(self.episode_returns.mean())
+
+    @property
+    def agent_returns(self) -> dict[str, float]:
+        """Mean return of each agent by name; empty if the environment does not name its agents."""
+        means = np.mean(self.returns, axis=0)
+        return {name: float(means[list(agents)].mean()) for name, agents in self.named_agents.items()}
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Return the bootstrap interval of the mean; its generator is fixed, so that it is reproducible."""
@@ -69,6 +76,7 @@ class Evaluation:
             "eval/episode_return": self.mean,
             "eval/episode_return_low": low,
             "eval/episode_return_high": high,
+            **{f"eval/{name}/episode_return": mean for name, mean in self.agent_returns.items()},
             "eval/episode_length": float(np.mean(self.lengths)),
             **{
                 f"eval/env/{name}": float(np.mean([i[name] for i in self.infos if name in i])) for name in sorted(names)
@@ -81,6 +89,7 @@ class Evaluation:
             "episodes": len(self.lengths),
             "mean": self.mean,
             "interval_95": [low, high],
+            "agents": self.agent_returns,
             "returns": [list(agents) for agents in self.returns],
             "lengths": list(self.lengths),
             "infos": list(self.infos),
@@ -157,6 +166,7 @@ def evaluate(
         tuple(returns for returns, _, _ in ordered),
         tuple(length for _, length, _ in ordered),
         tuple(info for _, _, info in ordered),
+        vector.spec.named_agents,
     )
 
 

@@ -111,6 +111,7 @@ def summarise(
         normalized = normalized_return(evaluation.mean, baselines)
         if normalized is not None:
             rows.append(("(learned - random) / (greedy - random)", f"{normalized:.2f}", ""))
+        rows += [(name, f"{mean:.3f}", "agent") for name, mean in evaluation.agent_returns.items()]
         lines += [f"Return, mean of {plural(len(evaluation.lengths), 'episode')} on separate seeds", *figures(rows)]
     spent = [(name, f"{of_all:.0%}", "") for name, of_all in shares.items() if of_all >= 0.005]
     return [*lines, "", f"Time: {number(round(steps_per_second))} agent steps per second", *figures(spent)]

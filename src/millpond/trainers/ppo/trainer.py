@@ -6,10 +6,11 @@ iteration > update_epoch > minibatch
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from millpond.config import Loaded, PPORecipe, Recipe
@@ -57,9 +58,10 @@ from millpond.trainers.common.health import ppo_checks
 from millpond.trainers.common.play import Evaluation, evaluate
 from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
 from millpond.trainers.common.session import make_sinks
+from millpond.trainers.ppo.advantages import Estimator, estimate_advantages, refresh_advantages
 from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater
 from millpond.trainers.ppo.measures import EVERY, gradient_is_due, observation_ranges, value_gradient_share
-from millpond.trainers.ppo.update import Step, estimate_advantages, train_minibatch, update_value_scale, value_scale_of
+from millpond.trainers.ppo.update import Step, train_minibatch, update_value_scale, value_scale_of
 from millpond.vector import Vector
 
 
@@ -92,14 +94,16 @@ class PPOTrainer:
         self.updater = make_updater(policy, recipe.trainer, self.device)
         actor = make_actor(policy, recipe.trainer, self.device)
         self.vector = self._make_vector(share.recipe, spec, actor)
+        self.named_agents = spec.named_agents
         agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
         self.rows = Rows(
-            row_fields(spec, state_shape),
+            row_fields(spec, state_shape, ratio=recipe.ppo.recompute_advantage),
             planned.buffer_rows,
             planned.bptt_horizon,
             planned.num_agents,
             agents_per_row,
             "cpu" if recipe.trainer.cpu_offload else str(self.device),
+            resets_state=recipe.ppo.reset_state,
         )
         self.collector = Collector(
             self.vector,
@@ -110,7 +114,12 @@ class PPOTrainer:
             device=str(self.device),
             generator=torch.Generator(self.device).manual_seed(seeds[3]),
             phase=self.timer,
+            zero_state=recipe.ppo.row_state == "zero",
+            bootstraps_truncation=recipe.ppo.bootstrap_truncation and not recipe.ppo.ignore_truncation,
+            bootstraps_row_end=recipe.ppo.row_end == "bootstrap",
         )
+        self.estimator = Estimator.of(recipe.ppo)
+        self.advantages: Advantages  # of the current rows
         self.vector.reset(seeds[4])
 
         self.loop = self._make_loop()
@@ -172,14 +181,16 @@ class PPOTrainer:
             for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
                 if at.begins("iteration"):
                     collected = self._collect()
-                    advantages = self._estimate()
-                    self._measure(advantages)
+                    self.advantages = self._estimate()
+                    self._measure(self.advantages)
+                elif self.recipe.ppo.recompute_advantage:
+                    self.advantages = self._estimate_again()
                 if at.begins("update_epoch"):
-                    draws = self._draws(advantages)
+                    draws = self._draws()
                     self._updates_of_epoch = self._updates_of_epoch[-1:]
-                self._update(at, next(draws), advantages)
+                self._update(at, next(draws), self.advantages)
                 if at.begins("iteration"):
-                    self._record_collection(collected, advantages)
+                    self._record_collection(collected, self.advantages)
         if self.ranks.first:
             self.figures = self._figures()  # before the report, whose time is not part of training
             self.picture = report_at_end(self.run)
@@ -220,22 +231,22 @@ class PPOTrainer:
         return max(1, torch.get_num_threads() - workers)
 
     def _estimate(self) -> Advantages:
-        ppo = self.recipe.ppo
-        with self.timer("advantage"), torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
-            advantages = estimate_advantages(
-                self.rows,
-                self.share.segments,
-                gamma=ppo.gamma,
-                lam=ppo.gae_lambda,
-                rho_clip=ppo.rho_clip if ppo.advantage == "vtrace" else float("inf"),
-                c_clip=ppo.c_clip if ppo.advantage == "vtrace" else float("inf"),
-                normalize=ppo.normalize_advantage,
-                all_reduce=self.ranks.all_reduce,
-                bootstrap_truncation=ppo.bootstrap_truncation,
-            )
-            if ppo.normalize_values:
-                update_value_scale(self.policy, self.optimizer, self.rows, advantages, self.ranks.all_reduce)
+        with self._estimating():
+            rows, all_reduce = self.rows, self.ranks.all_reduce
+            advantages = estimate_advantages(rows, self.share.segments, self.estimator, all_reduce)
+            if self.recipe.ppo.normalize_values:
+                update_value_scale(self.policy, self.optimizer, rows, advantages, all_reduce)
             return advantages
+
+    def _estimate_again(self) -> Advantages:
+        """Use the ratios and values of the rows that were trained on in this iteration."""
+        with self._estimating():
+            return refresh_advantages(self.rows, self.advantages, self.estimator, self.ranks.all_reduce)
+
+    @contextmanager
+    def _estimating(self) -> Iterator[None]:
+        with self.timer("advantage"), torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
+            yield
 
     def _measure(self, advantages: Advantages) -> None:
         """Record what warnings need and records would not have otherwise. Nothing else changes."""
@@ -253,17 +264,22 @@ class PPOTrainer:
                 )
             self.loop.record("value_gradient_share", share)
 
-    def _draws(self, advantages: Advantages) -> Iterator[Draw]:
+    def _draws(self) -> Iterator[Draw]:
         ppo = self.recipe.ppo
         return draw_minibatches(
             ppo.sampling,
             self.share.segments,
             self.share.minibatch_segments,
             self.sampler,
-            priority=advantages.priority,
+            priority=self._priority,
             alpha=ppo.prio_alpha,
-            beta=annealed_beta(ppo.prio_beta0, self._progress()),
+            beta=annealed_beta(ppo.prio_beta0, self._progress(), 1.0 if ppo.prio_beta_end == "one" else ppo.prio_alpha),
         )
+
+    def _priority(self) -> npt.NDArray[np.float64]:
+        priority = self.advantages.priority
+        assert priority is not None
+        return priority
 
     def _update(self, at: Address, draw: Draw, advantages: Advantages) -> None:
         with self.timer("train"):
@@ -308,6 +324,7 @@ class PPOTrainer:
             ent_coef=named(ppo.ent_schedule, ppo.ent_coef, over=1.0)(progress),
             max_grad_norm=ppo.max_grad_norm,
             value_scale=value_scale_of(self.policy) if ppo.normalize_values else None,
+            weights_value=ppo.prio_weights == "loss",
         )
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -382,6 +399,10 @@ class PPOTrainer:
             self.loop.record("dropped_agent_steps", float(collected.dropped_agent_steps))
         for episode in collected.episodes:
             self.loop.record("episode_return", sum(episode.returns) / len(episode.returns))
+            for name, agents in self.named_agents.items():
+                self.loop.record(
+                    f"{name}/episode_return", sum(episode.returns[agent] for agent in agents) / len(agents)
+                )
             self.loop.record("episode_length", float(episode.length))
             for name, value in episode.info.items():
                 self.loop.record(f"env/{name}", float(value))

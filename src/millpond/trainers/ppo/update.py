@@ -1,4 +1,4 @@
-"""The PPO update: advantages once per iteration, then one optimizer step per minibatch.
+"""The PPO update: one optimizer step per minibatch.
 
     gather -> unroll -> loss -> backward -> clip -> step
 
@@ -12,62 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from millpond.kernels.advantage import advantage_numba, advantage_torch
-from millpond.losses import AllReduce, Coefficients, PPOLoss, Scale, explained_variance, normalise, ppo_loss, scale_of
+from millpond.losses import AllReduce, Coefficients, PPOLoss, Scale, ppo_loss, scale_of
 from millpond.policies import Policy
-from millpond.rollout.micro_batch import Advantages, MicroBatch, gather
-from millpond.rollout.rows import Rows
+from millpond.rollout.micro_batch import Advantages, MicroBatch, gather, newest
+from millpond.rollout.rows import Rows, by_row
 from millpond.rollout.sampling import Draw
 from millpond.threads import torch_threads
 
 POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum": 1}  # of the gradients, in the optimizers' moments
-INPUTS = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "alive")
-
-
-def estimate_advantages(
-    rows: Rows,
-    num_rows: int,
-    *,
-    gamma: float,
-    lam: float,
-    rho_clip: float,
-    c_clip: float,
-    normalize: Literal["iteration", "minibatch", "none"],
-    bootstrap_truncation: bool = True,
-    all_reduce: AllReduce | None = None,
-) -> Advantages:
-    """Estimate advantages of the first `num_rows` rows.
-
-    Right after collection the policy is the one that acted: all ratios are 1. Without `bootstrap_truncation` a truncated step
-    is treated as terminated, to see the effect. Advantages are normalised over these rows, or later over each minibatch.
-    `all_reduce` sums a tensor over ranks, so that statistics cover all rows.
-    """
-    arrays: dict[str, Any] = {name: rows[name][:num_rows] for name in INPUTS}
-    if not bootstrap_truncation:
-        arrays["terminated"] = arrays["terminated"] | arrays["truncated"]
-    numbers: dict[str, Any] = {"gamma": gamma, "lam": lam, "rho_clip": rho_clip, "c_clip": c_clip}
-    advantage = rows["advantage"][:num_rows]
-    if rows.device.type == "cpu":
-        advantage_numba(**{name: array.numpy() for name, array in arrays.items()}, **numbers, out=advantage.numpy())
-    else:
-        advantage.copy_(advantage_torch(**arrays, **numbers))
-    alive = arrays["alive"]
-    target = advantage + arrays["value"]
-    return Advantages(
-        advantage,
-        normalise(advantage, alive, all_reduce) if normalize == "iteration" else advantage,
-        advantage.abs().sum(dim=(1, 2)).double().cpu().numpy(),
-        explained_variance(arrays["value"], target, alive, all_reduce),
-        alive.sum(dim=(1, 2)),
-        per_minibatch=normalize == "minibatch",
-    )
 
 
 def update_value_scale(
@@ -122,7 +81,8 @@ class GradientsOfRows(Protocol):
     ) -> list[dict[str, Tensor]]:
         """Add the gradients of the rows `picked` [b] to `parameters`; return the metrics of each share of them.
 
-        Means are over `valid_steps`, those of the whole minibatch, so that metrics and gradients of all shares add up.
+        Means are over `valid_steps`, those of the whole minibatch, so that metrics and gradients of all shares add up. If
+        the rows have a `ratio`, the policy's newest ratios and values are written back to them.
         """
 
     def shares(self, num_rows: int, horizon: int, agents_per_row: int) -> list[tuple[int, int]]:
@@ -165,7 +125,12 @@ class Updater:
         valid_steps: Tensor,
     ) -> list[dict[str, Tensor]]:
         """Add the gradients of the rows `picked` to `parameters`: gather, unroll, loss, backward."""
-        return self.backward_of([gather(rows, advantages, picked, weight, self.device)], coefficients, valid_steps)
+        micro_batch = gather(rows, advantages, picked, weight, self.device)
+        metrics, unrolled = self._backward(micro_batch, coefficients, valid_steps)
+        if "ratio" in rows.fields:
+            ratio, value = newest(unrolled, micro_batch)
+            rows.write_back(picked, by_row(ratio, rows), by_row(value, rows))
+        return [metrics]
 
     def shares(self, num_rows: int, horizon: int, agents_per_row: int) -> list[tuple[int, int]]:
         return [(0, num_rows)]
@@ -173,13 +138,17 @@ class Updater:
     def backward_of(
         self, shares: Sequence[MicroBatch], coefficients: Coefficients, valid_steps: Tensor
     ) -> list[dict[str, Tensor]]:
-        metrics = []
-        for micro_batch in shares:
-            with self.autocast():
-                loss = micro_batch_loss(self.unroll, micro_batch, coefficients, valid_steps)
-            loss.total.backward()  # type: ignore[no-untyped-call]
-            metrics.append(loss.metrics())
-        return metrics
+        return [self._backward(micro_batch, coefficients, valid_steps)[0] for micro_batch in shares]
+
+    def _backward(
+        self, micro_batch: MicroBatch, coefficients: Coefficients, valid_steps: Tensor
+    ) -> tuple[dict[str, Tensor], Any]:
+        """Add the gradients of gathered rows; return metrics, and the unrolled policy."""
+        with self.autocast():
+            unrolled = unroll_micro_batch(self.unroll, micro_batch)
+            loss = unrolled_loss(unrolled, micro_batch, coefficients, valid_steps)
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        return loss.metrics(), unrolled
 
     def clip(self, max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(self.parameters, max_norm)
@@ -188,13 +157,6 @@ class Updater:
         norm = self.clip(max_norm)
         optimizer.step()
         return norm
-
-
-def micro_batch_loss(
-    unroll: Callable[..., Any], micro_batch: MicroBatch, coefficients: Coefficients, valid_steps: Tensor
-) -> PPOLoss:
-    """Unroll the policy over gathered rows and return the loss; means are over `valid_steps`."""
-    return unrolled_loss(unroll_micro_batch(unroll, micro_batch), micro_batch, coefficients, valid_steps)
 
 
 def unroll_micro_batch(unroll: Callable[..., Any], micro_batch: MicroBatch) -> Any:
@@ -227,6 +189,7 @@ def unrolled_loss(unrolled: Any, micro_batch: MicroBatch, coefficients: Coeffici
         vf_clip_coef=coefficients.vf_clip_coef,
         vf_coef=coefficients.vf_coef,
         ent_coef=coefficients.ent_coef,
+        weights_value=coefficients.weights_value,
         denominator=valid_steps,
     )
 

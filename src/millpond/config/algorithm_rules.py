@@ -1,0 +1,72 @@
+"""Rules between the keys of PPO's algorithm: sampling, advantages, the critic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from millpond.config.rules import Rule, Values, Violation, show
+
+
+def _sampling(values: Values) -> Iterator[Violation]:
+    sampling, alpha = values["ppo.sampling"], values["ppo.prio_alpha"]
+    if sampling == "prioritized" and alpha == 0:
+        yield Violation(
+            ("ppo.sampling", "ppo.prio_alpha"),
+            "ppo.sampling=prioritized with ppo.prio_alpha=0 samples all rows alike, which is ppo.sampling=uniform",
+            ({"ppo.prio_alpha": 0.8}, {"ppo.sampling": "uniform"}),
+        )
+    if sampling != "prioritized" and alpha > 0:
+        yield Violation(
+            ("ppo.sampling", "ppo.prio_alpha"),
+            f"ppo.prio_alpha={alpha} has no effect with ppo.sampling={sampling}",
+            ({"ppo.sampling": "prioritized"}, {"ppo.prio_alpha": 0}),
+        )
+
+
+def _critic_is_trained(values: Values) -> Iterator[Violation]:
+    if not values["ppo.value_trains_core"] and values["policy.separate_critic"]:
+        yield Violation(
+            ("ppo.value_trains_core", "policy.separate_critic"),
+            "ppo.value_trains_core=false with policy.separate_critic=true would never train the critic's encoder and core",
+            ({"ppo.value_trains_core": True}, {"policy.separate_critic": False}),
+        )
+
+
+def _value_of_custom_policy(values: Values) -> Iterator[Violation]:
+    for key in ("ppo.normalize_values", "policy.separate_critic"):
+        if values[key] and values["policy.target"] is not None:
+            yield Violation(
+                (key, "policy.target"),
+                f"{key}=true is for the built-in policy, not for the custom policy policy.target={values['policy.target']}, "
+                "which computes its value itself",
+                ({key: False},),
+            )
+    if not values["ppo.value_trains_core"] and values["policy.target"] is not None:
+        yield Violation(
+            ("ppo.value_trains_core", "policy.target"),
+            f"ppo.value_trains_core=false has no effect on the custom policy policy.target={values['policy.target']}, "
+            "which decides itself what its value loss trains",
+            ({"ppo.value_trains_core": True},),
+        )
+
+
+def _estimator(values: Values) -> Iterator[Violation]:
+    if values["ppo.advantage"] == "puffer":
+        row_end, ignored = values["ppo.row_end"], values["ppo.ignore_truncation"]
+        if row_end != "zero" or not ignored:
+            key, value = ("ppo.row_end", row_end) if row_end != "zero" else ("ppo.ignore_truncation", False)
+            yield Violation(
+                ("ppo.advantage", "ppo.row_end", "ppo.ignore_truncation"),
+                f"ppo.advantage=puffer is PufferLib's own function, which has no {key}={show(value)}; vtrace is the same "
+                "recursion with every option",
+                ({"ppo.advantage": "vtrace"}, {"ppo.row_end": "zero", "ppo.ignore_truncation": True}),
+            )
+    if values["ppo.ignore_truncation"] and not values["ppo.bootstrap_truncation"]:
+        yield Violation(
+            ("ppo.ignore_truncation", "ppo.bootstrap_truncation"),
+            "ppo.ignore_truncation=true goes on after a truncated step, and ppo.bootstrap_truncation=false ends there",
+            ({"ppo.bootstrap_truncation": True}, {"ppo.ignore_truncation": False}),
+        )
+
+
+ALGORITHM_RULES: tuple[Rule, ...] = (_sampling, _estimator, _critic_is_trained, _value_of_custom_policy)
