@@ -13,6 +13,7 @@ from millpond.cli.data import data, reward
 from millpond.cli.doctor import doctor
 from millpond.cli.envs import envs
 from millpond.cli.experiment import experiments
+from millpond.cli.export import export
 from millpond.cli.lake import lake
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ app = typer.Typer(
       millpond train gymnasium:CartPole-v1   train on any environment
       millpond runs                     list the runs
       millpond eval RUN                 evaluate a trained policy
+      millpond export RUN policy.onnx   write a policy for onnxruntime
       millpond report RUN               write a page with curves, times and a picture
       millpond compare puffer-metta metta   show two configs side by side
       millpond lake info PATH           describe a lake of transitions
@@ -61,6 +63,7 @@ def _top(
 
 app.command()(training.train)
 app.command("eval", short_help="Play episodes with a run's policy.")(training.evaluate)
+app.command(short_help="Write a run's policy to a file for onnxruntime.")(export)
 app.command(short_help="Write a run's report: results and curves.")(training.report)
 app.command()(training.runs)
 app.command()(planning.plan)

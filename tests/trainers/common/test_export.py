@@ -20,7 +20,7 @@ from millpond.learners.q_network import build_q_network
 from millpond.learners.sac import SACActor
 from millpond.policies import build_policy
 from millpond.policies.policy import Act
-from millpond.trainers.common.export import ExportError, export_policy
+from millpond.trainers.common.export import ExportError, export_policy, read_description
 from millpond.trainers.common.export.files import _plain_copy
 from millpond.trainers.common.export.step import PolicyStep
 from tests.support.policy_inputs import cells_and_table, tokens_and_tables
@@ -192,12 +192,10 @@ def check_onnx(case: Case, path: Path) -> None:
 
 
 def test_onnx_gives_what_the_policy_gives_and_describes_itself(tmp_path: Path) -> None:
-    import onnxruntime
-
     case = Case(*CASES["vector, lstm, discrete"])
     path = case.export(tmp_path / "policy.onnx")
     check_onnx(case, path)
-    described = json.loads(onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["millpond"])
+    described = read_description(path)
     assert described["run"] == "tried"
     assert [one["name"] for one in described["inputs"]] == ["observation", "state"]
     assert described["inputs"][1]["shape"] == ["batch", 2, 16]
@@ -229,7 +227,7 @@ print([one["name"] for one in json.loads(files["millpond.json"])["outputs"]])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if place else ()) for place, name in enumerate(CASES)]
 )
-def test_a_program_of_torch_runs_without_millpond_and_without_pickles(name: str, tmp_path: Path) -> None:
+def test_a_program_of_torch_runs_without_millpond_and_has_no_pickled_weights(name: str, tmp_path: Path) -> None:
     import zipfile
 
     case = Case(*CASES[name])
@@ -242,6 +240,7 @@ def test_a_program_of_torch_runs_without_millpond_and_without_pickles(name: str,
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "'value'" in done.stdout
+    assert read_description(path)["run"] == "tried"
     with zipfile.ZipFile(path) as archive:
         configs = [json.loads(archive.read(one)) for one in archive.namelist() if one.endswith("_config.json")]
     pickled = [entry["use_pickle"] for config in configs for entry in config["config"].values()]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from millpond.trainers.common.export.files import ExportError, ExportFormat, export_policy
+from millpond.trainers.common.export.files import ExportError, ExportFormat, export_policy, read_description
 
-__all__ = ["ExportError", "ExportFormat", "export_policy"]
+__all__ = ["ExportError", "ExportFormat", "export_policy", "read_description"]

@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import warnings
+import zipfile
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -74,6 +75,22 @@ def export_policy(
         _compare(data, step)
     replace_file(path, data)
     return path
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Return the description inside an exported file: names, shapes and meanings of its inputs and outputs."""
+    if zipfile.is_zipfile(path):  # a program of torch
+        with zipfile.ZipFile(path) as archive:
+            text = archive.read(
+                next(name for name in archive.namelist() if name.endswith(f"/{METADATA}.json"))
+            ).decode()
+    else:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        text = session.get_modelmeta().custom_metadata_map[METADATA]
+    described: dict[str, Any] = json.loads(text)
+    return described
 
 
 def _plain_copy(network: nn.Module) -> nn.Module:
