@@ -19,6 +19,7 @@ CONCEPTS: dict[str, str] = {
     "millpond.cli.bench": "a command, like its siblings",
     "millpond.cli.experiment": "a command, like its siblings",
     "millpond.config.algorithm_rules": "rules of the algorithm, beside those of sizes in config.ppo",
+    "millpond.report.comparison_picture": "drawing, apart from what is drawn; imports matplotlib",
     "millpond.policies.value_scale": "a method with a paper and tests of its own",
     "millpond.trainers.ppo.muon": "an optimiser with a paper and tests of its own",
 }

@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,16 +93,32 @@ def interpreter(name: str, overrides: Mapping[str, str]) -> str:
 
 def run_peer(python: str, script: Path, *arguments: object, threads: int | None = None) -> str:
     """Run a peer's script, with `threads` threads of torch or its default; return the last line printed."""
+    return last_line(*peer_command(python, script, *arguments, threads=threads))
+
+
+def peer_command(
+    python: str, script: Path, *arguments: object, threads: int | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command of a peer's script and its environment variables."""
     environment = {name: value for name, value in os.environ.items() if name not in (*ONLY_OURS, "PYTHONPATH")}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
-    command = [python, str(script), *map(str, arguments)]
-    return last_line(command, environment)
+    return [python, str(script), *map(str, arguments)], environment
 
 
 def last_line(command: list[str], environment: dict[str, str] | None = None) -> str:
     """Return the last line that a command prints; if it fails, exit with the end of its errors."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)[:400]} failed:\n{done.stderr[-4000:]}")
-    return (done.stdout.strip().splitlines() or [""])[-1]
+    return last_line_and_cpu(command, environment)[0]
+
+
+def last_line_and_cpu(command: list[str], environment: dict[str, str] | None = None) -> tuple[str, float]:
+    """Return the last line that a command prints, and the CPU seconds of it and its child processes."""
+    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=printed, stderr=errors, text=True, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        printed.seek(0)
+        errors.seek(0)
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)[:400]} failed:\n{errors.read()[-4000:]}")
+        return (printed.read().strip().splitlines() or [""])[-1], usage.ru_utime + usage.ru_stime

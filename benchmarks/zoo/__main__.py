@@ -64,6 +64,9 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=2, help="trainings side by side, with one thread each if more than one"
     )
+    parser.add_argument(
+        "--threads", type=int, help="of each training; default: one if there are several jobs, else torch's"
+    )
     parser.add_argument("--python", help="interpreter of the references; default: of the environment that --setup made")
     parser.add_argument("--folder", type=Path, help="of the results; default: benchmarks/zoo/results")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
@@ -76,7 +79,7 @@ def main() -> int:
         jobs = [job for job in jobs if not path_of(folder, *job).exists()]
         has_references = any(party != MILLPOND for _, party, _ in jobs)
         python = options.python or (interpreter("sb3", {}) if has_references else None)
-        threads = 1 if options.jobs > 1 else None
+        threads = options.threads or (1 if options.jobs > 1 else None)
         with ThreadPoolExecutor(options.jobs) as pool:
             pending = [pool.submit(run, job, folder, python, threads, options.quick) for job in jobs]
             failures = [reason for reason in (one.result() for one in pending) if reason]

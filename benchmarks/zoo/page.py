@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
-
-from benchmarks.zoo.results import POINTS, Result
+from benchmarks.zoo.curves import digest, draw_runs, save
+from benchmarks.zoo.results import Result
 from benchmarks.zoo.tasks import MILLPOND, RECURRENT, SB3, SINGLE_FILE, TASKS, TITLES, TUNED, Task
 from benchmarks.zoo.tuned import SOURCE
 
@@ -147,30 +144,20 @@ def page_of(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def digest(results: Sequence[Result]) -> str:
-    """Return a digest of what the picture shows; the picture carries it."""
-    drawn = [(one.task, one.party, one.seed, one.curve) for one in results]
-    return hashlib.sha256(json.dumps(drawn, sort_keys=True).encode()).hexdigest()
-
-
 def draw(results: Sequence[Result], path: Path) -> None:
     """Draw one small picture per task: the mean of a party's seeds as a line, from lowest to highest as a band."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     tasks = [task for task in TASKS.values() if by_party(results, task.name)]
     if not tasks:
         return
     columns, rows = 3, -(-len(tasks) // 3)
-    figure, grid = pyplot.subplots(
-        rows, columns, figsize=(4 * columns, 2.8 * rows), layout="constrained", squeeze=False
-    )
+    figure = Figure(figsize=(4 * columns, 2.8 * rows), layout="constrained")
+    grid: Any = figure.subplots(rows, columns, squeeze=False)
     lines: dict[str, Any] = {}
     for axes, task in zip(grid.flat, tasks, strict=False):
         for party, runs in by_party(results, task.name).items():
-            lines[party] = _draw_party(axes, runs, COLOURS[party])
+            lines[party] = draw_runs(axes, runs, COLOURS[party])
         axes.set_title(task.recipe, fontsize=10)
         axes.ticklabel_format(axis="x", style="sci", scilimits=(3, 3), useMathText=True)
         axes.tick_params(labelsize=8)
@@ -181,17 +168,4 @@ def draw(results: Sequence[Result], path: Path) -> None:
     shown_parties = [party for party in TITLES if party in lines]
     figure.legend([lines[party] for party in shown_parties], [TITLES[party] for party in shown_parties],
                   loc="outside upper center", ncols=3, fontsize=9)  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90, metadata={"Software": None, "Description": digest(results)})
-    pyplot.close(figure)
-
-
-def _draw_party(axes: Any, runs: Sequence[Result], colour: str) -> Any:
-    """Draw the seeds of one party, at the same env steps for all of them; return the line."""
-    curves = [np.array(one.curve).T for one in runs if one.curve]
-    first, last = max(curve[0][0] for curve in curves), min(curve[0][-1] for curve in curves)
-    steps = np.linspace(first, last, POINTS)
-    returns = np.stack([np.interp(steps, *curve) for curve in curves])
-    if len(curves) > 1:
-        axes.fill_between(steps, returns.min(0), returns.max(0), color=colour, alpha=0.2, linewidth=0)
-    return axes.plot(steps, returns.mean(0), color=colour, linewidth=1.4)[0]
+    save(figure, path, digest(results))

@@ -32,6 +32,8 @@ class Result:
     machine: str
     versions: dict[str, str]
     settings: dict[str, Any]
+    cpu_seconds: float | None = None  # of the whole process and its children; None: not measured
+    warnings: dict[str, int] | None = None  # number of warnings by cause, of Millpond's runs
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

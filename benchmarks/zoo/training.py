@@ -6,11 +6,13 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.hardware import processor
-from benchmarks.peers.environments import last_line, run_peer
+from benchmarks.peers.environments import last_line_and_cpu, peer_command
 from benchmarks.zoo.results import Result, curve_of, final_return
 from benchmarks.zoo.tasks import MILLPOND, QUICK_SECONDS, QUICK_STEPS, Task
 
@@ -38,10 +40,17 @@ def train(task: Task, party: str, seed: int, *, python: str | None, threads: int
             )
         limit = () if seconds is None else (seconds,)
         script = Path(__file__).with_name("references.py")
-        trained = json.loads(run_peer(python, script, task.name, party, seed, steps, *limit, threads=threads))
+        command = peer_command(python, script, task.name, party, seed, steps, *limit, threads=threads)
+        line, cpu_seconds = last_line_and_cpu(*command)
+        trained = {**json.loads(line), "cpu_seconds": cpu_seconds}
+    return result_of(trained, task.name, party, seed, threads)
+
+
+def result_of(trained: dict[str, Any], task: str, party: str, seed: int, threads: int | None) -> Result:
+    """Return the result of a training from what it printed or recorded."""
     iterations = trained["iterations"]
     return Result(
-        task=task.name,
+        task=task,
         party=party,
         seed=seed,
         steps=iterations[-1][0],
@@ -53,19 +62,32 @@ def train(task: Task, party: str, seed: int, *, python: str | None, threads: int
         machine=processor(),
         versions=trained["versions"],
         settings=trained["settings"],
+        cpu_seconds=round(trained["cpu_seconds"], 1),
+        warnings=trained.get("warnings"),
     )
 
 
-def train_millpond(task: Task, seed: int, steps: int, seconds: int | None, threads: int | None) -> dict[str, Any]:
-    """Train with the packaged recipe. A run of one iteration comes first, so that the time has no compilation in it."""
-    settings = [f"trainer.total_timesteps={steps}", f"seed={seed}"]
+def train_millpond(
+    task: Task,
+    seed: int,
+    steps: int,
+    seconds: int | None,
+    threads: int | None,
+    overrides: Sequence[str] = (),
+    *,
+    warm_up: bool = True,
+) -> dict[str, Any]:
+    """Train with the packaged recipe. With `warm_up` a run of one iteration comes first, so that nothing is compiled later."""
+    settings = [f"trainer.total_timesteps={steps}", f"seed={seed}", *overrides]
     if seconds is not None:
         settings.append(f"trainer.max_seconds={seconds}")
     with tempfile.TemporaryDirectory() as folder:
-        _run(task.recipe, [*settings, "trainer.total_iterations=1"], folder, "first", threads)
-        run = _run(task.recipe, settings, folder, "whole", threads)
+        if warm_up:
+            _run(task.recipe, [*settings, "trainer.total_iterations=1"], folder, "first", threads)
+        run, cpu_seconds = _run(task.recipe, settings, folder, "whole", threads)
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         host = json.loads((run / "host.json").read_text(encoding="utf-8"))
+        warnings = warnings_of(run)
     before = [0, *(int(record["episodes"]) for record in records[:-1])]
     iterations = [
         (int(record["env_steps"]), int(record["episodes"]) - earlier, record.get("episode_return"))
@@ -76,13 +98,23 @@ def train_millpond(task: Task, seed: int, steps: int, seconds: int | None, threa
         "seconds": records[-1]["seconds"] - sum(record.get("time/evaluate", 0.0) for record in records),
         "versions": {name: host["versions"][name] for name in VERSIONS},
         "settings": {"recipe": task.recipe, "overrides": settings},
+        "cpu_seconds": cpu_seconds,
+        "warnings": warnings,
     }
 
 
-def _run(recipe: str, settings: list[str], folder: str, name: str, threads: int | None) -> Path:
+def warnings_of(run: Path) -> dict[str, int]:
+    """Return the number of warnings of a run, by cause."""
+    path = run / "warnings.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return dict(Counter(json.loads(line)["cause"] for line in lines))
+
+
+def _run(recipe: str, settings: list[str], folder: str, name: str, threads: int | None) -> tuple[Path, float]:
+    """Train; return the run's folder and the CPU seconds."""
     environment = dict(os.environ)
     if threads is not None:
         environment["OMP_NUM_THREADS"] = environment["NUMBA_NUM_THREADS"] = str(threads)
     command = [sys.executable, "-m", "millpond", "train", recipe, *settings, *QUIET, f"run_dir={folder}", "--run", name]
-    last_line(command, environment)
-    return Path(folder) / name
+    _, cpu_seconds = last_line_and_cpu(command, environment)
+    return Path(folder) / name, cpu_seconds

@@ -49,7 +49,7 @@ def test_an_env_id_is_the_recipe_of_its_family_with_that_id(env_id: str, recipe:
     assert chosen(loaded)["recipe"] == recipe
     by_name, by_id = flatten(load(recipe, [f"env.id={env_id}"]).recipe), flatten(loaded.recipe)
     different = {key for key in by_id if by_id[key] != by_name[key]}
-    assert different == ({"policy.core"} if env_id == "recall" else set())
+    assert different == ({"policy.core", "trainer.bptt_horizon"} if env_id == "recall" else set())
     assert by_id["env.id"] == env_id
     assert loaded.notes == ()
 
@@ -70,6 +70,32 @@ def test_actions_and_images_decide_settings_of_gym() -> None:
     assert (image["policy.hidden_size"], image["trainer.num_envs"]) == (512, 8)
     small = flatten(load(CUSTOM, ask_env=lambda env: env_spec(observation=SMALL_IMAGE)).recipe)
     assert (small["policy.hidden_size"], small["trainer.num_envs"]) == (128, 64)
+
+
+def test_a_policy_with_memory_takes_longer_rows_unless_they_are_set(tmp_path: Path) -> None:
+    assert flatten(load("gym").recipe)["trainer.bptt_horizon"] == 8
+    loaded = load("gym", ["policy.core=gru"])
+    assert flatten(loaded.recipe)["trainer.bptt_horizon"] == chosen(loaded)["trainer.bptt_horizon"] == 64
+    assert flatten(load("gym", ["policy.core=gru", "trainer.bptt_horizon=16"]).recipe)["trainer.bptt_horizon"] == 16
+    path = written_file(tmp_path, {"extends": "gym", "policy": {"core": "lstm"}, "trainer": {"bptt_horizon": 32}})
+    extended = load(path)
+    assert flatten(extended.recipe)["trainer.bptt_horizon"] == 32
+    assert "trainer.bptt_horizon" not in chosen(extended)
+    assert flatten(load(loaded.values).recipe) == flatten(loaded.recipe)  # as a run stores it
+
+
+@pytest.mark.parametrize("recipe", ["gym", "mujoco", "minatar", "atari", "multiagent"])
+def test_a_custom_policy_needs_no_other_setting(recipe: str) -> None:
+    loaded = load(recipe, ["policy.target=nowhere:make_policy"])
+    assert not loaded.recipe.ppo.normalize_values  # type: ignore[attr-defined]
+    if load(recipe).recipe.ppo.normalize_values:  # type: ignore[attr-defined]
+        (line,) = [one for one in loaded.chosen if one.key == "ppo.normalize_values"]
+        assert line.reason == "the policy is custom: nowhere:make_policy"
+
+
+def test_normalised_values_that_are_asked_for_are_refused_for_a_custom_policy() -> None:
+    with pytest.raises(ConfigError, match=r"ppo\.normalize_values=true is for the built-in policy"):
+        load("gym", ["policy.target=nowhere:make_policy", "ppo.normalize_values=true"])
 
 
 def test_a_plan_knows_what_gymnasium_says_and_leaves_the_rest_open() -> None:

@@ -54,6 +54,39 @@ def test_defaults_of_pufferlib_are_used_and_listed() -> None:
     assert "train.prio_alpha=0.8" in text
 
 
+def test_the_algorithm_of_pufferlib_is_used_and_one_override_switches_it(tmp_path: Path) -> None:
+    recipe = load(METTA, ["env.num_agents=64"]).recipe
+    assert isinstance(recipe, PPORecipe)
+    ppo = recipe.ppo
+    assert (ppo.style, ppo.advantage, ppo.recompute_advantage, recipe.env.reward_clip) == (
+        "puffer",
+        "puffer",
+        True,
+        1.0,
+    )
+    ours = load(METTA, ["env.num_agents=64", "ppo.style=millpond"]).recipe
+    assert isinstance(ours, PPORecipe)
+    assert (ours.ppo.advantage, ours.ppo.sampling, ours.ppo.row_state, ours.env.reward_clip) == (
+        "gae", "uniform", "stored", None,
+    )  # fmt: skip
+    assert ours.ppo.learning_rate == ppo.learning_rate  # settings of the file stay
+    sizes = "[vec]\nnum_envs = 8\n[train]\nminibatch_size = 64\n"
+    plain = load(write(tmp_path, sizes + "prio_alpha = 0\nmin_lr_ratio = 0.1\n"), ["env.num_agents=2"]).recipe
+    assert isinstance(plain, PPORecipe)
+    assert plain.ppo.sampling == "independent"  # even so each minibatch is drawn on its own
+    assert (plain.ppo.optimizer, plain.ppo.adam_beta1, plain.ppo.lr_schedule, plain.ppo.min_lr_ratio) == (
+        "muon", 0.95, "cosine", 0.1,
+    )  # fmt: skip
+
+
+def test_the_plan_lists_what_is_kept_as_in_pufferlib() -> None:
+    text = show(plan(METTA, ["env.num_agents=64", "ppo.row_state=stored"]))
+    assert "ppo.row_end=zero: the last step of a row has advantage 0" in text
+    assert "advantages of all 4,096 rows recomputed, with newest ratios and values" in text
+    assert "Set otherwise: ppo.row_state=stored." in text
+    assert "Kept as in PufferLib" not in show(plan(METTA, ["env.num_agents=64", "ppo.style=millpond"]))
+
+
 def test_keys_without_a_meaning_are_listed() -> None:
     loaded = load(METTA, ["env.num_agents=64"])
     listed = {"base.policy_name", "env.ore_reward", "train.name", "sweep.metric", "sweep.train.total_timesteps.min"}

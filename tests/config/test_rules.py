@@ -48,6 +48,7 @@ def test_a_wrong_minibatch_of_metta_is_refused_with_fixes() -> None:
         ("metta", ["ppo.normalize_values=true", "policy.target=my:policy"], "try ppo.normalize_values=false"),
         ("metta", ["policy.separate_critic=true", "policy.target=my:policy"], "try policy.separate_critic=false"),
         ("metta", ["policy.separate_critic=true", "ppo.value_trains_core=false"], "would never train the critic's encoder"),
+        ("metta", ["policy.num_layers=2"], "policy.core=lstm has one layer"),
         ("mixture", ["policy.separate_critic=true"], "Q-networks of a mixture have no critic"),
         ("metta", ["vector.trainer_share=0.1", "vector.backend=inline"], "vector.backend=inline has none; try"),
         ("grid", ["vector.trainer_share=0.999"], "which leaves fewer envs than trainer.num_workers=2"),

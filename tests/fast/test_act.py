@@ -90,7 +90,7 @@ def test_lstm_with_choices_acts_as_the_policy(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize("action", [ActionSpec.discrete(5), CONTINUOUS], ids=["discrete", "continuous"])
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_every_core_and_head_acts_as_the_policy(observation: str, action: ActionSpec, core: str, threads: int) -> None:
@@ -104,7 +104,7 @@ def test_choices_with_a_vector_act_as_the_policy(core: str, masked: bool) -> Non
 
 
 @pytest.mark.parametrize("value", [{"normalize_values": True}, {"separate_critic": True, "normalize_values": True}])
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_normalised_value_and_separate_critic_act_as_the_policy(
     observation: str, core: str, value: dict[str, bool]

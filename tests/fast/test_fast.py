@@ -62,7 +62,7 @@ PONG = {
 }
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize(
     "env",
     ["grid", "gymnasium:CartPole-v1", "gymnasium:Pendulum-v1", "minatar:breakout", "atari:pong"],
@@ -77,7 +77,7 @@ def test_first_updates_are_the_same_without_it(tmp_path: Path, env: str, core: s
     runs = [train_small(tmp_path, f"fast-{on}", **settings, **{"trainer.fast": on}) for on in (True, False)]
     compiled, plain = runs
     assert isinstance(compiled.updater, FastUpdater)
-    assert isinstance(compiled.collector.actor, RecurrentActor) == (core != "none")
+    assert isinstance(compiled.collector.actor, RecurrentActor) == (core in ("lstm", "gru"))
     on_vectors = env.startswith("gymnasium:")
     assert isinstance(compiled.collector.actor, FeedforwardActor) == (core == "none" and on_vectors)
     assert isinstance(plain.updater, Updater)

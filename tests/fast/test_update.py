@@ -37,7 +37,7 @@ from tests.support.update_rows import (
 
 CPU = torch.device("cpu")
 USUAL = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5)
-STATES = {"lstm": 2, "gru": 1, "none": 0}
+STATES = {"lstm": 2, "gru": 1, "mingru": 1, "none": 0}
 CONTINUOUS = ActionSpec.continuous((-1.0, -2.0), (1.0, 2.0))
 MIXED = ActionSpec.mixed((3, 2), (-1.0, -2.0), (1.0, 2.0))
 
@@ -138,7 +138,7 @@ def test_gradients_equal_plain_torch_for_every_core(core: str, observation: str,
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize("value_trains_core", [True, False])
 def test_gradients_of_continuous_actions_equal_plain_torch(core: str, value_trains_core: bool, threads: int) -> None:
     compare_with_plain_torch(SPEC, CONTINUOUS, core=core, value_trains_core=value_trains_core, threads=threads)
@@ -198,7 +198,7 @@ NORMALISED = Coefficients(0.2, 0.1, 0.5, 0.02, 0.5, advantage_scale=Scale(0.3, 1
 
 @pytest.mark.parametrize("value_trains_core", [True, False])
 @pytest.mark.parametrize("observation", ["vector", "several"])
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 def test_gradients_of_normalised_values_and_advantages_equal_plain_torch(
     core: str, observation: str, value_trains_core: bool
 ) -> None:
@@ -342,7 +342,7 @@ def test_clipping_spreads_a_nan_to_all_gradients() -> None:
     assert all(gradient is not None and bool(gradient.isnan().all()) for gradient in gradients_of(parameters))
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize(
     ("image", "threads", "row_shares"),
     [

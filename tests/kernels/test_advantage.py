@@ -22,7 +22,12 @@ def with_numpy(kernel: Any, arrays: dict[str, Any], **numbers: float) -> np.ndar
 
 
 def with_torch(arrays: dict[str, Any], **numbers: float) -> np.ndarray:
-    tensors = {name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()}
+    following = {"following": arrays["following"]} if "following" in arrays else {}
+    tensors = {
+        name: None if array is None else torch.from_numpy(array)
+        for name, array in arrays.items()
+        if name not in following
+    } | following
     return advantage_torch(**tensors, **numbers).numpy()
 
 
@@ -144,6 +149,42 @@ def test_fast_kernels_equal_the_reference(
     expected = with_numpy(advantage_reference, arrays, **numbers)
     np.testing.assert_allclose(with_numpy(advantage_numba, arrays, **numbers), expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(with_torch(arrays, **numbers), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_linked_rows_give_the_advantages_of_one_long_row(kernel: Any, weighted: bool) -> None:
+    """Four envs of 15 steps as rows of 5, filled in rounds; the last two envs have a row less, as after a top-up."""
+    rng, envs, rounds, horizon = np.random.default_rng(3), 4, 3, 5
+    shape = (envs, rounds * horizon, 2)
+    ends = rng.random(shape)
+    steps: dict[str, Any] = {
+        name: rng.normal(size=shape).astype(np.float32) for name in ("reward", "value", "final_value")
+    }
+    steps |= {"terminated": ends < 0.1, "truncated": ends > 0.9, "alive": rng.random(shape) > 0.05}
+    steps |= {"ratio": rng.lognormal(size=shape).astype(np.float32)} if weighted else {}
+    next_value = rng.normal(size=(envs, 2)).astype(np.float32)
+    numbers = {"gamma": 0.97, "lam": 0.9, "rho_clip": 1.2, "c_clip": 0.9}
+
+    def expected(some: slice, length: int) -> np.ndarray:
+        cut = {name: array[some, :length] for name, array in steps.items()}
+        # the value after the last step: that of the next step, if it is one of the agent's
+        after = next_value[some] if length == shape[1] else steps["value"][some, length] * steps["alive"][some, length]
+        return with_numpy(advantage_reference, cut | {"next_value": after}, **numbers)
+
+    rows = {
+        name: np.concatenate([array[:, k * horizon : (k + 1) * horizon] for k in range(rounds)])[:10]
+        for name, array in steps.items()
+    }
+    firsts = [steps["value"][:, k * horizon] * steps["alive"][:, k * horizon] for k in range(1, rounds)]
+    rows["next_value"] = np.concatenate([*firsts, next_value])[:10]
+    rows["following"] = np.array([4, 5, 6, 7, 8, 9, -1, -1, -1, -1])
+    advantage = kernel(rows, **numbers)
+    whole, shorter = expected(slice(0, 2), 15), expected(slice(2, 4), 10)
+    np.testing.assert_allclose(advantage[[0, 4, 8]].reshape(-1, 2), whole[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(advantage[[1, 5, 9]].reshape(-1, 2), whole[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(advantage[[2, 6]].reshape(-1, 2), shorter[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(advantage[[3, 7]].reshape(-1, 2), shorter[1], rtol=1e-4, atol=1e-5)
 
 
 def test_numba_writes_in_place() -> None:

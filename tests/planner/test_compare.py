@@ -47,6 +47,8 @@ def test_different_numbers_of_agents_are_an_alert() -> None:
 def test_differences_have_reasons() -> None:
     comparison = compare(plan("puffer-metta"), plan("metta"))
     text = " ".join(comparison.words.differences)
+    assert "Algorithm: puffer-metta is PufferLib's, metta Millpond's" in text
+    assert "ppo.row_state=zero: the recurrent state is zero at the start of every row" in text
     for topic in ("Units:", "Updates: 8 against 32", "Overlap:", "Diversity:", "Staleness", "Memory:"):
         assert topic in text
     for point in (*comparison.words.a_is_better_for, *comparison.words.b_is_better_for):

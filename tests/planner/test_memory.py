@@ -36,7 +36,7 @@ from millpond.trainers.common.envs import build_vector
 from millpond.trainers.ppo.update import Updater, train_minibatch
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize(
     ("env_id", "options"),
     [
@@ -110,6 +110,7 @@ def most_at_once(work: Any) -> int:
     [
         ("grid", {}, "lstm", "float32", 32, 64),
         ("grid", {}, "gru", "float32", 32, 64),
+        ("grid", {}, "mingru", "float32", 32, 64),
         ("grid", {}, "none", "float32", 32, 64),
         pytest.param("grid", {}, "lstm", "bfloat16", 32, 16, marks=pytest.mark.bfloat16),
         ("mettagrid", {}, "lstm", "float32", 32, 64),

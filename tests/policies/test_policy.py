@@ -110,7 +110,7 @@ def resets() -> Tensor:
     return reset
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize("observation", list(OBSERVATIONS))
 @pytest.mark.parametrize(
     ("action", "masked"),
@@ -121,16 +121,16 @@ def test_row_replays(observation: str, action: str, core: str, masked: bool) -> 
 
 
 @pytest.mark.parametrize("normalize_values", [False, True])
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize("observation", list(OBSERVATIONS))
 def test_row_replays_with_a_separate_critic(observation: str, core: str, normalize_values: bool) -> None:
     policy = make(observation, "discrete", core, separate_critic=True, normalize_values=normalize_values)
     check_that_a_row_replays(policy, observation, "discrete", True)
-    states = {"lstm": 4, "gru": 2, "none": 0}[core]
+    states = {"lstm": 4, "gru": 2, "mingru": 2, "none": 0}[core]
     assert policy.initial_state(3).shape == (3, states, H)
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 def test_row_replays_with_normalised_values(core: str) -> None:
     check_that_a_row_replays(make("vector", "discrete", core, normalize_values=True), "vector", "discrete", False)
 
@@ -216,7 +216,7 @@ def test_initial_state_is_zeros_of_the_right_shape(core: str, states: int) -> No
     assert not state.any()
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 def test_value_loss_can_be_detached_from_the_core(core: str) -> None:
     policy = make(core=core)
     given = observations("grid", B, T), policy.initial_state(B), torch.zeros(B, T, dtype=torch.bool)
@@ -266,7 +266,7 @@ def test_acting_builds_no_graph() -> None:
 
 
 @pytest.mark.bfloat16
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize("action", list(ACTIONS))
 def test_bfloat16_autocast_agrees_with_float32(core: str, action: str) -> None:
     policy = make("grid", action, core)
@@ -340,7 +340,7 @@ def test_parameters_are_counted() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"core": "rnn"}, "policy.core='rnn' must be one of lstm, gru, none"),
+        ({"core": "rnn"}, "policy.core='rnn' must be one of lstm, gru, mingru, none"),
         ({"encoder": "image"}, "policy.encoder='image' must be one of auto, grid"),
         ({"hidden_size": 0}, "policy.hidden_size=0 must be at least 1"),
     ],

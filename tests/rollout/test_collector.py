@@ -55,7 +55,7 @@ def test_every_step_is_in_exactly_one_row(agents: int, unit: str, target: int, g
         collector, _ = open_collector(plan, vector, core="none")
         vector.reset(3)
         seen: set[tuple[int, int, int]] = set()
-        env_steps = 0
+        env_steps = kept_before = 0
         for iteration in range(iterations):
             collected = collector.collect()
             env_steps += collected.env_steps
@@ -72,6 +72,14 @@ def test_every_step_is_in_exactly_one_row(agents: int, unit: str, target: int, g
             }
             assert len(found) == plan.agent_steps
             assert not found & seen, "a step is trained once"
+            linked = np.flatnonzero(collector.rows.following >= 0)
+            ends, begins = trained[linked, -1], trained[collector.rows.following[linked], 0]
+            assert bool((ends[..., [IDENTITY, AGENT]] == begins[..., [IDENTITY, AGENT]]).all()), "links keep the agent"
+            assert bool((ends[..., ENV_STEPS] + 1 == begins[..., ENV_STEPS]).all()), "and lead to its next step"
+            last_steps = {(env, agent, at + 1) for env, agent, at in (tuple(map(int, one)) for one in
+                          trained[:, -1][..., [IDENTITY, AGENT, ENV_STEPS]].flatten(0, 1))}  # fmt: skip
+            assert len(linked) * trained.shape[2] == len(last_steps & found) or kept_before, "and none is missing"
+            kept_before = collector.kept_rows
             seen |= found
             collector.finish()
         assert env_steps == plan.total_env_steps
@@ -109,7 +117,7 @@ def test_top_up_rounds_rotate() -> None:
         assert len(set(vector.env_steps.tolist())) == 1  # after a full rotation all envs have taken equally many steps
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "mingru", "none"])
 @pytest.mark.parametrize("unit", ["env_steps", "agent_steps"])
 @pytest.mark.parametrize(
     ("env_id", "puffer"),

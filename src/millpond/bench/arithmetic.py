@@ -42,8 +42,8 @@ from millpond.trainers.ppo.trainer import PPOTrainer
 from millpond.trainers.ppo.update import GradientsOfRows, Updater, take_step
 
 READY_BATCHES = 2  # used alternately
-CORES: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
-STATES = {"lstm": 2, "gru": 1, "none": 0}
+CORES: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU, "mingru": nn.GRU}  # torch has no MinGRU
+STATES = {"lstm": 2, "gru": 1, "mingru": 1, "none": 0}
 PLAIN_CALLS, PLAIN_UPDATES = 12, 2  # fewer than for the policy: there are four plain networks
 EMULATED_CALLS = 3  # emulated bfloat16 is ten times slower
 
@@ -206,7 +206,8 @@ class PlainNetwork(nn.Module):
     def _recur(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         if self.states == 0:
             return torch.relu(self.core(features)), state
-        parts = tuple(part.contiguous() for part in state.to(features.dtype).transpose(0, 1).unsqueeze(1))
+        states = state[:, : self.states].to(features.dtype).transpose(0, 1)  # a MinGRU may have more layers
+        parts = tuple(part.contiguous() for part in states.unsqueeze(1))
         hidden, after = self.core(features, parts if self.states == 2 else parts[0])
         vectors = after if self.states == 2 else (after,)
         return hidden, torch.stack([vector[0] for vector in vectors], dim=1).float()

@@ -15,6 +15,7 @@ from millpond.cli.envs import envs
 from millpond.cli.experiment import experiments
 from millpond.cli.export import export
 from millpond.cli.lake import lake
+from millpond.cli.runs import compare, runs
 
 app = typer.Typer(
     name="millpond",
@@ -35,6 +36,7 @@ app = typer.Typer(
       millpond eval RUN                 evaluate a trained policy
       millpond export RUN policy.onnx   write a policy for onnxruntime
       millpond report RUN               write a page with curves, times and a picture
+      millpond compare RUN RUN          draw the curves of runs, and show what differs
       millpond compare puffer-metta metta   show two configs side by side
       millpond lake info PATH           describe a lake of transitions
       millpond data audit pendulum      check recorded episodes
@@ -65,9 +67,9 @@ app.command()(training.train)
 app.command("eval", short_help="Play episodes with a run's policy.")(training.evaluate)
 app.command(short_help="Write a run's policy to a file for onnxruntime.")(export)
 app.command(short_help="Write a run's report: results and curves.")(training.report)
-app.command()(training.runs)
+app.command(short_help="List the runs.")(runs)
 app.command()(planning.plan)
-app.command(short_help="Show two configs side by side.")(planning.compare)
+app.command(short_help="Compare runs, or two configs.")(compare)
 app.command()(planning.recipes)
 app.command(short_help="Measure this machine and a recipe on it.")(bench)
 app.command(short_help="Show what this machine has and lacks.")(doctor)

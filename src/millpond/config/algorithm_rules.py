@@ -1,4 +1,4 @@
-"""Rules between the keys of PPO's algorithm: sampling, advantages, the critic."""
+"""Rules between the keys of PPO's algorithm and network: sampling, advantages, layers, the critic."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def _sampling(values: Values) -> Iterator[Violation]:
             ("ppo.sampling", "ppo.prio_alpha"),
             f"ppo.prio_alpha={alpha} has no effect with ppo.sampling={sampling}",
             ({"ppo.sampling": "prioritized"}, {"ppo.prio_alpha": 0}),
+        )
+
+
+def _layers_of_core(values: Values) -> Iterator[Violation]:
+    layers, core = values["policy.num_layers"], values["policy.core"]
+    if layers > 1 and core != "mingru" and values["policy.target"] is None:
+        yield Violation(
+            ("policy.num_layers", "policy.core"),
+            f"policy.num_layers={layers} is for policy.core=mingru; policy.core={core} has one layer",
+            ({"policy.num_layers": 1}, {"policy.core": "mingru"}),
         )
 
 
@@ -61,6 +71,12 @@ def _estimator(values: Values) -> Iterator[Violation]:
                 "recursion with every option",
                 ({"ppo.advantage": "vtrace"}, {"ppo.row_end": "zero", "ppo.ignore_truncation": True}),
             )
+    if values["ppo.row_end"] == "zero" and values["ppo.trace_end"] == "iteration":
+        yield Violation(
+            ("ppo.row_end", "ppo.trace_end"),
+            "ppo.row_end=zero ends every trace with its row, and ppo.trace_end=iteration goes on after it",
+            ({"ppo.trace_end": "row"}, {"ppo.row_end": "bootstrap"}),
+        )
     if values["ppo.ignore_truncation"] and not values["ppo.bootstrap_truncation"]:
         yield Violation(
             ("ppo.ignore_truncation", "ppo.bootstrap_truncation"),
@@ -69,4 +85,10 @@ def _estimator(values: Values) -> Iterator[Violation]:
         )
 
 
-ALGORITHM_RULES: tuple[Rule, ...] = (_sampling, _estimator, _critic_is_trained, _value_of_custom_policy)
+ALGORITHM_RULES: tuple[Rule, ...] = (
+    _sampling,
+    _estimator,
+    _layers_of_core,
+    _critic_is_trained,
+    _value_of_custom_policy,
+)

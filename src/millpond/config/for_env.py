@@ -1,4 +1,4 @@
-"""Settings that follow from an environment: the recipe that an env id stands for, and the section `for_env` of a recipe.
+"""Settings that follow from an environment or a policy: the recipe of an env id, and the section `for_env` of a recipe.
 
 Nothing here depends on the machine, so that a result repeats on another one. A run stores the settings that were chosen,
 not the section, so that it is resumed without choosing again.
@@ -25,7 +25,7 @@ ENVS, TARGET, MINIBATCH = "trainer.num_envs", "trainer.forward_pass_minibatch_ta
 
 
 class ForEnvConfig(ConfigSection):
-    """Settings that follow from the environment, chosen when its spec is known.
+    """Settings that follow from the environment, chosen when its spec is known, or from the kind of policy.
 
     What a file above this recipe, a preset or an override sets is never replaced. The stored config of a run has the chosen
     settings in place of this section.
@@ -40,6 +40,12 @@ class ForEnvConfig(ConfigSection):
     )
     small_image: dict[str, Any] = Field(
         default_factory=dict, description="Overrides for envs that show smaller images, or grids."
+    )
+    memory: dict[str, Any] = Field(
+        default_factory=dict, description="Overrides for policies with memory: policy.core is lstm or gru."
+    )
+    custom_policy: dict[str, Any] = Field(
+        default_factory=dict, description="Overrides for custom policies: policy.target is set."
     )
     total_agents: Count | None = Field(
         None,
@@ -149,6 +155,21 @@ def _is_continuous(spec: EnvSpec) -> bool:
     return bool(spec.action.low)
 
 
+def choose_for_policy(section: ForEnvConfig, flat: Values) -> tuple[Chosen, ...]:
+    """Return the settings that are chosen for the kind of policy that a config has."""
+    conditions = (
+        (section.memory, flat["policy.core"] != "none", f"the policy has memory: {flat['policy.core']}"),
+        (section.custom_policy, flat["policy.target"] is not None, f"the policy is custom: {flat['policy.target']}"),
+    )
+    chosen = {
+        key: Chosen(key, value, reason)
+        for overrides, holds, reason in conditions
+        if holds
+        for key, value in overrides.items()
+    }
+    return tuple(chosen.values())
+
+
 def choose_sizes(section: ForEnvConfig, flat: Values, set_keys: set[str]) -> tuple[Chosen, ...]:
     """Return the number of envs and the size of a minibatch for the agents of an env, unless they are set.
 
@@ -183,7 +204,7 @@ def is_set(values: Mapping[str, Any], key: str) -> bool:
 
 def known_keys(values: Values) -> Iterator[Violation]:
     """Refuse mistyped keys in `for_env`, also those that the environment in use does not need."""
-    for name in ("continuous", "image", "small_image"):
+    for name in ("continuous", "image", "small_image", "memory", "custom_policy"):
         for key in values[f"for_env.{name}"]:
             if key not in values or key.startswith(("env.id", "for_env.")):
                 near = difflib.get_close_matches(key, list(values), n=1)

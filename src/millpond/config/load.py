@@ -20,6 +20,7 @@ from millpond.config.for_env import (
     Chosen,
     ForEnvConfig,
     choose,
+    choose_for_policy,
     choose_sizes,
     is_env_id,
     is_set,
@@ -86,6 +87,11 @@ def recipe_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
+def is_recipe(name: str) -> bool:
+    """Return True for the name of a packaged recipe, an env id, or an existing file that may hold a recipe."""
+    return name in recipe_names() or is_env_id(name) or (Path(name).suffix in SUFFIXES and Path(name).is_file())
+
+
 def load(
     recipe: str | Path | Mapping[str, Any],
     overrides: Iterable[str] | Mapping[str, Any] = (),
@@ -118,6 +124,8 @@ def load(
     if agents_open and agents is not None:
         dotted, agents_open = {**dotted, "env.num_agents": agents}, False
         values = overlay(values, {"env.num_agents": agents})
+    for_policy = _for_policy(values, source.layers, dotted)
+    values = overlay(values, {one.key: one.value for one in for_policy})
     sizes_chosen = _sizes(values, assumed=agents_open)
     values = overlay(values, {one.key: one.value for one in sizes_chosen})
     if preset == DEBUG:
@@ -133,7 +141,7 @@ def load(
     if actual is not None:
         refuse_wrong_agents(typed, actual, layers.name)
     notes = (*source.notes, *layers.notes, *([puffer.AGENTS_OPEN] if agents_open and source.agents_open else []))
-    chosen = tuple(one for one in (*source.chosen, *sizes_chosen) if one.key not in dotted)
+    last = {one.key: one for one in (*source.chosen, *for_policy, *sizes_chosen) if one.key not in dotted}
     return Loaded(
         layers.name,
         typed,
@@ -144,7 +152,7 @@ def load(
         agents_open,
         dotted,
         layers.code,
-        chosen,
+        tuple(last.values()),
         source.open_choices,
     )
 
@@ -162,6 +170,17 @@ def _ask(
         spec = ask_env(layers.env)
         return spec, spec.num_agents if decides else None
     return known_spec(layers.env) if known_spec is not None and layers.follows_env else None, None
+
+
+def _for_policy(values: Mapping[str, Any], layers: tuple[Layer, ...], dotted: Mapping[str, Any]) -> tuple[Chosen, ...]:
+    """Return the settings that follow from the kind of policy, unless a layer above their section sets them."""
+    recipe = _validated({key: value for key, value in values.items() if key != SECTION})
+    if recipe is None or SECTION not in values:
+        return ()
+    number = max((number for number, (_, layer) in enumerate(layers) if SECTION in layer), default=-1)
+    above = [layer for _, layer in layers[number + 1 :]]
+    chosen = choose_for_policy(read_section(values), flatten(recipe))
+    return tuple(one for one in chosen if one.key not in dotted and not any(is_set(layer, one.key) for layer in above))
 
 
 def _sizes(values: Mapping[str, Any], *, assumed: bool) -> tuple[Chosen, ...]:

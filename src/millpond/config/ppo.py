@@ -113,6 +113,11 @@ class PPOConfig(ConfigSection):
         1.0, description="V-trace: upper bound of the importance weight of each temporal difference."
     )
     c_clip: Positive = Field(1.0, description="V-trace: upper bound of the importance weights in the trace.")
+    trace_end: Literal["row", "iteration"] = Field(
+        "row",
+        description="Where lambda's trace ends, unless an episode ends before: with each row, or with the last of an agent's "
+        "rows in an iteration. With iteration, short rows (trainer.bptt_horizon) give the same advantages as long ones.",
+    )
     bootstrap_truncation: Switch = Field(
         True,
         description="Bootstrap truncated steps from the value of their final observation. false is for experiments.",

@@ -1,7 +1,7 @@
 """Read PufferLib's `.ini` files.
 
 The settings of PufferLib 3.0 are translated to keys of this package: its defaults fill what the file leaves out, `auto` is
-resolved as PufferLib does, and keys without a meaning here are listed.
+resolved as PufferLib does, and keys without a meaning here are listed. The algorithm is PufferLib's, too: `ppo.style: puffer`.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ SAME = {
     "train.checkpoint_interval": "checkpoint.interval",
     "train.optimizer": "ppo.optimizer",
     "train.learning_rate": "ppo.learning_rate",
+    "train.min_lr_ratio": "ppo.min_lr_ratio",
     "train.gamma": "ppo.gamma",
     "train.gae_lambda": "ppo.gae_lambda",
     "train.clip_coef": "ppo.clip_coef",
@@ -127,8 +128,8 @@ def read(text: str, source: str) -> PufferConfig:
     flat["env.id"] = _env(settings)
     flat["policy.core"] = "none" if settings["base.rnn_name"] is None else "lstm"
     flat["ppo.lr_schedule"] = "cosine" if settings["train.anneal_lr"] else "constant"
-    flat["ppo.advantage"] = "vtrace"  # PufferLib's advantage: GAE with V-trace's clipped importance weights
-    flat["ppo.sampling"] = "prioritized" if settings["train.prio_alpha"] else "uniform"
+    flat["ppo.style"] = "puffer"
+    flat["ppo.sampling"] = "prioritized" if settings["train.prio_alpha"] else "independent"
     family = family_of(flat["env.id"])
     agents_open = "env.num_agents" not in file and not (family is not None and family.single_agent)
     return PufferConfig(_nest(flat), defaulted, tuple(ignored), tuple(notes), agents_open)

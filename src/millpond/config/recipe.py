@@ -278,6 +278,9 @@ class LogConfig(ConfigSection):
         "auto", description="X-axis of curves: auto is agent steps online and updates offline."
     )
     console_seconds: Positive = Field(10.0, description="Seconds between log lines when there is no terminal.")
+    verbose: Switch = Field(
+        False, description="Log lines with every metric instead of a live display or short lines; --verbose sets it."
+    )
 
 
 class PolicyConfig(ConfigSection):
@@ -286,9 +289,10 @@ class PolicyConfig(ConfigSection):
     encoder: Literal["auto", "grid", "tokens", "pixels", "vector"] = Field(
         "auto", description="How observations are encoded; auto chooses by the type of the observations."
     )
-    core: Literal["lstm", "gru", "none"] = Field(
-        "lstm", description="Memory: an LSTM or GRU unrolled over each row, or none."
+    core: Literal["lstm", "gru", "mingru", "none"] = Field(
+        "lstm", description="Memory: an LSTM, GRU or MinGRU unrolled over each row, or none."
     )
+    num_layers: Few = Field(1, description="Layers of a MinGRU; the other cores have one.")
     hidden_size: Few = Field(128, description="Width of the encoder's output and of the core.")
     normalize_observations: Switch = Field(
         False,

@@ -31,7 +31,7 @@ STYLE_KEYS = (
         "gae",
         "puffer",
         "importance weights of the newest ratios, clipped at rho_clip and c_clip",
-        "gae: no weights, since the rows are the current policy's",
+        "no weights, since the rows are the current policy's",
     ),
     StyleKey(
         "ppo.recompute_advantage",
@@ -46,6 +46,13 @@ STYLE_KEYS = (
         "zero",
         "the last step of a row has advantage 0, and its reward is never seen",
         "it bootstraps from the value of the next observation: no reward is lost",
+    ),
+    StyleKey(
+        "ppo.trace_end",
+        "row",
+        "row",
+        "traces end with their rows",
+        "so they do; recipes of env ids set iteration, with which traces go on from row to row of an agent",
     ),
     StyleKey(
         "ppo.ignore_truncation",

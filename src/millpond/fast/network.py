@@ -13,9 +13,11 @@ from millpond.fast.encoders import FastEncoder
 from millpond.fast.gru import FastGRU
 from millpond.fast.heads import has_compiled_head
 from millpond.fast.lstm import FastLSTM
+from millpond.fast.mingru import FastMinGRU
 from millpond.policies.cores import GRU, LSTM
 from millpond.policies.encoders import ObservationEncoder
 from millpond.policies.heads import ChoiceHead
+from millpond.policies.mingru import MinGRU
 from millpond.policies.policy import Critic, Policy
 
 ActorOrCritic = TypeVar("ActorOrCritic", Policy, Critic)
@@ -53,6 +55,8 @@ def _with_compiled_network(module: ActorOrCritic, autocast: bool) -> ActorOrCrit
         parts["core"] = FastLSTM(module.core)
     if type(module.core) is GRU and not autocast:
         parts["core"] = FastGRU(module.core)
+    if type(module.core) is MinGRU and not autocast:
+        parts["core"] = FastMinGRU(module.core)
     return fast
 
 

@@ -12,6 +12,9 @@ A terminated step has no future. A truncated step bootstraps from `final_value`,
 ends the trace. The last column bootstraps from `next_value`; without `bootstrap_row_end` its advantage is 0, and the trace
 begins before it. A step at which the agent was not alive has advantage 0.
 
+A trace ends with its row, or goes on in the row `following[row]` in which the same agent continued (-1: there is none).
+Rows are filled in the order of time, so that a following row has a higher number.
+
 PufferLib's advantage is this recursion with newest ratios and values, without `bootstrap_row_end`, and with no step truncated:
 what follows a truncated step is then the value of the next episode's first observation.
 """
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
 MIN_PARALLEL_STEPS = 65_536
 
 
@@ -41,6 +45,7 @@ def advantage_reference(
     final_value: Floats,  # [R, T, A]; read only where truncated
     alive: Flags,  # [R, T, A]
     ratio: Floats | None = None,  # [R, T, A]; None is one everywhere
+    following: Numbers | None = None,  # [R]; None: every trace ends with its row
     *,
     gamma: float,
     lam: float,
@@ -51,23 +56,24 @@ def advantage_reference(
     """Compute the recursion as written above, one agent of one row at a time."""
     rows, horizon, agents = reward.shape
     advantage = np.zeros_like(reward)
-    for row in range(rows):
+    for row in reversed(range(rows)):
         for agent in range(agents):
-            following, trace = float(next_value[row, agent]), 0.0
+            next_row = -1 if following is None else following[row]
+            next_v, trace = float(next_value[row, agent]), 0.0 if next_row < 0 else float(advantage[next_row, 0, agent])
             for t in reversed(range(horizon)):
                 at = (row, t, agent)
                 if not alive[at]:
-                    following, trace = 0.0, 0.0
+                    next_v, trace = 0.0, 0.0
                     continue
                 if t == horizon - 1 and not bootstrap_row_end:
-                    following = float(value[at])
+                    next_v, trace = float(value[at]), 0.0
                     continue
                 ended = terminated[at] or truncated[at]
-                future = 0.0 if terminated[at] else float(final_value[at]) if truncated[at] else following
+                future = 0.0 if terminated[at] else float(final_value[at]) if truncated[at] else next_v
                 weight = 1.0 if ratio is None else float(ratio[at])
                 delta = min(rho_clip, weight) * (float(reward[at]) + gamma * future - float(value[at]))
                 trace = delta + (0.0 if ended else gamma * lam * min(c_clip, weight) * trace)
-                advantage[at], following = trace, float(value[at])
+                advantage[at], next_v = trace, float(value[at])
     return advantage
 
 
@@ -80,6 +86,7 @@ def advantage_numba(
     final_value: Floats,
     alive: Flags,
     ratio: Floats | None = None,
+    following: Numbers | None = None,
     *,
     gamma: float,
     lam: float,
@@ -92,11 +99,16 @@ def advantage_numba(
     advantage = np.empty_like(reward) if out is None else out
     numbers = (np.float32(number) for number in (gamma, lam, rho_clip, c_clip))
     weights = reward if ratio is None else ratio  # never read if there is no ratio
-    kernel = _advantage if reward.size < MIN_PARALLEL_STEPS else _advantage_in_parallel
-    kernel(
-        reward, value, next_value, terminated, truncated, final_value, alive, weights, ratio is not None, *numbers,
+    links = np.full(len(reward), -1) if following is None else following
+    arrays = (
+        reward, value, next_value, terminated, truncated, final_value, alive, weights, ratio is not None, links, *numbers,
         bootstrap_row_end, advantage,
     )  # fmt: skip
+    if reward.size < MIN_PARALLEL_STEPS:
+        _advantage(*arrays)
+    else:
+        for rows in rows_by_depth(links):
+            _advantage_in_parallel(rows, *arrays)
     return advantage
 
 
@@ -112,6 +124,7 @@ def _advantage_of_row(
     alive: Any,
     ratio: Any,
     use_ratio: Any,
+    following: Any,
     gamma: Any,
     lam: Any,
     rho_clip: Any,
@@ -122,14 +135,17 @@ def _advantage_of_row(
     """Compute the recursion of `advantage_reference` in float32 for one row."""
     _, horizon, agents = reward.shape
     for agent in range(agents):
-        following, trace = next_value[row, agent], np.float32(0.0)
+        next_row = following[row]
+        next_v = next_value[row, agent]
+        trace = advantage[next_row, 0, agent] if next_row >= 0 else np.float32(0.0)
         for t in range(horizon - 1, -1, -1):
             if not alive[row, t, agent]:
                 advantage[row, t, agent] = 0.0
-                following, trace = np.float32(0.0), np.float32(0.0)
+                next_v, trace = np.float32(0.0), np.float32(0.0)
                 continue
             if t == horizon - 1 and not bootstrap_row_end:
-                advantage[row, t, agent], following = 0.0, value[row, t, agent]
+                advantage[row, t, agent] = 0.0
+                next_v, trace = value[row, t, agent], np.float32(0.0)
                 continue
             weight = ratio[row, t, agent] if use_ratio else np.float32(1.0)
             rho, c = min(weight, rho_clip), min(weight, c_clip)
@@ -138,10 +154,10 @@ def _advantage_of_row(
             elif truncated[row, t, agent]:
                 future, carry = final_value[row, t, agent], np.float32(0.0)
             else:
-                future, carry = following, gamma * lam * c
+                future, carry = next_v, gamma * lam * c
             trace = rho * (reward[row, t, agent] + gamma * future - value[row, t, agent]) + carry * trace
             advantage[row, t, agent] = trace
-            following = value[row, t, agent]
+            next_v = value[row, t, agent]
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -155,6 +171,7 @@ def _advantage(
     alive: Any,
     ratio: Any,
     use_ratio: Any,
+    following: Any,
     gamma: Any,
     lam: Any,
     rho_clip: Any,
@@ -162,16 +179,17 @@ def _advantage(
     bootstrap_row_end: Any,
     advantage: Any,
 ) -> None:
-    """Compute all rows, one after another."""
-    for row in range(len(reward)):
+    """Compute all rows, one after another, the last first."""
+    for row in range(len(reward) - 1, -1, -1):
         _advantage_of_row(
             row, reward, value, next_value, terminated, truncated, final_value, alive, ratio,
-            use_ratio, gamma, lam, rho_clip, c_clip, bootstrap_row_end, advantage,
+            use_ratio, following, gamma, lam, rho_clip, c_clip, bootstrap_row_end, advantage,
         )  # fmt: skip
 
 
 @numba.njit(cache=True, nogil=True, parallel=True)  # type: ignore[untyped-decorator]
 def _advantage_in_parallel(
+    rows: Any,
     reward: Any,
     value: Any,
     next_value: Any,
@@ -181,6 +199,7 @@ def _advantage_in_parallel(
     alive: Any,
     ratio: Any,
     use_ratio: Any,
+    following: Any,
     gamma: Any,
     lam: Any,
     rho_clip: Any,
@@ -188,12 +207,20 @@ def _advantage_in_parallel(
     bootstrap_row_end: Any,
     advantage: Any,
 ) -> None:
-    """Compute all rows in parallel."""
-    for row in numba.prange(len(reward)):
+    """Compute these rows in parallel."""
+    for i in numba.prange(len(rows)):
         _advantage_of_row(
-            row, reward, value, next_value, terminated, truncated, final_value, alive, ratio,
-            use_ratio, gamma, lam, rho_clip, c_clip, bootstrap_row_end, advantage,
+            rows[i], reward, value, next_value, terminated, truncated, final_value, alive, ratio,
+            use_ratio, following, gamma, lam, rho_clip, c_clip, bootstrap_row_end, advantage,
         )  # fmt: skip
+
+
+def rows_by_depth(following: Numbers) -> list[Numbers]:
+    """Return the rows that no row follows, then those that one row follows, and so on."""
+    depth = np.zeros_like(following)
+    for row in np.flatnonzero(following >= 0)[::-1]:
+        depth[row] = depth[following[row]] + 1
+    return [np.flatnonzero(depth == k) for k in range(depth.max(initial=0) + 1)]
 
 
 def advantage_torch(
@@ -205,6 +232,7 @@ def advantage_torch(
     final_value: torch.Tensor,
     alive: torch.Tensor,
     ratio: torch.Tensor | None = None,
+    following: Numbers | None = None,
     *,
     gamma: float,
     lam: float,
@@ -216,8 +244,8 @@ def advantage_torch(
     import torch
 
     # V_{t+1}; a column in which the agent was not alive counts as 0, as in the reference
-    following = torch.cat([torch.where(alive[:, 1:], value[:, 1:], 0.0), next_value.unsqueeze(1)], dim=1)
-    future = torch.where(truncated, final_value, following)
+    next_v = torch.cat([torch.where(alive[:, 1:], value[:, 1:], 0.0), next_value.unsqueeze(1)], dim=1)
+    future = torch.where(truncated, final_value, next_v)
     future = torch.where(terminated, torch.zeros_like(future), future)
     delta = reward + gamma * future - value
     carry = torch.full_like(reward, gamma * lam)
@@ -229,10 +257,19 @@ def advantage_torch(
     carry = torch.where(terminated | truncated | ~alive, torch.zeros_like(carry), carry)
     delta = torch.where(alive, delta, torch.zeros_like(delta))
     if not bootstrap_row_end:
-        delta[:, -1] = 0.0
+        delta[:, -1], carry[:, -1] = 0.0, 0.0
     advantage = torch.empty_like(reward)
-    trace = torch.zeros_like(next_value)
-    for t in reversed(range(reward.shape[1])):
-        trace = torch.addcmul(delta[:, t], carry[:, t], trace)
-        advantage[:, t] = trace
+    if following is None:
+        trace = torch.zeros_like(next_value)
+        for t in reversed(range(reward.shape[1])):
+            trace = torch.addcmul(delta[:, t], carry[:, t], trace)
+            advantage[:, t] = trace
+        return advantage
+    for numbers in rows_by_depth(following):
+        rows = torch.from_numpy(numbers).to(reward.device)
+        after = torch.from_numpy(following[numbers]).to(reward.device)
+        trace = torch.where(after[:, None] >= 0, advantage[after.clamp(min=0), 0], 0.0)
+        for t in reversed(range(reward.shape[1])):
+            trace = torch.addcmul(delta[rows, t], carry[rows, t], trace)
+            advantage[rows, t] = trace
     return advantage

@@ -22,22 +22,27 @@ from millpond.fast.limits import (
 from millpond.sizes import convolutions
 
 FLOAT = 4  # bytes of a float32
-GATES = {"lstm": 4, "gru": 3, "none": 0}
+GATES = {"lstm": 4, "gru": 3, "mingru": 3, "none": 0}
 CELL_KINDS = 16  # codes of a grid cell, if the environment does not set their number
 PLAIN_BLOCK = 1_024  # sequence steps per block of the backward pass through a core, in plain torch
 PLAIN_TOKEN_BLOCK = 256  # observations whose tokens are looked up together, in plain torch
 PLAIN_TOKEN_VECTORS = 6  # per token of such a block
+MINGRU_PLAIN_VECTORS = 13  # vectors of a step in the backward pass of a MinGRU layer in plain torch
 PLAIN_VECTORS = 21  # vectors of one step of a core's backward pass in plain torch
 MOMENTS = {"adam": 2, "adamw": 2, "radam": 2, "muon": 1}  # numbers that an optimiser stores per parameter
 
 
-def parameters(spec: EnvSpec | None, core: str, hidden_size: int, separate_critic: bool = False) -> int | None:
+def parameters(
+    spec: EnvSpec | None, core: str, hidden_size: int, separate_critic: bool = False, num_layers: int = 1
+) -> int | None:
     """Number of parameters of the built-in policy: encoders, their common bias, core, heads; a critic has the first three."""
     if spec is None:
         return None
     encoders = sum(_encoder(part, hidden_size) for part in spec.observation.parts) + hidden_size
     if core == "none":
         core_size = hidden_size * hidden_size + hidden_size
+    elif core == "mingru":
+        core_size = num_layers * GATES[core] * (hidden_size * hidden_size + hidden_size)
     else:
         core_size = GATES[core] * 2 * hidden_size * hidden_size + 4 * hidden_size
     deviations, outputs = len(spec.action.low), spec.action.mask_size
@@ -92,12 +97,13 @@ def training_memory(
     cores: int = 1,
     fast: bool = True,
     separate_critic: bool = False,
+    num_layers: int = 1,
 ) -> TrainingMemory | None:
     """Return the memory of one gradient over `rows` rows, which `cores` threads share if it is computed by `fast/`.
 
     With a separate critic, `fast/` computes policies without memory on vectors only.
     """
-    count = parameters(spec, core, hidden_size, separate_critic)
+    count = parameters(spec, core, hidden_size, separate_critic, num_layers)
     if spec is None or count is None:
         return None
     parts = spec.observation.parts
@@ -105,9 +111,10 @@ def training_memory(
     width = 2 if precision == "bfloat16" else FLOAT
     encoders = sum(_stored_by_encoder(part, hidden_size, width) for part in parts)
     tanh = all(part.kind == "vector" for part in parts)
-    backward = encoders + _vectors_of_core(core, width, tanh) * hidden_size
+    of_core = _vectors_of_core(core, width, tanh, num_layers)
+    backward = encoders + of_core * hidden_size
     if separate_critic:  # goes backward first, while all that the other network stored is in memory
-        backward += encoders + (_vectors_of_core(core, width, tanh) - 2 * width) * hidden_size
+        backward += encoders + (of_core - 2 * width) * hidden_size
     feedforward = fast and core == "none" and width == FLOAT and compiles_encoder(spec.observation) and tanh
     fast = fast and (feedforward or not separate_critic)
     shapes = [part.shape for part in parts if part.kind == "pixels"]
@@ -127,7 +134,7 @@ def training_memory(
     gates, conversions = (threads * inner * count for count in per_thread)
     saved_lookups, lookups = (0, 0) if fast else _plain_lookups(parts, steps, hidden_size)
     gates, conversions = gates + saved_lookups, conversions + lookups
-    of_core = GATES[core] * 2 * hidden_size * hidden_size
+    weights_of_core = GATES[core] * 2 * hidden_size * hidden_size
     if inner > 1:  # each thread has its own working memory
         backward += hidden_size * FLOAT
     # Minimum and maximum of a backward pass; the maximum includes the layout that a convolution may need.
@@ -145,7 +152,7 @@ def training_memory(
         activations=lowest,
         workspace=highest - lowest,
         parameters=count * FLOAT,
-        gradients=(count * threads + (inner - 1) * of_core + of_encoders) * FLOAT,
+        gradients=(count * threads + (inner - 1) * weights_of_core + of_encoders) * FLOAT,
         optimizer=count * FLOAT * MOMENTS[optimizer],
     )
 
@@ -214,7 +221,7 @@ def _stored_by_encoder(part: Part, hidden_size: int, width: int) -> int:
     return (sum(layer.outputs for layer in layers) + layers[-1].outputs) * FLOAT
 
 
-def _vectors_of_core(core: str, width: int, tanh: bool) -> int:
+def _vectors_of_core(core: str, width: int, tanh: bool, num_layers: int) -> int:
     """Bytes of a step per hidden unit: features, hidden state, gates and cell, and the gradients of the first two.
 
     With bfloat16 the features and the cell are stored in float32, too. Without a core there is one more layer, and
@@ -223,6 +230,10 @@ def _vectors_of_core(core: str, width: int, tanh: bool) -> int:
     in_float32 = FLOAT if width < FLOAT else 0
     if core == "none":
         return {(FLOAT, False): 24, (FLOAT, True): 16, (2, False): 14, (2, True): 12}[width, tanh]
+    if (
+        core == "mingru"
+    ):  # features, the gradient of the output; of each layer sums, hidden state, output (not of the last)
+        return (1 + 5 * num_layers) * width + in_float32
     return 8 * width + in_float32 + (FLOAT if core == "lstm" else 0)
 
 
@@ -279,6 +290,11 @@ def _gate_gradients(
     """
     if core == "none":
         return 0, 0
+    if (
+        core == "mingru"
+    ):  # of all steps of one layer at once: sums and inputs; in plain torch also gates and a scan's passes
+        vectors = 4 if fast and width == FLOAT else MINGRU_PLAIN_VECTORS
+        return vectors * width * sequences * horizon * hidden_size, 0
     if width == FLOAT and fast:
         # Whole rows in one call: gradients of the gates (of a GRU, of the sums from inputs and from hidden states), the
         # initial states, packed weights, and as many steps of packed states. If BLAS multiplies, nothing is packed, and the

@@ -1,6 +1,7 @@
 """The network that acts and learns: encoder -> core -> heads.
 
-B sequences  T steps  H hidden  S state vectors (lstm 2, gru 1, none 0; twice as many with a separate critic)
+B sequences  T steps  H hidden  S state vectors (lstm 2, gru 1, mingru 1 per layer, none 0; twice as many with a separate
+critic)
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from millpond.policies.cores import GRU, LSTM, Core, Feedforward
 from millpond.policies.encoders import EncoderKind, ObservationEncoder
 from millpond.policies.errors import PolicyError
 from millpond.policies.heads import Head, make_head
+from millpond.policies.mingru import MinGRU
 from millpond.policies.normalizer import AllReduce
 from millpond.policies.value_scale import ValueScale
 
-CoreKind = Literal["lstm", "gru", "none"]
+CoreKind = Literal["lstm", "gru", "mingru", "none"]
 
 
 class Act(NamedTuple):
@@ -218,6 +220,7 @@ def build_policy(
     core: CoreKind = "lstm",
     hidden_size: int = 128,
     normalize_observations: bool = False,
+    num_layers: int = 1,
     separate_critic: bool = False,
     normalize_values: bool = False,
     cell_kinds: int = 16,
@@ -225,16 +228,16 @@ def build_policy(
 ) -> Policy:
     """Build the policy for an environment. Its weights are drawn from `generator` (default: torch's global one).
 
-    `separate_critic` gives the value an encoder and a core of the same sizes; `normalize_values` normalises it by the
-    running statistics of returns. `cell_kinds` is for grids whose environment does not declare how many kinds of cells there
-    are.
+    `num_layers` is for a MinGRU. `separate_critic` gives the value an encoder and a core of the same sizes;
+    `normalize_values` normalises it by the running statistics of returns. `cell_kinds` is for grids whose environment does
+    not declare how many kinds of cells there are.
     """
     if hidden_size < 1:
         raise PolicyError(f"policy.hidden_size={hidden_size} must be at least 1")
 
     def network() -> tuple[ObservationEncoder, nn.Module]:
         reader = ObservationEncoder(observation, hidden_size, encoder, normalize_observations, cell_kinds)
-        return reader, _make_core(core, hidden_size, reader.activation)
+        return reader, _make_core(core, hidden_size, num_layers, reader.activation)
 
     critic = Critic(*network(), hidden_size) if separate_critic else None
     value_scale = ValueScale() if normalize_values else None
@@ -243,14 +246,18 @@ def build_policy(
     return policy
 
 
-def _make_core(kind: CoreKind, hidden_size: int, activation: nn.Module) -> nn.Module:
+def _make_core(kind: CoreKind, hidden_size: int, num_layers: int, activation: nn.Module) -> nn.Module:
+    if num_layers != 1 and kind != "mingru":
+        raise PolicyError(f"policy.num_layers={num_layers} is for policy.core=mingru; policy.core={kind} has one layer")
     if kind == "lstm":
         return LSTM(hidden_size)
     if kind == "gru":
         return GRU(hidden_size)
+    if kind == "mingru":
+        return MinGRU(hidden_size, num_layers)
     if kind == "none":
         return Feedforward(hidden_size, activation)
-    raise PolicyError(f"policy.core={kind!r} must be one of lstm, gru, none")
+    raise PolicyError(f"policy.core={kind!r} must be one of lstm, gru, mingru, none")
 
 
 def count_parameters(policy: nn.Module) -> int:

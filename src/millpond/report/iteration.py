@@ -123,7 +123,7 @@ def _advantages(facts: Facts, plan: Any, setting: Any) -> IterationStage:
         "millpond.kernels.advantage",
         "Backwards through each row: delta = r + gamma V(next) - V, A = delta + gamma lambda A(next). Terminated steps "
         "have no future, truncated ones bootstrap from the value of their final observation, and the end of a row from "
-        "that of the next step.",
+        "that of the next step" + (", where A goes on" if setting("ppo.trace_end") == "iteration" else "") + ".",
         [
             ("gamma", _show(setting("ppo.gamma"))),
             ("lambda", _show(setting("ppo.gae_lambda"))),

@@ -193,6 +193,10 @@ class Collector:
         self._finite = FiniteCheck(vector)
         self._action = vector.spec.action
         self._rounds: list[_Round] = []  # of this collection
+        self.following = np.full(
+            num_rows, -1
+        )  # the row in which the agents of a row continue in this collection; -1: none
+        self._latest_row = np.full(vector.num_envs, -1)  # of each env in this collection
 
     def collect(self) -> Collected:
         """Fill the buffer: `num_rows` rows from row 0 on.
@@ -203,6 +207,7 @@ class Collector:
         done = Collected()
         self._finite.begin()
         self._rounds.clear()
+        self.rows.following[:], self._latest_row[:] = -1, -1
         try:
             self._fill(done)
         except Exception:
@@ -285,6 +290,7 @@ class Collector:
                     elif batch.restarted.any():  # after its last row was full: only its recurrent state is lost
                         envs.state[torch.from_numpy(batch.restarted).to(self.device)] = 0.0
                     self.rows.write_row("initial_state", row, envs.state)
+                    self._link(batch, row)
                 if t < horizon:
                     self._act(envs, t, done)
                     with step:
@@ -292,6 +298,16 @@ class Collector:
                 else:
                     self._bootstrap(batch, envs)
         turns.end_round()
+
+    def _link(self, batch: Batch, first_row: int) -> None:
+        """Note in which rows the envs of a batch continue: from `first_row` on, unless they were restarted."""
+        per_env = self.rows.rows_per_env
+        before = self._latest_row[batch.first : batch.last]
+        rows = first_row + per_env * np.arange(batch.num_envs)
+        for agent in range(per_env):
+            links = (before >= 0) & ~batch.restarted & (rows + agent < self.num_rows)
+            self.rows.following[before[links] + agent] = rows[links] + agent
+        before[:] = rows
 
     def _act(self, envs: _Slice, t: int, done: Collected) -> None:
         batch = envs.batch

@@ -50,6 +50,9 @@ class Rows:
             time = (horizon,) if field.per_step else ()
             shape = (rows, *time, agents_per_row, *field.shape)
             self.arrays[field.name] = torch.zeros(shape, dtype=TORCH[field.dtype], device=self.device)
+        self.following = np.full(
+            rows, -1
+        )  # the row in which the agents of a row went on in the same collection; -1: none
         # On the CPU also as NumPy arrays of the same memory, whose small slices cost a fraction of torch's.
         self._views: dict[str, Array] | None = (
             {name: tensor.numpy() for name, tensor in self.arrays.items()} if self.device.type == "cpu" else None

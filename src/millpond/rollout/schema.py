@@ -11,7 +11,7 @@ from math import prod
 from millpond.envs.spec import EnvSpec
 
 FLOAT = 4  # bytes of a float32
-STATES = {"lstm": 2, "gru": 1, "none": 0}  # vectors of a core's recurrent state
+STATES = {"lstm": 2, "gru": 1, "mingru": 1, "none": 0}  # vectors of a layer's recurrent state
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class RowField:
         return prod(self.shape) * self.itemsize
 
 
-def state_shape(core: str, hidden_size: int, separate_critic: bool = False) -> tuple[int, int]:
+def state_shape(core: str, hidden_size: int, separate_critic: bool = False, num_layers: int = 1) -> tuple[int, int]:
     """Return the shape of one agent's recurrent state in the built-in policy; a separate critic has its own."""
-    return STATES[core] * (2 if separate_critic else 1), hidden_size
+    return STATES[core] * num_layers * (2 if separate_critic else 1), hidden_size
 
 
 def row_fields(spec: EnvSpec | None, state_shape: tuple[int, ...], *, ratio: bool = False) -> list[RowField]:

@@ -18,6 +18,7 @@ from millpond.store.checkpoint import (
 from millpond.store.checkpoints import Checkpoints
 from millpond.store.listing import RunRow, list_runs, read_warnings, show_runs
 from millpond.store.parts import Parts, Stateful, load_weights
+from millpond.store.query import choose_runs, sort_runs
 from millpond.store.random_state import RandomState, seed_global_generators
 from millpond.store.run import Run, check_changes, find_run, host_facts, training
 from millpond.store.status import RunStatus, read_status
@@ -39,6 +40,7 @@ __all__ = [
     "Stateful",
     "UnsafeCheckpointError",
     "check_changes",
+    "choose_runs",
     "find_run",
     "host_facts",
     "list_runs",
@@ -48,6 +50,7 @@ __all__ = [
     "read_warnings",
     "seed_global_generators",
     "show_runs",
+    "sort_runs",
     "training",
     "write_checkpoint",
 ]

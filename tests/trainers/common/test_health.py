@@ -168,12 +168,15 @@ def test_constant_reward_warns_only_if_no_episode_has_terminated() -> None:
     constant = {"reward_per_agent_step": 0.05, "reward_std": 7e-9}  # rounding in float32
     assert after([constant] * 9) == {}  # CartPole: a longer episode has a larger return
     assert after([{**constant, "termination_rate": 0.0}] * 300) == {}  # that was solved: nothing ends before the limit
-    _, text = after([{**constant, "termination_rate": 0.0}] * 5, healthy=0)["reward"]
+    assert (
+        after([{**constant, "termination_rate": 0.0}] * 24, healthy=0) == {}
+    )  # a goal that is not yet reached: Acrobot
+    _, text = after([{**constant, "termination_rate": 0.0}] * 25, healthy=0)["reward"]
     assert overrides_of(text) == ["ppo.ent_coef=0.02", "env.max_steps=512"]
     varying = [{**constant, "reward_per_agent_step": 0.05 + place, "termination_rate": 0.0} for place in range(9)]
     assert after(varying, healthy=0) == {}
     clipped = checks_of(**{"env.reward_clip": 0.5, "env.reward_scale": 0.1})
-    _, text = after([{**constant, "termination_rate": 0.0}] * 5, clipped, healthy=0)["reward"]
+    _, text = after([{**constant, "termination_rate": 0.0}] * 25, clipped, healthy=0)["reward"]
     assert overrides_of(text) == ["env.reward_clip=null"]
 
 

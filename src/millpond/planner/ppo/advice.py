@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from millpond.config import PPORecipe
+from millpond.envs.spec import EnvSpec
 from millpond.formatting import number, plural, size, verb
 from millpond.planner.estimate import Host, Measured, estimate_time
 from millpond.planner.kind import Advice, Adviser, PlanInputs
@@ -17,6 +18,9 @@ MANY_AGENTS = 24
 FEW_AGENTS = 2
 USUAL_AGENTS = 3  # for which the sizes of the Metta recipe were chosen
 MIN_SPEEDUP = 1.1  # that benches must show before another precision is advised
+CRITIC_IN_PLAIN_PYTORCH = (
+    "on the CPU a separate critic trains in compiled code only without memory, on vectors and in float32"
+)
 MEMORY_SHARE = 0.8  # of the machine's memory that a run should not exceed
 
 
@@ -31,7 +35,7 @@ def advise_ppo(recipe: PPORecipe, plan: PPOPlan, inputs: PlanInputs) -> list[Adv
         advice += _many_agents(context)
     elif plan.num_agents <= FEW_AGENTS:
         advice += _few_agents(context)
-    return [*advice, *_speed(context), *_precision(context, inputs.measured)]
+    return [*advice, *_critic(context, spec), *_speed(context), *_precision(context, inputs.measured)]
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,25 @@ def _few_agents(s: PPOAdviceContext) -> Iterator[Advice]:
             "few agents",
             f"small envs step fast, and {plan.num_workers} workers then spend more time on waking up than on stepping",
             {"trainer.num_workers": plan.num_workers // 2},
+        )
+
+
+def _critic(s: PPOAdviceContext, spec: EnvSpec | None) -> Iterator[Advice]:
+    """Say that a separate critic trains in plain PyTorch, where it is known to."""
+    recipe, policy = s.recipe, s.recipe.policy
+    vectors = spec is None or all(part.kind == "vector" for part in spec.observation.parts)
+    compiled = policy.core == "none" and vectors and recipe.trainer.precision == "float32"
+    if (
+        policy.separate_critic
+        and policy.target is None
+        and recipe.device == "cpu"
+        and recipe.trainer.fast
+        and not compiled
+    ):
+        yield from s.advise(
+            "separate critic",
+            f"{CRITIC_IN_PLAIN_PYTORCH}, so this run trains in plain PyTorch, which is slower",
+            {"policy.separate_critic": False},
         )
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from millpond.config import PPORecipe
 from millpond.config.check import flatten
+from millpond.config.rules import show
+from millpond.config.style import STYLE_KEYS
 from millpond.formatting import number, plural, size, verb
 from millpond.planner.kind import ComparisonRow
 from millpond.planner.planned import Planned
@@ -53,6 +56,8 @@ def compare_ppo(a: Planned, b: Planned) -> list[ComparisonRow]:
         row("Rows topped up", lambda x: x.top_up_rows),
         ComparisonRow("Training loop", heading=True),
         row("Update epochs", lambda x: x.update_epochs),
+        ComparisonRow("Algorithm (ppo.style)", _recipe(a).ppo.style, _recipe(b).ppo.style),
+        ComparisonRow("Advantages", _advantages(a), _advantages(b)),
         ComparisonRow("Rows are sampled", _sampling(a), _sampling(b)),
         row("Gradient updates", lambda x: x.gradient_updates),
         row("Agent steps per gradient", lambda x: x.agent_steps_per_gradient),
@@ -72,8 +77,18 @@ def _who_overlaps(p: PPOPlan, q: PPOPlan) -> str:
     return f"only {'the first' if p.groups > 1 else 'the second'} overlaps"
 
 
+def _recipe(planned: Planned) -> PPORecipe:
+    assert isinstance(planned.loaded.recipe, PPORecipe)
+    return planned.loaded.recipe
+
+
 def _sampling(planned: Planned) -> str:
-    return str(flatten(planned.loaded.recipe)["ppo.sampling"])
+    return _recipe(planned).ppo.sampling
+
+
+def _advantages(planned: Planned) -> str:
+    ppo = _recipe(planned).ppo
+    return f"{ppo.advantage}, {'per update' if ppo.recompute_advantage else 'once'}"
 
 
 def _ratio(a: Any, b: Any) -> str:
@@ -96,6 +111,8 @@ def ppo_differences(a: Planned, b: Planned) -> Iterator[str]:
             f"against {q.agent_steps:,}, and a gradient {p.agent_steps_per_gradient:,} against "
             f"{q.agent_steps_per_gradient:,}."
         )
+    if _recipe(a).ppo.style != _recipe(b).ppo.style:
+        yield from _styles(a, b)
     if p.gradient_updates != q.gradient_updates:
         yield (
             f"Updates: {p.gradient_updates:,} against {q.gradient_updates:,} per iteration. Per million agent steps this "
@@ -122,6 +139,19 @@ def ppo_differences(a: Planned, b: Planned) -> Iterator[str]:
         )
     if p.buffer_bytes != q.buffer_bytes:
         yield f"Memory: rows of {size(p.buffer_bytes)} against {size(q.buffer_bytes)}{_training_steps(p, q)}."
+
+
+def _styles(a: Planned, b: Planned) -> Iterator[str]:
+    """Yield what the algorithms of PufferLib and of Millpond do differently, as far as these two configs do."""
+    puffer, millpond = (a, b) if _recipe(a).ppo.style == "puffer" else (b, a)
+    theirs, ours = flatten(_recipe(puffer)), flatten(_recipe(millpond))
+    yield (
+        f"Algorithm: {puffer.loaded.name} is PufferLib's, {millpond.loaded.name} Millpond's; ppo.style switches either. "
+        "What differs:"
+    )
+    for one in STYLE_KEYS:
+        if one.as_millpond and theirs[one.key] == one.puffer and ours[one.key] == one.millpond:
+            yield f"{one.key}={show(one.puffer)}: {one.as_puffer}. {show(one.millpond)}: {one.as_millpond}."
 
 
 def _steps(count: float) -> str:

@@ -136,7 +136,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1, vector: st
     # An iteration that whole envs do not fill exactly leaves up to agents - 1 rows in the buffer.
     buffer_rows = rows + (agents - 1 if agents_per_row == 1 and rows % agents else 0)
     policy = recipe.policy
-    state_of_agent = state_shape(policy.core, policy.hidden_size, policy.separate_critic)
+    state_of_agent = state_shape(policy.core, policy.hidden_size, policy.separate_critic, policy.num_layers)
     all_fields = row_fields(spec, state_of_agent, ratio=recipe.ppo.recompute_advantage)
     fields = [field for field in all_fields if field.bytes_each]
     sizes = [field_bytes(field, buffer_rows, horizon, agents_per_row) for field in fields]
@@ -202,6 +202,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1, vector: st
             cores,
             fast=trainer.fast and fast.is_on() and recipe.device == "cpu" and not trainer.compile,
             separate_critic=policy.separate_critic,
+            num_layers=policy.num_layers,
         ),
     )
 

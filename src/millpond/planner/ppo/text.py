@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from millpond.config import PPORecipe
+from millpond.config.check import flatten
+from millpond.config.rules import as_override
+from millpond.config.style import STYLE_KEYS
 from millpond.formatting import bar, box, exact_size, figures, number, plural, sentence, size, verb
 from millpond.planner.kind import KindText
 from millpond.planner.ppo.compare import (
@@ -16,6 +19,7 @@ from millpond.planner.ppo.compare import (
 from millpond.planner.ppo.numbers import PPOPlan
 
 FLOAT32 = 4
+CORE_NAMES = {"lstm": "LSTM", "gru": "GRU", "mingru": "MinGRU"}
 
 
 def show_ppo(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
@@ -25,6 +29,7 @@ def show_ppo(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         *_environments(recipe, plan),
         *_collection(plan),
         *_training(recipe, plan),
+        *_style(recipe),
         *_run(recipe, plan),
         *_rows_memory(recipe, plan),
         *_training_memory(recipe, plan),
@@ -136,6 +141,7 @@ def _training(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         "uniform": "a new permutation per epoch: every row exactly once",
         "sequential": "in order: every row exactly once",
         "prioritized": "sampled by priority for each minibatch, with importance weights",
+        "independent": "drawn for each minibatch on its own, all rows alike",
     }[recipe.ppo.sampling]
     unit = plan.batch_unit.removesuffix("s").replace("_", " ")
     title = f"{plural(plan.segments, 'row')} x {plural(plan.bptt_horizon, 'step')} = {plural(plan.batch_size, unit)}"
@@ -161,6 +167,8 @@ def _one_minibatch(recipe: PPORecipe, plan: PPOPlan, agents: str) -> list[str]:
     if plan.accumulated_parts > 1:
         rows = plural(plan.minibatch_segments // plan.accumulated_parts, "row")
         lines.append(f"in {plan.accumulated_parts} micro-batches of {rows}, their gradients accumulated")
+    if recipe.ppo.recompute_advantage:
+        lines.insert(0, f"advantages of all {plan.segments:,} rows recomputed, with newest ratios and values")
     return [*lines, _unrolled(recipe, plan), "forward, losses, backward, one gradient update"]
 
 
@@ -168,8 +176,9 @@ def _unrolled(recipe: PPORecipe, plan: PPOPlan) -> str:
     sequences = plan.minibatch_segments * (plan.num_agents if plan.batch_unit == "env_steps" else 1)
     if recipe.policy.core == "none":
         return f"{plural(sequences, 'sequence')}, no recurrent core"
-    steps = plural(plan.bptt_horizon, "step")
-    return f"{recipe.policy.core.upper()} unrolled over {steps} of {plural(sequences, 'sequence')}, in order"
+    steps, layers = plural(plan.bptt_horizon, "step"), recipe.policy.num_layers
+    name = CORE_NAMES[recipe.policy.core] + (f" of {layers} layers" if layers > 1 else "")
+    return f"{name} unrolled over {steps} of {plural(sequences, 'sequence')}, in order"
 
 
 def _minibatch_bars(plan: PPOPlan) -> list[str]:
@@ -186,6 +195,20 @@ def _minibatch_bars(plan: PPOPlan) -> list[str]:
     return lines
 
 
+def _style(recipe: PPORecipe) -> list[str]:
+    """List what is kept as PufferLib has it, each with what Millpond does instead."""
+    if recipe.ppo.style != "puffer":
+        return []
+    flat = flatten(recipe)
+    lines = ["", "Kept as in PufferLib (ppo.style=puffer; millpond switches to the other)"]
+    for one in STYLE_KEYS:
+        if one.as_millpond and flat[one.key] == one.puffer:
+            said = f"{as_override(one.key, one.puffer)}: {one.as_puffer}. Millpond: {one.as_millpond}."
+            lines += sentence(said, first="- ")
+    others = [as_override(one.key, flat[one.key]) for one in STYLE_KEYS if flat[one.key] != one.puffer]
+    return lines + (sentence(f"Set otherwise: {', '.join(others)}.") if others else [])
+
+
 def _run(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     trainer = recipe.trainer
     unit = plan.batch_unit.removesuffix("s").replace("_", " ")
@@ -196,7 +219,7 @@ def _run(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         else f"{trainer.total_timesteps:,} // {plural(plan.batch_size, unit)}, rounded down"
     )
     at_most = "at most; ppo.target_kl may end an iteration early" if recipe.ppo.target_kl else ""
-    passes = "on average" if recipe.ppo.sampling == "prioritized" else "update_epochs"
+    passes = "on average" if recipe.ppo.sampling in ("prioritized", "independent") else "update_epochs"
     rows = [
         ("iterations", number(plan.iterations), why),
         ("env steps", number(plan.total_env_steps), ""),
@@ -256,7 +279,7 @@ TEXT = KindText(
     compare_rows=compare_ppo,
     differences=ppo_differences,
     better_for=ppo_better_for,
-    in_table=("ppo.sampling",),
+    in_table=("ppo.sampling", "ppo.style", "ppo.advantage", "ppo.recompute_advantage"),
     scale_header=SCALE_HEADER,
     scale_columns=scale_columns,
     scale_remarks=scale_remarks,

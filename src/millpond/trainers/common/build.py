@@ -31,6 +31,8 @@ def make_policy(recipe: PPORecipe, spec: EnvSpec, device: torch.device) -> Any:
         "hidden_size": policy.hidden_size,
         "normalize_observations": policy.normalize_observations,
     }
+    if policy.num_layers != 1:  # custom policies need not know it
+        settings["num_layers"] = policy.num_layers
     if policy.target is not None:
         return load_policy_factory(policy.target)(spec.observation, spec.action, **settings).to(device)
     settings |= {"separate_critic": policy.separate_critic, "normalize_values": recipe.ppo.normalize_values}

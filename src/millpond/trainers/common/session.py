@@ -216,10 +216,19 @@ def make_sinks(
     `checks`: warnings about its records, by cause.
     """
     axis = axis_of(recipe)
-    console = Console(loop, counters, timer, axis, seconds_between_lines=recipe.log.console_seconds)
+    console = Console(
+        loop,
+        counters,
+        timer,
+        axis,
+        seconds_between_lines=recipe.log.console_seconds,
+        verbose=recipe.log.verbose,
+        title=" · ".join([run.name, recipe.kind, *([recipe.env.id] if recipe.acts else [])]),
+        limit_left=lambda: timer.seconds_left(recipe.trainer.max_seconds),
+    )
     sinks: list[Sink] = [console]
     if checks:
-        sinks.append(HealthSink(run.warnings_path, checks, console.say))
+        sinks.append(HealthSink(run.warnings_path, checks, console.warn))
     if recipe.log.tensorboard:
         sinks.append(TensorBoard(run.tensorboard_path, axis))
     if recipe.log.wandb != "off":

@@ -25,7 +25,8 @@ class Estimator:
     """Settings of the recursion in `millpond.kernels.advantage`, and of what is made from its results.
 
     `use_ratio`: importance weights are the newest probability ratios, clipped; else 1. Without `bootstrap_truncation` a
-    truncated step is treated as terminated, to see the effect; with `ignore_truncation` as any other step.
+    truncated step is treated as terminated, to see the effect; with `ignore_truncation` as any other step. With `link_rows`
+    traces go on from row to row of an agent.
     """
 
     gamma: float
@@ -36,6 +37,7 @@ class Estimator:
     bootstrap_truncation: bool = True
     ignore_truncation: bool = False
     bootstrap_row_end: bool = True
+    link_rows: bool = False
     normalize: NormalizeAdvantage = "iteration"
     prioritized: bool = True  # rows are drawn by their priority
 
@@ -52,6 +54,7 @@ class Estimator:
             bootstrap_truncation=ppo.bootstrap_truncation,
             ignore_truncation=ppo.ignore_truncation,
             bootstrap_row_end=ppo.row_end == "bootstrap",
+            link_rows=ppo.trace_end == "iteration",
             normalize=ppo.normalize_advantage,
             prioritized=ppo.sampling == "prioritized",
         )
@@ -100,6 +103,8 @@ def _advantage(rows: Rows, num_rows: int, estimator: Estimator) -> torch.Tensor:
     numbers: dict[str, Any] = {
         name: getattr(estimator, name) for name in ("gamma", "lam", "rho_clip", "c_clip", "bootstrap_row_end")
     }
+    if estimator.link_rows:
+        numbers["following"] = rows.following[:num_rows]
     advantage = rows["advantage"][:num_rows]
     if rows.device.type == "cpu":
         advantage_numba(**{name: array.numpy() for name, array in arrays.items()}, **numbers, out=advantage.numpy())

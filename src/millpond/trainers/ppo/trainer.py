@@ -29,6 +29,7 @@ from millpond.loop import Address, LevelEnd, Loop, NonFiniteError
 from millpond.losses import Coefficients, mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.planned import plan_over_ranks, share_of_rank
+from millpond.planner.ppo.advice import CRITIC_IN_PLAIN_PYTORCH
 from millpond.processor import prepare_bfloat16
 from millpond.record import Counters, Recorder, Sink, Timer
 from millpond.report import Picture
@@ -61,7 +62,7 @@ from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.advantages import Estimator, estimate_advantages, refresh_advantages
 from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater
 from millpond.trainers.ppo.measures import EVERY, gradient_is_due, observation_ranges, value_gradient_share
-from millpond.trainers.ppo.update import Step, train_minibatch, update_value_scale, value_scale_of
+from millpond.trainers.ppo.update import Step, Updater, train_minibatch, update_value_scale, value_scale_of
 from millpond.vector import Vector
 
 
@@ -201,8 +202,11 @@ class PPOTrainer:
         self.run.close()
 
     def opening(self) -> list[str]:
-        """Describe how the envs are stepped, and why."""
-        return sentence(f"vector: {self.vector.backend}; {self.vector.reason}")
+        """Describe how the envs are stepped, and why, and what keeps training from compiled code."""
+        lines = sentence(f"vector: {self.vector.backend}; {self.vector.reason}")
+        if self.recipe.policy.separate_critic and self.recipe.trainer.fast and isinstance(self.updater, Updater):
+            lines += sentence(f"training: plain PyTorch; {CRITIC_IN_PLAIN_PYTORCH}")
+        return lines
 
     def summary(self) -> list[str]:
         """Describe return, speed and times of a finished run."""

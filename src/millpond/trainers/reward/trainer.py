@@ -1,8 +1,8 @@
 """Trainer of a reward network: epoch > cycle > iteration > batch.
 
 batch      sample steps, loss, gradient, R_loss recorded; the target network every `train_target` updates
-iteration  average of R_loss printed; online, envs are stepped and the normaliser is updated
-cycle      table on the console, one record (one TensorBoard point, x = updates); online, test rollouts
+iteration  average of R_loss shown (printed if verbose); online, envs are stepped and the normaliser is updated
+cycle      one record (one TensorBoard point, x = updates), and a table if verbose; online, test rollouts
 epoch      summary on held-out episodes, checkpoint every `save_freq`; the end of training always saves
 """
 
@@ -141,7 +141,7 @@ class RewardTrainer:
 
     def play(self, until: int | None = None) -> None:
         """The whole algorithm, optionally only until a total number of batches has been trained."""
-        log_batches = self.recipe.reward.log_batches
+        log_batches, verbose = self.recipe.reward.log_batches, self.recipe.log.verbose
         for at in self.loop.run(until, max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
             if self.agent is not None and at.begins("iteration"):
                 self._act(self.agent)
@@ -151,7 +151,7 @@ class RewardTrainer:
                     self._update_agent(self.agent)
             self._R_loss = loss
             self.loop.record("R_loss", loss)
-            if self.counters.updates % log_batches == 0:
+            if verbose and self.counters.updates % log_batches == 0:
                 self.console.say(f"{self.loop.address}: R_loss {float(loss):.6f}")
 
     def _update(self) -> Tensor:
@@ -256,7 +256,9 @@ class RewardTrainer:
         self._measure_gradient()
         iteration, size = ended.address["iteration"], self.plan.iterations
         loss = ended.moments["R_loss"]
-        self.console.say(f"Iteration {iteration}/{size}: {loss.count} batches, average R_loss {loss.mean:.6f}")
+        self.console.measure({"R_loss": loss.mean})
+        if self.recipe.log.verbose:
+            self.console.say(f"Iteration {iteration}/{size}: {loss.count} batches, average R_loss {loss.mean:.6f}")
 
     def _end_cycle(self, ended: LevelEnd) -> None:
         """Write one record: with test rollouts in full mode; offline, at the end of an epoch, with held-out metrics."""
@@ -272,6 +274,8 @@ class RewardTrainer:
             if self.held_out is not None:
                 evaluation, self.score = self.held_out.metrics(), self.held_out.score
         record = self.recorder.write({**ended.means(), **evaluation, **self.timer.take()})
+        if not self.recipe.log.verbose:
+            return
         shown = {name: value for name, value in record.items() if name.count("/") < 2}  # baselines are in the summary
         if self.recorded is not None:  # offline no env is stepped: show the size of the data
             lengths = self.recorded.data.lengths[self.recorded.training]

@@ -34,6 +34,7 @@ EXPLAINED_VARIANCE_RECORDS = 50
 SETTLED = 0.1  # returns whose spread is below this share of the largest hardly differ
 RISEN = 0.25  # returns whose rise is above this share of their spread are being learned
 REWARD_RECORDS, REWARD_STEPS = 5, 1_000  # records, and agent steps in them, whose rewards are all the same
+GOAL_RECORDS = 25  # records with the same reward other than 0, in which no episode has reached its goal
 SAME = 1e-6  # relative difference of numbers that are the same but for rounding
 EPISODE_STEPS = 5_000  # steps of each env without an end of an episode, if the environment has no limit
 RANGE_RATIO = 1e4  # between numbers of an observation
@@ -240,10 +241,12 @@ def reward_is_constant(
     `explore`: an override with which the agent explores more; `max_steps`: limit of an episode, if the config can raise it.
     """
     reward = same_reward(record, before)
-    some = newest("reward_std", record, before, REWARD_RECORDS)
-    if reward is None or some is None or record.get("agent_steps", 0) < REWARD_STEPS:
+    if reward is None or record.get("agent_steps", 0) < REWARD_STEPS:
         return None
-    start = f"all rewards of the last {REWARD_RECORDS} records are {reward:g}"
+    records = REWARD_RECORDS if reward == 0 else GOAL_RECORDS
+    if newest("reward_std", record, before, records) is None:
+        return None
+    start = f"all rewards of the last {records} records are {reward:g}"
     look = f"If there should have been others, look at the environment: millpond envs check {env_id}"
     if reward_clip is not None and abs(abs(reward / reward_scale) - reward_clip) <= SAME * reward_clip:
         return (
