@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from ball import Ball
 
 import millpond
+from ball import Ball
 
 
 class Watch:

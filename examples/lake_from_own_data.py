@@ -9,10 +9,10 @@ import shutil
 
 import numpy as np
 import torch
-from ball import Ball
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ball import Ball
 from millpond import Lake, ReplayStream
 from millpond.replay import Schema, Steps
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ball import Ball
-
 import millpond
+from ball import Ball
 
 
 def main(steps: int = 100_000) -> None:

@@ -6,10 +6,10 @@ pair (logits [B, actions], value [B]) and be the whole policy: see docs/policies
 
 from __future__ import annotations
 
-from ball import Ball
 from torch import Tensor, nn
 
 import millpond
+from ball import Ball
 from millpond.envs.spec import ObservationSpec
 
 
@@ -22,8 +22,8 @@ class Features(nn.Module):
         self.second = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, observation: Tensor) -> Tensor:
-        hidden = self.first(observation).tanh()
-        return hidden + self.second(hidden).tanh()
+        hidden = torch.tanh(self.first(observation))
+        return hidden + torch.tanh(self.second(hidden))
 
 
 def main(steps: int = 100_000) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from millpond.config.env_options import env_options
 from millpond.config.recipe import Recipe
+from millpond.envs.env_batch import EnvError
 from millpond.envs.format import EnvFormat, format_of
 from millpond.envs.objects import binding
 from millpond.envs.spec import EnvSpec
@@ -169,7 +170,10 @@ class LoadedPolicy:
         from millpond.trainers.common.export import export_policy
 
         about = {"millpond": version("millpond"), "policy": self.description or type(self.network).__name__}
-        own = self.format
+        try:
+            own = self.format
+        except EnvError:  # agents of different spaces: arrays of the spec, which all of them fit into
+            own = EnvFormat(self.spec)
         return export_policy(
             self.network, self.spec, path, format, observations=own.observations, actions=own.actions, about=about
         )
