@@ -6,6 +6,7 @@ pair (logits [B, actions], value [B]) and be the whole policy: see docs/policies
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 import millpond
