@@ -142,7 +142,10 @@ class RandomPlayer:
         generator: torch.Generator | None = None,
         deterministic: bool = False,
     ) -> Any:
-        action = torch.randint(self.actions, (len(observation),), generator=generator, device=observation.device)
+        if action_mask is None:
+            action = torch.randint(self.actions, (len(observation),), generator=generator, device=observation.device)
+        else:
+            action = torch.multinomial(action_mask.float(), 1, generator=generator).squeeze(-1)
         return SimpleNamespace(action=action.int(), state=state)
 
 

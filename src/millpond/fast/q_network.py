@@ -377,11 +377,19 @@ class DQNBatches(NamedTuple):
     action: Integers  # [U * B]
     reward: Floats  # [U * B]
     discount: Floats  # [U * B]
+    next_allowed: npt.NDArray[np.bool_]  # [U * B, A]; [0, A] if there are no masks
 
 
 @compiled_fast
-def best_of(q: Floats) -> int:
-    """Return the action with the largest Q, the first of equal ones."""
+def best_of(q: Floats, allowed: npt.NDArray[np.bool_], row: int) -> int:
+    """Return the action with the largest Q that allowed[row] has, the first of equal ones; of all if it has none."""
+    best = -1
+    if len(allowed) > 0:
+        for action in range(len(q)):
+            if allowed[row, action] and (best < 0 or q[action] > q[best]):
+                best = action
+    if best >= 0:
+        return best
     best = 0
     for action in range(1, len(q)):
         if q[action] > q[best]:
@@ -416,14 +424,14 @@ def dqn_gradient(
     if double:
         forward(sgemm, layout, mine, batches.next_frames, index, scale, begin, end, other)
         for row in range(begin, end):
-            shared.action[row] = best_of(other.q[row])
+            shared.action[row] = best_of(other.q[row], batches.next_allowed, start + row)
     forward(sgemm, layout, theirs, batches.next_frames, index, scale, begin, end, other)
     forward(sgemm, layout, mine, batches.frames, index, scale, begin, end, kept)
     share = ONE / np.float32(batch * parts)
     loss, total = 0.0, 0.0
     for row in range(begin, end):
         at = start + row
-        best = shared.action[row] if double else best_of(other.q[row])
+        best = shared.action[row] if double else best_of(other.q[row], batches.next_allowed, at)
         future = batches.reward[at] + batches.discount[at] * other.q[row, best]
         q = kept.q[row, batches.action[at]]
         difference, size = q - future, abs(q - future)

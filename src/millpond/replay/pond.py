@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 
 from millpond.formatting import plural
 from millpond.replay.schema import (
+    ACTION_MASK,
     COLUMNS,
     FINAL,
     FIRST,
@@ -57,14 +58,30 @@ class PondBatch:
     discount: torch.Tensor
     steps: torch.Tensor
     column: dict[str, torch.Tensor]
+    next_action_mask: torch.Tensor | None = None  # [n, actions]; only after `separate_masks`
 
     def part(self, which: slice) -> PondBatch:
         """Return a slice of the transitions, in the same memory."""
 
         def cut(value: Any) -> Any:
-            return {name: cut(one) for name, one in value.items()} if isinstance(value, dict) else value[which]
+            if isinstance(value, dict):
+                return {name: cut(one) for name, one in value.items()}
+            return None if value is None else value[which]
 
         return PondBatch(**{name: cut(value) for name, value in vars(self).items()})
+
+
+def separate_masks(batch: PondBatch, *, stacked: bool) -> PondBatch:
+    """Take the masks out of the observations of a batch, if they have any; `stacked`: observations are stacks of frames."""
+    if not isinstance(batch.observation, dict) or set(batch.observation) != {"observation", ACTION_MASK}:
+        return batch
+    mask = batch.next_observation[ACTION_MASK]
+    return replace(
+        batch,
+        observation=batch.observation["observation"],
+        next_observation=batch.next_observation["observation"],
+        next_action_mask=mask[:, -1] if stacked else mask,
+    )
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,7 @@ def test_nested_observations_are_packed_masks_concatenated_and_infos_averaged():
     )
     first = read_part(env_batch.buffers.observation, env_batch.spec.observation, env_batch.spec.observation.parts[0])
     assert (final[0, 0, 0], first[0, 0, 0]) == (4.0, 0.0)
+    assert env_batch.buffers.final_action_mask[0, 0].tolist() == [True, True, True, True, False]
     episode = env_batch.episodes()[0]
     assert episode.returns == (8.0,)
     assert episode.info == {"count": 2.5, "half": 1.25}

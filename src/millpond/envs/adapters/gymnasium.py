@@ -192,8 +192,10 @@ class GymnasiumEnvs:
                 self._write_observation(observation, buffers.final_observation[env, 0])
                 buffers.terminated[env, 0], buffers.truncated[env, 0] = terminated, truncated
                 ended.append(env)
+                if masks:
+                    self._write_mask(env, observation, infos, buffers.final_action_mask, final=True)
             elif masks:
-                self._write_mask(env, observation, infos)
+                self._write_mask(env, observation, infos, buffers.action_mask)
         self._write_observations(first, observations, buffers.observation[first:last, 0])
         self._write_rewards(first, rewards)
         self._tracker.add_step(first, last, buffers.reward[first:last])
@@ -205,7 +207,8 @@ class GymnasiumEnvs:
         self._progress[0] = env
         observation, infos = reset_one(self.envs[env], seed, self.spec.id)
         self._write_observation(observation, self.buffers.observation[env, 0])
-        self._write_mask(env, observation, infos)
+        if self.spec.action_masks:
+            self._write_mask(env, observation, infos, self.buffers.action_mask)
 
     def _write_observation(self, observation: Any, into: npt.NDArray[Any]) -> None:
         if self._spaces.mask_in_observation:
@@ -229,10 +232,11 @@ class GymnasiumEnvs:
             raise reward_refusal(reward, self.spec.id)
         self.buffers.reward[first : first + len(numbers), 0] = numbers
 
-    def _write_mask(self, env: int, observation: Any, infos: Mapping[str, Any]) -> None:
-        if self.spec.action_masks:
-            mask = find_mask(infos, observation, self.envs[env], in_observation=self._spaces.mask_in_observation)
-            write_mask(mask, self._spaces.action, self.buffers.action_mask[env, 0], env_id=self.spec.id, env=env)
+    def _write_mask(
+        self, env: int, observation: Any, infos: Mapping[str, Any], masks: npt.NDArray[np.bool_], *, final: bool = False
+    ) -> None:
+        mask = find_mask(infos, observation, self.envs[env], in_observation=self._spaces.mask_in_observation)
+        write_mask(mask, self._spaces.action, masks[env, 0], env_id=self.spec.id, env=env, final=final)
 
     def episodes(self) -> list[EpisodeStats]:
         return self._tracker.pop_ended()
