@@ -210,6 +210,9 @@ def evaluate(
 ) -> None:
     """Play episodes with a run's policy, on seeds that training does not use, and print the results.
 
+    \b
+      millpond eval grid-1 --episodes 100
+
     If the run names Python code, as in env.id: package.module:make_env, you are asked before it is imported, unless it is
     in your current project or you started the run here. Without a terminal, --trust is needed.
     """
