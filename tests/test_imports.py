@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "vector": {"errors", "formatting", "cpu", "envs", "sizes"},
     "loop": {"errors", "safe_read"},
     "record": {"errors", "formatting", "cpu", "safe_read", "durable", "loop"},
-    "store": {"errors", "formatting", "safe_read", "cpu", "durable", "processor", "loop", "record"},
+    "store": {"errors", "formatting", "safe_read", "cpu", "durable", "processor", "kinds", "config", "loop", "record"},
     "distributed": {"errors", "formatting", "cpu", "loop", "record", "store"},
     "planner": {
         "errors",

@@ -120,7 +120,7 @@ def train(case: Case, folder: Path) -> tuple[list[dict[str, Any]], Mapping[str, 
     settings = {**COMMON, **case.settings, "run_dir": str(folder), "log.console_seconds": 1e6}
     name = "".join(letter if letter.isalnum() else "-" for letter in case.name)
     with suppress(EndlessEpisodeError):  # of the evaluation at the end, in envs whose episodes never do
-        millpond.train(case.recipe, settings, run=name, trust=True)
+        millpond.train(case.recipe, overrides=settings, run=name, trust=True)
     path = folder / name / "warnings.jsonl"
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return found, json.loads((folder / name / "metrics.jsonl").read_text().splitlines()[-1])

@@ -11,8 +11,8 @@ from pathlib import Path
 import typer
 
 from millpond.config import load, recipe_names
+from millpond.config.files import SUFFIXES, is_recipe
 from millpond.config.keys import keys
-from millpond.config.load import SUFFIXES, is_recipe
 from millpond.config.rules import show as show_value
 from millpond.errors import MillpondError
 from millpond.kinds import KINDS

@@ -166,7 +166,7 @@ def compare(
 
 def _runs_among(names: list[str], root: Path) -> list[Path] | None:
     """Return the folders of runs; None if the names are recipes. Raises if they are both."""
-    from millpond.config.load import is_recipe
+    from millpond.config.files import is_recipe
     from millpond.store import RunError, find_run
 
     if all(map(is_recipe, names)):

@@ -31,6 +31,7 @@ from millpond.formatting import figures, printable, sentence
 if TYPE_CHECKING:
     from millpond.config import Loaded
     from millpond.store import Run
+    from millpond.trainers.common.policy import LoadedPolicy
 
 
 def train(
@@ -197,7 +198,19 @@ def _print_nothing(text: str) -> None:
 
 def evaluate(
     run: RunArgument,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of the env, such as env.max_steps=100."),
+    ] = None,
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes to play.")] = 20,
+    deterministic: Annotated[
+        bool | None,
+        typer.Option(
+            "--deterministic/--sampled",
+            help="Take the most likely actions, or sample them; default: as the recipe acts (eval.deterministic).",
+            show_default=False,
+        ),
+    ] = None,
     render: Annotated[
         Path | None, typer.Option("--render", metavar="FILE.gif", help="Render the first episode as a GIF.")
     ] = None,
@@ -212,6 +225,7 @@ def evaluate(
 
     \b
       millpond eval grid-1 --episodes 100
+      millpond eval grid-1 env.max_steps=100 --deterministic
 
     If the run names Python code, as in env.id: package.module:make_env, you are asked before it is imported, unless it is
     in your current project or you started the run here. Without a terminal, --trust is needed.
@@ -219,7 +233,14 @@ def evaluate(
     from millpond.trainers.common.play import evaluate_run
 
     evaluation, policy = evaluate_run(
-        run, episodes=episodes, seed=seed, best=best, render=render, trust=trust_or_ask(trust)
+        run,
+        episodes=episodes,
+        seed=seed,
+        best=best,
+        render=render,
+        trust=trust_or_ask(trust),
+        overrides=overrides or (),
+        deterministic=deterministic,
     )
     if json:
         print_json({"run": run, "checkpoint_updates": policy.updates, **evaluation.to_json()})
@@ -227,12 +248,13 @@ def evaluate(
     low, high = evaluation.interval()
     rows: list[tuple[str, str, str]] = [
         ("episodes", str(len(evaluation.lengths)), policy.description),
+        ("actions", "deterministic" if evaluation.deterministic else "sampled", _why(deterministic, policy)),
         ("return", f"{evaluation.mean:.4f}", f"95% interval {low:.4f} to {high:.4f}"),
         ("length", f"{sum(evaluation.lengths) / len(evaluation.lengths):.1f}", "env steps, on average"),
     ]
     agents = evaluation.agent_returns
-    if not agents and len(evaluation.returns[0]) > 1:
-        means = [sum(returns) / len(returns) for returns in zip(*evaluation.returns, strict=True)]
+    if not agents and len(evaluation.returns_by_agent[0]) > 1:
+        means = [sum(returns) / len(returns) for returns in zip(*evaluation.returns_by_agent, strict=True)]
         agents = {f"agent {index}": mean for index, mean in enumerate(means)}
     rows += [(f"return of {name}", f"{mean:.4f}", "") for name, mean in agents.items()]
     prefix = "eval/env/"
@@ -242,6 +264,13 @@ def evaluate(
         if key.startswith(prefix)
     ]
     print_text("\n".join([printable(run), *figures(rows), *([f"  picture: {render}"] if render else [])]))
+
+
+def _why(deterministic: bool | None, policy: LoadedPolicy) -> str:
+    """Return the reason for how actions are chosen in an evaluation."""
+    if deterministic is not None:
+        return "as requested"
+    return "as the recipe acts" if policy.recipe.eval.deterministic is None else "eval.deterministic of the recipe"
 
 
 def report(

@@ -42,24 +42,6 @@ def _critic_is_trained(values: Values) -> Iterator[Violation]:
         )
 
 
-def _value_of_custom_policy(values: Values) -> Iterator[Violation]:
-    for key in ("ppo.normalize_values", "policy.separate_critic"):
-        if values[key] and values["policy.target"] is not None:
-            yield Violation(
-                (key, "policy.target"),
-                f"{key}=true is for the built-in policy, not for the custom policy policy.target={values['policy.target']}, "
-                "which computes its value itself",
-                ({key: False},),
-            )
-    if not values["ppo.value_trains_core"] and values["policy.target"] is not None:
-        yield Violation(
-            ("ppo.value_trains_core", "policy.target"),
-            f"ppo.value_trains_core=false has no effect on the custom policy policy.target={values['policy.target']}, "
-            "which decides itself what its value loss trains",
-            ({"ppo.value_trains_core": True},),
-        )
-
-
 def _estimator(values: Values) -> Iterator[Violation]:
     if values["ppo.advantage"] == "puffer":
         row_end, ignored = values["ppo.row_end"], values["ppo.ignore_truncation"]
@@ -85,10 +67,4 @@ def _estimator(values: Values) -> Iterator[Violation]:
         )
 
 
-ALGORITHM_RULES: tuple[Rule, ...] = (
-    _sampling,
-    _estimator,
-    _layers_of_core,
-    _critic_is_trained,
-    _value_of_custom_policy,
-)
+ALGORITHM_RULES: tuple[Rule, ...] = (_sampling, _estimator, _layers_of_core, _critic_is_trained)

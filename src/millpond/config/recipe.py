@@ -264,6 +264,11 @@ class EvalConfig(ConfigSection):
     )
     episodes: Count = Field(20, description="Episodes per evaluation.")
     seed: Natural = Field(1_000_003, description="First seed of the evaluation's envs.")
+    deterministic: Switch | None = Field(
+        None,
+        description="Take the most likely action (true) or sample it (false); null: as the recipe acts when it trains, so PPO "
+        "samples, and Q-learners and SAC take their best action.",
+    )
 
 
 class LogConfig(ConfigSection):

@@ -32,7 +32,7 @@ from millpond.experiments.statistics import (
 from millpond.formatting import plural, sentence, table
 from millpond.record import read_records
 from millpond.store import read_status
-from millpond.store.run import is_run
+from millpond.store.folder import is_run
 from millpond.trainers.common.envs import evaluation_vector
 from millpond.trainers.common.play import Evaluation, evaluate, evaluate_run
 

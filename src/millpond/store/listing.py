@@ -16,7 +16,7 @@ from millpond.formatting import plural, printable, short_number
 from millpond.record import COUNTERS, RETURNS, Record, last_record, newest_headline, show_seconds
 from millpond.safe_read import JSON_BYTES, parse_json_object, read_json_object, read_regular, require_regular
 from millpond.store.checkpoints import Checkpoints
-from millpond.store.run import CONFIG, HOST, METRICS, WARNINGS, is_run
+from millpond.store.folder import CONFIG, HOST, METRICS, WARNINGS, is_run
 from millpond.store.status import State, read_status
 
 

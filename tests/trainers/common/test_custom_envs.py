@@ -49,7 +49,7 @@ TINY = {
 def train(folder: Path, env_id: str, changes: dict[str, Any] | None = None) -> Path:
     """Train the recipe `grid` on another environment, as in the docs."""
     settings = {**TINY, "env.id": env_id, "run_dir": str(folder), **(changes or {})}
-    return millpond.train("grid", settings, run="own").folder
+    return millpond.train("grid", overrides=settings, run="own").folder
 
 
 def page_code(page: str, place: int, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_number_of_agents_comes_from_a_pettingzoo_env(tmp_path: Path) -> None:
     run = train(tmp_path, f"{OWN}:Leaving")
     policy = millpond.load(run)
     assert policy.recipe.env.num_agents == 3
-    assert len(evaluate_run(str(run), episodes=2)[0].returns[0]) == 3
+    assert len(evaluate_run(str(run), episodes=2)[0].returns_by_agent[0]) == 3
 
 
 @pytest.mark.parametrize(("acting", "core"), [("choices", "lstm"), ("numbers", "none"), ("both", "lstm")])

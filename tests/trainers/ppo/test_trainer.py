@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from millpond.config import load
 from millpond.planner import PPOPlan
 from millpond.store import Checkpoints
-from millpond.trainers.common.play import LoadedPolicy
+from millpond.trainers.common.policy import load_policy
 from millpond.trainers.common.session import resume_run, start_run
 from millpond.trainers.ppo.trainer import PPOTrainer
 from tests.support.ppo_runs import SMALL, train_small
@@ -236,7 +236,7 @@ def test_continuous_actions_are_clipped_for_the_env_and_stored_unclipped(tmp_pat
         trainer.close()
     assert float(trainer.rows["action"].abs().max()) > 2.0
     assert records(tmp_path / "pond")[0]["approx_kl"] < 1.0
-    loaded_policy = LoadedPolicy(str(tmp_path / "pond"))
+    loaded_policy = load_policy(str(tmp_path / "pond"))
     drawn, _ = loaded_policy.act(np.zeros((100, 3), np.float32), deterministic=False)
     assert float(drawn.abs().max()) == 2.0, "whoever acts with a run's policy is given what the env takes"
 

@@ -24,7 +24,7 @@ from millpond.data.npz import NpzSource
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.store import Checkpoints, RunError
 from millpond.store.checkpoint import Checkpoint, read_checkpoint
-from millpond.trainers.common.play import LoadedPolicy
+from millpond.trainers.common.policy import load_policy
 from millpond.trainers.common.session import require_trainer, resume_run, start_run
 from millpond.trainers.reward.trainer import RewardTrainer
 
@@ -147,7 +147,7 @@ def test_the_normaliser_has_the_exact_statistics_of_the_training_episodes(tmp_pa
 def test_a_run_without_an_agent_cannot_be_played(tmp_path: Path) -> None:
     folder = train(tmp_path, "offline", **{"reward.epochs": 1}).run.folder
     with pytest.raises(RunError, match=r"has no agent to play .* millpond reward score offline EPISODES"):
-        LoadedPolicy(str(folder))
+        load_policy(str(folder))
 
 
 @pytest.mark.parametrize("objective", ["lrd", "rrd"])

@@ -325,7 +325,12 @@ class RewardAgent:
         episodes = self.recipe.agent.test_episodes
         with evaluation_vector(self.recipe.env, self.recipe.vector, episodes) as vector:
             return evaluate(
-                policy, vector, episodes=episodes, seed=self.recipe.eval.seed, device=self.device, deterministic=True
+                policy,
+                vector,
+                episodes=episodes,
+                seed=self.recipe.eval.seed,
+                device=self.device,
+                deterministic=self.recipe.eval.deterministic is not False,
             )
 
     # State
