@@ -15,7 +15,6 @@ from millpond.config.files import SUFFIXES, is_recipe
 from millpond.config.keys import keys
 from millpond.config.rules import show as show_value
 from millpond.errors import MillpondError
-from millpond.kinds import KINDS
 
 DEFAULT = "grid"  # the recipe of commands that name none
 BUILT_IN = ("grid", "mettagrid", "recall", "truncation")
@@ -135,7 +134,7 @@ def _kind(words: Iterable[str]) -> str:
     try:
         return load(next(filter(is_recipe, words), DEFAULT)).recipe.kind
     except MillpondError:
-        return next(iter(KINDS))
+        return load(DEFAULT).recipe.kind  # a file that is no valid recipe
 
 
 def _starting(incomplete: str, names: Iterable[str]) -> list[str]:
