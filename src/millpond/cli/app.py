@@ -20,7 +20,6 @@ from millpond.cli.runs import compare, runs
 app = typer.Typer(
     name="millpond",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -45,7 +44,8 @@ app = typer.Typer(
 
     A RECIPE is a name from `millpond recipes`, an env id (which takes the recipe of its family), a path to a YAML file, or
     a PufferLib .ini file. Override its settings with section.key=value arguments, such as trainer.batch_size=262_144;
-    `millpond plan --explain KEY` explains a key, and docs/configuration.md lists all of them.""",
+    `millpond plan --explain KEY` explains a key, and docs/configuration.md lists all of them. After
+    `millpond --install-completion` and a new shell, TAB completes recipes, runs, env ids and keys.""",
 )
 
 
