@@ -34,6 +34,7 @@ def test_share_done_counts_the_position_in_every_level():
     for _ in loop.run():
         pass
     assert share_done(loop) == 1.0
+    assert Pace(loop).progress() == Pace(loop).progress(5.0) == (1.0, 0.0)
     assert share_done(Loop(epoch=None, batch=2)) is None
 
 

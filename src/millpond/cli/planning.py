@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from millpond.cli.complete import complete_key
 from millpond.cli.options import (
     DEFAULT_RECIPE,
     DebugOption,
@@ -47,7 +48,12 @@ def plan(
     ] = None,
     explain: Annotated[
         str | None,
-        typer.Option("--explain", metavar="KEY", help="Print the meaning of a key, its limits, and its value here."),
+        typer.Option(
+            "--explain",
+            metavar="KEY",
+            help="Print the meaning of a key, its limits, and its value here.",
+            autocompletion=complete_key,
+        ),
     ] = None,
     agents_from: Annotated[
         str | None,
@@ -90,7 +96,12 @@ def plan(
 
 
 def recipes(json: JsonOption = False) -> None:
-    """List the recipes: kinds, presets, and the extras that they need."""
+    """List the recipes: kinds, presets, and the extras that they need.
+
+    \b
+      millpond recipes
+      millpond recipes --json
+    """
     loaded = [(name, load(name).recipe) for name in recipe_names()]
     if json:
         print_json(

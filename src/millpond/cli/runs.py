@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from millpond.cli.complete import complete_column, complete_compared, complete_metric, complete_run, complete_state
 from millpond.cli.options import JsonOption, PresetOption, RunDirOption
 from millpond.cli.output import print_json, print_problem, print_text
 from millpond.config.check import flatten_mapping
@@ -21,19 +22,29 @@ from millpond.planner.planned import Planned
 
 def runs(
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="List only runs whose names contain this.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[TEXT]...", help="List only runs whose names contain this.", autocompletion=complete_run
+        ),
     ] = None,
     sort: Annotated[
         str | None,
         typer.Option(
             "--sort",
             metavar="COLUMN",
+            autocompletion=complete_column,
             help="return, best, steps, speed, age, state, name, or any metric; highest first. Default: newest last.",
         ),
     ] = None,
     reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
     state: Annotated[
-        str | None, typer.Option("--state", metavar="STATE,...", help="Any of running, finished, stopped, failed.")
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="STATE,...",
+            help="Any of running, finished, stopped, failed.",
+            autocompletion=complete_state,
+        ),
     ] = None,
     where: Annotated[
         list[str] | None,
@@ -90,12 +101,19 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]... [[a:|b:]KEY=VALUE]...",
+            autocompletion=complete_compared,
             help="Two or more runs, or two recipes or files, then overrides of recipes: for both, or for one as "
             "a:key=value, b:key=value.",
         ),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option("--metric", metavar="NAME", help="Metric of runs to compare; default: their return.")
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="Metric of runs to compare; default: their return.",
+            autocompletion=complete_metric,
+        ),
     ] = None,
     picture: Annotated[
         Path | None,

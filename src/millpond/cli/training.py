@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millpond.cli import without_collections
+from millpond.cli.complete import complete_run
 from millpond.cli.options import (
     DEFAULT_RECIPE,
     BestOption,
@@ -48,10 +49,19 @@ def train(
         bool, typer.Option("--overwrite", help="Delete an existing run of this name and start again.")
     ] = False,
     weights_from: Annotated[
-        str | None, typer.Option("--from", metavar="RUN", help="Start with the weights of another run.")
+        str | None,
+        typer.Option(
+            "--from", metavar="RUN", help="Start with the weights of another run.", autocompletion=complete_run
+        ),
     ] = None,
     resume: Annotated[
-        str | None, typer.Option("--resume", metavar="RUN", help="Continue a run exactly from its last checkpoint.")
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Continue a run exactly from its last checkpoint; it has its config, sizes and preset.",
+            autocompletion=complete_run,
+        ),
     ] = None,
     verbose: Annotated[
         bool | None,

@@ -52,6 +52,7 @@ class Loaded:
     recipe: Recipe
     values: dict[str, Any]  # merged from files, preset and overrides, without defaults
     defaulted: dict[str, Any] = field(default_factory=dict)  # keys of a PufferLib file with PufferLib's defaults
+    puffer_version: str = ""  # of such a file
     ignored: tuple[str, ...] = ()  # keys of a PufferLib file without a meaning here
     notes: tuple[str, ...] = ()
     agents_open: bool = False  # the number of agents per env is not set
@@ -66,6 +67,7 @@ class _Source:
     values: dict[str, Any]
     layers: tuple[Layer, ...] = ()
     defaulted: dict[str, Any] = field(default_factory=dict)
+    puffer_version: str = ""
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     agents_open: bool = False
@@ -136,6 +138,7 @@ def load(
         typed,
         {section: value for section, value in values.items() if section != SECTION},
         source.defaulted,
+        source.puffer_version,
         source.ignored,
         notes,
         agents_open,
@@ -324,7 +327,9 @@ def _read(name: str, chain: tuple[str, ...], spec: EnvSpec | None) -> _Source:
     if path.suffix == ".ini":
         read = puffer.read(read_text(path), str(path))
         layers = ((source_file(path), read.values),)
-        return _Source(with_style(read.values), layers, read.defaulted, read.ignored, read.notes, read.agents_open)
+        return _Source(
+            with_style(read.values), layers, read.defaulted, read.version, read.ignored, read.notes, read.agents_open
+        )
     return _extended(read_mapping(path), str(path), (*chain, str(path)), spec)
 
 
@@ -373,6 +378,7 @@ def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...], spec: E
         overlay(_over(inherited, values), settings),
         (*below.layers, own),
         below.defaulted,
+        below.puffer_version,
         below.ignored,
         notes,
         agents_open,

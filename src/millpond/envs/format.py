@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from millpond.envs.env_batch import EnvError
 from millpond.envs.families import LOOPED, family_of
 from millpond.envs.registry import REWARD_NAMES, make_env_batch
 from millpond.envs.spec import EnvSpec, Part
+
+if TYPE_CHECKING:
+    from millpond.envs.spaces import ActionLayout, ObservationLayout
 
 Array = npt.NDArray[Any]
 
@@ -36,6 +39,8 @@ class EnvFormat:
     """The format of an environment with its spec alone: arrays, or for several parts a mapping of them."""
 
     agents: tuple[Any, ...] = ()  # names of the agents, if observations and actions come as dicts of them
+    observations: ObservationLayout | None = None  # of the env's spaces, if it has any
+    actions: ActionLayout | None = None
 
     def __init__(self, spec: EnvSpec) -> None:
         self.spec = spec
@@ -90,6 +95,9 @@ def _same_kind(array: Array, dtype: str) -> bool:
 class SpaceFormat(EnvFormat):
     """The format of Gymnasium spaces: those of the env, or of each agent of a parallel env."""
 
+    observations: ObservationLayout
+    actions: ActionLayout
+
     def __init__(self, spec: EnvSpec, observation_space: Any, action_space: Any, agents: tuple[Any, ...] = ()) -> None:
         from millpond.envs.masks import shows_mask
         from millpond.envs.spaces import ActionLayout, ObservationLayout
@@ -99,9 +107,9 @@ class SpaceFormat(EnvFormat):
         self._mask_within = shows_mask(observation_space)
         self._space = observation_space["observation"] if self._mask_within else observation_space
         self._action_space = action_space
-        self._observations = ObservationLayout(self._space, spec.id)
-        self._actions = ActionLayout(action_space, spec.id, clip=True)
-        if (self._observations.spec, self._actions.spec) != (spec.observation, spec.action):
+        self.observations = ObservationLayout(self._space, spec.id)
+        self.actions = ActionLayout(action_space, spec.id, clip=True)
+        if (self.observations.spec, self.actions.spec) != (spec.observation, spec.action):
             raise EnvError(
                 f"the spaces of {spec.id} are not those of its spec; use act() with arrays of `spec.observation`"
             )
@@ -114,11 +122,11 @@ class SpaceFormat(EnvFormat):
         values = [observation] if single else [_pick(observation, self._space, index) for index in range(batch)]
         spec = self.spec.observation
         stored = np.zeros((len(values), *spec.shape), spec.dtype)
-        self._observations.write_all(values, stored)
+        self.observations.write_all(values, stored)
         return EncodedObservations(stored, mask if mask is None else mask.reshape(len(values), -1), single)
 
     def decode(self, action: Array, single: bool) -> Any:
-        actions = _stack([self._actions.read(one) for one in action], self._action_space)
+        actions = _stack([self.actions.read(one) for one in action], self._action_space)
         return _pick(actions, self._action_space, 0) if single else actions
 
 

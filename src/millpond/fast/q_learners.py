@@ -140,6 +140,8 @@ class QMemory:
 def joined(tensors: Sequence[Tensor]) -> Tensor:
     """Concatenate along the first axis; without a copy if they lie side by side, as batches of `Pond.sample_many` do."""
     first = tensors[0]
+    if len(tensors) == 1:
+        return first
     start, step, memory = first.storage_offset(), first.numel(), first.untyped_storage().data_ptr()
     for number, tensor in enumerate(tensors):
         adjacent = tensor.storage_offset() == start + number * step and tensor.untyped_storage().data_ptr() == memory

@@ -180,6 +180,14 @@ class CollectionStorage:
         actions = spec.action.mask_size if spec.action_masks else 0
         self.action_mask = torch.zeros((*lead, actions), dtype=torch.bool, device=device)
 
+    def write(self, name: str, where: Any, values: np.ndarray[Any, Any] | Tensor) -> None:
+        """Write one field at `where`: an index of agents, steps and envs."""
+        target: Tensor = getattr(self, name)
+        if self.device.type == "cpu":  # with a few envs numpy takes a tenth of torch's time
+            target.numpy()[where] = values.numpy() if isinstance(values, Tensor) else values
+        else:
+            target[where] = torch.as_tensor(values).to(self.device)
+
     def view(self, agent: int, epsilon: float, finals: list[Final], episodes: list[EpisodeStats]) -> Collection:
         """Return one agent's collection. `finals` are ordered by t, then env."""
         has_final = np.zeros((self.steps, self.envs), np.bool_)
@@ -252,8 +260,8 @@ class QCollector:
 
     def _fill(
         self,
-        explore: Tensor,
-        random_action: Tensor,
+        explore: np.ndarray[Any, Any],
+        random_action: np.ndarray[Any, Any],
         finals: list[list[Final]],
         episodes: list[list[EpisodeStats]],
     ) -> None:
@@ -294,7 +302,7 @@ class QCollector:
 
     def _draw_exploration(
         self, epsilons: Sequence[Epsilon], generators: Sequence[torch.Generator]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Draw where each agent explores, and with which action: [A, T, E] each; with masks a number for `allowed_action`."""
         storage, actions = self.storage, self.q.networks[0].actions
         shape, explore, action = (storage.steps, storage.envs), [], []
@@ -304,9 +312,16 @@ class QCollector:
                 action.append(torch.rand(shape, generator=generator, device=storage.device))
             else:
                 action.append(torch.randint(actions, shape, generator=generator, device=storage.device))
-        return torch.stack(explore), torch.stack(action)
+        return torch.stack(explore).cpu().numpy(), torch.stack(action).cpu().numpy()
 
-    def _act(self, together: slice, t: int, batches: list[Batch], explore: Tensor, random_action: Tensor) -> None:
+    def _act(
+        self,
+        together: slice,
+        t: int,
+        batches: list[Batch],
+        explore: np.ndarray[Any, Any],
+        random_action: np.ndarray[Any, Any],
+    ) -> None:
         """Choose the actions of some agents and send them; after the last step, only compute values."""
         storage, envs = self.storage, slice(batches[0].first, batches[0].last)
         observation = torch.from_numpy(np.stack([batch.observation[:, 0] for batch in batches])).to(storage.device)
@@ -315,19 +330,20 @@ class QCollector:
             mask = torch.from_numpy(np.stack([batch.action_mask[:, 0] for batch in batches])).to(storage.device)
         value, best = with_mask(q, mask).max(-1)
         if t == storage.steps:
-            storage.next_value[together, envs] = value
+            storage.write("next_value", (together, envs), value)
             for check, batch in zip(self._finite[together], batches, strict=True):
                 check.current(batch)
             return
-        random = random_action[together, t, envs]
+        where = together, t, envs
+        random = random_action[where]
         if mask is not None:
-            random = allowed_action(random, mask)
-            storage.action_mask[together, t, envs] = mask
-        action = torch.where(explore[together, t, envs], random, best).int()
-        storage.observation[together, t, envs] = observation
-        storage.value[together, t, envs] = value
-        storage.action[together, t, envs] = action
-        for batch, vector, actions in zip(batches, self.vectors[together], action.cpu().numpy(), strict=True):
+            random = allowed_action(torch.from_numpy(random).to(storage.device), mask).cpu().numpy()
+            storage.write("action_mask", where, mask)
+        action = np.where(explore[where], random, best.cpu().numpy()).astype(np.int32)
+        storage.write("observation", where, observation)
+        storage.write("value", where, value)
+        storage.write("action", where, action)
+        for batch, vector, actions in zip(batches, self.vectors[together], action, strict=True):
             batch.action[:, 0] = actions
             vector.send()
 
@@ -345,7 +361,7 @@ class QCollector:
             "lost": batch.restarted,
         }
         for name, values in columns.items():
-            getattr(storage, name)[agent, t, envs] = torch.from_numpy(values).to(storage.device)
+            storage.write(name, (agent, t, envs), values)
         ended = _where(truncated)
         finals = [
             Final(t, batch.first + env, batch.final_observation[env, 0].copy(), batch.final_action_mask[env, 0].copy())

@@ -239,7 +239,7 @@ def show_source(planned: Planned) -> list[str]:
         lines += ["", "Notes", *(line for note in loaded.notes for line in sentence(f"{note}.", 2, "- "))]
     if loaded.defaulted:
         shown = ", ".join(as_override(key, value) for key, value in loaded.defaulted.items())
-        lines += ["", "Defaults of PufferLib 3.0", *sentence(shown)]
+        lines += ["", f"Defaults of PufferLib {loaded.puffer_version}", *sentence(shown)]
     if loaded.ignored:
         lines += ["", "Ignored, since it has no meaning here", *sentence(", ".join(loaded.ignored))]
     return lines

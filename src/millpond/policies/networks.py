@@ -127,7 +127,7 @@ class ActorCritic(nn.Module):
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """observation [N, *obs] -> outputs [N, head], value [N]"""
         outputs, value = self.network(self.inputs(observation))
-        return outputs, value.reshape(len(outputs)).float()
+        return outputs, value.reshape(outputs.shape[0]).float()
 
     def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
         return torch.zeros(batch, 0, device=device)

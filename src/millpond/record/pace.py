@@ -55,6 +55,8 @@ class Pace:
 
         `limit_left` is the rest of a time limit, if there is one: a run that it will end is measured by it.
         """
+        if self._loop.done:
+            return 1.0, 0.0
         left, share = next(iter(self.seconds_left().values())), share_done(self._loop)
         if limit_left is None or (left is not None and left <= limit_left):
             return share, left

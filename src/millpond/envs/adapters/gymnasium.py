@@ -54,11 +54,13 @@ def gymnasium_maker(name: str, options: LoopOptions) -> MakeEnv:
 
     def make() -> Any:
         try:
-            return gymnasium.make(spec, disable_env_checker=True, **extra, **options.kwargs)
+            env = gymnasium.make(spec, disable_env_checker=True, **extra, **options.kwargs)
         except gymnasium.error.DependencyNotInstalled as error:
             raise EnvError(f"env {env_id!r} lacks a dependency: {error}") from error
         except TypeError as error:
             raise EnvError(f"env {env_id!r} does not take kwargs {dict(options.kwargs)}: {error}") from error
+        answer_quickly(env)
+        return env
 
     return make
 
@@ -126,6 +128,30 @@ def step_of(env: Any) -> Callable[[Any], Any]:
         return result
 
     return step_and_count
+
+
+class DiscreteMembership:
+    """`Discrete.contains` of one space: the same answers, at a fraction of the cost for members that are int or int64.
+
+    Envs such as CartPole ask it at every step, and spend half of the step on the answer.
+    """
+
+    def __init__(self, space: Any) -> None:
+        self.space, self.start = space, int(space.start)
+        self.stop = self.start + int(space.n)
+        self.kinds = (int, np.int64) if space.dtype == np.int64 else (int,)
+
+    def __call__(self, x: Any) -> bool:
+        return (type(x) in self.kinds and self.start <= int(x) < self.stop) or type(self.space).contains(self.space, x)
+
+
+def answer_quickly(env: Any) -> None:
+    """Let the action space of an env that Gymnasium made answer `contains` by `DiscreteMembership`, if it is a `Discrete`."""
+    from gymnasium.spaces import Discrete
+
+    space: Any = getattr(env.unwrapped, "action_space", None)
+    if type(space) is Discrete and "contains" not in vars(space):
+        space.contains = DiscreteMembership(space)
 
 
 class GymnasiumEnvs:

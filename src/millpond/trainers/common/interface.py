@@ -9,6 +9,7 @@ from typing import Any
 from millpond.config import Loaded, RecipeSource
 from millpond.distributed import join
 from millpond.envs.objects import binding
+from millpond.record import captured_output
 from millpond.store import Run
 from millpond.trainers.common.callbacks import as_callbacks
 from millpond.trainers.common.objects import (
@@ -106,11 +107,14 @@ def _train(
         run.passed = as_arguments(loaded.recipe, objects)
         if ranks.first and notes:
             print("\n".join(notes), flush=True)
-        with setting_up(run, ranks):
-            source = run.weights_source() if ranks.first and run.starts_again else None
-            trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded, callbacks=called)
-        try:
-            trainer.train()
-        finally:
-            trainer.close()
+        with captured_output(enabled=ranks.first and not loaded.recipe.log.verbose):
+            with setting_up(run, ranks):
+                source = run.weights_source() if ranks.first and run.starts_again else None
+                trainer = make_trainer(
+                    loaded, run, weights_from=source, ranks=ranks, recorded=recorded, callbacks=called
+                )
+            try:
+                trainer.train()
+            finally:
+                trainer.close()
     return run

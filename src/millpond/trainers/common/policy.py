@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from millpond.config.env_options import env_options
 from millpond.config.recipe import Recipe
+from millpond.envs.env_batch import EnvError
 from millpond.envs.format import EnvFormat, format_of
 from millpond.envs.objects import binding
 from millpond.envs.spec import EnvSpec
@@ -157,6 +159,24 @@ class LoadedPolicy:
             starts = np.broadcast_to(np.asarray(episode_start, np.bool_), (batch,))
             before[torch.from_numpy(starts.copy())] = 0.0
         return before
+
+    def export(self, path: str | Path, format: str | None = None) -> Path:
+        """Write one step of the policy to a file that runs without Millpond, and return its path: see docs/export.md.
+
+        `format` is `onnx` (FILE.onnx, run by onnxruntime and compared with the policy first) or `torch` (FILE.pt2, read by
+        torch.export.load); without it the file's ending decides. Observations, actions and states are named inputs and
+        outputs in the environment's own format, and the file describes them.
+        """
+        from millpond.trainers.common.export import export_policy
+
+        about = {"millpond": version("millpond"), "policy": self.description or type(self.network).__name__}
+        try:
+            own = self.format
+        except EnvError:  # agents of different spaces: arrays of the spec, which all of them fit into
+            own = EnvFormat(self.spec)
+        return export_policy(
+            self.network, self.spec, path, format, observations=own.observations, actions=own.actions, about=about
+        )
 
     def act(
         self, observation: Any, state: Tensor | None = None, *, action_mask: Any = None, deterministic: bool = True

@@ -270,6 +270,13 @@ class BigPond:
             raise LakeError("the BigPond is empty: fill it or add to it before sampling")
         dqn = self.recipe.dqn
         batches = self.pond.sample_many(
-            count, dqn.batch_size, rng, stack=self.stack, n_step=dqn.n_step, gamma=dqn.gamma, part=part
+            count,
+            dqn.batch_size,
+            rng,
+            stack=self.stack,
+            n_step=dqn.n_step,
+            gamma=dqn.gamma,
+            part=part,
+            columns=("agent",),
         )
         return [separate_masks(batch, stacked=self.stack is not None) for batch in batches]

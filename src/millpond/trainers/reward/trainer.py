@@ -189,7 +189,7 @@ class RewardTrainer:
         for env_steps, at_random in [*warmup, (settings.steps_per_iteration, False)]:
             with self.timer("act"):
                 episodes = agent.act(env_steps, at_random=at_random)
-            for name, value in agent.reward_stats.items():
+            for name, value in agent.reward_stats().items():
                 self.loop.record(name, value, weight=env_steps * settings.num_envs)
             for episode in episodes:
                 self.loop.record("episode_return", float(np.mean(episode.returns)))
@@ -199,7 +199,7 @@ class RewardTrainer:
             self.counters.frames += env_steps * settings.num_envs * agent.spec.frame_skip
             self.counters.episodes += len(episodes)
             if self.network.normalizer is not None:
-                self.network.normalizer.update(agent.observations)
+                self.network.normalizer.update(agent.observations())
         self.batches.refresh()
         if not self.batches.episodes:
             raise MillpondError(
