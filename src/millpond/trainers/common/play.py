@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from millpond.config import load
 from millpond.config.load import parse_override
 from millpond.config.recipe import EnvConfig
 from millpond.envs.env_batch import EnvBatch
@@ -29,7 +28,7 @@ from millpond.store import Run, RunError
 from millpond.trainers.common.envs import evaluation_vector, make_spec
 from millpond.trainers.common.objects import Passed, objects_of, settings_of
 from millpond.trainers.common.policy import LoadedPolicy, load_policy
-from millpond.trainers.common.session import open_run
+from millpond.trainers.common.session import load_to_run, open_run
 from millpond.vector import FiniteCheck, Vector
 
 RESAMPLES = 1_000
@@ -268,7 +267,7 @@ def playing_env(policy: LoadedPolicy, env: Passed, overrides: Mapping[str, Any] 
         if not changes:
             yield policy.recipe.env
             return
-        changed = load(policy.recipe, changes, ask_env=lambda env: make_spec(env, stacked=True)).recipe.env
+        changed = load_to_run(policy.recipe, changes).recipe.env  # its own code was trusted when it was loaded
         require_extra(changed.id)
         spec = make_spec(changed, stacked=True)
         for what, shown, trained in (
