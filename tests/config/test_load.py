@@ -154,7 +154,8 @@ def test_normalised_observations_of_a_recipe_are_dropped_with_an_env_that_shows_
     assert loaded.notes == ("dropped, since it was set for env.id=grid: policy.normalize_observations=true",)
     assert load("grid", ["env.id=recall"]).recipe.policy.normalize_observations  # it shows a vector
     asked = load("grid", ["env.id=mettagrid", "policy.normalize_observations=true"])
-    assert asked.recipe.policy.normalize_observations and asked.notes == ()
+    assert asked.recipe.policy.normalize_observations
+    assert asked.notes == ()
     (tmp_path / "mine.yaml").write_text("extends: grid\nenv: {id: 'atari:pong'}\n")
     values = load(tmp_path / "mine.yaml").recipe
     assert (values.policy.normalize_observations, values.policy.hidden_size, values.env.num_agents) == (False, 128, 1)
