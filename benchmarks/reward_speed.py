@@ -34,8 +34,7 @@ from torch import nn
 
 from millpond.config import load
 from millpond.rewards.objectives import lrd_loss
-from millpond.store import training
-from millpond.store.run import host_facts
+from millpond.store import host_facts, training
 from millpond.trainers.common.session import start_run
 from millpond.trainers.reward.trainer import RewardTrainer
 

@@ -13,7 +13,7 @@ from millpond.config import ConfigError
 
 def test_plan_train_load_act(tmp_path: Path) -> None:
     assert millpond.plan("metta", {"trainer.minibatch_size": 8_192}).plan.gradient_updates == 64  # type: ignore[union-attr]
-    run = millpond.train("grid", {"run_dir": str(tmp_path)}, preset="debug", run="pond")
+    run = millpond.train("grid", overrides={"run_dir": str(tmp_path)}, preset="debug", run="pond")
     assert run.folder == tmp_path / "pond"
     policy = millpond.load(run.folder)
     observation = np.zeros((2, *policy.spec.observation.shape), np.uint8)

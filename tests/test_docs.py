@@ -139,7 +139,7 @@ def options_of(words: list[str]) -> tuple[set[str], list[str]]:
     """Return the options of the verb that `millpond WORDS` calls, and the words that follow the verb."""
     command: Any = typer.main.get_command(app)
     rest = words
-    while hasattr(command, "commands") and rest and re.fullmatch(r"[a-z-]+", rest[0]):
+    while hasattr(command, "commands") and rest and re.fullmatch(r"[a-z][a-z-]*", rest[0]):
         assert rest[0] in command.commands, f"{rest[0]} is not one of {sorted(command.commands)}"
         command, rest = command.commands[rest[0]], rest[1:]
     return {option for parameter in command.params for option in parameter.opts} | {"--help"}, rest

@@ -36,8 +36,8 @@ ALLOWED: dict[str, set[str]] = {
     "trust": {"errors", "durable", "config"},
     "vector": {"errors", "formatting", "cpu", "envs", "sizes"},
     "loop": {"errors", "safe_read"},
-    "record": {"errors", "formatting", "safe_read", "durable", "loop"},
-    "store": {"errors", "formatting", "safe_read", "cpu", "durable", "processor", "loop", "record"},
+    "record": {"errors", "formatting", "cpu", "safe_read", "durable", "loop"},
+    "store": {"errors", "formatting", "safe_read", "cpu", "durable", "processor", "kinds", "config", "loop", "record"},
     "distributed": {"errors", "formatting", "cpu", "loop", "record", "store"},
     "planner": {
         "errors",
@@ -114,6 +114,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "experiments": {"errors", "formatting", "durable", "trust", "config", "record", "store", "planner", "trainers"},
     "cli": {
+        "record",
         "errors",
         "formatting",
         "cpu",

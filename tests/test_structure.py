@@ -15,10 +15,12 @@ LAZY_PATH = re.compile(r"(millpond(?:\.\w+)+):\w+")  # as in the table of kinds
 
 # Short modules with one importer that are a concept of their own, each with the reason.
 CONCEPTS: dict[str, str] = {
+    "millpond.cli.export": "a command, like its siblings",
     "millpond.cli.app": "the commands in one list, which --help prints",
     "millpond.cli.bench": "a command, like its siblings",
     "millpond.cli.experiment": "a command, like its siblings",
     "millpond.config.algorithm_rules": "rules of the algorithm, beside those of sizes in config.ppo",
+    "millpond.report.comparison_picture": "drawing, apart from what is drawn; imports matplotlib",
     "millpond.policies.value_scale": "a method with a paper and tests of its own",
     "millpond.trainers.ppo.muon": "an optimiser with a paper and tests of its own",
 }

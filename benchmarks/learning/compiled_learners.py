@@ -46,7 +46,9 @@ def vector_batches(count: int, size: int) -> list[Any]:
 
 def batch(size: int, now: torch.Tensor, then: torch.Tensor, action: torch.Tensor, rng: torch.Generator) -> Any:
     reward, discount = torch.rand(size, generator=rng), torch.full((size,), 0.99)
-    return SimpleNamespace(observation=now, next_observation=then, action=action, reward=reward, discount=discount)
+    return SimpleNamespace(
+        observation=now, next_observation=then, action=action, reward=reward, discount=discount, next_action_mask=None
+    )
 
 
 def dqn(compiled: bool) -> DQN:

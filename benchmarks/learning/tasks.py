@@ -13,7 +13,7 @@ import torch
 from millpond.config import PPORecipe, load
 from millpond.report.summary import baseline_returns
 from millpond.store import Checkpoints, Run
-from millpond.trainers.common.play import LoadedPolicy
+from millpond.trainers.common.policy import load_policy
 
 HERE = Path(__file__).parent
 Curve = list[tuple[int, float]]  # (agent steps, score at that time)
@@ -72,13 +72,13 @@ def _share(run: Run, value: float) -> float:
 
 def value_errors(run: Run) -> Curve:
     """Return the relative error of the value of the only state, 1 / (1 - gamma), at every checkpoint."""
-    loaded, checkpoints = LoadedPolicy(str(run.folder)), Checkpoints(run.checkpoints_path)
+    loaded, checkpoints = load_policy(str(run.folder)), Checkpoints(run.checkpoints_path)
     truth = 1 / (1 - loaded.recipe.ppo.gamma)
     steps = {int(record["updates"]): int(record["agent_steps"]) for record in records(run)}
     points = []
     for updates in checkpoints.updates():
-        loaded.policy.load_state_dict(checkpoints.load(updates).weights["policy"])
-        value = float(loaded.policy.value(torch.ones(1, 1), loaded.policy.initial_state(1)))
+        loaded.network.load_state_dict(checkpoints.load(updates).weights["policy"])
+        value = float(loaded.network.value(torch.ones(1, 1), loaded.network.initial_state(1)))
         points.append((steps[updates], abs(value - truth) / truth))
     return points
 

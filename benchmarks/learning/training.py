@@ -20,7 +20,7 @@ def train(name: str, seed: int) -> dict[str, Any]:
     task = next(task for task in TASKS if task.name == name)
     with tempfile.TemporaryDirectory() as folder:
         overrides = {**task.overrides, "seed": seed, "run_dir": folder, "log.tensorboard": False}
-        run = millpond.train(task.recipe, overrides, run=f"{name}-{seed}")
+        run = millpond.train(task.recipe, overrides=overrides, run=f"{name}-{seed}")
         last = records(run)[-1]
         return {
             "seed": seed,

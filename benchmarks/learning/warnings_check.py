@@ -12,7 +12,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 
 import millpond
 from millpond.trainers.common.play import EndlessEpisodeError
+from millpond.vector.finite import NonFiniteEnvError
 
 RECIPES = Path(__file__).parent
 CARTPOLE, PENDULUM, RECALL = (str(RECIPES / f"{name}.yaml") for name in ("cartpole", "pendulum", "recall"))
@@ -47,7 +47,7 @@ class Faulty(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, fault: str) -> None:
         env = gymnasium.make("CartPole-v1")
         super().__init__(env.unwrapped if fault == "endless" else env)
-        self.fault = fault
+        self.fault, self.steps = fault, 0
         if fault == "observation":
             self.observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
         if fault == "scale":
@@ -56,6 +56,8 @@ class Faulty(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _seen(self, observation: Any) -> Any:
         if self.fault == "observation":
             return np.zeros(4, np.float32)
+        if self.fault == "nan" and self.steps > 100:
+            return np.full(4, np.nan, np.float32)
         return observation * np.float32([1e5, 1, 1, 1]) if self.fault == "scale" else observation
 
     def reset(self, **settings: Any) -> tuple[Any, dict[str, Any]]:
@@ -64,6 +66,7 @@ class Faulty(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
         if self.fault == "endless" and terminated:
             observation, _ = self.env.reset()
             terminated = False
@@ -71,7 +74,7 @@ class Faulty(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def make_env(fault: str) -> gymnasium.Env[Any, Any]:
-    """Make CartPole with a planted fault: reward, observation, scale or endless."""
+    """Make CartPole with a planted fault: reward, observation, scale, endless or nan."""
     return Faulty(fault)
 
 
@@ -89,6 +92,7 @@ def faulty(fault: str) -> dict[str, Any]:
     return {"env.id": "benchmarks.learning.warnings_check:make_env", "env.options": {"fault": fault}}
 
 
+STOPPED = "stopped: not finite"  # an error that names env, step and part of the observation, instead of a warning
 CASES = (
     Case("cartpole, healthy", CARTPOLE, {"trainer.total_iterations": 40}),
     Case("pendulum, healthy", PENDULUM, {"trainer.total_iterations": 60}),
@@ -112,6 +116,11 @@ CASES = (
          ("observation scale",)),
     Case("cartpole, episodes never end", CARTPOLE,
          {**faulty("endless"), **ENDLESS, "trainer.total_iterations": 45, "env.max_steps": None}, ("episodes",)),
+    Case("cartpole, observations NaN", CARTPOLE, {**faulty("nan"), "trainer.total_iterations": 20}, (STOPPED,)),
+    Case("gym: CartPole, healthy", "gymnasium:CartPole-v1", {"trainer.total_iterations": 60}),
+    Case("gym: Acrobot, healthy", "gymnasium:Acrobot-v1", {"trainer.total_iterations": 40}),
+    Case("gym: CartPole, learning rate x 100", "gymnasium:CartPole-v1",
+         {"ppo.learning_rate": 0.1, "trainer.total_iterations": 20}, ("ratios",)),
 )  # fmt: skip
 
 
@@ -119,11 +128,20 @@ def train(case: Case, folder: Path) -> tuple[list[dict[str, Any]], Mapping[str, 
     """Train a case; return its warnings and its last record."""
     settings = {**COMMON, **case.settings, "run_dir": str(folder), "log.console_seconds": 1e6}
     name = "".join(letter if letter.isalnum() else "-" for letter in case.name)
-    with suppress(EndlessEpisodeError):  # of the evaluation at the end, in envs whose episodes never do
-        millpond.train(case.recipe, settings, run=name, trust=True)
-    path = folder / name / "warnings.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return found, json.loads((folder / name / "metrics.jsonl").read_text().splitlines()[-1])
+    stopped: list[dict[str, Any]] = []
+    try:
+        millpond.train(case.recipe, overrides=settings, run=name, trust=True)
+    except EndlessEpisodeError:
+        pass  # of the evaluation at the end, in envs whose episodes never do
+    except NonFiniteEnvError as error:
+        stopped.append({"cause": STOPPED, "updates": 0, "text": str(error)})
+    warnings, metrics = (_lines(folder / name / file) for file in ("warnings.jsonl", "metrics.jsonl"))
+    return [*warnings, *stopped], metrics[-1] if metrics else {"updates": 0}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file; none if it does not exist."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def main() -> int:

@@ -29,6 +29,12 @@ REQUIREMENTS = {
 # Variables that millpond sets for its own processes; peers run without them.
 ONLY_OURS = ("GOMP_SPINCOUNT",)
 
+SCENARIO = """
+from millpond.envs.mettagrid import forage_config
+from millpond.envs.mettagrid import Forage
+print(forage_config(Forage()).model_dump_json())
+"""
+
 
 class OtherWork:
     """Number of cores that other processes kept busy since this was made; None where the system does not say.
@@ -122,3 +128,8 @@ def last_line_and_cpu(command: list[str], environment: dict[str, str] | None = N
         if process.returncode:
             raise SystemExit(f"{' '.join(command)[:400]} failed:\n{errors.read()[-4000:]}")
         return (printed.read().strip().splitlines() or [""])[-1], usage.ru_utime + usage.ru_stime
+
+
+def write_scenario(path: Path) -> None:
+    """Write the forage scenario as a MettaGridConfig, so that all sides use the same one."""
+    path.write_text(last_line([sys.executable, "-c", SCENARIO]))

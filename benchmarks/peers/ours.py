@@ -25,11 +25,6 @@ VERSIONS = """
 import json, importlib.metadata as m
 print(json.dumps({name: m.version(name) for name in ("torch", "numpy", "gymnasium")}))
 """
-SCENARIO = """
-from millpond.envs.mettagrid import forage_config
-from millpond.envs.mettagrid import Forage
-print(forage_config(Forage()).model_dump_json())
-"""
 
 
 def train_ours(task: str, iterations: int, seed: int, overrides: list[str]) -> Trained:
@@ -82,8 +77,3 @@ def shares_of(records: list[dict[str, Any]], whole: list[float]) -> dict[str, fl
     shares = {name: seconds / spent for name, seconds in sums.items()}
     outer = sum(share for name, share in shares.items() if "/" not in name)
     return {**shares, "other": 1.0 - outer}
-
-
-def write_scenario(path: Path) -> None:
-    """Write the forage scenario as a MettaGridConfig, so that all sides use the same one."""
-    path.write_text(last_line([sys.executable, "-c", SCENARIO]))

@@ -141,7 +141,8 @@ def dqn_minatar(iterations: int, seed: int, watch: Watch) -> int:
                 watch.returns += [float(episode.returns[0]) for episode in collection.episodes]
                 if steps > task.warm_up:
                     with watch.phase("train"):
-                        dqn.update_all(pond.sample_many(task.updates, task.batch, rng, gamma=task.gamma))
+                        batches = pond.sample_many(task.updates, task.batch, rng, gamma=task.gamma, columns=())
+                        dqn.update_all(batches)
     vector.close()
     return task.iteration
 

@@ -37,8 +37,16 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
 
-from environments import REQUIREMENTS, OtherWork, interpreter, last_line, run_peer, set_up  # noqa: E402
-from ours import train_ours, write_scenario  # noqa: E402
+from environments import (  # noqa: E402
+    REQUIREMENTS,
+    OtherWork,
+    interpreter,
+    last_line,
+    run_peer,
+    set_up,
+    write_scenario,
+)
+from ours import train_ours  # noqa: E402
 from table import table  # noqa: E402
 from trained import Trained, against  # noqa: E402
 from trainings import TRAININGS  # noqa: E402

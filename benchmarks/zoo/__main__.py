@@ -6,7 +6,7 @@
     python -m benchmarks.zoo --page                             only write docs/zoo.md and its picture
 
 A finished training is a file in results/ and is not run again. Millpond and SB3's defaults come first in all tasks.
-References need the virtual environment of SB3: python benchmarks/peers/run.py --setup sb3.
+References need the virtual environments of SB3 and PufferLib: python benchmarks/peers/run.py --setup sb3 puffer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.peers.environments import interpreter
 from benchmarks.zoo.page import PAGE, PICTURE, draw, page_of
 from benchmarks.zoo.results import RESULTS, path_of, read_results
-from benchmarks.zoo.tasks import MILLPOND, SB3, TASKS, TITLES
+from benchmarks.zoo.tasks import MILLPOND, PUFFER, SB3, TASKS, TITLES
 from benchmarks.zoo.training import train
 
 Job = tuple[str, str, int]  # task, party, seed
@@ -77,7 +77,7 @@ def main() -> int:
     if not options.page:
         jobs = planned(options.task, options.party, options.seeds)
         jobs = [job for job in jobs if not path_of(folder, *job).exists()]
-        has_references = any(party != MILLPOND for _, party, _ in jobs)
+        has_references = any(party not in (MILLPOND, PUFFER) for _, party, _ in jobs)
         python = options.python or (interpreter("sb3", {}) if has_references else None)
         threads = options.threads or (1 if options.jobs > 1 else None)
         with ThreadPoolExecutor(options.jobs) as pool:

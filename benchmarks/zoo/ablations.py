@@ -65,7 +65,7 @@ SETTINGS = {
         Setting("rate-constant", "constant learning rate", ("ppo.lr_schedule=constant",)),
         Setting("rate-floor", "learning rate ends at a tenth", ("ppo.min_lr_ratio=0.1",)),
         Setting("critic", "separate critic", ("policy.separate_critic=true",)),
-        Setting("observations", "observations normalised (Hopper: not)", ()),
+        Setting("observations", "observations normalised (Hopper: not)", (), COMMON[:-1]),  # Breakout shows images
         Setting("lambda", "lambda 0.9", ("ppo.gae_lambda=0.9",)),
         Setting("trace", "traces end with rows of 8 steps", ("ppo.trace_end=row",)),
         Setting("rows", "rows of 64 steps", ("trainer.bptt_horizon=64",)),
@@ -74,6 +74,7 @@ SETTINGS = {
         Setting("epochs", "one epoch", ("trainer.update_epochs=1",), ("lunarlander", "cartpole")),
         Setting("rate-lower", "learning rate / 10", ("ppo.learning_rate=1e-4",), ("lunarlander", "cartpole")),
         Setting("rate-higher", "learning rate x 10", ("ppo.learning_rate=1e-2",), ("lunarlander", "cartpole")),
+        Setting("rate-highest", "learning rate x 100", ("ppo.learning_rate=0.1",), ("lunarlander", "cartpole")),
         Setting("entropy-0", "no entropy bonus", ("ppo.ent_coef=0",), ("lunarlander", "acrobot")),
         Setting("entropy-more", "entropy bonus x 10", ("ppo.ent_coef=0.1",), ("lunarlander", "acrobot")),
         Setting("one-env", "one env", ("trainer.num_envs=1",), ("lunarlander", "cartpole")),

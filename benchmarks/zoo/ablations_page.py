@@ -31,11 +31,10 @@ Short trainings with the packaged recipes ([recipes](recipes.md)) and one settin
 CURVES: dict[str, list[tuple[str, tuple[str, ...]]]] = {
     "reward_scales": [(task, ("scale-0.001", BASE, "scale-1000")) for task in ("cartpole", "pendulum", "breakout")],
     "rule_values": [("cartpole", (BASE, "scale-1000", "scale-1000-values")), ("lunarlander", (BASE, "values"))],
-    "rule_rate": [(task, (BASE, "rate-lower", "rate-higher")) for task in ("cartpole", "lunarlander")],
+    "rule_rate": [(task, (BASE, "rate-lower", "rate-higher", "rate-highest")) for task in ("cartpole", "lunarlander")],
     "rule_schedule": [(task, (BASE, "rate-constant", "rate-floor")) for task in ("lunarlander", "hopper")],
     "rule_gamma": [(task, ("gamma-lower", BASE, "gamma-higher")) for task in ("lunarlander", "pendulum")],
-    "rule_trace": [(task, (BASE, "trace", "lambda")) for task in ("lunarlander", "hopper")],
-    "rule_rows": [(task, (BASE, "rows")) for task in ("lunarlander", "hopper")],
+    "rule_rows": [(task, (BASE, "rows", "trace")) for task in ("lunarlander", "hopper")],
     "rule_epochs": [(task, (BASE, "epochs")) for task in ("cartpole", "lunarlander")],
     "rule_entropy": [(task, ("entropy-0", BASE, "entropy-more")) for task in ("lunarlander", "acrobot")],
     "rule_observations": [(task, (BASE, "observations")) for task in ("hopper", "lunarlander")],

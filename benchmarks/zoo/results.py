@@ -33,6 +33,7 @@ class Result:
     versions: dict[str, str]
     settings: dict[str, Any]
     cpu_seconds: float | None = None  # of the whole process and its children; None: not measured
+    evaluation: float | None = None  # mean return of Millpond's evaluation at the end of the run
     warnings: dict[str, int] | None = None  # number of warnings by cause, of Millpond's runs
 
     def write(self, folder: Path) -> None:

@@ -7,32 +7,35 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.hardware import processor
-from benchmarks.peers.environments import last_line_and_cpu, peer_command
-from benchmarks.zoo.results import Result, curve_of, final_return
-from benchmarks.zoo.tasks import MILLPOND, QUICK_SECONDS, QUICK_STEPS, Task
+from benchmarks.peers.environments import interpreter, last_line_and_cpu, peer_command, write_scenario
+from benchmarks.zoo.results import Iteration, Result, curve_of, final_return
+from benchmarks.zoo.tasks import MILLPOND, PUFFER, QUICK_SECONDS, QUICK_STEPS, Task
 
 # They change no result: no evaluation but the one at the end, no checkpoint but the last, envs in the trainer's process.
 QUIET = (
     "eval.interval=null",
-    "eval.episodes=1",
     "checkpoint.interval=null",
     "log.tensorboard=false",
     "vector.backend=inline",
+    "vector.trainer_share=0.0",
 )
+PUFFER_BATCH = 12_288  # agent steps of an iteration, as in benchmarks/peers/forage.yaml
 VERSIONS = ("millpond", "torch", "numba", "gymnasium", "numpy")
 
 
 def train(task: Task, party: str, seed: int, *, python: str | None, threads: int | None, quick: bool) -> Result:
     """Train and return the result. `python` is the interpreter of the references."""
-    steps = min(task.steps, QUICK_STEPS) if quick else task.steps
+    steps = min(task.steps, QUICK_STEPS if task.reward_steps is None else PUFFER_BATCH) if quick else task.steps
     seconds = QUICK_SECONDS if quick and task.seconds else task.seconds
     if party == MILLPOND:
         trained = train_millpond(task, seed, steps, seconds, threads)
+    elif party == PUFFER:
+        trained = train_puffer(task, seed, steps, threads)
     else:
         if python is None:
             raise SystemExit(
@@ -63,6 +66,7 @@ def result_of(trained: dict[str, Any], task: str, party: str, seed: int, threads
         versions=trained["versions"],
         settings=trained["settings"],
         cpu_seconds=round(trained["cpu_seconds"], 1),
+        evaluation=trained.get("evaluation"),
         warnings=trained.get("warnings"),
     )
 
@@ -79,27 +83,57 @@ def train_millpond(
 ) -> dict[str, Any]:
     """Train with the packaged recipe. With `warm_up` a run of one iteration comes first, so that nothing is compiled later."""
     settings = [f"trainer.total_timesteps={steps}", f"seed={seed}", *overrides]
+    options = [f"eval.episodes={task.eval_episodes}"]
     if seconds is not None:
         settings.append(f"trainer.max_seconds={seconds}")
     with tempfile.TemporaryDirectory() as folder:
         if warm_up:
-            _run(task.recipe, [*settings, "trainer.total_iterations=1"], folder, "first", threads)
-        run, cpu_seconds = _run(task.recipe, settings, folder, "whole", threads)
+            _run(task.recipe, [*settings, *options, "trainer.total_iterations=1"], folder, "first", threads)
+        run, cpu_seconds = _run(task.recipe, [*settings, *options], folder, "whole", threads)
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         host = json.loads((run / "host.json").read_text(encoding="utf-8"))
         warnings = warnings_of(run)
-    before = [0, *(int(record["episodes"]) for record in records[:-1])]
-    iterations = [
-        (int(record["env_steps"]), int(record["episodes"]) - earlier, record.get("episode_return"))
-        for record, earlier in zip(records, before, strict=True)
-    ]
     return {
-        "iterations": iterations,
+        "iterations": iterations_of(records, task.reward_steps),
         "seconds": records[-1]["seconds"] - sum(record.get("time/evaluate", 0.0) for record in records),
         "versions": {name: host["versions"][name] for name in VERSIONS},
         "settings": {"recipe": task.recipe, "overrides": settings},
         "cpu_seconds": cpu_seconds,
+        "evaluation": records[-1].get("eval/episode_return"),
         "warnings": warnings,
+    }
+
+
+def iterations_of(records: Sequence[Mapping[str, Any]], reward_steps: int | None) -> list[Iteration]:
+    """Return env steps, episodes and their mean return of each record; or agent steps, one, and the reward of some steps."""
+    if reward_steps is not None:
+        return [(int(one["agent_steps"]), 1, reward_steps * one["reward_per_agent_step"]) for one in records]
+    before = [0, *(int(record["episodes"]) for record in records[:-1])]
+    return [
+        (int(record["env_steps"]), int(record["episodes"]) - earlier, record.get("episode_return"))
+        for record, earlier in zip(records, before, strict=True)
+    ]
+
+
+def train_puffer(task: Task, seed: int, steps: int, threads: int | None) -> dict[str, Any]:
+    """Train with PufferLib's own trainer in its virtual environment, with the envs in the trainer's process."""
+    assert task.reward_steps is not None
+    script = Path(__file__).parents[1] / "peers" / "puffer_forage.py"
+    with tempfile.TemporaryDirectory() as folder:
+        scenario = Path(folder) / "forage.json"
+        write_scenario(scenario)
+        iterations = max(1, steps // PUFFER_BATCH)
+        command = peer_command(interpreter("puffer", {}), script, scenario, iterations, seed, 0, threads=threads)
+        line, cpu_seconds = last_line_and_cpu(*command)
+    trained = json.loads(line)
+    assert trained["steps"] == PUFFER_BATCH
+    ends = range(PUFFER_BATCH, PUFFER_BATCH * (iterations + 1), PUFFER_BATCH)
+    return {
+        "iterations": [(end, 1, task.reward_steps * level) for end, level in zip(ends, trained["level"], strict=True)],
+        "seconds": sum(trained["collect"]) + sum(trained["train"]),
+        "versions": trained["versions"],
+        "settings": trained["settings"],
+        "cpu_seconds": cpu_seconds,
     }
 
 

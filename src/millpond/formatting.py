@@ -65,6 +65,14 @@ def number(value: float) -> str:
     return f"{value:,.2f}".rstrip("0").rstrip(".") if abs(value) >= 0.1 else f"{value:.2g}"
 
 
+def short_number(value: float) -> str:
+    """Format a number with at most four significant digits: 512, 1,536, 15.73M, 0.1364, -331.8."""
+    for scale, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= scale:
+            return f"{value / (1e3 if unit == 'k' else scale):.4g}{unit}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def figures(rows: Iterable[tuple[str, str] | tuple[str, str, str]], indent: int = 2) -> list[str]:
     """Format lines of label, figure and optional remark; figures are right-aligned, remarks wrapped."""
     table = [(printable(row[0]), printable(row[1]), row[2] if len(row) > 2 else "") for row in rows]

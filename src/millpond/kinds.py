@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from millpond.planner.kind import KindPlanner, KindText
     from millpond.report.facts import KindReport
     from millpond.store import Checkpoint
+    from millpond.trainers.common.policy import LoadedPolicy as LoadedPolicy
     from millpond.trainers.common.session import Player, Trainer
     from millpond.trainers.reward.setup import RecordedData
 
@@ -113,3 +114,7 @@ KINDS: dict[str, Kind] = {
         ),
     )
 }
+
+LOAD_POLICY: Lazy[Callable[..., LoadedPolicy]] = Lazy(
+    "millpond.trainers.common.policy:load_policy"
+)  # of a run of any kind

@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmarks.peers.environments import interpreter
 from benchmarks.zoo.__main__ import planned
-from benchmarks.zoo.page import PAGE, PICTURE, cell, compared, digest, not_run, page_of
+from benchmarks.zoo.page import PAGE, PICTURE, cell, compared, digest, not_run, page_of, warned
 from benchmarks.zoo.recall_env import Recall
 from benchmarks.zoo.results import POINTS, RESULTS, Iteration, Result, curve_of, final_return, read_results
 from benchmarks.zoo.tasks import MILLPOND, RECURRENT, SB3, TASKS, TUNED
@@ -49,13 +49,20 @@ def test_the_final_return_is_that_of_episodes_in_the_last_tenth() -> None:
     assert final_return([(900, 5, 100.0), (1_000, 0, None)]) is None
 
 
-def test_a_cell_has_mean_lowest_and_highest_seed_and_seconds_of_the_fastest() -> None:
+def test_a_cell_has_mean_lowest_and_highest_seed_and_seconds_of_the_cheapest() -> None:
     runs = [
         replace(CARTPOLE, seed=k, final=final, seconds=60.0 * k) for k, final in ((1, 100.0), (2, 500.0), (3, 300.0))
     ]
-    assert cell(runs) == "300 (100 to 500); 60 s"
-    assert cell(runs[:1]) == "100; 60 s"
-    assert cell([replace(CARTPOLE, final=None)]) == "no episode ended; 6 s"
+    assert cell(runs) == "300 (100 to 500); 60 s on the clock"
+    assert cell([*runs[:2], replace(runs[2], cpu_seconds=7.0)]) == "300 (100 to 500); 7 CPU s"
+    assert cell(runs[:1]) == "100; 60 s on the clock"
+    assert cell([replace(CARTPOLE, final=None)]) == "no episode ended; 6 s on the clock"
+
+
+def test_warnings_are_named_by_run_and_cause() -> None:
+    silent, loud = replace(CARTPOLE, warnings={}), replace(CARTPOLE, seed=2, warnings={"entropy": 2})
+    assert warned([silent, CARTPOLE]).endswith("in these 1 runs: none.")
+    assert warned([silent, loud]).endswith("in these 2 runs: `gymnasium:CartPole-v1`, seed 2: entropy (2).")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +147,6 @@ def test_results_are_of_whole_trainings(result: Result) -> None:
 
 
 def test_a_finished_training_is_a_file_and_is_not_run_again(tmp_path: Path) -> None:
-    """The recipe multiplies rewards by 0.02; the return is that of the env."""
     run = ("--quick", "--task", "cartpole", "--party", MILLPOND, "--seeds", 1, "--jobs", 1, "--folder", tmp_path)
     first = zoo(*run)
     assert first.returncode == 0, first.stderr
@@ -150,6 +156,8 @@ def test_a_finished_training_is_a_file_and_is_not_run_again(tmp_path: Path) -> N
     assert [steps for steps, _ in result["curve"]] == [2_048, 4_096, 6_144, 8_192]
     assert all(15 < value <= 500 for _, value in result["curve"])
     assert result["final"] == result["curve"][-1][1]
+    assert result["cpu_seconds"] > 0.5  # importing torch alone takes that long
+    assert result["warnings"] == {}
     written = path.stat().st_mtime_ns
     again = zoo(*run)
     assert again.returncode == 0

@@ -36,7 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the small runs `small` and `good`."""
     folder = tmp_path_factory.mktemp("strange")
     settings = {**SMALL, "trainer.total_iterations": 1, "run_dir": str(folder / "runs"), "log.tensorboard": False}
-    millpond.train("grid", settings, run="small").close()
+    millpond.train("grid", overrides=settings, run="small").close()
     shutil.copytree(folder / "runs" / "small", folder / "runs" / "good")
     return folder
 

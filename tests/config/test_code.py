@@ -9,7 +9,8 @@ import pytest
 
 import millpond
 from millpond.config import load, recipe_names
-from millpond.config.load import code_of, source_file
+from millpond.config.files import source_file
+from millpond.config.load import code_of
 from tests.support.env_specs import env_spec
 
 

@@ -93,9 +93,9 @@ def test_a_custom_policy_needs_no_other_setting(recipe: str) -> None:
         assert line.reason == "the policy is custom: nowhere:make_policy"
 
 
-def test_normalised_values_that_are_asked_for_are_refused_for_a_custom_policy() -> None:
-    with pytest.raises(ConfigError, match=r"ppo\.normalize_values=true is for the built-in policy"):
-        load("gym", ["policy.target=nowhere:make_policy", "ppo.normalize_values=true"])
+def test_normalised_values_may_be_asked_for_with_a_custom_policy_whose_features_have_a_built_in_value() -> None:
+    loaded = load("gym", ["policy.target=nowhere:make_policy", "ppo.normalize_values=true"])
+    assert loaded.recipe.ppo.normalize_values  # type: ignore[attr-defined]
 
 
 def test_a_plan_knows_what_gymnasium_says_and_leaves_the_rest_open() -> None:

@@ -178,3 +178,50 @@ def test_a_recipe_may_extend_an_ini_file(tmp_path: Path) -> None:
     assert loaded.recipe.env.num_agents == 8
     assert not loaded.agents_open
     assert loaded.ignored
+
+
+BREAKOUT = (DATA / "puffer4_breakout.ini").read_text()
+
+
+def test_a_file_of_pufferlib_4_is_recognised_and_planned_with_its_own_defaults(tmp_path: Path) -> None:
+    planned = plan(write(tmp_path, BREAKOUT))
+    p, recipe = planned.plan, planned.loaded.recipe
+    assert isinstance(p, PPOPlan)
+    assert isinstance(recipe, PPORecipe)
+    assert (p.total_agents, p.groups, p.num_workers, p.batch_size, p.segments) == (256, 2, 8, 8_192, 256)
+    assert (p.num_minibatches, p.gradient_updates) == (11, 11)  # int(1.42 * 8,192 / 1,024)
+    assert p.passes_over_data == 11 / 8
+    assert (recipe.policy.core, recipe.policy.num_layers, recipe.policy.hidden_size) == ("mingru", 2, 64)
+    ppo = recipe.ppo
+    assert (ppo.style, ppo.rho_weights, ppo.optimizer, ppo.adam_beta1, ppo.min_lr_ratio) == (
+        "puffer", "reward", "muon", 0.95, 0.1,
+    )  # fmt: skip
+    assert ppo.adam_eps == 1e-12  # not the 1e-8 of PufferLib 3.0
+    text = show(planned)
+    assert "Defaults of PufferLib 4" in text
+    assert "train.gamma=0.995" in text
+
+
+def test_agents_of_pufferlib_4_are_divided_among_envs(tmp_path: Path) -> None:
+    path = write(tmp_path, BREAKOUT.replace("[env]\nnum_agents = 1\n", ""))
+    p = plan(path, ["env.num_agents=4", "trainer.num_workers=8"]).plan
+    assert isinstance(p, PPOPlan)
+    assert (p.num_envs, p.total_agents) == (64, 256)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("num_layers = 2", "num_layers = 2\nexpansion_factor = 2"), "policy.expansion_factor=2 has no counterpart"),
+        (("[policy]", "[torch]\nnetwork = Mamba\n[policy]"), "torch.network=Mamba is not one of MinGRU"),
+        (("[policy]", "[selfplay]\nenabled = 1\n[policy]"), "selfplay.enabled=1 has no counterpart"),
+        (("min_lr_ratio = 0.1", "anneal_ent_coef = 1"), "train.anneal_ent_coef=1 has no counterpart"),
+        (("min_lr_ratio = 0.1", "adam_beta1 = 0.7"), "mixes keys of PufferLib 4"),
+        (("total_agents = 256", "total_agents = 255"), "vec.total_agents=255 is not a multiple"),
+    ],
+)
+def test_what_pufferlib_4_has_and_millpond_has_not_is_refused_by_name(
+    tmp_path: Path, change: tuple[str, str], says: str
+) -> None:
+    with pytest.raises(MillpondError, match=says):
+        load(write(tmp_path, BREAKOUT.replace(*change)))

@@ -194,6 +194,8 @@ def test_masks_have_the_structure_of_the_space_or_are_flat():
         write_mask(np.ones(3), layout, into, env_id="test", env=0)
     with pytest.raises(EnvError, match="allows nothing"):
         write_mask(np.zeros(7), layout, into, env_id="test", env=0)
+    write_mask(np.zeros(7), layout, into, env_id="test", env=0, final=True)  # after the end nothing needs to be allowed
+    assert not into[:7].any()
 
 
 def test_spaces_without_a_fixed_size_are_refused():

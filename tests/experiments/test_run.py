@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from millpond.store import read_status
-from millpond.store.run import is_run
+from millpond.store.folder import is_run
 
 TINY = [
     "pqn.num_envs=4", "pqn.num_steps=8", "pqn.num_minibatches=2", "mixture.agents=2", "mixture.pond_transitions=128",

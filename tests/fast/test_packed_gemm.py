@@ -74,6 +74,25 @@ def test_products_equal_numpy_packed_or_not(
     np.testing.assert_allclose(out, exact[first:last], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("rows", [1, 4, 13, 97])
+@pytest.mark.parametrize(("inner", "columns"), [(1, 16), (4, 256), (33, 7), (16, 40), (256, 64), (257, 64)])
+def test_dense_relu_equals_numpy(
+    monkeypatch: pytest.MonkeyPatch, packed: bool, rows: int, inner: int, columns: int
+) -> None:
+    a, weight, bias = drawn(rows, inner), drawn(columns, inner), drawn(columns)
+    a[0, 0] = np.nan
+    function = products.dense_relu
+    function = function if packed == products.USE_PACKED_GEMM else uncompiled(monkeypatch, function, packed)
+    around, out = guarded(rows, columns)
+    function(SGEMM, a, weight, bias, out)
+    exact = np.maximum(a.astype(np.float64) @ weight.T.astype(np.float64) + bias, 0)  # a NaN stays a NaN
+    assert np.isnan(out[0]).all()
+    np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-4)
+    assert (around[:32] == AROUND).all()
+    assert (around[-32:] == AROUND).all()
+
+
 def uncompiled(monkeypatch: pytest.MonkeyPatch, function: Any, packed: bool) -> Any:
     """The function as it is on a processor where matrices are packed, or are not."""
     monkeypatch.setattr(products, "USE_PACKED_GEMM", packed)

@@ -33,7 +33,13 @@ def network_of(shape: tuple[int, ...] = SHAPE, dtype: str = "uint8", hidden: int
     return network
 
 
-def transitions(count: int, seed: int = 0, shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.uint8) -> Any:
+def transitions(
+    count: int,
+    seed: int = 0,
+    shape: tuple[int, ...] = SHAPE,
+    dtype: torch.dtype = torch.uint8,
+    masked: bool = False,
+) -> Any:
     rng = torch.Generator().manual_seed(seed)
 
     def frames() -> torch.Tensor:
@@ -45,6 +51,7 @@ def transitions(count: int, seed: int = 0, shape: tuple[int, ...] = SHAPE, dtype
         action=torch.randint(ACTIONS, (count,), generator=rng, dtype=torch.int32),
         reward=2 * torch.randn(count, generator=rng),  # some beyond the linear part of Huber's loss
         discount=torch.where(torch.rand(count, generator=rng) < 0.3, 0.0, 0.81),
+        next_action_mask=torch.rand(count, ACTIONS, generator=rng) < 0.5 if masked else None,
     )
 
 
@@ -107,6 +114,19 @@ def test_updates_equal_the_plain_ones(dtype: str, shape: tuple[int, ...], thread
     assert quick.updates == plain.updates == quick.optimizer.updates[0] == 6
 
 
+@pytest.mark.parametrize("double", [False, True])
+def test_updates_with_action_masks_equal_the_plain_ones(double: bool, threads: int) -> None:
+    plain, quick = pair(double=double)
+    batches = [transitions(40, seed, masked=True) for seed in range(3)]
+    assert not batches[0].next_action_mask.any(-1).all()  # a mask that allows nothing allows all
+    expected = [plain.update(batch) for batch in batches]
+    for mine, theirs in zip(quick.update_all(batches), expected, strict=True):
+        assert dict(mine) == pytest.approx({name: float(value) for name, value in theirs.items()}, rel=1e-4, abs=1e-5)
+    torch.testing.assert_close(quick.online.data, plain.online.data, atol=3e-5, rtol=0)
+    without = pair(double=double)[1].update(transitions(40, 0))
+    assert without["q_loss"] != pytest.approx(float(expected[0]["q_loss"]), rel=1e-3)  # masks make a difference
+
+
 def test_hard_target_is_copied_at_its_interval() -> None:
     _, quick = pair(target_tau=0, target_interval=3)
     quick.update_all([transitions(16, seed) for seed in range(2)])
@@ -157,7 +177,7 @@ def test_updates_stop_after_one_that_is_not_finite() -> None:
 
 def test_summed_gradients_of_parts_equal_the_whole_batch() -> None:
     plain, quick = pair()
-    whole = transitions(32)
+    whole = transitions(32, masked=True)
     halves = [
         SimpleNamespace(**{name: value[part] for name, value in vars(whole).items()})
         for part in (slice(0, 16), slice(16, 32))

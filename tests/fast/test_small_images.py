@@ -48,8 +48,14 @@ def test_output_and_gradients_equal_torch(dtype: torch.dtype, channels: int, hei
     values, active = np.empty(places * filters, np.float32), np.empty(places * filters, np.float32)
     deviation, factor = np.empty(places, np.float32), np.float32(scale)
     pixels = image.reshape(-1).numpy()
-    padded = np.zeros((height + 2) * (width + 2) * filters, np.float32)
-    small_images.convolve(pixels, factor, height, width, last, flat(bias), values)
+    padded = np.zeros((small_images.margin(width) + height * width) * filters, np.float32)
+    where, numbers = np.empty(pixels.size + 1, np.int64), np.empty(pixels.size + 1, np.float32)
+    count = small_images.list_pixels(pixels, factor, where, numbers)
+    assert where[:count].tolist() == np.flatnonzero(pixels).tolist()
+    np.testing.assert_allclose(numbers[:count], pixels[pixels != 0] * factor)
+    for _ in range(2):  # what an earlier image left outside of the outputs does not matter
+        small_images.convolve(where, numbers, count, height, width, last, flat(bias), padded)
+    small_images.without_padding(padded, height, width, filters, values)
     np.testing.assert_allclose(values, plain.detach().reshape(-1), atol=1e-5)
     small_images.normalize_groups(values, filters, flat(gain), flat(shift), deviation, active)
     np.testing.assert_allclose(active, output.detach(), atol=1e-5)
@@ -59,7 +65,7 @@ def test_output_and_gradients_equal_torch(dtype: torch.dtype, channels: int, hei
 
     # the same with places last
     images, outputs = (np.ascontiguousarray(array.reshape(places, filters).T).reshape(-1) for array in (values, active))
-    small_images.convolve(pixels, factor, height, width, last, flat(bias), active)
+    small_images.without_padding(padded, height, width, filters, active)
     packed_gemm.transpose(active, places, filters, images)
     small_images.normalize_places(images, places, flat(gain), flat(shift), deviation, outputs)
     np.testing.assert_allclose(outputs.reshape(filters, places).T.reshape(-1), output.detach(), atol=1e-5)
@@ -73,7 +79,9 @@ def test_output_and_gradients_equal_torch(dtype: torch.dtype, channels: int, hei
         np.testing.assert_allclose(again, total, atol=5e-5)
 
     weights = np.zeros(weight.numel(), np.float32)
-    small_images.add_weight_gradient(pixels, factor, height, width, gradient, filters, padded, weights)
+    padded[:] = 0.0
+    small_images.with_padding(gradient, height, width, filters, padded)
+    small_images.add_weight_gradient(where, numbers, count, height, width, padded, filters, weights)
     for found, parameter in zip(sums, (gain, shift, bias), strict=True):
         np.testing.assert_allclose(found, parameter.grad, atol=5e-5)
     assert weight.grad is not None

@@ -108,6 +108,23 @@ def test_importance_weights_are_clipped(kernel: Any) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+def test_importance_weight_on_the_reward_alone(kernel: Any) -> None:
+    arrays = {
+        "reward": column(1.0, 1.0),
+        "value": column(4.0, 2.0),
+        "next_value": np.array([[6.0]], np.float32),
+        "terminated": flags(0, 0),
+        "truncated": flags(0, 0),
+        "final_value": column(0.0, 0.0),
+        "alive": flags(1, 1),
+        "ratio": column(4.0, 0.5),
+    }
+    # t=1: .5*1 + .5*6 - 2 = 1.5    t=0: 2*1 + .5*2 - 4 + .5*1*1.5 = -.25
+    numbers = {"gamma": 0.5, "lam": 1.0, "rho_clip": 2.0, "c_clip": 1.0}
+    assert kernel(arrays, **numbers, rho_on_reward=True).ravel().tolist() == [-0.25, 1.5]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_dead_agent_has_no_advantage(kernel: Any) -> None:
     arrays = {
         "reward": column(1.0, 9.0, 1.0),
@@ -127,11 +144,18 @@ def test_dead_agent_has_no_advantage(kernel: Any) -> None:
     seed=st.integers(0, 2**32 - 1),
     weighted=st.booleans(),
     row_end=st.booleans(),
+    rho_on_reward=st.booleans(),
     gamma=st.floats(0, 1),
     lam=st.floats(0, 1),
 )
 def test_fast_kernels_equal_the_reference(
-    shape: tuple[int, int, int], seed: int, weighted: bool, row_end: bool, gamma: float, lam: float
+    shape: tuple[int, int, int],
+    seed: int,
+    weighted: bool,
+    row_end: bool,
+    rho_on_reward: bool,
+    gamma: float,
+    lam: float,
 ) -> None:
     rng = np.random.default_rng(seed)
     ends = rng.random(shape)
@@ -146,6 +170,7 @@ def test_fast_kernels_equal_the_reference(
         "ratio": rng.lognormal(size=shape).astype(np.float32) if weighted else None,
     }
     numbers = {"gamma": gamma, "lam": lam, "rho_clip": 1.2, "c_clip": 0.9, "bootstrap_row_end": row_end}
+    numbers["rho_on_reward"] = rho_on_reward
     expected = with_numpy(advantage_reference, arrays, **numbers)
     np.testing.assert_allclose(with_numpy(advantage_numba, arrays, **numbers), expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(with_torch(arrays, **numbers), expected, rtol=1e-4, atol=1e-4)

@@ -31,6 +31,7 @@ def transitions(count: int, seed: int = 0) -> Any:
         action=torch.randint(2, (count,), generator=rng, dtype=torch.int32),
         reward=torch.rand(count, generator=rng),
         discount=torch.where(torch.rand(count, generator=rng) < 0.3, 0.0, 0.81),
+        next_action_mask=None,
     )
 
 
@@ -53,6 +54,24 @@ def test_target_equals_the_formula(double: bool) -> None:
         expected.append(float(batch.reward[k]) + float(batch.discount[k]) * float(target[k, action]))
     torch.testing.assert_close(dqn.targets(batch, batch.reward), torch.tensor(expected))
     assert (online.argmax(-1) != target.argmax(-1)).any()  # so that double makes a difference
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_target_is_the_largest_of_the_allowed_next_actions(double: bool) -> None:
+    dqn, batch = cartpole_dqn(double=double), transitions(64)
+    dqn.target_parameters.data.add_(
+        torch.randn(dqn.target_parameters.data.shape, generator=torch.Generator().manual_seed(3))
+    )
+    batch.next_action_mask = torch.rand(64, 2, generator=torch.Generator().manual_seed(4)) < 0.5
+    with torch.no_grad():
+        online, target = dqn.network(batch.next_observation), dqn.target(batch.next_observation)
+    expected = []
+    for k in range(64):
+        allowed = [action for action in (0, 1) if batch.next_action_mask[k, action]] or [0, 1]
+        chooser = online if double else target
+        best = max(allowed, key=lambda action: float(chooser[k, action]))
+        expected.append(float(batch.reward[k]) + float(batch.discount[k]) * float(target[k, best]))
+    torch.testing.assert_close(dqn.targets(batch, batch.reward), torch.tensor(expected))
 
 
 def test_squared_and_huber_loss_equal_hand_computed_values() -> None:
@@ -146,7 +165,9 @@ def test_reduced_parts_of_a_batch_equal_the_whole_batch(loss: str) -> None:
     def learn(half: int) -> list[dict[str, float]]:
         part, metrics_of_half = slice(half * 8, half * 8 + 8), []
         for k in range(3):
-            batch = SimpleNamespace(**{name: values[part] for name, values in vars(transitions(16, k)).items()})
+            batch = SimpleNamespace(
+                **{name: None if values is None else values[part] for name, values in vars(transitions(16, k)).items()}
+            )
             metrics = halves[half].update(batch, parts=2, all_reduce=all_reduce)
             metrics_of_half.append({name: float(value) for name, value in metrics.items()})
         return metrics_of_half

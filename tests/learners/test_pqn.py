@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from millpond import fast
 from millpond.config.recipe import EnvConfig, VectorConfig
 from millpond.learners import AgentGroup, LearnerError
 from millpond.replay import Schema
-from millpond.replay.pond import Pond
+from millpond.replay.pond import Pond, separate_masks
 from millpond.store.checkpoint import tree_from_bytes, tree_to_bytes
 from millpond.trainers.common.envs import build_vector
 from millpond.trainers.common.play import evaluate
-from tests.support.corridor import CORRIDOR, SMALL, make, make_group, network_for
+from tests.support.corridor import CORRIDOR, DOORS, SMALL, allowed_in, make, make_group, network_for
 
 CARTPOLE = EnvConfig(id="gymnasium:CartPole-v1", reward_scale=0.1)
 RECALL = EnvConfig(id="recall")
@@ -119,6 +120,58 @@ def test_collection_is_added_to_a_pond_unchanged() -> None:
     batch = pond.sample(64, np.random.default_rng(0))
     assert set(batch.column["agent"].tolist()) == {3}
     assert batch.column["epsilon"].unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("image", [False, True])
+def test_masks_hold_for_actions_values_and_what_is_stored(image: bool) -> None:
+    """The network prefers a forbidden action everywhere; the env refuses actions that its mask forbids."""
+    env = DOORS.model_copy(update={"options": {"limit": 7, "image": image}})
+    config = SMALL.model_copy(update={"epsilon_start": 0.5})
+    compiled = fast.pqn_updates if image else None
+    vector = make(env, config.num_envs)
+    group = AgentGroup([network_for(vector, 1)], [vector], config, seeds=[1], total_collections=9, compiled=compiled)
+    with torch.no_grad():
+        group.networks[0].output.bias += torch.tensor([0.0, 0.1, 50.0, 0.2])
+    (collection,) = group.collect()
+    cells = (
+        collection.observation.flatten(3)[:, :, 0, :10].float().argmax(-1)
+        if image
+        else collection.observation.float().argmax(-1)
+    )
+    expected_mask = torch.tensor([[allowed_in(cell) for cell in row] for row in cells.tolist()])
+    assert torch.equal(collection.action_mask, expected_mask)
+    assert collection.action_mask.gather(-1, collection.action.long().unsqueeze(-1)).all()
+    assert set(collection.action.flatten().tolist()) == {0, 1, 3}
+    with torch.no_grad():
+        q = group.networks[0](collection.observation.flatten(0, 1)).view(*cells.shape, 4)
+        finals = group.networks[0](torch.from_numpy(collection.final_observation))
+    for t, env_number in np.ndindex(*cells.shape):
+        allowed = [a for a in range(4) if allowed_in(int(cells[t, env_number]))[a]]
+        assert float(collection.value[t, env_number]) == pytest.approx(float(q[t, env_number, allowed].max()), abs=1e-4)
+    assert len(finals) == int(collection.truncated.sum()) > 0
+    best = [
+        max(float(of_final[a]) for a in range(4) if mask[a])
+        for of_final, mask in zip(finals, collection.final_action_mask, strict=True)
+    ]
+    assert collection.final_value[collection.truncated].tolist() == pytest.approx(best, abs=1e-4)
+    pond = Pond.init(Schema.from_spec(group.spec), 512, lanes=8)
+    pond.add(collection.as_steps(pond.schema))
+    batch = separate_masks(pond.sample(64, np.random.default_rng(0)), stacked=False)
+    assert batch.next_action_mask is not None
+    shown = batch.next_observation.flatten(2)[:, 0, :10] if image else batch.next_observation
+    future = (batch.discount > 0).tolist()
+    for cell, mask, counts in zip(
+        shown.float().argmax(-1).tolist(), batch.next_action_mask.tolist(), future, strict=True
+    ):
+        assert mask == allowed_in(cell) or not counts
+    group.learn()
+
+
+def test_learns_with_masks() -> None:
+    group = make_group(DOORS.model_copy(update={"options": {"limit": 30}}), total_collections=40)
+    train(group, 40)
+    vector = make(DOORS, 4)
+    assert evaluate(group.networks[0], vector, episodes=4, seed=9, device=CPU, deterministic=True).lengths == (5,) * 4
 
 
 def test_collected_steps_follow_the_rules_of_the_environment() -> None:

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from millpond.config.recipe import EnvConfig
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.learners import LearnerError, build_q_network
+from millpond.learners.q_network import with_mask
 from millpond.policies.encoders.pixels import ChannelNorm
-from tests.support.corridor import make
 
 FOUR = ActionSpec.discrete(4)
 SPECS = {
@@ -69,12 +68,9 @@ def test_masked_actions_are_never_chosen() -> None:
     assert chosen.action.tolist() == [2]
 
 
-def test_environments_with_action_masks_are_refused() -> None:
-    from dataclasses import replace
-
-    from millpond.learners.q_network import check_spec
-
-    spec = make(EnvConfig(id="recall"), 1).spec
-    check_spec(spec)
-    with pytest.raises(LearnerError, match="masks"):
-        check_spec(replace(spec, action_masks=True))
+def test_forbidden_actions_have_the_lowest_number_and_unknown_masks_forbid_nothing() -> None:
+    q = torch.tensor([[3.0, 1.0, 2.0], [3.0, 1.0, 2.0]])
+    mask = torch.tensor([[False, True, True], [False, False, False]])
+    assert with_mask(q, mask).max(-1).values.tolist() == [2.0, 3.0]
+    assert with_mask(q, mask).isfinite().all()  # times a discount of 0 it must be 0
+    assert with_mask(q, None) is q

@@ -107,6 +107,20 @@ def test_many_batches_equal_single_ones_drawn_one_after_the_other(stack: int | N
     assert one.random() == many.random()
 
 
+@pytest.mark.parametrize("ring", [8, 4_096])
+def test_view_has_no_copy_of_the_records(ring: int) -> None:
+    pond, naive = Pond.init(FRAME, 2 * ring, lanes=2), NaiveLake()
+    for _ in range(7):
+        pond.add(naive.generate("a", 2, 2, np.random.default_rng(0), FRAME, fresh=False, ends=0.1))
+    view = pond.view()
+    assert np.shares_memory(view.flags, pond.flags)
+    assert sum(array.size for array in (view.runs.begin, view.runs.rings, view.held)) == 3 + 4 + 2  # by lanes alone
+    assert view.num_records == np.minimum(pond.heads, ring).sum()
+    slots = view.records(np.arange(view.num_records))
+    held = [lane * ring + place for lane in range(2) for place in range(min(int(pond.heads[lane]), ring))]
+    assert slots.tolist() == held
+
+
 def test_size_is_announced_before_memory_is_allocated() -> None:
     announced: list[str] = []
     pond = Pond.init(FRAME, 100, lanes=4, announce=announced.append)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -89,3 +91,10 @@ def test_beta_reaches_one() -> None:
 def test_beta_of_pufferlib_goes_a_share_of_the_way() -> None:
     """b0 + (1 - b0) * alpha * progress"""
     assert [annealed_beta(0.2, progress, 0.5) for progress in (0.0, 0.5, 1.0)] == pytest.approx([0.2, 0.4, 0.6])
+
+
+@pytest.mark.parametrize("sampling", ["prioritized", "independent"])
+def test_minibatches_that_are_drawn_one_by_one_may_be_any_number(sampling: Any) -> None:
+    rng, priority = np.random.default_rng(0), np.ones(12)
+    draws = list(draw_minibatches(sampling, 12, 4, rng, priority=lambda: priority, alpha=0.5, count=5))
+    assert [len(set(draw.rows.tolist())) for draw in draws] == [4] * 5

@@ -24,7 +24,7 @@ from millpond.store import (
     show_runs,
     training,
 )
-from millpond.store.run import git_commit
+from millpond.store.host import git_commit
 from millpond.store.status import Process, process_start, write_status
 
 

@@ -44,6 +44,45 @@ def make_env(limit: int = 30) -> Corridor:
     return Corridor(limit)
 
 
+def allowed_in(cell: int) -> list[bool]:
+    """Return the mask of `Doors`: left, right, never, and to stay in odd cells only."""
+    return [True, True, False, cell % 2 == 1]
+
+
+class Doors(Corridor):
+    """The corridor with four actions, of which a mask forbids some; `image`: it shows 4 planes of 10 x 10 bytes."""
+
+    action_space = gymnasium.spaces.Discrete(4)
+
+    def __init__(self, limit: int, image: bool) -> None:
+        super().__init__(limit)
+        self.image = image
+        if image:
+            self.observation_space = gymnasium.spaces.Box(0, 255, (10, 10, 4), np.uint8)
+
+    def _show(self) -> Any:
+        if not self.image:
+            return super()._show()
+        shown = np.zeros((10, 10, 4), np.uint8)
+        shown[:, self.cell] = 255
+        return shown
+
+    def action_masks(self) -> list[bool]:
+        return allowed_in(self.cell)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert allowed_in(self.cell)[action], (self.cell, action)
+        if action < 2:
+            return super().step(action)
+        self.steps += 1
+        return self._show(), 0.0, False, self.steps >= self.limit, {}
+
+
+def make_doors(limit: int = 30, image: bool = False) -> Doors:
+    return Doors(limit, image)
+
+
+DOORS = EnvConfig(id="tests.support.corridor:make_doors", options={"limit": 7})
 CORRIDOR = EnvConfig(id="tests.support.corridor:make_env")
 SMALL = PQNConfig(
     num_envs=8, num_steps=16, num_minibatches=4, update_epochs=2, gamma=0.9, learning_rate=2e-3, epsilon_end=0.1

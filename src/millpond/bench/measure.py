@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -275,7 +275,7 @@ def measure_lake(
     terminated = np.random.default_rng(0).random(shape) < 0.005
     action = np.zeros((*shape, *spec.action.shape), spec.action.dtype)
     steps = Steps(observation, action, np.zeros(shape, np.float32), terminated, np.zeros(shape, bool))
-    count, schema = shape[0] * shape[1], Schema.from_spec(spec)
+    count, schema = shape[0] * shape[1], Schema.from_spec(replace(spec, action_masks=False))
     with tempfile.TemporaryDirectory(dir=folder) as scratch, Lake.create(Path(scratch) / "lake", schema) as lake:
         with lake.writer("bench", shape[1]) as writer:
             append = median_seconds(lambda: writer.append(steps), effort.repeats)

@@ -108,8 +108,9 @@ def observations_of(trainer: PPOTrainer) -> npt.NDArray[Any]:
 def ppo_for_plans(bench: Bench) -> tuple[dict[str, float], dict[str, float]]:
     """Return the sizes and seconds that plans estimate from."""
     phases, sizes = bench.iteration.phases, bench.sizes
+    passes = sizes["gradient_updates"] * sizes["minibatch_size"] / (sizes["segments"] * sizes["bptt_horizon"])
     return (
-        {name: sizes[name] for name in ("num_envs", "minibatch_size", "agent_steps", "update_epochs")},
+        {**{name: sizes[name] for name in ("num_envs", "minibatch_size", "agent_steps")}, "update_epochs": passes},
         {
             "collect": phases["collect"] + phases["advantage"],
             "train": phases["train"],
@@ -310,7 +311,7 @@ def _training(subject: PPOSubject, before: Stages) -> Stage:
             )
 
     seconds = median_seconds(train, subject.effort.repeats) / updates * plan.gradient_updates
-    steps = plan.agent_steps * plan.update_epochs
+    steps = round(plan.agent_steps * plan.passes_over_data)
     return _products(subject, "training", seconds, steps, FORWARD_AND_BACKWARD, subject.in_run("train"))
 
 

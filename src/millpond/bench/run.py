@@ -28,7 +28,7 @@ from millpond.planner.estimate import (
     with_measured,
 )
 from millpond.processor import can_use_bfloat16
-from millpond.store.run import host_facts
+from millpond.store import host_facts
 from millpond.trainers.common.session import load_to_run, require_machine
 
 TIMED_RUN = {  # a run without evaluations, checkpoints and TensorBoard

@@ -13,12 +13,13 @@ from millpond.cli.data import data, reward
 from millpond.cli.doctor import doctor
 from millpond.cli.envs import envs
 from millpond.cli.experiment import experiments
+from millpond.cli.export import export
 from millpond.cli.lake import lake
+from millpond.cli.runs import compare, runs
 
 app = typer.Typer(
     name="millpond",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -32,7 +33,9 @@ app = typer.Typer(
       millpond train gymnasium:CartPole-v1   train on any environment
       millpond runs                     list the runs
       millpond eval RUN                 evaluate a trained policy
+      millpond export RUN policy.onnx   write a policy for onnxruntime
       millpond report RUN               write a page with curves, times and a picture
+      millpond compare RUN RUN          draw the curves of runs, and show what differs
       millpond compare puffer-metta metta   show two configs side by side
       millpond lake info PATH           describe a lake of transitions
       millpond data audit pendulum      check recorded episodes
@@ -41,7 +44,8 @@ app = typer.Typer(
 
     A RECIPE is a name from `millpond recipes`, an env id (which takes the recipe of its family), a path to a YAML file, or
     a PufferLib .ini file. Override its settings with section.key=value arguments, such as trainer.batch_size=262_144;
-    `millpond plan --explain KEY` explains a key, and docs/configuration.md lists all of them.""",
+    `millpond plan --explain KEY` explains a key, and docs/configuration.md lists all of them. After
+    `millpond --install-completion` and a new shell, TAB completes recipes, runs, env ids and keys.""",
 )
 
 
@@ -61,10 +65,11 @@ def _top(
 
 app.command()(training.train)
 app.command("eval", short_help="Play episodes with a run's policy.")(training.evaluate)
+app.command(short_help="Write a run's policy to a file for onnxruntime.")(export)
 app.command(short_help="Write a run's report: results and curves.")(training.report)
-app.command()(training.runs)
+app.command(short_help="List the runs.")(runs)
 app.command()(planning.plan)
-app.command(short_help="Show two configs side by side.")(planning.compare)
+app.command(short_help="Compare runs, or two configs.")(compare)
 app.command()(planning.recipes)
 app.command(short_help="Measure this machine and a recipe on it.")(bench)
 app.command(short_help="Show what this machine has and lacks.")(doctor)

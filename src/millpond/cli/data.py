@@ -84,6 +84,10 @@ def audit_episodes(
 
     Constant returns, successes only, copies, NaN, actions out of range, clocks among the columns, contradicting flags:
     what each means, and what to do. Exits with 1 if the data is broken; with warnings and notes it exits with 0.
+
+    \b
+      millpond data audit pendulum
+      millpond data audit demonstrations/ --objective progress
     """
     episodes = open_episodes(path, keys or [], images, drop_columns=drop or [])
     with _progress_bar(len(episodes)) as advance:

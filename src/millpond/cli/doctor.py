@@ -47,6 +47,10 @@ def doctor(json: JsonOption = False) -> None:
     """Show what this machine has: versions, cores, devices, memory, disk, extras, and how to install the rest.
 
     Exits with 1 if something that millpond needs is missing or broken.
+
+    \b
+      millpond doctor
+      millpond doctor --json
     """
     facts = examine()
     missing = [name for name, version in facts["libraries"].items() if version is None]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from millpond.cli.complete import complete_env
 from millpond.cli.options import JsonOption
 from millpond.cli.output import print_json, print_text, progress
 from millpond.config.check import overlay
@@ -59,7 +60,12 @@ def list_envs(
 @envs.command("check", short_help="Check that an environment follows the rules.")
 def check_environment(
     env_id: Annotated[
-        str, typer.Argument(metavar="ID", help="An environment's id, or a custom one as package.module:make_env.")
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="An environment's id, or a custom one as package.module:make_env.",
+            autocompletion=complete_env,
+        ),
     ],
     options: Annotated[
         list[str] | None,
@@ -78,6 +84,11 @@ def check_environment(
     a policy can act on its observations and learn from them.
 
     Prints what is wrong and how to fix it; exits with 1 if a rule is broken.
+
+    \b
+      millpond envs check grid
+      millpond envs check gymnasium:CartPole-v1 --steps 500
+      millpond envs check mypackage.mymodule:make_env max_steps=100
     """
     from millpond.envs.check import check_env, in_order
 

@@ -49,6 +49,11 @@ def mixture_vs_single(
 
     Runs the mixture, one agent alone, one agent with the same resets, and the mixture without resets; prints a table with
     intervals, curves, and a one-sentence answer. Stop it at any time: the same command continues.
+
+    \b
+      millpond experiment mixture-vs-single --frames 262144 --seeds 2
+      millpond experiment mixture-vs-single --games minatar:breakout --methods mixture,single
+      millpond experiment mixture-vs-single --report
     """
     from millpond.cpu import usable_cores
     from millpond.experiments.mixture_vs_single import ExperimentSettings

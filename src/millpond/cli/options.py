@@ -6,26 +6,41 @@ from typing import Annotated
 
 import typer
 
-DEFAULT_RECIPE = "grid"
+from millpond.cli.complete import DEFAULT, complete_override, complete_preset, complete_recipe, complete_run
+
+DEFAULT_RECIPE = DEFAULT
 
 RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A recipe's name, an env id, a YAML file, or a PufferLib .ini.")
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A recipe's name, an env id, a YAML file, or a PufferLib .ini.",
+        autocompletion=complete_recipe,
+    ),
 ]
 OverridesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as trainer.batch_size=262_144.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Overrides, such as trainer.batch_size=262_144.",
+        autocompletion=complete_override,
+    ),
 ]
 PresetOption = Annotated[
     str | None,
     typer.Option(
         "--preset",
         metavar="NAME",
+        autocompletion=complete_preset,
         help="Apply one of the recipe's presets before the overrides; `millpond recipes` lists them. debug: one of every "
         "level. For reward recipes, full: the length in the documents, and fast: a shortened full, which is longer than "
         "the default of `reward`.",
     ),
 ]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Tiny sizes: one of every level, in seconds.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name or folder of a run.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="Name or folder of a run.", autocompletion=complete_run)
+]
 RunDirOption = Annotated[str, typer.Option("--run-dir", metavar="FOLDER", help="Folder that contains the run folders.")]
 BestOption = Annotated[bool, typer.Option("--best", help="Use the best checkpoint instead of the newest.")]
 EpisodesArgument = Annotated[

@@ -1,4 +1,4 @@
-"""The commands `plan`, `compare` and `recipes`."""
+"""The commands `plan` and `recipes`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from millpond.cli.complete import complete_key
 from millpond.cli.options import (
     DEFAULT_RECIPE,
     DebugOption,
@@ -24,16 +25,14 @@ from millpond.config.check import flatten
 from millpond.config.debug import DEBUG
 from millpond.config.env_options import env_spec
 from millpond.config.keys import keys, kinds_of, nearest_key, sections
-from millpond.config.load import leaves_agents_open
 from millpond.config.rules import show as show_value
 from millpond.envs.families import extra_of, install_command, missing_extra
 from millpond.errors import MillpondError
 from millpond.formatting import figures, plural, sentence
 from millpond.planner import Host
 from millpond.planner import plan as make_plan
-from millpond.planner.compare import compare as compare_plans
 from millpond.planner.compare import scale as make_scale
-from millpond.planner.compare import show_compare, show_scale
+from millpond.planner.compare import show_scale
 from millpond.planner.estimate import DeviceError, read_measured
 from millpond.planner.planned import show
 from millpond.planner.reward import preset_batches
@@ -49,7 +48,12 @@ def plan(
     ] = None,
     explain: Annotated[
         str | None,
-        typer.Option("--explain", metavar="KEY", help="Print the meaning of a key, its limits, and its value here."),
+        typer.Option(
+            "--explain",
+            metavar="KEY",
+            help="Print the meaning of a key, its limits, and its value here.",
+            autocompletion=complete_key,
+        ),
     ] = None,
     agents_from: Annotated[
         str | None,
@@ -91,52 +95,13 @@ def plan(
         _print_plan(recipe, override_list, preset, agents_from, other_machine, json)
 
 
-def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="A recipe or file.")] = "puffer-metta",
-    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")] = "metta",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[[a:|b:]KEY=VALUE]...", help="Overrides for both, or for one as a:key=value, b:key=value."
-        ),
-    ] = None,
-    agents_from: Annotated[
-        str | None,
-        typer.Option(
-            "--agents-from",
-            metavar="ENV",
-            help="Environment or YAML file with the number of agents, if a config has none.",
-        ),
-    ] = None,
-    preset: PresetOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Show two configs side by side: a table, what differs and why it matters, and what each is better for.
-
-    Without arguments: PufferLib's settings for Metta against Metta's own.
+def recipes(json: JsonOption = False) -> None:
+    """List the recipes: kinds, presets, and the extras that they need.
 
     \b
-      millpond compare metta mine.yaml
-      millpond compare metta metta b:trainer.minibatch_size=8192
-      millpond compare puffer.ini metta --agents-from metta.yaml
+      millpond recipes
+      millpond recipes --json
     """
-    for name in (first, second):
-        if "=" in name:
-            raise MillpondError(f"{name!r} is an override; name two recipes first, such as puffer-metta metta")
-    plans = []
-    for prefix, other_prefix, name in (("a:", "b:", first), ("b:", "a:", second)):
-        own = [text.removeprefix(prefix) for text in overrides or () if not text.startswith(other_prefix)]
-        needs_agents = agents_from is not None and leaves_agents_open(name, own, preset)
-        plans.append(make_plan(name, own, preset=preset, agents_source=agents_from if needs_agents else None))
-    comparison = compare_plans(*plans)
-    if json:
-        print_json(comparison.to_json())
-    else:
-        print_text(show_compare(comparison))
-
-
-def recipes(json: JsonOption = False) -> None:
-    """List the recipes: kinds, presets, and the extras that they need."""
     loaded = [(name, load(name).recipe) for name in recipe_names()]
     if json:
         print_json(

@@ -1,15 +1,15 @@
-"""The commands `train`, `eval`, `report` and `runs`."""
+"""The commands `train`, `eval` and `report`."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millpond.cli import without_collections
+from millpond.cli.complete import complete_run
 from millpond.cli.options import (
     DEFAULT_RECIPE,
     BestOption,
@@ -31,6 +31,7 @@ from millpond.formatting import figures, printable, sentence
 if TYPE_CHECKING:
     from millpond.config import Loaded
     from millpond.store import Run
+    from millpond.trainers.common.policy import LoadedPolicy
 
 
 def train(
@@ -48,14 +49,31 @@ def train(
         bool, typer.Option("--overwrite", help="Delete an existing run of this name and start again.")
     ] = False,
     weights_from: Annotated[
-        str | None, typer.Option("--from", metavar="RUN", help="Start with the weights of another run.")
+        str | None,
+        typer.Option(
+            "--from", metavar="RUN", help="Start with the weights of another run.", autocompletion=complete_run
+        ),
     ] = None,
     resume: Annotated[
-        str | None, typer.Option("--resume", metavar="RUN", help="Continue a run exactly from its last checkpoint.")
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Continue a run exactly from its last checkpoint; it has its config, sizes and preset.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool | None,
+        typer.Option(
+            "--verbose/--no-verbose", help="Log every metric, at every level, instead of a display or short lines."
+        ),
     ] = None,
     trust: TrustOption = False,
 ) -> None:
     """Train a recipe, or continue a run.
+
+    A terminal shows a live display; otherwise there is a short line every log.console_seconds seconds.
 
     Ctrl-C finishes the step, saves, and prints how to resume; a second Ctrl-C stops at once. A closed terminal
     saves and stops, too, unless the run was started with nohup. The run folder, runs/NAME, holds everything: config,
@@ -75,6 +93,7 @@ def train(
       torchrun --nproc-per-node=4 -m -- millpond train mixture       # one rank per agent; mind the --
     """
     recipe, override_list = recipe_and_overrides(recipe, overrides)
+    override_list += [] if verbose is None else [f"log.verbose={verbose}"]
     if resume is not None:
         if run is not None or overwrite or weights_from is not None or preset is not None or debug:
             raise typer.BadParameter("--resume takes overrides only: a run keeps its name, recipe and preset")
@@ -111,6 +130,7 @@ def _train(
     from millpond.distributed import join
     from millpond.planner import plan_loaded
     from millpond.planner.planned import show_alerts, show_choices
+    from millpond.record import captured_output
     from millpond.store import Run
     from millpond.trainers.common.session import (
         begin_on_all_ranks,
@@ -156,18 +176,20 @@ def _train(
                 )
             alerts = show_alerts(plan_loaded(loaded, dataset=dataset).alerts)
             say("\n".join([*alerts, *show_choices(loaded)[1:], *notes, printable(f"run {run.shown}")]))
-            trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)
-        setup.close()
-        try:
-            say("\n".join(trainer.opening()))
-            trainer.train()
-            summary = trainer.summary() if ranks.first else []
-            if summary:
-                say("\n" + "\n".join(summary))
-            elif run.report_path.is_file():  # stopped before its end
-                say(f"Report: {run.shown / run.report_path.name}")
-        finally:
-            trainer.close()
+        with captured_output(enabled=ranks.first and not loaded.recipe.log.verbose):
+            with setting_up(run, ranks):
+                trainer = make_trainer(loaded, run, weights_from=source, ranks=ranks, recorded=recorded)
+            setup.close()
+            try:
+                say("\n".join(trainer.opening()))
+                trainer.train()
+                summary = trainer.summary() if ranks.first else []
+            finally:
+                trainer.close()
+        if summary:
+            say("\n" + "\n".join(summary))
+        elif run.report_path.is_file():  # stopped before its end
+            say(f"Report: {run.shown / run.report_path.name}")
 
 
 def _print_nothing(text: str) -> None:
@@ -176,7 +198,19 @@ def _print_nothing(text: str) -> None:
 
 def evaluate(
     run: RunArgument,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of the env, such as env.max_steps=100."),
+    ] = None,
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes to play.")] = 20,
+    deterministic: Annotated[
+        bool | None,
+        typer.Option(
+            "--deterministic/--sampled",
+            help="Take the most likely actions, or sample them; default: as the recipe acts (eval.deterministic).",
+            show_default=False,
+        ),
+    ] = None,
     render: Annotated[
         Path | None, typer.Option("--render", metavar="FILE.gif", help="Render the first episode as a GIF.")
     ] = None,
@@ -189,13 +223,24 @@ def evaluate(
 ) -> None:
     """Play episodes with a run's policy, on seeds that training does not use, and print the results.
 
+    \b
+      millpond eval grid-1 --episodes 100
+      millpond eval grid-1 env.max_steps=100 --deterministic
+
     If the run names Python code, as in env.id: package.module:make_env, you are asked before it is imported, unless it is
     in your current project or you started the run here. Without a terminal, --trust is needed.
     """
     from millpond.trainers.common.play import evaluate_run
 
     evaluation, policy = evaluate_run(
-        run, episodes=episodes, seed=seed, best=best, render=render, trust=trust_or_ask(trust)
+        run,
+        episodes=episodes,
+        seed=seed,
+        best=best,
+        render=render,
+        trust=trust_or_ask(trust),
+        overrides=overrides or (),
+        deterministic=deterministic,
     )
     if json:
         print_json({"run": run, "checkpoint_updates": policy.updates, **evaluation.to_json()})
@@ -203,12 +248,13 @@ def evaluate(
     low, high = evaluation.interval()
     rows: list[tuple[str, str, str]] = [
         ("episodes", str(len(evaluation.lengths)), policy.description),
+        ("actions", "deterministic" if evaluation.deterministic else "sampled", _why(deterministic, policy)),
         ("return", f"{evaluation.mean:.4f}", f"95% interval {low:.4f} to {high:.4f}"),
         ("length", f"{sum(evaluation.lengths) / len(evaluation.lengths):.1f}", "env steps, on average"),
     ]
     agents = evaluation.agent_returns
-    if not agents and len(evaluation.returns[0]) > 1:
-        means = [sum(returns) / len(returns) for returns in zip(*evaluation.returns, strict=True)]
+    if not agents and len(evaluation.returns_by_agent[0]) > 1:
+        means = [sum(returns) / len(returns) for returns in zip(*evaluation.returns_by_agent, strict=True)]
         agents = {f"agent {index}": mean for index, mean in enumerate(means)}
     rows += [(f"return of {name}", f"{mean:.4f}", "") for name, mean in agents.items()]
     prefix = "eval/env/"
@@ -218,6 +264,13 @@ def evaluate(
         if key.startswith(prefix)
     ]
     print_text("\n".join([printable(run), *figures(rows), *([f"  picture: {render}"] if render else [])]))
+
+
+def _why(deterministic: bool | None, policy: LoadedPolicy) -> str:
+    """Return the reason for how actions are chosen in an evaluation."""
+    if deterministic is not None:
+        return "as requested"
+    return "as the recipe acts" if policy.recipe.eval.deterministic is None else "eval.deterministic of the recipe"
 
 
 def report(
@@ -256,20 +309,3 @@ def report(
         without = sentence(picture.caption) if picture is not None and picture.refused else []
         lines = [str(path), *(f"  {chart}" for chart in charts), *without]
         print_text("\n".join(printable(line) for line in lines))
-
-
-def runs(run_dir: RunDirOption = "runs", json: JsonOption = False) -> None:
-    """List the runs: return, best return, steps, speed, state.
-
-    RETURN is that of the newest evaluation, or of training if there was none; BEST is the best evaluation's. A run that
-    learns a reward from recorded episodes has no return: its figure is marked and named below the table. STEPS are agent
-    steps, or updates (upd) if no agent acts; SPEED is the mean over the whole run. AGE is the time since the state last
-    changed. Causes that a run warned about are below it; its report says what to try.
-    """
-    from millpond.store import list_runs, show_runs
-
-    rows = list_runs(Path(run_dir))
-    if json:
-        print_json([asdict(row) for row in rows])
-    else:
-        print_text(show_runs(rows))

@@ -5,7 +5,8 @@ the rules and errors that all kinds share, `rank_rules` those of several ranks. 
 `keys` lists every setting, and `env_options` turns the section `env` into an environment.
 """
 
-from millpond.config.load import Loaded, load, recipe_names
+from millpond.config.files import recipe_names
+from millpond.config.load import Loaded, RecipeSource, load
 from millpond.config.mixture import MixtureRecipe
 from millpond.config.ppo import PPORecipe
 from millpond.config.recipe import Recipe
@@ -18,6 +19,7 @@ __all__ = [
     "MixtureRecipe",
     "PPORecipe",
     "Recipe",
+    "RecipeSource",
     "RewardRecipe",
     "Violation",
     "load",

@@ -23,6 +23,25 @@ def _sampling(values: Values) -> Iterator[Violation]:
         )
 
 
+def _replay_ratio(values: Values) -> Iterator[Violation]:
+    ratio, sampling, epochs = values["trainer.replay_ratio"], values["ppo.sampling"], values["trainer.update_epochs"]
+    if ratio is None:
+        return
+    if sampling not in ("prioritized", "independent"):
+        yield Violation(
+            ("trainer.replay_ratio", "ppo.sampling"),
+            f"trainer.replay_ratio={ratio:g} needs minibatches that are drawn one by one, and ppo.sampling={sampling} "
+            "uses every row once per update epoch",
+            ({"trainer.replay_ratio": None}, {"ppo.sampling": "independent", "ppo.prio_alpha": 0.0}),
+        )
+    if epochs > 1:
+        yield Violation(
+            ("trainer.replay_ratio", "trainer.update_epochs"),
+            f"trainer.replay_ratio={ratio:g} and trainer.update_epochs={epochs} both set the number of updates",
+            ({"trainer.update_epochs": 1}, {"trainer.replay_ratio": None}),
+        )
+
+
 def _layers_of_core(values: Values) -> Iterator[Violation]:
     layers, core = values["policy.num_layers"], values["policy.core"]
     if layers > 1 and core != "mingru" and values["policy.target"] is None:
@@ -39,24 +58,6 @@ def _critic_is_trained(values: Values) -> Iterator[Violation]:
             ("ppo.value_trains_core", "policy.separate_critic"),
             "ppo.value_trains_core=false with policy.separate_critic=true would never train the critic's encoder and core",
             ({"ppo.value_trains_core": True}, {"policy.separate_critic": False}),
-        )
-
-
-def _value_of_custom_policy(values: Values) -> Iterator[Violation]:
-    for key in ("ppo.normalize_values", "policy.separate_critic"):
-        if values[key] and values["policy.target"] is not None:
-            yield Violation(
-                (key, "policy.target"),
-                f"{key}=true is for the built-in policy, not for the custom policy policy.target={values['policy.target']}, "
-                "which computes its value itself",
-                ({key: False},),
-            )
-    if not values["ppo.value_trains_core"] and values["policy.target"] is not None:
-        yield Violation(
-            ("ppo.value_trains_core", "policy.target"),
-            f"ppo.value_trains_core=false has no effect on the custom policy policy.target={values['policy.target']}, "
-            "which decides itself what its value loss trains",
-            ({"ppo.value_trains_core": True},),
         )
 
 
@@ -85,10 +86,4 @@ def _estimator(values: Values) -> Iterator[Violation]:
         )
 
 
-ALGORITHM_RULES: tuple[Rule, ...] = (
-    _sampling,
-    _estimator,
-    _layers_of_core,
-    _critic_is_trained,
-    _value_of_custom_policy,
-)
+ALGORITHM_RULES: tuple[Rule, ...] = (_sampling, _replay_ratio, _estimator, _layers_of_core, _critic_is_trained)

@@ -29,6 +29,14 @@ def flatten(model: BaseModel, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def flatten_mapping(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by dotted name."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten_mapping(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
 def written(model: BaseModel, prefix: str = "") -> set[str]:
     """Return the keys that were set rather than left at their defaults."""
     names: set[str] = set()

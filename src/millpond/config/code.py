@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.config.recipe import EnvConfig
+from millpond.envs.objects import OBJECT, is_object
 
 DOTTED = re.compile(
     r"[A-Za-z_][\w.]*:[\w./-]+"
@@ -46,7 +47,7 @@ def named_code(env: EnvConfig | None, values: Mapping[str, Any], layers: Sequenc
     found = [] if env is None else list(_code_of_env(env, layers))
     policy = values.get("policy")
     target = policy.get("target") if isinstance(policy, Mapping) else None
-    if isinstance(target, str):
+    if isinstance(target, str) and not is_object(target):  # objects are passed, not imported
         module, _, function = target.partition(":")
         found.append(NamedCode("policy.target", target, _source("policy.target", layers), (module,), function=function))
     return tuple(found)
@@ -73,7 +74,7 @@ def _code_of_env(env: EnvConfig, layers: Sequence[Layer]) -> Iterator[NamedCode]
     elif family == "pettingzoo" and name:
         modules = (f"pettingzoo.{name}", name)
         yield NamedCode("env.id", env.id, source, modules, library="pettingzoo", arguments=env.options)
-    elif name and family not in ("atari", "minatar"):
+    elif name and family not in ("atari", "minatar", OBJECT):
         yield NamedCode("env.id", env.id, source, (family,), function=name, arguments=env.options)
 
 

@@ -48,6 +48,7 @@ def ppo_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any]:
     """One iteration with one epoch of one minibatch: whole rounds of a few envs, at least `ROWS` rows."""
     settings: dict[str, Any] = {
         "trainer.update_epochs": 1,
+        "trainer.replay_ratio": None,
         "trainer.max_minibatch_size": None,
         "trainer.compile": False,
     }

@@ -42,7 +42,7 @@ class ForEnvConfig(ConfigSection):
         default_factory=dict, description="Overrides for envs that show smaller images, or grids."
     )
     memory: dict[str, Any] = Field(
-        default_factory=dict, description="Overrides for policies with memory: policy.core is lstm or gru."
+        default_factory=dict, description="Overrides for policies with memory: policy.core is not none."
     )
     custom_policy: dict[str, Any] = Field(
         default_factory=dict, description="Overrides for custom policies: policy.target is set."

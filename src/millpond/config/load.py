@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from millpond.config.check import check, flatten, merge, overlay, written
 from millpond.config.code import Layer, NamedCode, named_code
 from millpond.config.debug import DEBUG, debug_settings
 from millpond.config.env_options import decides_its_agents, refuse_many_agents, refuse_wrong_agents
+from millpond.config.files import SUFFIXES, locate, source_file
 from millpond.config.for_env import (
     Chosen,
     ForEnvConfig,
@@ -33,18 +32,18 @@ from millpond.config.rules import ConfigError, as_overrides
 from millpond.config.style import with_optimizer, with_style
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
 from millpond.envs.families import family_of
-from millpond.envs.registry import near_ids
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
 from millpond.kinds import KINDS
 
-SUFFIXES = (".yaml", ".yml", ".ini")
 SIZES_OF_DATA = ("expected_episodes", "expected_steps")
-OTHER_RECIPES = "or use an env id such as gymnasium:CartPole-v1, or a path to a YAML file"
 SECTION = "for_env"
 SIZED = ("grid", "mettagrid")  # environments whose number of agents and episode length the config sets
 WITHOUT_VECTORS = ("mettagrid", "atari", "minatar")  # families whose observations have no part of plain numbers
 NORMALIZE = "policy.normalize_observations"  # needs such a part
+
+# Whatever stands for a recipe: its name, an env id, a file, plain values, or a typed recipe, whose values are used unchanged.
+RecipeSource = str | Path | Mapping[str, Any] | Recipe
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,7 @@ class Loaded:
     recipe: Recipe
     values: dict[str, Any]  # merged from files, preset and overrides, without defaults
     defaulted: dict[str, Any] = field(default_factory=dict)  # keys of a PufferLib file with PufferLib's defaults
+    puffer_version: str = ""  # of such a file
     ignored: tuple[str, ...] = ()  # keys of a PufferLib file without a meaning here
     notes: tuple[str, ...] = ()
     agents_open: bool = False  # the number of agents per env is not set
@@ -69,6 +69,7 @@ class _Source:
     values: dict[str, Any]
     layers: tuple[Layer, ...] = ()
     defaulted: dict[str, Any] = field(default_factory=dict)
+    puffer_version: str = ""
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     agents_open: bool = False
@@ -83,14 +84,8 @@ class _Source:
         return replace(self, chosen=chosen, open_choices=still_open)
 
 
-def recipe_names() -> list[str]:
-    """Return the names of the packaged recipes."""
-    folder = resources.files("millpond.recipes")
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
 def load(
-    recipe: str | Path | Mapping[str, Any],
+    recipe: RecipeSource,
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
     agents_if_open: int | None = None,
@@ -98,9 +93,10 @@ def load(
     approve: Callable[[tuple[NamedCode, ...]], None] | None = None,
     known_spec: Callable[[EnvConfig], EnvSpec | None] | None = None,
 ) -> Loaded:
-    """Load a recipe (its name, an env id, a file or a mapping) with a preset and then overrides (`section.key=value`) applied.
+    """Load a recipe with a preset and then overrides (`section.key=value`) applied.
 
-    The preset `debug` is derived from the recipe and the overrides.
+    The recipe is a name, an env id, a file, a mapping or a typed one. The preset `debug` is derived from it and the
+    overrides.
     If the number of agents per env is not set (a PufferLib file, an environment that decides it), `agents_if_open` is used.
     `ask_env` returns the spec of the environment, and may run its code to find out: with it, an open number of agents is
     filled in and a wrong one is refused. Without it, nothing that the config names is imported; `known_spec` then returns
@@ -144,6 +140,7 @@ def load(
         typed,
         {section: value for section, value in values.items() if section != SECTION},
         source.defaulted,
+        source.puffer_version,
         source.ignored,
         notes,
         agents_open,
@@ -203,7 +200,7 @@ def leaves_agents_open(recipe: str | Path, overrides: Iterable[str], preset: str
 
 
 def env_of(
-    recipe: str | Path | Mapping[str, Any],
+    recipe: RecipeSource,
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
 ) -> EnvConfig | None:
@@ -212,7 +209,7 @@ def env_of(
 
 
 def code_of(
-    recipe: str | Path | Mapping[str, Any],
+    recipe: RecipeSource,
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
 ) -> tuple[NamedCode, ...]:
@@ -240,14 +237,13 @@ class _Layers:
 
 
 def _layered(
-    recipe: str | Path | Mapping[str, Any],
+    recipe: RecipeSource,
     overrides: Iterable[str] | Mapping[str, Any],
     preset: str | None,
     spec: EnvSpec | None = None,
 ) -> _Layers:
     """Apply the layers of a config in order. `spec` is that of its environment, if it is known."""
-    name = "config" if isinstance(recipe, Mapping) else str(recipe)
-    source = _extended(dict(recipe), name, (), spec) if isinstance(recipe, Mapping) else _read(name, (), spec)
+    name, source = _read_any(recipe, spec)
     dotted = _preset(source.values, preset, name) if preset is not None else {}
     preset_layer: Layer = (_file_of_preset(source.layers, preset), with_style(overlay({}, dotted)))
     overriding = dict(overrides if isinstance(overrides, Mapping) else (parse_override(text) for text in overrides))
@@ -265,6 +261,21 @@ def _layered(
         agents_open = agents_open or "num_agents" not in env.model_fields_set
     code = named_code(env, values, (*source.layers, preset_layer, (None, nested)))
     return _Layers(name, source, values, dotted, env, agents_open, () if source.agents_open else notes, code)
+
+
+def _read_any(recipe: RecipeSource, spec: EnvSpec | None) -> tuple[str, _Source]:
+    """Return the name and the plain values of whatever stands for a recipe."""
+    if isinstance(recipe, Recipe):
+        values = {**recipe.model_dump(exclude_unset=True), "kind": recipe.kind}
+        return recipe.kind, _Source(values, ((None, values),))
+    if isinstance(recipe, Mapping):
+        return "config", _extended(dict(recipe), "config", (), spec)
+    if not isinstance(recipe, str | Path):
+        raise MillpondError(
+            f"{recipe!r:.100} is not a recipe: pass a name, an env id, a file, a mapping or a typed recipe such as "
+            "millpond.config.PPORecipe(...). A function or class that makes an env is passed as env=..."
+        )
+    return str(recipe), _read(str(recipe), (), spec)
 
 
 def _unknown_agents(source: _Source, values: Mapping[str, Any]) -> str:
@@ -328,13 +339,15 @@ def _read(name: str, chain: tuple[str, ...], spec: EnvSpec | None) -> _Source:
     """Read the plain values of a recipe, env id or file, merged with what it extends."""
     if is_env_id(name) and Path(name).suffix not in SUFFIXES:
         return _of_env(name, source_file(Path(chain[-1])) if chain else None, spec)
-    path = _locate(name, Path(chain[-1]).parent if chain else Path())
+    path = locate(name, Path(chain[-1]).parent if chain else Path())
     if str(path) in chain:
         raise RecipeFileError(f"{' extends '.join([*chain, str(path)])}: a recipe cannot extend itself")
     if path.suffix == ".ini":
         read = puffer.read(read_text(path), str(path))
         layers = ((source_file(path), read.values),)
-        return _Source(with_style(read.values), layers, read.defaulted, read.ignored, read.notes, read.agents_open)
+        return _Source(
+            with_style(read.values), layers, read.defaulted, read.version, read.ignored, read.notes, read.agents_open
+        )
     return _extended(read_mapping(path), str(path), (*chain, str(path)), spec)
 
 
@@ -383,18 +396,13 @@ def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...], spec: E
         overlay(_over(inherited, values), settings),
         (*below.layers, own),
         below.defaulted,
+        below.puffer_version,
         below.ignored,
         notes,
         agents_open,
         (*below.chosen, *chosen),
         (*below.open_choices, *still_open),
     )
-
-
-def source_file(path: Path) -> Path | None:
-    """Return the path of a recipe file; None for a packaged recipe, which is part of Millpond."""
-    folder = Path(str(resources.files("millpond.recipes")))
-    return None if path.resolve().parent == folder.resolve() else path
 
 
 def _file_of_preset(layers: tuple[Layer, ...], preset: str | None) -> Path | None:
@@ -412,25 +420,6 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(data, Mapping) and isinstance(old, Mapping) and "path" in data:
         below = {**below, "data": {key: value for key, value in old.items() if key not in SIZES_OF_DATA}}
     return merge(below, above)
-
-
-def _locate(name: str, relative_to: Path) -> Path:
-    """Return the file of a recipe's name or path."""
-    path = Path(name)
-    if path.suffix in SUFFIXES or len(path.parts) > 1 or name in (".", "..", ""):
-        try:
-            relative = relative_to / path
-            return relative.resolve() if relative.exists() else path
-        except (OSError, ValueError) as error:  # too long, or with a NUL in it
-            raise RecipeFileError(f"{name[:80]!r} is not a path: {error}") from None
-    names = recipe_names()
-    if name in names:
-        return Path(str(resources.files("millpond.recipes") / f"{name}.yaml"))
-    if path.exists():
-        return path
-    nearest = list(dict.fromkeys([*difflib.get_close_matches(name, names, n=1), *near_ids(name)]))
-    hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"recipes are {', '.join(names)}; {OTHER_RECIPES}"
-    raise MillpondError(f"there is no recipe {name!r}; {hint}")
 
 
 def _preset(values: Mapping[str, Any], preset: str, source: str) -> dict[str, Any]:

@@ -296,6 +296,15 @@ def _networks(values: Values) -> Iterator[Violation]:
         )
 
 
+def _evaluation(values: Values) -> Iterator[Violation]:
+    if values["eval.deterministic"] is False:
+        yield Violation(
+            ("eval.deterministic",),
+            "eval.deterministic=false: Q-networks have no probabilities to sample actions from",
+            ({"eval.deterministic": True}, {"eval.deterministic": None}),
+        )
+
+
 def _crashes(values: Values) -> Iterator[Violation]:
     if values["vector.on_crash"] != "stop":
         yield Violation(
@@ -315,5 +324,6 @@ RULES: tuple[Rule, ...] = (
     _budget,
     _one_agent_envs,
     _networks,
+    _evaluation,
     _crashes,
 )

@@ -70,6 +70,11 @@ class PPOTrainerConfig(TrainerConfig):
     )
     bptt_horizon: Few = Field(64, description="Steps per row: the length over which the core is unrolled.")
     update_epochs: Few = Field(1, description="Passes over the rows of one iteration.")
+    replay_ratio: Positive | None = Field(
+        None,
+        description="Steps trained on per step collected, also a fraction, instead of update_epochs. For ppo.sampling "
+        "prioritized or independent, which draw minibatches one by one.",
+    )
     total_timesteps: Count = Field(
         10_000_000, description="Length of the run, in batch_unit; iterations = this // batch_size."
     )
@@ -111,6 +116,10 @@ class PPOConfig(ConfigSection):
     gae_lambda: Fraction = Field(0.916, description="Lambda of GAE: 0 is one-step returns, 1 is full returns.")
     rho_clip: Positive = Field(
         1.0, description="V-trace: upper bound of the importance weight of each temporal difference."
+    )
+    rho_weights: Literal["delta", "reward"] = Field(
+        "delta",
+        description="V-trace: what that weight multiplies: the temporal difference, or the reward alone (PufferLib 4).",
     )
     c_clip: Positive = Field(1.0, description="V-trace: upper bound of the importance weights in the trace.")
     trace_end: Literal["row", "iteration"] = Field(
@@ -224,6 +233,11 @@ def num_envs(values: Values) -> int | None:
         count: int = values[ENVS]
         return count if count % lcm(values[WORKERS], values[GROUPS]) == 0 else None
     return envs_per_group(values[TARGET], values[AGENTS], values[WORKERS]) * values[GROUPS] or None
+
+
+def num_minibatches(batch: int, minibatch: int, replay_ratio: float | None) -> int:
+    """Return the minibatches of an update epoch. A replay ratio is rounded down to whole ones, as PufferLib 4 does."""
+    return batch // minibatch if replay_ratio is None else int(replay_ratio * batch / minibatch)
 
 
 def batch_size(values: Values) -> int | None:
@@ -380,6 +394,16 @@ def _at_least_one_iteration(values: Values) -> Iterator[Violation]:
         )
 
 
+def _at_least_one_update(values: Values) -> Iterator[Violation]:
+    ratio, batch, minibatch = values["trainer.replay_ratio"], batch_size(values), values[MINIBATCH]
+    if ratio is not None and batch is not None and num_minibatches(batch, minibatch, ratio) == 0:
+        yield Violation(
+            ("trainer.replay_ratio", MINIBATCH, BATCH),
+            f"trainer.replay_ratio={ratio:g} of {BATCH}={batch:,} is less than one minibatch of {MINIBATCH}={minibatch:,}",
+            ({"trainer.replay_ratio": minibatch / batch},),
+        )
+
+
 RULES: tuple[Rule, ...] = (
     _one_way_to_count_envs,
     _envs_fill_workers_and_groups,
@@ -388,6 +412,7 @@ RULES: tuple[Rule, ...] = (
     _minibatches_divide_the_batch,
     _micro_batches_divide_a_minibatch,
     _at_least_one_iteration,
+    _at_least_one_update,
     *ALGORITHM_RULES,
     known_keys,
 )

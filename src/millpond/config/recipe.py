@@ -264,6 +264,11 @@ class EvalConfig(ConfigSection):
     )
     episodes: Count = Field(20, description="Episodes per evaluation.")
     seed: Natural = Field(1_000_003, description="First seed of the evaluation's envs.")
+    deterministic: Switch | None = Field(
+        None,
+        description="Take the most likely action (true) or sample it (false); null: as the recipe acts when it trains, so PPO "
+        "samples, and Q-learners and SAC take their best action.",
+    )
 
 
 class LogConfig(ConfigSection):
@@ -278,6 +283,9 @@ class LogConfig(ConfigSection):
         "auto", description="X-axis of curves: auto is agent steps online and updates offline."
     )
     console_seconds: Positive = Field(10.0, description="Seconds between log lines when there is no terminal.")
+    verbose: Switch = Field(
+        False, description="Log lines with every metric instead of a live display or short lines; --verbose sets it."
+    )
 
 
 class PolicyConfig(ConfigSection):

@@ -161,6 +161,15 @@ def _full_mode(values: Values) -> Iterator[Violation]:
             )
 
 
+def _no_custom_policy(values: Values) -> Iterator[Violation]:
+    if values["policy.target"] is not None:
+        yield Violation(
+            ("policy.target",),
+            f"policy.target={values['policy.target']}: the agent of a reward recipe is SAC or DQN, with networks of its own",
+            ({"policy.target": None},),
+        )
+
+
 def _data(values: Values) -> Iterator[Violation]:
     episodes, steps = values["data.expected_episodes"], values["data.expected_steps"]
     if episodes is not None and steps is not None and steps < episodes:
@@ -183,4 +192,4 @@ def _columns(values: Values) -> Iterator[Violation]:
         )
 
 
-RULES: tuple[Rule, ...] = (_one_way_to_save, _full_mode, _data, _columns)
+RULES: tuple[Rule, ...] = (_one_way_to_save, _full_mode, _no_custom_policy, _data, _columns)

@@ -145,13 +145,15 @@ class AgentActions:
                 numbers[k] = min(max(numbers[k] if unit is None else low + unit * (high - low), low), high)
         return layout.read_parts(choices, numbers)
 
-    def write_mask(self, agent: int, mask: Any, into: npt.NDArray[np.bool_], *, env_id: str, env: int) -> None:
+    def write_mask(
+        self, agent: int, mask: Any, into: npt.NDArray[np.bool_], *, env_id: str, env: int, final: bool = False
+    ) -> None:
         """Write the mask of an agent; `mask` is what its env says of its own choices, or None."""
         layout = self._layouts[agent]
         into[...] = self._base[agent]
         if mask is not None:
             own = np.empty(layout.spec.mask_size, bool)
-            write_mask(mask, layout, own, env_id=env_id, env=env)
+            write_mask(mask, layout, own, env_id=env_id, env=env, final=final)
             into[self._own[agent]] = own[: len(self._own[agent])]
 
 

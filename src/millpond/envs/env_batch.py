@@ -6,7 +6,8 @@ Also here is what implementations share: random streams, saved states, and the t
 
 Autoreset, one rule for all: the step that ends an episode resets the env at once. `observation` is then the first
 observation of the next episode, and `final_observation` holds the last one of the old episode; `reward`, `terminated`
-and `truncated` belong to the step that was taken. `final_observation` is meaningful only where an episode ended.
+and `truncated` belong to the step that was taken. `final_observation` is meaningful only where an episode ended, and so is
+`final_action_mask`: the actions that were allowed there, or none if that is not known.
 
 Random numbers: one stream per env, splitmix64 (Steele, Lea and Flood, 2014), with eight bytes of state.
 
@@ -60,6 +61,7 @@ class Buffers:
     truncated: npt.NDArray[np.bool_]  # [N, A]
     alive: npt.NDArray[np.bool_]  # [N, A]   the agent acts at the current observation
     action_mask: npt.NDArray[np.bool_]  # [N, A, action.mask_size]; size 0 if the environment has no masks
+    final_action_mask: npt.NDArray[np.bool_]  # [N, A, action.mask_size]; of the final observation
 
     @staticmethod
     def layout(spec: EnvSpec, num_envs: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -67,6 +69,7 @@ class Buffers:
         agents = (num_envs, spec.num_agents)
         observation = (agents + spec.observation.shape, np.dtype(spec.observation.dtype))
         flags = (agents, np.dtype(np.bool_))
+        mask = ((*agents, spec.action.mask_size if spec.action_masks else 0), np.dtype(np.bool_))
         return {
             "action": (agents + spec.action.shape, np.dtype(spec.action.dtype)),
             "observation": observation,
@@ -75,7 +78,8 @@ class Buffers:
             "terminated": flags,
             "truncated": flags,
             "alive": flags,
-            "action_mask": ((*agents, spec.action.mask_size if spec.action_masks else 0), np.dtype(np.bool_)),
+            "action_mask": mask,
+            "final_action_mask": mask,
         }
 
     @staticmethod
@@ -154,7 +158,8 @@ def load_arrays(
 
 def buffer_arrays(buffers: Buffers) -> dict[str, npt.NDArray[Any]]:
     """Return the buffers that belong to a saved state, by name."""
-    return {name: getattr(buffers, name) for name in SAVED_BUFFERS}
+    masks = {"final_action_mask": buffers.final_action_mask} if buffers.final_action_mask.size else {}
+    return {name: getattr(buffers, name) for name in SAVED_BUFFERS} | masks
 
 
 def draw(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

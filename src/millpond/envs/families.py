@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from millpond.envs.env_batch import EnvError
+from millpond.envs.objects import OBJECT, find_object
 from millpond.errors import MillpondError
 
 Options = TypeVar("Options")
@@ -221,7 +222,7 @@ def _near(name: str, names: Iterable[str]) -> str:
 
 
 def load_dotted(path: str, *, key: str = "", error: type[MillpondError] = EnvError) -> Any:
-    """Return the callable that `package.module:name` names.
+    """Return the callable that `package.module:name` names, or that was passed from Python as `object:name`.
 
     `key`    the config key to name in error messages
     `error`  the class of the errors that are raised
@@ -230,6 +231,15 @@ def load_dotted(path: str, *, key: str = "", error: type[MillpondError] = EnvErr
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise error(f"{setting} must be written package.module:name")
+    if module_name == OBJECT:
+        passed = find_object(path)
+        if passed is None:
+            argument = f"{'policy' if key == 'policy.target' else 'env'}={name}"
+            raise error(
+                f"{setting} was passed from Python as an object, and no other process can import it. Pass it again, in Python: "
+                f"millpond.resume(run, {argument}), millpond.load(run, {argument}) or millpond.evaluate(run, {argument})"
+            )
+        return passed
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as missing:

@@ -45,8 +45,13 @@ def find_mask(infos: Mapping[str, Any], observation: Any, env: Any, *, in_observ
     return None if method is None else method()
 
 
-def write_mask(mask: Any, layout: ActionLayout, into: npt.NDArray[np.bool_], *, env_id: str, env: int) -> None:
-    """Check a mask and write it; None allows everything. `into` has the entries of a mask of `layout.spec`."""
+def write_mask(
+    mask: Any, layout: ActionLayout, into: npt.NDArray[np.bool_], *, env_id: str, env: int, final: bool = False
+) -> None:
+    """Check a mask and write it; None allows everything. `into` has the entries of a mask of `layout.spec`.
+
+    `final`: the episode has ended, so that nothing needs to be allowed.
+    """
     into[...] = True
     if mask is None:
         return
@@ -56,6 +61,6 @@ def write_mask(mask: Any, layout: ActionLayout, into: npt.NDArray[np.bool_], *, 
             f"env {env_id!r} (env {env}) gave an action mask of {flat.size} entries, but there are {choices} "
             "choices; a mask has one entry for each choice"
         )
-    if choices and not flat.any():
+    if choices and not flat.any() and not final:
         raise EnvError(f"env {env_id!r} (env {env}) gave an action mask that allows nothing; allow at least one action")
     into[:choices] = flat

@@ -42,18 +42,20 @@ def known_ids() -> list[str]:
     return [*BUILT_IN, *games, "gymnasium:ID", "pettingzoo:MODULE", "package.module:make_env"]
 
 
-def near_ids(name: str) -> list[str]:
-    """Return up to three ids that a mistyped one may mean, also without its family: breakout, cartpole, gymnasium:CartPole-v9.
-
-    Imports Gymnasium to ask its registry.
-    """
-    import difflib
-
+def registered_ids() -> list[str]:
+    """Return every id that is a recipe, with those of Gymnasium's registry, which is imported."""
     import gymnasium
 
-    known = ["recall", "truncation", *(one for one in known_ids() if one.startswith(("atari:", "minatar:")))]
     own = [name for name, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("ale_py")]
-    known += [f"gymnasium:{env}" for env in own]  # ale_py's are atari:GAME here
+    games = [one for one in known_ids() if one.startswith(("atari:", "minatar:"))]
+    return ["recall", "truncation", *games, *(f"gymnasium:{env}" for env in own)]  # ale_py's are atari:GAME here
+
+
+def near_ids(name: str) -> list[str]:
+    """Return up to three ids that a mistyped one may mean, also without its family: breakout, gymnasium:CartPole-v9."""
+    import difflib
+
+    known = registered_ids()
     by_text: dict[str, list[str]] = {}
     for env_id in known:
         family, _, rest = env_id.rpartition(":")

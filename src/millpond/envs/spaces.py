@@ -191,6 +191,11 @@ class ObservationLayout:
                 high={leaf.name: leaf.high for leaf in self._leaves if leaf.high is not None},
             )
 
+    @property
+    def leaves(self) -> Sequence[Leaf]:
+        """Parts of the space, in the order of the spec's."""
+        return self._leaves
+
     def write_all(self, values: list[Any], into: Array, watch: Callable[[int], None] | None = None) -> None:
         """Write one value of the space per agent; refuse values that are not in it.
 
@@ -311,6 +316,11 @@ class ActionLayout:
             self.spec = ActionSpec.discrete(sizes[0])
         else:
             self.spec = ActionSpec.multidiscrete(sizes)
+
+    @property
+    def leaves(self) -> Sequence[ActionLeaf]:
+        """Parts of the space, in its order."""
+        return self._leaves
 
     def read_all(self, stored: Array) -> list[Any]:
         """Return stored actions [N, ...] of N agents as their envs expect them."""

@@ -32,7 +32,7 @@ from millpond.experiments.statistics import (
 from millpond.formatting import plural, sentence, table
 from millpond.record import read_records
 from millpond.store import read_status
-from millpond.store.run import is_run
+from millpond.store.folder import is_run
 from millpond.trainers.common.envs import evaluation_vector
 from millpond.trainers.common.play import Evaluation, evaluate, evaluate_run
 
@@ -142,7 +142,10 @@ class RandomPlayer:
         generator: torch.Generator | None = None,
         deterministic: bool = False,
     ) -> Any:
-        action = torch.randint(self.actions, (len(observation),), generator=generator, device=observation.device)
+        if action_mask is None:
+            action = torch.randint(self.actions, (len(observation),), generator=generator, device=observation.device)
+        else:
+            action = torch.multinomial(action_mask.float(), 1, generator=generator).squeeze(-1)
         return SimpleNamespace(action=action.int(), state=state)
 
 

@@ -32,7 +32,7 @@ from millpond.experiments.mixture_vs_single import (
 )
 from millpond.experiments.results import Answer, Results, RunResult, analyse, collect_results, random_scores, show
 from millpond.store import read_status
-from millpond.store.run import is_run
+from millpond.store.folder import is_run
 from millpond.trainers.common.session import require_machine
 from millpond.trust import require_trust
 

@@ -27,6 +27,7 @@ from millpond.fast.simd import require_floats
 
 Floats = npt.NDArray[np.float32]
 ZERO = np.float32(0.0)
+NO_BIAS = np.zeros(0, np.float32)
 UNROLLED = 4  # steps of a block's loop; without it LLVM moves some of the sums to memory
 
 
@@ -84,10 +85,15 @@ class _Emitter:
         function = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
         return self.builder.call(function, [a, b, c])
 
+    def add_and_relu(self, value: Any, bias: Any) -> Any:
+        """Return max(value + bias, 0); a NaN stays a NaN."""
+        total, zeros = self.builder.fadd(value, bias), ir.Constant(self.vector, [0.0] * LANES)
+        return self.builder.select(self.builder.fcmp_ordered("<", total, zeros), zeros, total)
+
     def block(
         self, rows: int, a: Any, a_row: Any, a_step: Any, b: Any, steps: Any, out: Any, out_row: Any
-    ) -> list[Any]:
-        """Emit the product of `rows` rows and one panel; return pointers to its sums and to where they belong."""
+    ) -> list[tuple[Any, Any, int]]:
+        """Emit the product of `rows` rows and one panel; return pointers to its sums, to where they belong, and the half."""
         builder, halves = self.builder, range(2)
         left = [builder.gep(a, [builder.mul(a_row, self.number(r))]) for r in range(rows)]
         sums = [[cgutils.alloca_once(builder, self.vector) for _ in halves] for _ in range(rows)]
@@ -111,7 +117,7 @@ class _Emitter:
         with cgutils.for_range_slice(builder, *rest) as (index, _):
             step(index)
         return [
-            (sums[r][h], self.place(out, builder.add(builder.mul(out_row, self.number(r)), self.number(h * LANES))))
+            (sums[r][h], self.place(out, builder.add(builder.mul(out_row, self.number(r)), self.number(h * LANES))), h)
             for r in range(rows)
             for h in halves
         ]
@@ -132,23 +138,27 @@ def _multiply_block(
     out_at: Any,
     out_row: Any,
     add: Any,
+    activate: Any,
+    bias: Any,
+    bias_at: Any,
 ) -> Any:
     """out[r, c] (+)= sum over k of a[a_at + r * a_row + k * a_step] * b[b_at + PANEL * k + c] for 1 to MAX_ROWS rows.
 
+    Or, if it is to `activate`, the maximum of 0 and the sum + bias[bias_at + c]; nothing is added then.
     All arrays are flat. It is written as LLVM IR, one loop for each number of rows: numba would not keep the sums in
     registers.
     """
-    for array in (a, b, out):
+    for array in (a, b, out, bias):
         require_floats(array)
     n = types.intp
-    signature = types.void(n, a, n, n, n, b, n, n, out, n, n, types.boolean)
+    signature = types.void(n, a, n, n, n, b, n, n, out, n, n, types.boolean, types.boolean, bias, n)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        rows, a, a_at, a_row, a_step, b, b_at, steps, out, out_at, out_row, add = arguments
+        rows, a, a_at, a_row, a_step, b, b_at, steps, out, out_at, out_row, add, activate, bias, bias_at = arguments
         emit = _Emitter(context, builder)
-        a, b, out = (
+        a, b, out, bias = (
             emit.start(signature.args[which], array, at)
-            for which, array, at in ((1, a, a_at), (5, b, b_at), (8, out, out_at))
+            for which, array, at in ((1, a, a_at), (5, b, b_at), (8, out, out_at), (13, bias, bias_at))
         )
         end = builder.append_basic_block("end")
         choice = builder.switch(rows, end)
@@ -157,13 +167,19 @@ def _multiply_block(
             choice.add_case(emit.number(count), case)
             builder.position_at_end(case)
             results = emit.block(count, a, a_row, a_step, b, steps, out, out_row)
-            with builder.if_else(add) as (to_add, to_write):
-                with to_add:
-                    for total, place in results:
-                        builder.store(builder.fadd(builder.load(total), builder.load(place, align=4)), place, align=4)
-                with to_write:
-                    for total, place in results:
-                        builder.store(builder.load(total), place, align=4)
+            with builder.if_else(activate) as (to_activate, otherwise):
+                with to_activate:
+                    biases = [emit.load(bias, emit.number(half * LANES)) for half in range(2)]
+                    for total, place, half in results:
+                        builder.store(emit.add_and_relu(builder.load(total), biases[half]), place, align=4)
+                with otherwise, builder.if_else(add) as (to_add, to_write):
+                    with to_add:
+                        for total, place, _ in results:
+                            sums = builder.fadd(builder.load(total), builder.load(place, align=4))
+                            builder.store(sums, place, align=4)
+                    with to_write:
+                        for total, place, _ in results:
+                            builder.store(builder.load(total), place, align=4)
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -324,8 +340,13 @@ def _multiply_panel(
     first: int,
     columns: int,
     add: bool,
+    bias: Floats,
 ) -> None:
-    """Compute the columns of one panel for the rows `first` to `first + rows` of out [m, n], in blocks of about equal size."""
+    """Compute the columns of one panel for the rows `first` to `first + rows` of out [m, n], in blocks of about equal size.
+
+    If there is a bias [n], it is added, and then negative numbers become 0.
+    """
+    activate = len(bias) > 0
     blocks, width = -(-rows // MAX_ROWS), min(PANEL, columns - panel * PANEL)
     edge = np.empty(MAX_ROWS * PANEL if width < PANEL else 0, np.float32)
     for block in range(blocks):
@@ -333,12 +354,17 @@ def _multiply_panel(
         count = rows * (block + 1) // blocks - start
         from_row, to = a_at + start * a_row, (first + start) * columns + panel * PANEL
         if width == PANEL:
-            _multiply_block(count, a, from_row, a_row, a_step, packed, b_at, steps, out, to, columns, add)
+            left = a, from_row, a_row, a_step
+            at = panel * PANEL
+            _multiply_block(count, *left, packed, b_at, steps, out, to, columns, add, activate, bias, at)
             continue
-        _multiply_block(count, a, from_row, a_row, a_step, packed, b_at, steps, edge, 0, PANEL, False)
+        _multiply_block(count, a, from_row, a_row, a_step, packed, b_at, steps, edge, 0, PANEL, False, False, bias, 0)
         for r in range(count):
             for c in range(width):
                 value = edge[r * PANEL + c]
+                if activate:
+                    value += bias[panel * PANEL + c]
+                    value = ZERO if value < ZERO else value
                 out[to + r * columns + c] = out[to + r * columns + c] + value if add else value
 
 
@@ -352,7 +378,8 @@ def _multiply_packed(
         rows = min(ROWS_AT_ONCE, m - first)
         for panel in range(panel_count(columns)):
             b_at = panel * PANEL * steps
-            _multiply_panel(a, first * a_row, a_row, a_step, rows, packed, b_at, steps, panel, out, first, columns, add)
+            left = a, first * a_row, a_row, a_step
+            _multiply_panel(*left, rows, packed, b_at, steps, panel, out, first, columns, add, NO_BIAS)
 
 
 @compiled_fast
@@ -369,9 +396,20 @@ def add_transposed_packed(a: Floats, packed: Floats, out: Floats) -> None:
 
 @compiled_fast
 def multiply_panels(
-    a: Floats, begin: int, end: int, a_transposed: bool, b: Floats, b_transposed: bool, add: bool, out: Floats
+    a: Floats,
+    begin: int,
+    end: int,
+    a_transposed: bool,
+    b: Floats,
+    b_transposed: bool,
+    add: bool,
+    bias: Floats,
+    out: Floats,
 ) -> None:
-    """out [m, n] = the rows begin:end of a [m, k] or a.T @ b [k, n] or b.T, or is added to; packs each panel before its use."""
+    """out [m, n] = the rows begin:end of a [m, k] or a.T @ b [k, n] or b.T, or is added to; packs each panel before its use.
+
+    With a bias [n], for k up to STEPS_AT_ONCE: max(product + bias, 0).
+    """
     inner, columns = (b.shape[1], b.shape[0]) if b_transposed else b.shape
     a_row, a_step = (1, a.shape[1]) if a_transposed else (a.shape[1], 1)
     flat_a, flat_b, flat_out = a.reshape(a.size), b.reshape(b.size), out.reshape(out.size)
@@ -385,5 +423,18 @@ def multiply_panels(
                 _pack_panel(flat_b, columns, panel, first, last, packed, 0)
             a_at, to_add = begin * a_row + first * a_step, add or first > 0
             _multiply_panel(
-                flat_a, a_at, a_row, a_step, end - begin, packed, 0, last - first, panel, flat_out, 0, columns, to_add
+                flat_a,
+                a_at,
+                a_row,
+                a_step,
+                end - begin,
+                packed,
+                0,
+                last - first,
+                panel,
+                flat_out,
+                0,
+                columns,
+                to_add,
+                bias,
             )

@@ -19,7 +19,9 @@ from millpond.fast.gemm import (
     blas_transposed_product,
 )
 from millpond.fast.packed_gemm import (
+    NO_BIAS,
     PANEL,
+    STEPS_AT_ONCE,
     USE_PACKED_GEMM,
     add_transposed_packed,
     aligned,
@@ -40,7 +42,7 @@ MIN_PACKED_COLUMNS = 8  # of a transposed matrix: a panel is always computed as 
 def product(sgemm: int, a: Floats, b: Floats, add: bool, out: Floats) -> None:
     """out [m, n] = a [m, k] @ b [k, n], or is added to."""
     if USE_PACKED_GEMM and len(a) >= MIN_PACKED_ROWS:
-        multiply_panels(a, 0, a.shape[0], False, b, False, add, out)
+        multiply_panels(a, 0, a.shape[0], False, b, False, add, NO_BIAS, out)
     else:
         blas_product(sgemm, a, b, ONE if add else ZERO, out)
 
@@ -49,7 +51,7 @@ def product(sgemm: int, a: Floats, b: Floats, add: bool, out: Floats) -> None:
 def product_transposed(sgemm: int, a: Floats, b: Floats, add: bool, out: Floats) -> None:
     """out [m, n] = a [m, k] @ b [n, k].T, or is added to."""
     if USE_PACKED_GEMM and len(a) >= MIN_PACKED_ROWS and len(b) >= MIN_PACKED_COLUMNS:
-        multiply_panels(a, 0, a.shape[0], False, b, True, add, out)
+        multiply_panels(a, 0, a.shape[0], False, b, True, add, NO_BIAS, out)
     else:
         blas_product_transposed(sgemm, a, b, ONE if add else ZERO, out)
 
@@ -58,7 +60,7 @@ def product_transposed(sgemm: int, a: Floats, b: Floats, add: bool, out: Floats)
 def transposed_product(sgemm: int, a: Floats, b: Floats, add: bool, out: Floats) -> None:
     """out [m, n] = a [k, m].T @ b [k, n], or is added to."""
     if USE_PACKED_GEMM and len(out) >= MIN_PACKED_ROWS:
-        multiply_panels(a, 0, a.shape[1], True, b, False, add, out)
+        multiply_panels(a, 0, a.shape[1], True, b, False, add, NO_BIAS, out)
     else:
         blas_transposed_product(sgemm, a, b, ONE if add else ZERO, out)
 
@@ -67,9 +69,24 @@ def transposed_product(sgemm: int, a: Floats, b: Floats, add: bool, out: Floats)
 def transposed_columns(sgemm: int, a: Floats, begin: int, end: int, b: Floats, out: Floats) -> None:
     """out [end - begin, n] = a [k, m][:, begin:end].T @ b [k, n]."""
     if USE_PACKED_GEMM and end - begin >= MIN_PACKED_ROWS:
-        multiply_panels(a, begin, end, True, b, False, False, out)
+        multiply_panels(a, begin, end, True, b, False, False, NO_BIAS, out)
     else:
         blas_transposed_columns(sgemm, a, begin, end, b, ZERO, out)
+
+
+@compiled_fast
+def dense_relu(sgemm: int, a: Floats, weight: Floats, bias: Floats, out: Floats) -> None:
+    """out [m, n] = max(a [m, k] @ weight [n, k].T + bias [n], 0); a NaN stays a NaN."""
+    columns = out.shape[1]
+    if USE_PACKED_GEMM and len(a) >= MIN_PACKED_ROWS and columns >= MIN_PACKED_COLUMNS and a.shape[1] <= STEPS_AT_ONCE:
+        multiply_panels(a, 0, a.shape[0], False, weight, True, False, bias, out)
+        return
+    product_transposed(sgemm, a, weight, False, out)
+    for row in range(len(out)):
+        line = out[row]
+        for k in range(columns):
+            total = line[k] + bias[k]
+            line[k] = ZERO if total < ZERO else total
 
 
 # ---- Products with a matrix that was packed before

@@ -140,6 +140,8 @@ class QMemory:
 def joined(tensors: Sequence[Tensor]) -> Tensor:
     """Concatenate along the first axis; without a copy if they lie side by side, as batches of `Pond.sample_many` do."""
     first = tensors[0]
+    if len(tensors) == 1:
+        return first
     start, step, memory = first.storage_offset(), first.numel(), first.untyped_storage().data_ptr()
     for number, tensor in enumerate(tensors):
         adjacent = tensor.storage_offset() == start + number * step and tensor.untyped_storage().data_ptr() == memory
@@ -202,7 +204,15 @@ class CompiledDQN:
             numbers([batch.action for batch in batches], torch.int64),
             numbers(rewards, torch.float32),
             numbers([batch.discount for batch in batches], torch.float32),
+            self._masks([batch.next_action_mask for batch in batches]),
         )
+
+    def _masks(self, masks: Sequence[Tensor | None]) -> npt.NDArray[np.bool_]:
+        """Return the masks of next actions of all batches [U * B, A]; without rows if there are none."""
+        found = [mask for mask in masks if mask is not None]
+        if not found:
+            return np.zeros((0, self.layout.actions), np.bool_)
+        return torch.cat(found).contiguous().numpy()
 
     def gradient(self, batch: TransitionBatch, reward: Tensor, parts: int) -> Tensor:
         """Write the gradient of one update into the learner's; return loss and mean Q [2], both divided by `parts`."""

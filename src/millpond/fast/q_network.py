@@ -29,10 +29,14 @@ from millpond.fast.small_images import (
     add_weight_gradient,
     convolve,
     filters_last,
+    list_pixels,
+    margin,
     normalize_groups,
     normalize_groups_backward,
     normalize_places,
     normalize_places_backward,
+    with_padding,
+    without_padding,
 )
 
 Floats = npt.NDArray[np.float32]
@@ -142,12 +146,15 @@ def forward(
     if end <= begin:
         return
     filters, hidden = layout.filters, layout.hidden
-    places = out.deviation.shape[1]
-    convolved = np.empty(places * filters, np.float32)
+    places, height, width, pixels = out.deviation.shape[1], layout.height, layout.width, frames.shape[1]
+    convolved, values = np.empty(places * filters, np.float32), np.empty(pixels + 1, np.float32)
+    where = np.empty(pixels + 1, np.int64)
+    padded = np.zeros((margin(width) + height * width) * filters, np.float32)
     for row in range(begin, end):
         normal = out.normal[row]
-        image = frames[index[row]]
-        convolve(image, scale, layout.height, layout.width, weights.filters, weights.filter_bias, convolved)
+        count = list_pixels(frames[index[row]], scale, where, values)
+        convolve(where, values, count, height, width, weights.filters, weights.filter_bias, padded)
+        without_padding(padded, height, width, filters, convolved)
         transpose(convolved, places, filters, normal)
         normalize_places(normal, places, weights.gain, weights.shift, out.deviation[row], out.inputs[row])
     product_transposed(sgemm, out.inputs[begin:end], weights.linear, False, out.hidden[begin:end])
@@ -233,9 +240,10 @@ def backward(
             grads.bias,
         )
     product(sgemm, hidden_gradient[begin:end], weights.linear, False, input_gradient[begin:end])
-    places = kept.deviation.shape[1]
+    places, height, width, pixels = kept.deviation.shape[1], layout.height, layout.width, frames.shape[1]
     gradient, partial = np.empty(places * filters, np.float32), np.zeros((3, filters * WIDTH), np.float32)
-    padded = np.zeros((layout.height + SIDE - 1) * (layout.width + SIDE - 1) * filters, np.float32)
+    where, values = np.empty(pixels + 1, np.int64), np.empty(pixels + 1, np.float32)
+    padded = np.zeros((margin(width) + height * width) * filters, np.float32)
     for row in range(begin, end):
         normalize_places_backward(
             input_gradient[row],
@@ -249,8 +257,9 @@ def backward(
             partial[2],
         )
         transpose(input_gradient[row], filters, places, gradient)
-        image = frames[index[row]]
-        add_weight_gradient(image, scale, layout.height, layout.width, gradient, filters, padded, grads.filters)
+        with_padding(gradient, height, width, filters, padded)
+        count = list_pixels(frames[index[row]], scale, where, values)
+        add_weight_gradient(where, values, count, height, width, padded, filters, grads.filters)
     add_partial_sums(partial[0], grads.gain)
     add_partial_sums(partial[1], grads.shift)
     add_partial_sums(partial[2], grads.filter_bias)
@@ -377,11 +386,19 @@ class DQNBatches(NamedTuple):
     action: Integers  # [U * B]
     reward: Floats  # [U * B]
     discount: Floats  # [U * B]
+    next_allowed: npt.NDArray[np.bool_]  # [U * B, A]; [0, A] if there are no masks
 
 
 @compiled_fast
-def best_of(q: Floats) -> int:
-    """Return the action with the largest Q, the first of equal ones."""
+def best_of(q: Floats, allowed: npt.NDArray[np.bool_], row: int) -> int:
+    """Return the action with the largest Q that allowed[row] has, the first of equal ones; of all if it has none."""
+    best = -1
+    if len(allowed) > 0:
+        for action in range(len(q)):
+            if allowed[row, action] and (best < 0 or q[action] > q[best]):
+                best = action
+    if best >= 0:
+        return best
     best = 0
     for action in range(1, len(q)):
         if q[action] > q[best]:
@@ -416,14 +433,14 @@ def dqn_gradient(
     if double:
         forward(sgemm, layout, mine, batches.next_frames, index, scale, begin, end, other)
         for row in range(begin, end):
-            shared.action[row] = best_of(other.q[row])
+            shared.action[row] = best_of(other.q[row], batches.next_allowed, start + row)
     forward(sgemm, layout, theirs, batches.next_frames, index, scale, begin, end, other)
     forward(sgemm, layout, mine, batches.frames, index, scale, begin, end, kept)
     share = ONE / np.float32(batch * parts)
     loss, total = 0.0, 0.0
     for row in range(begin, end):
         at = start + row
-        best = shared.action[row] if double else best_of(other.q[row])
+        best = shared.action[row] if double else best_of(other.q[row], batches.next_allowed, at)
         future = batches.reward[at] + batches.discount[at] * other.q[row, best]
         q = kept.q[row, batches.action[at]]
         difference, size = q - future, abs(q - future)

@@ -20,9 +20,9 @@ import numpy.typing as npt
 from millpond.compiled import compiled_fast
 from millpond.fast.adam import adam
 from millpond.fast.barrier import meet
-from millpond.fast.products import product, product_transposed, transposed_columns
+from millpond.fast.products import dense_relu, product, transposed_columns
 from millpond.fast.simd import WIDTH, add_eight, load_eight, multiply_add_eight, multiply_eight, store_eight
-from millpond.fast.simd_math import relu_eight, spread_eight, sum_eight, where_positive_eight
+from millpond.fast.simd_math import spread_eight, sum_eight, where_positive_eight
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -121,30 +121,17 @@ def matrix(flat: Floats, begin: int, rows: int, columns: int) -> Floats:
 
 
 @compiled_fast
-def dense(sgemm: int, inputs: Floats, weight: Floats, bias: Floats, out: Floats) -> None:
-    """out [b, H] = relu(inputs [b, n] @ weight [H, n].T + bias)"""
-    hidden = out.shape[1]
-    for row in range(len(out)):
-        line = out[row]
-        for k in range(0, hidden, WIDTH):
-            store_eight(load_eight(bias, k), line, k)
-    product_transposed(sgemm, inputs, weight, True, out)
-    for row in range(len(out)):
-        line = out[row]
-        for k in range(0, hidden, WIDTH):
-            store_eight(relu_eight(load_eight(line, k)), line, k)
-
-
-@compiled_fast
 def mlp_forward(
     sgemm: int, layout: MLPLayout, flat: Floats, inputs: Floats, begin: int, end: int, out: MLPMemory
 ) -> None:
     """Compute the rows begin:end of all layers."""
     hidden = layout.hidden
     weight1 = matrix(flat, layout.weight1, hidden, layout.inputs)
-    dense(sgemm, inputs[begin:end], weight1, flat[layout.bias1 : layout.bias1 + hidden], out.hidden1[begin:end])
+    dense_relu(sgemm, inputs[begin:end], weight1, flat[layout.bias1 : layout.bias1 + hidden], out.hidden1[begin:end])
     weight2 = matrix(flat, layout.weight2, hidden, hidden)
-    dense(sgemm, out.hidden1[begin:end], weight2, flat[layout.bias2 : layout.bias2 + hidden], out.hidden2[begin:end])
+    dense_relu(
+        sgemm, out.hidden1[begin:end], weight2, flat[layout.bias2 : layout.bias2 + hidden], out.hidden2[begin:end]
+    )
     weight3 = flat[layout.weight3 : layout.weight3 + layout.outputs * hidden]
     for row in range(begin, end):
         line = out.hidden2[row]

@@ -49,6 +49,15 @@ def layout_of_mlp(parameters: FlatParameters, prefix: str) -> MLPLayout:
     return MLPLayout(first[1], first[0], last[0], *offsets)
 
 
+def _flat_arrays(optimizer: RowOptimizer) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return parameters, gradients and both moments as flat arrays of the same memory."""
+
+    def flat(tensor: Tensor) -> Floats:
+        return tensor.view(-1).numpy()
+
+    return flat(optimizer.data), flat(optimizer.grad), flat(optimizer.first), flat(optimizer.second)
+
+
 class CompiledSAC:
     """Actions and whole updates of a `SAC`, which calls them."""
 
@@ -67,6 +76,7 @@ class CompiledSAC:
         )
         self._sizes = (0, 0)
         self._memory: SACMemory | None = None
+        self._optimizers = {name: _flat_arrays(optimizer) for name, optimizer in sac.optimizers.items()}
 
     def act(self, observation: Tensor, *, deterministic: bool) -> Tensor:
         """Return actions [B, D], drawn from the learner's generator as `SACActor.act` does."""
@@ -91,11 +101,7 @@ class CompiledSAC:
         metrics = np.full((len(batches), len(METRICS)), np.nan)
         targets = sac.target_parameters.data.view(-1).numpy()
         count = len(batches)
-        states = (
-            self._adam_state(sac.policy.data, sac.policy.grad, sac.optimizers["policy"], count),
-            self._adam_state(sac.critics.data, sac.critics.grad, sac.optimizers["critics"], count),
-            self._adam_state(sac.log_alpha, sac.optimizers["alpha"].grad, sac.optimizers["alpha"], count),
-        )
+        states = self._adam_state("policy", count), self._adam_state("critics", count), self._adam_state("alpha", count)
 
         def run(thread: int, threads: int) -> int:
             return train_sac(
@@ -119,14 +125,12 @@ class CompiledSAC:
             optimizer.updates = [updates + done for updates in optimizer.updates]
         return [dict(zip(METRICS, row, strict=True)) for row in metrics[:done].astype(np.float32).tolist()]
 
-    def _adam_state(self, data: Tensor, grad: Tensor, optimizer: RowOptimizer, count: int) -> AdamState:
+    def _adam_state(self, name: str, count: int) -> AdamState:
         """Describe the next `count` steps of an optimiser whose rows have equally many behind them."""
-        steps = step_sizes(optimizer.updates[0], [self.sac.learning_rate] * count, rectified=False)
+        updates = self.sac.optimizers[name].updates[0]
+        steps = step_sizes(updates, [self.sac.learning_rate] * count, rectified=False)
         return AdamState(
-            data.view(-1).numpy(),
-            grad.view(-1).numpy(),
-            optimizer.first.view(-1).numpy(),
-            optimizer.second.view(-1).numpy(),
+            *self._optimizers[name],
             np.array([each.rate for each in steps], np.float32),
             np.array([each.epsilon for each in steps], np.float32),
         )
@@ -138,18 +142,20 @@ class CompiledSAC:
         def numbers(tensors: Sequence[Tensor]) -> Floats:
             return rows(tensors).reshape(-1)
 
-        noise = [torch.empty(2, *batch.action.reshape(len(batch.action), -1).shape) for batch in batches]
-        for both in noise:  # drawn in the order of the plain learner: next actions first
-            for each in both:
-                each.normal_(generator=self.sac.generator)
+        # Drawn in the order of the plain learner: for each batch next actions first.
+        noise = torch.empty(2, len(batches), len(rewards[0]), len(self.settings.reach))
+        for number in range(len(batches)):
+            for which in range(2):
+                noise[which, number].normal_(generator=self.sac.generator)
+        drawn = noise.view(2, -1, len(self.settings.reach)).numpy()
         return SACBatches(
             rows([batch.observation for batch in batches]),
             rows([batch.next_observation for batch in batches]),
             rows([batch.action for batch in batches]),
             numbers(rewards),
             numbers([batch.discount for batch in batches]),
-            rows([both[0] for both in noise]),
-            rows([both[1] for both in noise]),
+            drawn[0],
+            drawn[1],
         )
 
     def _memory_for(self, batch: int, threads: int) -> SACMemory:

@@ -28,6 +28,7 @@ from millpond.fast.simd_math import (
 )
 
 Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
 SIDE = 3  # of a filter
 EPSILON = np.float32(1e-5)  # of LayerNorm
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
@@ -43,75 +44,138 @@ def filters_last(weight: Floats, filters: int, out: Floats) -> None:
 
 
 @compiled_fast
+def margin(width: int) -> int:
+    """Number of places before the first one, which taps of pixels at the edge reach: see `convolve`."""
+    return (SIDE - 1) * (width + 1)
+
+
+@compiled_fast
+def list_pixels(image: npt.NDArray[Any], scale: np.float32, where: Integers, values: Floats) -> int:
+    """Write indices and scaled values of all pixels that are not 0 to `where` and `values`; return how many there are."""
+    count, done = 0, 0
+    if image.itemsize == 1:  # eight pixels at a time: most of them are 0
+        done = len(image) // WIDTH * WIDTH
+        words = image[:done].view(np.uint64)
+        for word in range(len(words)):
+            if words[word] == 0:
+                continue
+            for pixel in range(word * WIDTH, (word + 1) * WIDTH):
+                where[count] = pixel
+                values[count] = np.float32(image[pixel]) * scale
+                count += image[pixel] != 0
+    for pixel in range(done, len(image)):
+        where[count] = pixel
+        values[count] = np.float32(image[pixel]) * scale
+        count += image[pixel] != 0
+    return count
+
+
+@compiled_fast
 def convolve(
-    image: npt.NDArray[Any], scale: np.float32, height: int, width: int, weight: Floats, bias: Floats, out: Floats
+    where: Integers, values: Floats, count: int, height: int, width: int, weight: Floats, bias: Floats, padded: Floats
 ) -> None:
-    """image [C * h * w] -> out [P * F] before LayerNorm; weight [C * 9 * F], filters last."""
-    filters = len(bias)
-    rows, columns = height - SIDE + 1, width - SIDE + 1
+    """The first `count` pixels of `list_pixels` -> padded [(margin + h * w) * F] before LayerNorm; weight [C * 9 * F].
+
+    The output at (y, x) is at place margin + y * w + x; the last two columns and rows, and the margin, are not outputs. Pixels
+    at an edge add to them, since loops of changing length, which the processor cannot predict, take longer.
+    """
+    filters, area, before = len(bias), height * width, margin(width)
     for start in range(0, filters, WIDTH):
         each = load_eight(bias, start)
-        for place in range(rows * columns):
-            store_eight(each, out, place * filters + start)
-    pixel = 0
-    for channel in range(len(image) // (height * width)):
-        for y in range(height):
-            for x in range(width):
-                value = image[pixel]
-                pixel += 1
-                if value == 0:
-                    continue
-                factor = spread_eight(np.float32(value) * scale)
-                for dy in range(max(0, y - rows + 1), min(SIDE, y + 1)):
-                    for dx in range(max(0, x - columns + 1), min(SIDE, x + 1)):
-                        at = ((channel * SIDE + dy) * SIDE + dx) * filters
-                        to = ((y - dy) * columns + x - dx) * filters
-                        for start in range(0, filters, WIDTH):
-                            total = multiply_add_eight(
-                                factor, load_eight(weight, at + start), load_eight(out, to + start)
-                            )
-                            store_eight(total, out, to + start)
+        for place in range(before, area):
+            store_eight(each, padded, place * filters + start)
+    row, first = width * filters, 0
+    while first < count:
+        channel = where[first] // area
+        last = first + 1
+        while last < count and where[last] < (channel + 1) * area:
+            last += 1
+        for start in range(0, filters, WIDTH):
+            at = channel * SIDE * SIDE * filters + start
+            w0, w1, w2 = load_three(weight, at, filters)
+            w3, w4, w5 = load_three(weight, at + SIDE * filters, filters)
+            w6, w7, w8 = load_three(weight, at + 2 * SIDE * filters, filters)
+            for k in range(first, last):
+                factor, to = spread_eight(values[k]), (before + where[k] - channel * area) * filters + start
+                add_three(factor, w0, w1, w2, padded, to, filters)
+                add_three(factor, w3, w4, w5, padded, to - row, filters)
+                add_three(factor, w6, w7, w8, padded, to - 2 * row, filters)
+        first = last
+
+
+@compiled_fast
+def load_three(weight: Floats, at: int, filters: int) -> Any:
+    """Return eight filters of three neighbouring taps."""
+    return load_eight(weight, at), load_eight(weight, at + filters), load_eight(weight, at + 2 * filters)
+
+
+@compiled_fast
+def add_three(factor: Any, w0: Any, w1: Any, w2: Any, out: Floats, to: int, filters: int) -> None:
+    """Add factor * w to the outputs of three neighbouring taps."""
+    store_eight(multiply_add_eight(factor, w0, load_eight(out, to)), out, to)
+    store_eight(multiply_add_eight(factor, w1, load_eight(out, to - filters)), out, to - filters)
+    store_eight(multiply_add_eight(factor, w2, load_eight(out, to - 2 * filters)), out, to - 2 * filters)
+
+
+@compiled_fast
+def without_padding(padded: Floats, height: int, width: int, filters: int, out: Floats) -> None:
+    """padded, as `convolve` writes it -> out [P * F]"""
+    length = (width - SIDE + 1) * filters
+    for y in range(height - SIDE + 1):
+        at = (margin(width) + y * width) * filters
+        for k in range(0, length, WIDTH):
+            store_eight(load_eight(padded, at + k), out, y * length + k)
+
+
+@compiled_fast
+def with_padding(values: Floats, height: int, width: int, filters: int, padded: Floats) -> None:
+    """values [P * F] -> padded, as `convolve` writes it; everything else in it stays unchanged."""
+    length = (width - SIDE + 1) * filters
+    for y in range(height - SIDE + 1):
+        at = (margin(width) + y * width) * filters
+        for k in range(0, length, WIDTH):
+            store_eight(load_eight(values, y * length + k), padded, at + k)
 
 
 @compiled_fast
 def add_weight_gradient(
-    image: npt.NDArray[Any],
-    scale: np.float32,
-    height: int,
-    width: int,
-    gradient: Floats,
-    filters: int,
-    padded: Floats,
-    out: Floats,
+    where: Integers, values: Floats, count: int, height: int, width: int, padded: Floats, filters: int, out: Floats
 ) -> None:
-    """Add the gradient of the weights to out [C * 9 * F], filters last; `gradient` [P * F] is that of `convolve`'s output.
+    """Add the gradient of the weights to out [C * 9 * F], filters last; `padded` is the output's, 0 where there is none."""
+    area, before, row, first = height * width, margin(width), width * filters, 0
+    while first < count:
+        channel = where[first] // area
+        last = first + 1
+        while last < count and where[last] < (channel + 1) * area:
+            last += 1
+        for start in range(0, filters, WIDTH):
+            to = channel * SIDE * SIDE * filters + start
+            w0, w1, w2 = load_three(out, to, filters)
+            w3, w4, w5 = load_three(out, to + SIDE * filters, filters)
+            w6, w7, w8 = load_three(out, to + 2 * SIDE * filters, filters)
+            for k in range(first, last):
+                factor, at = spread_eight(values[k]), (before + where[k] - channel * area) * filters + start
+                w0 = multiply_add_eight(factor, load_eight(padded, at), w0)
+                w1 = multiply_add_eight(factor, load_eight(padded, at - filters), w1)
+                w2 = multiply_add_eight(factor, load_eight(padded, at - 2 * filters), w2)
+                w3 = multiply_add_eight(factor, load_eight(padded, at - row), w3)
+                w4 = multiply_add_eight(factor, load_eight(padded, at - row - filters), w4)
+                w5 = multiply_add_eight(factor, load_eight(padded, at - row - 2 * filters), w5)
+                w6 = multiply_add_eight(factor, load_eight(padded, at - 2 * row), w6)
+                w7 = multiply_add_eight(factor, load_eight(padded, at - 2 * row - filters), w7)
+                w8 = multiply_add_eight(factor, load_eight(padded, at - 2 * row - 2 * filters), w8)
+            store_three(w0, w1, w2, out, to, filters)
+            store_three(w3, w4, w5, out, to + SIDE * filters, filters)
+            store_three(w6, w7, w8, out, to + 2 * SIDE * filters, filters)
+        first = last
 
-    `padded` [(h + 2) * (w + 2) * F] has zeros where there is no output: a pixel at the edge belongs to fewer than nine, but
-    loops of changing length, which the processor cannot predict, take longer than adding zeros.
-    """
-    across, length = width + SIDE - 1, (width - SIDE + 1) * filters
-    for y in range(height - SIDE + 1):
-        for k in range(0, length, WIDTH):
-            to = ((y + SIDE - 1) * across + SIDE - 1) * filters + k
-            store_eight(load_eight(gradient, y * length + k), padded, to)
-    pixel = 0
-    for channel in range(len(image) // (height * width)):
-        for y in range(height):
-            for x in range(width):
-                value = image[pixel]
-                pixel += 1
-                if value == 0:
-                    continue
-                factor = spread_eight(np.float32(value) * scale)
-                for dy in range(SIDE):
-                    for dx in range(SIDE):
-                        to = ((channel * SIDE + dy) * SIDE + dx) * filters
-                        at = ((y + SIDE - 1 - dy) * across + x + SIDE - 1 - dx) * filters
-                        for start in range(0, filters, WIDTH):
-                            total = multiply_add_eight(
-                                factor, load_eight(padded, at + start), load_eight(out, to + start)
-                            )
-                            store_eight(total, out, to + start)
+
+@compiled_fast
+def store_three(w0: Any, w1: Any, w2: Any, out: Floats, to: int, filters: int) -> None:
+    """Write eight filters of three neighbouring taps."""
+    store_eight(w0, out, to)
+    store_eight(w1, out, to + filters)
+    store_eight(w2, out, to + 2 * filters)
 
 
 @compiled_fast

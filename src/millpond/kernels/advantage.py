@@ -5,7 +5,8 @@
     delta_t = rho_t (r_t + gamma V_{t+1} - V_t)
     A_t     = delta_t + gamma lambda c_t A_{t+1}
 
-with rho_t = min(rho_clip, ratio_t) and c_t = min(c_clip, ratio_t). A ratio of one everywhere is generalised advantage
+with rho_t = min(rho_clip, ratio_t) and c_t = min(c_clip, ratio_t). With `rho_on_reward`, as in PufferLib 4,
+delta_t = rho_t r_t + gamma V_{t+1} - V_t. A ratio of one everywhere is generalised advantage
 estimation (Schulman et al., 2016); with lambda = 1, V_t + A_t is the target v_t of V-trace (Espeholt et al., 2018).
 
 A terminated step has no future. A truncated step bootstraps from `final_value`, the value of the true final observation, and
@@ -52,6 +53,7 @@ def advantage_reference(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
     bootstrap_row_end: bool = True,
+    rho_on_reward: bool = False,
 ) -> Floats:
     """Compute the recursion as written above, one agent of one row at a time."""
     rows, horizon, agents = reward.shape
@@ -71,7 +73,8 @@ def advantage_reference(
                 ended = terminated[at] or truncated[at]
                 future = 0.0 if terminated[at] else float(final_value[at]) if truncated[at] else next_v
                 weight = 1.0 if ratio is None else float(ratio[at])
-                delta = min(rho_clip, weight) * (float(reward[at]) + gamma * future - float(value[at]))
+                rho, change = min(rho_clip, weight), gamma * future - float(value[at])
+                delta = rho * float(reward[at]) + (change if rho_on_reward else rho * change)
                 trace = delta + (0.0 if ended else gamma * lam * min(c_clip, weight) * trace)
                 advantage[at], next_v = trace, float(value[at])
     return advantage
@@ -93,6 +96,7 @@ def advantage_numba(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
     bootstrap_row_end: bool = True,
+    rho_on_reward: bool = False,
     out: Floats | None = None,
 ) -> Floats:
     """Compute the same on the CPU, in place: rows in parallel, if there are enough steps to wake other threads for."""
@@ -102,7 +106,7 @@ def advantage_numba(
     links = np.full(len(reward), -1) if following is None else following
     arrays = (
         reward, value, next_value, terminated, truncated, final_value, alive, weights, ratio is not None, links, *numbers,
-        bootstrap_row_end, advantage,
+        bootstrap_row_end, rho_on_reward, advantage,
     )  # fmt: skip
     if reward.size < MIN_PARALLEL_STEPS:
         _advantage(*arrays)
@@ -130,6 +134,7 @@ def _advantage_of_row(
     rho_clip: Any,
     c_clip: Any,
     bootstrap_row_end: Any,
+    rho_on_reward: Any,
     advantage: Any,
 ) -> None:
     """Compute the recursion of `advantage_reference` in float32 for one row."""
@@ -155,7 +160,8 @@ def _advantage_of_row(
                 future, carry = final_value[row, t, agent], np.float32(0.0)
             else:
                 future, carry = next_v, gamma * lam * c
-            trace = rho * (reward[row, t, agent] + gamma * future - value[row, t, agent]) + carry * trace
+            change = gamma * future - value[row, t, agent]
+            trace = rho * reward[row, t, agent] + (change if rho_on_reward else rho * change) + carry * trace
             advantage[row, t, agent] = trace
             next_v = value[row, t, agent]
 
@@ -177,13 +183,14 @@ def _advantage(
     rho_clip: Any,
     c_clip: Any,
     bootstrap_row_end: Any,
+    rho_on_reward: Any,
     advantage: Any,
 ) -> None:
     """Compute all rows, one after another, the last first."""
     for row in range(len(reward) - 1, -1, -1):
         _advantage_of_row(
             row, reward, value, next_value, terminated, truncated, final_value, alive, ratio,
-            use_ratio, following, gamma, lam, rho_clip, c_clip, bootstrap_row_end, advantage,
+            use_ratio, following, gamma, lam, rho_clip, c_clip, bootstrap_row_end, rho_on_reward, advantage,
         )  # fmt: skip
 
 
@@ -205,13 +212,14 @@ def _advantage_in_parallel(
     rho_clip: Any,
     c_clip: Any,
     bootstrap_row_end: Any,
+    rho_on_reward: Any,
     advantage: Any,
 ) -> None:
     """Compute these rows in parallel."""
     for i in numba.prange(len(rows)):
         _advantage_of_row(
             rows[i], reward, value, next_value, terminated, truncated, final_value, alive, ratio,
-            use_ratio, following, gamma, lam, rho_clip, c_clip, bootstrap_row_end, advantage,
+            use_ratio, following, gamma, lam, rho_clip, c_clip, bootstrap_row_end, rho_on_reward, advantage,
         )  # fmt: skip
 
 
@@ -239,6 +247,7 @@ def advantage_torch(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
     bootstrap_row_end: bool = True,
+    rho_on_reward: bool = False,
 ) -> torch.Tensor:
     """Compute the same on any device: a loop over time of operations on whole columns, without a sync."""
     import torch
@@ -247,13 +256,10 @@ def advantage_torch(
     next_v = torch.cat([torch.where(alive[:, 1:], value[:, 1:], 0.0), next_value.unsqueeze(1)], dim=1)
     future = torch.where(truncated, final_value, next_v)
     future = torch.where(terminated, torch.zeros_like(future), future)
-    delta = reward + gamma * future - value
-    carry = torch.full_like(reward, gamma * lam)
-    if ratio is not None:
-        delta = delta * ratio.clamp(max=rho_clip)
-        carry = carry * ratio.clamp(max=c_clip)
-    else:
-        delta, carry = delta * min(1.0, rho_clip), carry * min(1.0, c_clip)
+    weight = torch.ones_like(reward) if ratio is None else ratio
+    rho, change = weight.clamp(max=rho_clip), gamma * future - value
+    delta = rho * reward + (change if rho_on_reward else rho * change)
+    carry = gamma * lam * weight.clamp(max=c_clip)
     carry = torch.where(terminated | truncated | ~alive, torch.zeros_like(carry), carry)
     delta = torch.where(alive, delta, torch.zeros_like(delta))
     if not bootstrap_row_end:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,14 +15,21 @@ from torch import Tensor
 
 from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import EnvSpec
-from millpond.learners.q_network import StackedQNetworks
-from millpond.replay.schema import Schema
+from millpond.learners.q_network import StackedQNetworks, with_mask
+from millpond.replay.schema import ACTION_MASK, Schema
 from millpond.replay.steps import Steps, validate
 from millpond.schedules import linear
 from millpond.vector import Batch, FiniteCheck, Vector
 from millpond.vector.finite import is_finite
 
-Final = tuple[int, int, np.ndarray[Any, Any]]  # t, env, observation
+
+class Final(NamedTuple):
+    """The final observation of a step, and the mask of the actions that were allowed there; empty without masks."""
+
+    t: int
+    env: int
+    observation: np.ndarray[Any, Any]
+    mask: np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Epsilon:
@@ -55,12 +62,30 @@ class Epsilon:
         self.since_reset = int(state["since_reset"])
 
 
-def epsilon_greedy(q: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
-    """Return actions [N] int64: the best of Q [N, actions], or, with probability epsilon, a random one."""
+def epsilon_greedy(q: Tensor, epsilon: float, generator: torch.Generator, mask: Tensor | None = None) -> Tensor:
+    """Return actions [N] int64: the best of Q [N, actions], or, with probability epsilon, a random one.
+
+    `mask` [N, actions] is true for allowed actions; neither the best nor a random one is ever another.
+    """
     count, actions = q.shape
     explore = torch.rand(count, generator=generator, device=q.device) < epsilon
-    drawn = torch.randint(actions, (count,), generator=generator, device=q.device)
-    return torch.where(explore, drawn, q.argmax(-1))
+    if mask is None:
+        drawn = torch.randint(actions, (count,), generator=generator, device=q.device)
+    else:
+        drawn = allowed_action(torch.rand(count, generator=generator, device=q.device), mask)
+    return torch.where(explore, drawn, with_mask(q, mask).argmax(-1))
+
+
+def allowed_action(draw: Tensor, mask: Tensor) -> Tensor:
+    """Return a uniform allowed action [...] int64, from numbers [...] in [0, 1) and masks [..., actions].
+
+    It is the k-th allowed one with k = floor(draw * number of allowed ones). A mask that allows nothing allows all.
+    """
+    allowed = mask | ~mask.any(-1, keepdim=True)
+    so_far = allowed.cumsum(-1)
+    count = so_far[..., -1]
+    place = torch.minimum((draw * count).long(), count - 1)
+    return (so_far <= place.unsqueeze(-1)).sum(-1)
 
 
 @dataclass
@@ -68,7 +93,8 @@ class Collection:
     """The steps of one agent; views that are valid until the next collection begins.
 
     `value` and `final_value` are the largest Q of each observation and, where truncated, of the final one.
-    `lost`: the env crashed and was restarted, so that this step was never taken.
+    `lost`: the env crashed and was restarted, so that this step was never taken. Masks have no columns if the environment
+    has none.
     """
 
     observation: Tensor  # [T, E, *observation]
@@ -79,9 +105,11 @@ class Collection:
     lost: Tensor  # [T, E]
     value: Tensor  # [T, E]
     final_value: Tensor  # [T, E]
+    action_mask: Tensor  # [T, E, actions]
     next_value: Tensor  # [E]
     epsilon: float
     final_observation: np.ndarray[Any, Any]  # [K, *observation], of the steps in `has_final`, ordered by step, then env
+    final_action_mask: np.ndarray[Any, np.dtype[np.bool_]]  # [K, actions]
     has_final: np.ndarray[Any, np.dtype[np.bool_]]  # [T, E]
     episodes: list[EpisodeStats] = field(default_factory=list)
 
@@ -99,13 +127,18 @@ class Collection:
         frame = schema.observation[0].shape
         if frame != observation.shape[2:]:
             observation, final_observation = (each[..., -frame[0] :, :, :] for each in (observation, final_observation))
+        shown: Any = observation.copy()
+        final: Any = final_observation
+        if self.action_mask.shape[-1]:
+            shown = {"observation": shown, ACTION_MASK: self.action_mask.cpu().numpy().copy()}
+            final = {"observation": final, ACTION_MASK: self.final_action_mask}
         steps = Steps(
-            observation=observation.copy(),
+            observation=shown,
             action=self.action.cpu().numpy().copy(),
             reward=self.reward.cpu().numpy().copy(),
             terminated=self.terminated.cpu().numpy().copy(),
             truncated=self.truncated.cpu().numpy() | self.lost.cpu().numpy(),
-            final_observation=final_observation,
+            final_observation=final,
             has_final=self.has_final,
             agent=agent,
             round=round_number,
@@ -118,7 +151,17 @@ class Collection:
 class CollectionStorage:
     """The arrays of all agents' collections."""
 
-    NAMES = ("observation", "action", "reward", "terminated", "truncated", "lost", "value", "final_value")
+    NAMES = (
+        "observation",
+        "action",
+        "reward",
+        "terminated",
+        "truncated",
+        "lost",
+        "value",
+        "final_value",
+        "action_mask",
+    )
 
     def __init__(self, spec: EnvSpec, agents: int, steps: int, envs: int, device: torch.device) -> None:
         self.agents, self.steps, self.envs, self.device = agents, steps, envs, device
@@ -134,19 +177,30 @@ class CollectionStorage:
         self.terminated, self.truncated, self.lost = zeros(torch.bool), zeros(torch.bool), zeros(torch.bool)
         self.value, self.final_value = zeros(), zeros()
         self.next_value = torch.zeros((agents, envs), device=device)
+        actions = spec.action.mask_size if spec.action_masks else 0
+        self.action_mask = torch.zeros((*lead, actions), dtype=torch.bool, device=device)
+
+    def write(self, name: str, where: Any, values: np.ndarray[Any, Any] | Tensor) -> None:
+        """Write one field at `where`: an index of agents, steps and envs."""
+        target: Tensor = getattr(self, name)
+        if self.device.type == "cpu":  # with a few envs numpy takes a tenth of torch's time
+            target.numpy()[where] = values.numpy() if isinstance(values, Tensor) else values
+        else:
+            target[where] = torch.as_tensor(values).to(self.device)
 
     def view(self, agent: int, epsilon: float, finals: list[Final], episodes: list[EpisodeStats]) -> Collection:
         """Return one agent's collection. `finals` are ordered by t, then env."""
         has_final = np.zeros((self.steps, self.envs), np.bool_)
-        for t, env, _ in finals:
-            has_final[t, env] = True
+        for final in finals:
+            has_final[final.t, final.env] = True
         none = np.empty((0, *self.observation.shape[3:]), self.observation_dtype)
-        stacked = np.stack([final for _, _, final in finals]) if finals else none
+        no_mask = np.empty((0, self.action_mask.shape[-1]), np.bool_)
         return Collection(
             **{name: getattr(self, name)[agent] for name in self.NAMES},
             next_value=self.next_value[agent],
             epsilon=epsilon,
-            final_observation=stacked,
+            final_observation=np.stack([final.observation for final in finals]) if finals else none,
+            final_action_mask=np.stack([final.mask for final in finals]) if finals else no_mask,
             has_final=has_final,
             episodes=episodes,
         )
@@ -160,7 +214,8 @@ class CollectionStorage:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name in (*self.NAMES, "next_value"):
-            getattr(self, name).copy_(state[name])
+            if name in state or name != "action_mask":  # states of earlier versions have no masks
+                getattr(self, name).copy_(state[name])
 
 
 class QCollector:
@@ -178,6 +233,7 @@ class QCollector:
         self.q, self.vectors, self.storage = q, list(vectors), storage
         self._q_values = q if q_values is None else q_values
         self.agents = range(len(self.vectors))
+        self.masks = storage.action_mask.shape[-1] > 0
         self._finite = [FiniteCheck(v, name) for v, name in zip(vectors, names or [""] * len(vectors), strict=True)]
 
     def collect(self, epsilons: Sequence[Epsilon], generators: Sequence[torch.Generator]) -> list[Collection]:
@@ -204,8 +260,8 @@ class QCollector:
 
     def _fill(
         self,
-        explore: Tensor,
-        random_action: Tensor,
+        explore: np.ndarray[Any, Any],
+        random_action: np.ndarray[Any, Any],
         finals: list[list[Final]],
         episodes: list[list[EpisodeStats]],
     ) -> None:
@@ -246,30 +302,48 @@ class QCollector:
 
     def _draw_exploration(
         self, epsilons: Sequence[Epsilon], generators: Sequence[torch.Generator]
-    ) -> tuple[Tensor, Tensor]:
-        """Draw where each agent explores, and with which action: [A, T, E] each."""
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Draw where each agent explores, and with which action: [A, T, E] each; with masks a number for `allowed_action`."""
         storage, actions = self.storage, self.q.networks[0].actions
         shape, explore, action = (storage.steps, storage.envs), [], []
         for generator, epsilon in zip(generators, epsilons, strict=True):
             explore.append(torch.rand(shape, generator=generator, device=storage.device) < epsilon.value)
-            action.append(torch.randint(actions, shape, generator=generator, device=storage.device))
-        return torch.stack(explore), torch.stack(action)
+            if self.masks:
+                action.append(torch.rand(shape, generator=generator, device=storage.device))
+            else:
+                action.append(torch.randint(actions, shape, generator=generator, device=storage.device))
+        return torch.stack(explore).cpu().numpy(), torch.stack(action).cpu().numpy()
 
-    def _act(self, together: slice, t: int, batches: list[Batch], explore: Tensor, random_action: Tensor) -> None:
+    def _act(
+        self,
+        together: slice,
+        t: int,
+        batches: list[Batch],
+        explore: np.ndarray[Any, Any],
+        random_action: np.ndarray[Any, Any],
+    ) -> None:
         """Choose the actions of some agents and send them; after the last step, only compute values."""
         storage, envs = self.storage, slice(batches[0].first, batches[0].last)
         observation = torch.from_numpy(np.stack([batch.observation[:, 0] for batch in batches])).to(storage.device)
-        value, best = self._q_values(together, observation).max(-1)
+        q, mask = self._q_values(together, observation), None
+        if self.masks:
+            mask = torch.from_numpy(np.stack([batch.action_mask[:, 0] for batch in batches])).to(storage.device)
+        value, best = with_mask(q, mask).max(-1)
         if t == storage.steps:
-            storage.next_value[together, envs] = value
+            storage.write("next_value", (together, envs), value)
             for check, batch in zip(self._finite[together], batches, strict=True):
                 check.current(batch)
             return
-        action = torch.where(explore[together, t, envs], random_action[together, t, envs], best).int()
-        storage.observation[together, t, envs] = observation
-        storage.value[together, t, envs] = value
-        storage.action[together, t, envs] = action
-        for batch, vector, actions in zip(batches, self.vectors[together], action.cpu().numpy(), strict=True):
+        where = together, t, envs
+        random = random_action[where]
+        if mask is not None:
+            random = allowed_action(torch.from_numpy(random).to(storage.device), mask).cpu().numpy()
+            storage.write("action_mask", where, mask)
+        action = np.where(explore[where], random, best.cpu().numpy()).astype(np.int32)
+        storage.write("observation", where, observation)
+        storage.write("value", where, value)
+        storage.write("action", where, action)
+        for batch, vector, actions in zip(batches, self.vectors[together], action, strict=True):
             batch.action[:, 0] = actions
             vector.send()
 
@@ -287,25 +361,32 @@ class QCollector:
             "lost": batch.restarted,
         }
         for name, values in columns.items():
-            getattr(storage, name)[agent, t, envs] = torch.from_numpy(values).to(storage.device)
+            storage.write(name, (agent, t, envs), values)
         ended = _where(truncated)
-        finals = [(t, batch.first + env, batch.final_observation[env, 0].copy()) for env in ended]
+        finals = [
+            Final(t, batch.first + env, batch.final_observation[env, 0].copy(), batch.final_action_mask[env, 0].copy())
+            for env in ended
+        ]
         if ended:
             self._finite[agent].final(
                 batch.final_observation[ended, 0], batch.first + np.array(ended), np.zeros(len(ended), np.int64)
             )
         for env in _where(batch.restarted):
-            seen = storage.observation[agent, t, batch.first + env].cpu().numpy().copy()
-            finals.append((t, batch.first + env, seen))
+            seen, mask = (
+                array[agent, t, batch.first + env].cpu().numpy().copy()
+                for array in (storage.observation, storage.action_mask)
+            )
+            finals.append(Final(t, batch.first + env, seen, mask))
         return finals
 
     def _value_finals(self, agent: int, finals: list[Final]) -> None:
         """Compute the values that truncated steps bootstrap from."""
         finals.sort(key=lambda final: final[:2])
         if finals:
-            seen = torch.from_numpy(np.stack([observation for _, _, observation in finals])).to(self.storage.device)
-            steps, envs, _ = zip(*finals, strict=True)
-            self.storage.final_value[agent, list(steps), list(envs)] = self.q.networks[agent](seen).amax(-1)
+            steps, envs, seen, masks = zip(*finals, strict=True)
+            q = self.q.networks[agent](torch.from_numpy(np.stack(seen)).to(self.storage.device))
+            mask = torch.from_numpy(np.stack(masks)).to(self.storage.device) if self.masks else None
+            self.storage.final_value[agent, list(steps), list(envs)] = with_mask(q, mask).amax(-1)
 
 
 def _where(flags: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> list[int]:

@@ -2,6 +2,8 @@
 
     y = R + discount * Q_target(s', argmax_a Q(s', a))       R and discount = gamma^steps come with the batch
 
+The maximum is over the actions that are allowed in s', if the batch has their masks.
+
 B transitions
 """
 
@@ -16,19 +18,23 @@ from torch import Tensor
 
 from millpond.config.mixture import DQNConfig
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
-from millpond.learners.q_network import QNetwork
+from millpond.learners.q_network import QNetwork, with_mask
 
 UPDATES_AT_ONCE = 32  # of compiled updates: threads are started once for all of them
 
 
 class TransitionBatch(Protocol):
-    """Transitions [B, ...] on the learner's device, for example a `PondBatch`; `discount` is 0 where terminated."""
+    """Transitions [B, ...] on the learner's device, for example a `PondBatch`; `discount` is 0 where terminated.
+
+    `next_action_mask` [B, actions] is true for the actions that are allowed in the next observation; None: all are.
+    """
 
     observation: Tensor
     next_observation: Tensor
     action: Tensor
     reward: Tensor
     discount: Tensor
+    next_action_mask: Tensor | None
 
 
 class DQNUpdates(Protocol):
@@ -123,10 +129,10 @@ class DQN:
         next_observation = self._as_network_input(batch.next_observation)
         target_q = self.target(next_observation)
         if self.config.double:
-            best = self.network(next_observation).argmax(-1, keepdim=True)
+            best = with_mask(self.network(next_observation), batch.next_action_mask).argmax(-1, keepdim=True)
             future = target_q.gather(1, best).squeeze(1)
         else:
-            future = target_q.amax(-1)
+            future = with_mask(target_q, batch.next_action_mask).amax(-1)
         return torch.addcmul(reward, batch.discount, future)
 
     def _as_network_input(self, observation: Tensor) -> Tensor:

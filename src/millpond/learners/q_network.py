@@ -77,10 +77,7 @@ class QNetwork(nn.Module):
         deterministic: bool = True,
     ) -> Act:
         """Return the greedy action; exploration is separate (`epsilon_greedy`)."""
-        q = self(observation)
-        if action_mask is not None:
-            q = q.masked_fill(~action_mask, torch.finfo(q.dtype).min)
-        value, action = q.max(-1)
+        value, action = with_mask(self(observation), action_mask).max(-1)
         return Act(action.int(), torch.zeros_like(value), value, state)
 
     @torch.no_grad()
@@ -123,8 +120,16 @@ def check_spec(spec: EnvSpec) -> None:
     """Refuse environments that PQN and DQN cannot play."""
     if spec.num_agents != 1:
         raise LearnerError(f"{spec.id} has {spec.num_agents} agents per env; PQN and DQN act for one: env.num_agents=1")
-    if spec.action_masks:
-        raise LearnerError(f"{spec.id} has action masks, which PQN and DQN do not support; train it with ppo")
+
+
+def with_mask(q: Tensor, mask: Tensor | None) -> Tensor:
+    """Return Q [..., actions] in which actions that the mask [..., actions] forbids have the lowest finite number.
+
+    A mask that allows nothing is one that is not known, and forbids nothing. None: there are no masks.
+    """
+    if mask is None:
+        return q
+    return q.masked_fill(~mask & mask.any(-1, keepdim=True), torch.finfo(q.dtype).min)
 
 
 class StackedQNetworks:

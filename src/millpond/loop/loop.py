@@ -320,11 +320,17 @@ class Loop:
     def _save_or_stop(self) -> None:
         if not self._may_stop:
             return
-        reason, self._stop_requested = self._stop_requested, None
-        self.stopped = self._agree(reason) if self._agree else reason
+        self.stopped = self._take_stop()
         ending = (self.stopped is not None or self.done) and self._saved_after != self.count
         if self._save_requested or ending:
             self.save()
+            if self.stopped is None:  # the function that saves may have requested a stop
+                self.stopped = self._take_stop()
+
+    def _take_stop(self) -> str | None:
+        """Return the reason to stop here, common to all processes, if one was requested."""
+        reason, self._stop_requested = self._stop_requested, None
+        return self._agree(reason) if self._agree else reason
 
     def _target(self, until: int | Mapping[str, int] | Callable[[], bool] | None) -> Callable[[], bool]:
         if callable(until):

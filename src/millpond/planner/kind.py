@@ -8,10 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from millpond.config import Loaded, Recipe
+from millpond.config import Loaded, Recipe, RecipeSource
 from millpond.config.check import check, find_fix, flatten, overlay, written
 from millpond.config.rules import ConfigError, as_overrides
 from millpond.envs.spec import EnvSpec
@@ -116,7 +115,7 @@ class ComparisonRow:
     heading: bool = False
 
 
-def _no_preset_notes(recipe: str | Path | Mapping[str, Any], overrides: Any, preset: str) -> tuple[str, ...]:
+def _no_preset_notes(recipe: RecipeSource, overrides: Any, preset: str) -> tuple[str, ...]:
     return ()
 
 
@@ -137,7 +136,7 @@ class KindPlanner:
     speed_settings: Callable[[Any], dict[str, Any]]  # the settings that decide how long a step takes
     estimate: Callable[[Any, Measured], TimeEstimate]
     ranks: KindRanks | None = None  # None: trained by one process
-    preset_notes: Callable[[str | Path | Mapping[str, Any], Any, str], tuple[str, ...]] = _no_preset_notes
+    preset_notes: Callable[[RecipeSource, Any, str], tuple[str, ...]] = _no_preset_notes
 
 
 def _no_remarks(plan: Any, own: Any) -> list[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millpond.config import Loaded, load
+from millpond.config import Loaded, RecipeSource, load
 from millpond.config.env_options import AgentCount, agents_from, env_spec
 from millpond.config.load import env_of
 from millpond.config.recipe import EnvConfig
@@ -37,13 +36,24 @@ Overrides = Iterable[str] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Planned:
-    """A recipe, its plan, and advice, notes and alerts about both."""
+    """A recipe, its plan, and advice, notes and alerts about both.
+
+    The numbers of the plan are attributes: `millpond.plan("metta").gradient_updates`. `to_json` has them all.
+    """
 
     loaded: Loaded
     plan: Plan
     advice: tuple[Advice, ...]
     alerts: tuple[str, ...]
     estimate: TimeEstimate | None = None  # of the time, if this machine was measured
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(self.plan, name):
+            raise AttributeError(f"the plan of {self.loaded.name} has no {name!r}; to_json() has all its numbers")
+        return getattr(self.plan, name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.plan.to_json()]
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as one flat object."""
@@ -66,7 +76,7 @@ class Planned:
 
 
 def plan(
-    recipe: str | Path | Mapping[str, Any],
+    recipe: RecipeSource,
     overrides: Overrides = (),
     *,
     preset: str | None = None,
@@ -229,7 +239,7 @@ def show_source(planned: Planned) -> list[str]:
         lines += ["", "Notes", *(line for note in loaded.notes for line in sentence(f"{note}.", 2, "- "))]
     if loaded.defaulted:
         shown = ", ".join(as_override(key, value) for key, value in loaded.defaulted.items())
-        lines += ["", "Defaults of PufferLib 3.0", *sentence(shown)]
+        lines += ["", f"Defaults of PufferLib {loaded.puffer_version}", *sentence(shown)]
     if loaded.ignored:
         lines += ["", "Ignored, since it has no meaning here", *sentence(", ".join(loaded.ignored))]
     return lines

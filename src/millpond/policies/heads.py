@@ -163,7 +163,7 @@ class MixedHead(nn.Module):
     def sample(
         self, numbers: Tensor, mask: Tensor | None, generator: torch.Generator | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
-        allowed, used = self._divide(mask)
+        allowed, used = self.divide(mask)
         vector, log_prob = self.vector.sample(numbers[..., self.logits :], used, generator, deterministic)
         if self.choices is None:
             return vector, log_prob
@@ -171,14 +171,14 @@ class MixedHead(nn.Module):
         return torch.cat((choice.to(vector.dtype), vector), -1), of_choice + log_prob
 
     def evaluate(self, numbers: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        allowed, used = self._divide(mask)
+        allowed, used = self.divide(mask)
         log_prob, entropy = self.vector.evaluate(numbers[..., self.logits :], action[..., self.chosen :], used)
         if self.choices is None:
             return log_prob, entropy
         of_choice = self.choices.evaluate(numbers[..., : self.logits], action[..., : self.chosen], allowed)
         return of_choice[0] + log_prob, of_choice[1] + entropy
 
-    def _divide(self, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def divide(self, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Return the masks of the choices and of the vector."""
         return (None, None) if mask is None else (mask[..., : self.logits], mask[..., self.logits :])
 

@@ -25,10 +25,13 @@ def torch_dtype(name: str, part: str) -> torch.dtype:
 
 
 class PartReader:
-    """Extracts one part of observations [N, *shape]: [N, *part.shape] in the part's dtype."""
+    """Extracts one part of observations [N, *shape]: [N, *part.shape] in the part's dtype.
+
+    A mapping of the parts by name is taken as well: exported policies get them separately.
+    """
 
     def __init__(self, spec: ObservationSpec, part: Part) -> None:
-        self.shape = part.shape
+        self.name, self.shape = part.name, part.shape
         self.dtype = torch_dtype(part.dtype, part.name)
         self.stored = torch_dtype(spec.dtype, part.name)
         self.whole = len(spec.parts) == 1
@@ -40,7 +43,9 @@ class PartReader:
         if self.stop > prod(spec.shape):
             raise PolicyError(f"observation part {part.name!r} ends beyond the observation of shape {spec.shape}")
 
-    def __call__(self, observation: Tensor) -> Tensor:
+    def __call__(self, observation: Tensor | Mapping[str, Tensor]) -> Tensor:
+        if isinstance(observation, Mapping):
+            return observation[self.name]
         if self.whole:
             return observation
         piece = observation.flatten(1)[:, self.start : self.stop]
@@ -51,11 +56,13 @@ class PartReader:
         return piece.clone(memory_format=torch.contiguous_format).view(self.dtype).view(-1, *self.shape)
 
 
-def observation_parts(spec: ObservationSpec) -> Callable[[Tensor], dict[str, Tensor]]:
+def observation_parts(spec: ObservationSpec) -> Callable[[Tensor | Mapping[str, Tensor]], dict[str, Tensor]]:
     """Return a function from observations [..., *spec.shape] to their parts by name, each [..., *part.shape]."""
     readers = {part.name: PartReader(spec, part) for part in spec.parts}
 
-    def split(observation: Tensor) -> dict[str, Tensor]:
+    def split(observation: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if isinstance(observation, Mapping):
+            return dict(observation)
         lead = observation.shape[: observation.dim() - len(spec.shape)]
         flat = observation.reshape(-1, *spec.shape)
         return {name: reader(flat).view(*lead, *reader.shape) for name, reader in readers.items()}

@@ -237,7 +237,7 @@ def build_policy(
 
     def network() -> tuple[ObservationEncoder, nn.Module]:
         reader = ObservationEncoder(observation, hidden_size, encoder, normalize_observations, cell_kinds)
-        return reader, _make_core(core, hidden_size, num_layers, reader.activation)
+        return reader, make_core(core, hidden_size, num_layers, reader.activation)
 
     critic = Critic(*network(), hidden_size) if separate_critic else None
     value_scale = ValueScale() if normalize_values else None
@@ -246,7 +246,8 @@ def build_policy(
     return policy
 
 
-def _make_core(kind: CoreKind, hidden_size: int, num_layers: int, activation: nn.Module) -> nn.Module:
+def make_core(kind: CoreKind, hidden_size: int, num_layers: int, activation: nn.Module) -> nn.Module:
+    """Build the memory of a policy; without memory it is one more hidden layer."""
     if num_layers != 1 and kind != "mingru":
         raise PolicyError(f"policy.num_layers={num_layers} is for policy.core=mingru; policy.core={kind} has one layer")
     if kind == "lstm":

@@ -3,7 +3,8 @@
 May import `loop`; `store` may import this package.
 """
 
-from millpond.record.console import Console, Pace, cycle_rows, show_number, show_seconds, show_table
+from millpond.record.capture import captured_output
+from millpond.record.console import Console
 from millpond.record.jsonlines import (
     HEADLINES,
     RETURNS,
@@ -14,8 +15,10 @@ from millpond.record.jsonlines import (
     newest_headline,
     read_records,
 )
+from millpond.record.pace import Pace, show_seconds
 from millpond.record.recorder import COUNTERS, Axis, Counters, Recorder, Sink
 from millpond.record.sinks import TensorBoard, WeightsAndBiases
+from millpond.record.tables import cycle_rows, show_number, show_table
 from millpond.record.timer import Timer
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "TensorBoard",
     "Timer",
     "WeightsAndBiases",
+    "captured_output",
     "cycle_rows",
     "last_record",
     "newest_headline",

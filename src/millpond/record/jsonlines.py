@@ -133,22 +133,32 @@ HELD_OUT = ("step_pearson", "voc", "success_auc", "return_pearson")
 HEADLINES = (*RETURNS, *(f"held_out/{name}" for name in HELD_OUT), "R_loss")
 
 
-def newest_headline(path: Path) -> tuple[str, float] | None:
+def newest_headline(path: Path, *, evaluated: bool = True) -> tuple[str, float] | None:
     """Return name and newest value of the first headline metric in a `metrics.jsonl`; not every record has one.
 
-    Only the last 64 MiB of the file are searched.
+    The end of the file is searched: its last 64 KiB, then MiB; at most 64 MiB, if an evaluation, which may be rare, is
+    known to exist (`evaluated`).
     """
-    try:
-        require_regular(path)
-        lines = _read_tail(path, MAX_TAIL)
-    except (UnreadableFileError, OSError):
-        return None
+    found = None
+    for tail in (1 << 16, 1 << 20, MAX_TAIL):
+        try:
+            size = require_regular(path).st_size
+            lines = _read_tail(path, tail)
+        except (UnreadableFileError, OSError):
+            return None
+        found = _newest_headline(lines, str(path))
+        if size <= tail or (found is not None and (found[0] == HEADLINES[0] or not evaluated)):
+            break
+    return found
+
+
+def _newest_headline(lines: list[bytes], path: str) -> tuple[str, float] | None:
     for name in HEADLINES:
         quoted = json.dumps(name).encode()
         for line in reversed(lines):
             if quoted in line:
                 try:
-                    return name, float(parse_record(line, str(path))[name])
+                    return name, float(parse_record(line, path)[name])
                 except (RecordError, KeyError):
                     continue  # an unfinished line, or not a record
     return None

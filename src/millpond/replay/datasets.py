@@ -27,11 +27,12 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from millpond.formatting import plural
+from millpond.replay.draw import PlanRecords, sequence_plan, transition_plan, valid_blocks
 from millpond.replay.lake.lake import Lake, OnDamage, Padding
 from millpond.replay.lake.sample import LakeBatch, Sequences
 from millpond.replay.pond import Pond, PondBatch
 from millpond.replay.schema import LakeError, Schema
-from millpond.replay.transitions import PlanRecords, RecordView, sequence_plan, transition_plan, valid_blocks
+from millpond.replay.transitions import RecordView
 
 Array = np.ndarray[Any, Any]
 Item = dict[str, Any]

@@ -9,15 +9,18 @@ T steps   L lanes   n drawn   s stack
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from millpond.compiled import compiled
 from millpond.formatting import plural
+from millpond.replay.draw import DrawnTransitions, draw_transitions, plan_at, transition_plan
 from millpond.replay.schema import (
+    ACTION_MASK,
     COLUMNS,
     FINAL,
     FIRST,
@@ -31,14 +34,7 @@ from millpond.replay.schema import (
     pond_record_bytes,
 )
 from millpond.replay.steps import LaneState, Steps, number_episodes, validate
-from millpond.replay.transitions import (
-    NO_RECORD,
-    DrawnTransitions,
-    count_transitions,
-    draw_transitions,
-    plan_at,
-    transition_plan,
-)
+from millpond.replay.transitions import NO_RECORD, Runs, count_transitions
 
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
@@ -57,32 +53,59 @@ class PondBatch:
     discount: torch.Tensor
     steps: torch.Tensor
     column: dict[str, torch.Tensor]
+    next_action_mask: torch.Tensor | None = None  # [n, actions]; only after `separate_masks`
 
     def part(self, which: slice) -> PondBatch:
         """Return a slice of the transitions, in the same memory."""
 
         def cut(value: Any) -> Any:
-            return {name: cut(one) for name, one in value.items()} if isinstance(value, dict) else value[which]
+            if isinstance(value, dict):
+                return {name: cut(one) for name, one in value.items()}
+            return None if value is None else value[which]
 
         return PondBatch(**{name: cut(value) for name, value in vars(self).items()})
 
 
+def separate_masks(batch: PondBatch, *, stacked: bool) -> PondBatch:
+    """Take the masks out of the observations of a batch, if they have any; `stacked`: observations are stacks of frames."""
+    if not isinstance(batch.observation, dict) or set(batch.observation) != {"observation", ACTION_MASK}:
+        return batch
+    mask = batch.next_observation[ACTION_MASK]
+    return replace(
+        batch,
+        observation=batch.observation["observation"],
+        next_observation=batch.next_observation["observation"],
+        next_action_mask=mask[:, -1] if stacked else mask,
+    )
+
+
 @dataclass(frozen=True)
 class RingView:
-    """A pond's records as a `RecordView`, oldest first in each run; `slot` is the place where each is stored."""
+    """A pond's records as a `RecordView`, in the pond's memory: a record is the slot where it is stored.
+
+    `flags` are the pond's own, so that a view costs the same whatever the pond holds; it is valid until the next `add`.
+    """
 
     flags: Array
-    run_begin: Array
-    slot: Array
+    runs: Runs
+    held: Array  # records in each run
 
     @property
     def num_records(self) -> int:
-        return len(self.flags)
+        return int(self.held.sum())
 
-    @property
-    def lanes(self) -> int:
-        """Number of runs: each is a separate lane, without records before or after it."""
-        return len(self.run_begin) - 1
+    def records(self, numbers: Array) -> Array:
+        """Return the slots of records that are counted run by run, without the free slots of rings that are not full."""
+        ends = np.cumsum(self.held)
+        free = self.runs.begin[:-1] - (ends - self.held)  # slots before each run that hold nothing
+        return numbers if not free.any() else numbers + free[np.searchsorted(ends, numbers, side="right")]
+
+    def later(self, records: Array, steps: Array) -> Array:
+        """Return the records that come so many steps after others of the same lane."""
+        run = np.searchsorted(self.runs.begin, records, side="right") - 1
+        begin = self.runs.begin[run]
+        following: Array = begin + (records - begin + steps) % (self.runs.begin[run + 1] - begin)
+        return following
 
 
 class Pond:
@@ -158,13 +181,13 @@ class Pond:
         flags = first * FIRST + steps.terminated * TERMINATED + steps.truncated * TRUNCATED + has_final * HAS_FINAL
         self.flags[slots] = flags
         self.flags[final_slots] = FINAL
-        where, final_where = self._index(slots), self._index(final_slots)
         for name, values in steps.columns().items():
-            self._put(name, where, values)
+            self._put(name, slots, values)
         for field in self.schema.observation:
             column = self.schema.column(field)
-            self._put(column, where, steps.observation[field.name])
-            self._put(column, final_where, steps.final_observation[field.name])
+            self._put(column, slots, steps.observation[field.name])
+            if len(final_slots):
+                self._put(column, final_slots, steps.final_observation[field.name])
         self.heads, self._view = heads, None
 
     def _slots(self, place: Array) -> Array:
@@ -175,31 +198,33 @@ class Pond:
     def _index(self, slots: Array) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(slots.reshape(-1), np.int64)).to(self.device)
 
-    def _put(self, name: str, where: torch.Tensor, values: Array) -> None:
+    def _put(self, name: str, slots: Array, values: Array) -> None:
+        """Write values [..., *field] into slots [...]."""
         target = self.fields[name]
-        source = torch.from_numpy(np.ascontiguousarray(values)).to(self.device, target.dtype)
-        target[where] = source.reshape(len(where), *target.shape[1:])
+        if self.device.type == "cpu":  # with a few steps numpy takes a tenth of torch's time
+            target.numpy()[slots] = values
+        else:
+            source = torch.from_numpy(np.ascontiguousarray(values)).to(self.device, target.dtype)
+            target[self._index(slots)] = source.reshape(slots.size, *target.shape[1:])
 
     def view(self) -> RingView:
         """Return the current records, oldest first in each lane."""
         if self._view is None:
-            if self._runs is not None:
-                slot = np.arange(int(self._runs[-1]))
-                self._view = RingView(self.flags[slot], self._runs, slot)
-            else:
+            if self._runs is None:
+                begin = np.arange(self.lanes + 1) * self.ring_size
                 held = np.minimum(self.heads, self.ring_size)
-                parts = [
-                    lane * self.ring_size + np.arange(head - count, head) % self.ring_size
-                    for lane, (head, count) in enumerate(zip(self.heads.tolist(), held.tolist(), strict=True))
-                ]
-                slot = np.concatenate(parts)
-                self._view = RingView(self.flags[slot], np.append(0, np.cumsum(held)), slot)
+                oldest = begin[:-1] + np.where(self.heads > self.ring_size, self.heads % self.ring_size, 0)
+                newest = np.where(held > 0, begin[:-1] + (self.heads - 1) % self.ring_size, begin[:-1] - 1)
+            else:
+                begin, held = self._runs, np.diff(self._runs)
+                oldest, newest = begin[:-1], begin[1:] - 1
+            self._view = RingView(self.flags, Runs(begin, len(held), np.stack([oldest, newest], axis=1)), held)
         return self._view
 
     def transitions(self, stack: int | None = None, n_step: int = 1) -> int:
         """Return the number of valid transitions."""
         view = self.view()
-        return int(count_transitions(view.flags, view.run_begin, view.lanes, stack or 1, n_step))
+        return int(count_transitions(view.flags, view.runs, stack or 1, n_step))
 
     def can_sample(self, n: int = 1, *, stack: int | None = None, n_step: int = 1) -> bool:
         """Return True if there are at least n valid transitions."""
@@ -215,9 +240,15 @@ class Pond:
         gamma: float = 1.0,
         padding: str = "zero",
         part: slice = slice(None),
+        columns: Sequence[str] | None = None,
     ) -> PondBatch:
-        """Draw n transitions, exactly uniform over the valid ones; return those in `part`. Arguments as for `Lake.sample`."""
-        (batch,) = self.sample_many(1, n, rng, stack=stack, n_step=n_step, gamma=gamma, padding=padding, part=part)
+        """Draw n transitions, exactly uniform over the valid ones; return those in `part`. Arguments as for `Lake.sample`.
+
+        `columns` of the batch are read: None for all.
+        """
+        (batch,) = self.sample_many(
+            1, n, rng, stack=stack, n_step=n_step, gamma=gamma, padding=padding, part=part, columns=columns
+        )
         return batch
 
     def sample_many(
@@ -231,6 +262,7 @@ class Pond:
         gamma: float = 1.0,
         padding: str = "zero",
         part: slice = slice(None),
+        columns: Sequence[str] | None = None,
     ) -> list[PondBatch]:
         """Draw `count` batches as `sample` does, one after the other; they are read together and lie side by side in memory."""
         view, repeat = self.view(), padding == "repeat"
@@ -239,7 +271,8 @@ class Pond:
             for _ in range(count)
         ]
         size = len(drawn[0].steps)
-        batch = self._gather(view, DrawnTransitions.join(drawn), gamma, stacked=stack is not None)
+        names = self._columns() if columns is None else columns
+        batch = self._gather(DrawnTransitions.join(drawn), gamma, names, stacked=stack is not None)
         return [batch] if count == 1 else [batch.part(slice(k * size, (k + 1) * size)) for k in range(count)]
 
     def read(
@@ -247,50 +280,64 @@ class Pond:
     ) -> PondBatch:
         """Return the transitions that begin with records `index` [n] of `view()`. Arguments as for `Lake.sample`."""
         view, stream = self.view(), np.zeros(len(index), np.int32)
-        columns = plan_at([view], stream, index, transition_plan(stack or 1, n_step, padding == "repeat"))
-        return self._gather(view, DrawnTransitions(stream, *columns), gamma, stacked=stack is not None)
+        planned = plan_at([view], stream, index, transition_plan(stack or 1, n_step, padding == "repeat"))
+        return self._gather(DrawnTransitions(stream, *planned), gamma, self._columns(), stacked=stack is not None)
 
-    def _gather(self, view: RingView, drawn: DrawnTransitions, gamma: float, *, stacked: bool) -> PondBatch:
+    def _columns(self) -> list[str]:
+        return [*COLUMNS, *(field.name for field in self.schema.extra)]
+
+    def _gather(self, drawn: DrawnTransitions, gamma: float, columns: Sequence[str], *, stacked: bool) -> PondBatch:
         stack, n_step = drawn.observed.shape[1], drawn.path.shape[1]
         if stack == 1:
-            now, then = (self._observations(view, records) for records in (drawn.observed, drawn.next_observed))
+            now, then = (self._observations(records) for records in (drawn.observed, drawn.next_observed))
         else:  # frames that both have are read once
             windows = [drawn.observed, drawn.next_observed[:, -1:] if n_step == 1 else drawn.next_observed]
-            both = self._observations(view, np.concatenate(windows, axis=1))
+            both = self._observations(np.concatenate(windows, axis=1))
             now = {name: window[:, :stack] for name, window in both.items()}
             then = {name: window[:, -stack:] for name, window in both.items()}
         if not stacked:
             now, then = ({name: window[:, 0] for name, window in each.items()} for each in (now, then))
-        last = view.flags[drawn.path[np.arange(len(drawn.path)), drawn.steps - 1]]
-        terminated = (last & TERMINATED) > 0
-        powers = gamma ** np.arange(n_step + 1)
-        path = torch.from_numpy(view.slot[np.maximum(drawn.path, 0)]).to(self.device)
-        weight = torch.from_numpy(powers[:n_step] * (drawn.path != NO_RECORD)).to(self.device)
-        first = path[:, 0]
-        names = [*COLUMNS, *(field.name for field in self.schema.extra)]
-        single = self.schema.single
+        first, single = drawn.path[:, 0], self.schema.single
+        terminated, truncated = np.empty(len(first), np.bool_), np.empty(len(first), np.bool_)
+        discount = np.empty(len(first), np.float32)
+        powers = np.float64(gamma) ** np.arange(n_step + 1)
+        find_ends(self.flags, drawn.path, drawn.steps, powers, terminated, truncated, discount)
         return PondBatch(
             observation=now["observation"] if single else now,
             next_observation=then["observation"] if single else then,
-            action=self.fields[self.schema.action.name][first],
-            reward=(self.fields["reward"][path].double() * weight).sum(1).float(),
+            action=self._take(self.schema.action.name, first),
+            reward=self._rewards(drawn.path, powers[:n_step]),
             terminated=self._send(terminated),
-            truncated=self._send(((last & TRUNCATED) > 0) & ~terminated),
-            discount=self._send(np.where(terminated, 0.0, powers[drawn.steps]).astype(np.float32)),
+            truncated=self._send(truncated),
+            discount=self._send(discount),
             steps=self._send(drawn.steps),
-            column={name: self.fields[name][first] for name in names},
+            column={name: self._take(name, first) for name in columns},
         )
 
-    def _observations(self, view: RingView, records: Array) -> dict[str, torch.Tensor]:
+    def _take(self, name: str, slots: Array) -> torch.Tensor:
+        """Return the values [..., *field] of slots [...]."""
+        source = self.fields[name]
+        if self.device.type == "cpu":
+            return torch.from_numpy(source.numpy().take(slots, axis=0))
+        return source.index_select(0, self._index(slots)).view(*slots.shape, *source.shape[1:])
+
+    def _rewards(self, path: Array, weight: Array) -> torch.Tensor:
+        """Return the sums [n] of the rewards of paths [n, n_step], each step with its weight."""
+        if len(weight) == 1:
+            return self._take("reward", path[:, 0])
+        weights = torch.from_numpy(weight * (path != NO_RECORD)).to(self.device)
+        return (self._take("reward", np.maximum(path, 0)).double() * weights).sum(1).float()
+
+    def _observations(self, records: Array) -> dict[str, torch.Tensor]:
         """Return observations [n, k, ...] of records [n, k]; zeros where there is none."""
-        where, missing = self._index(view.slot[np.maximum(records, 0)]), records == NO_RECORD
+        missing = records == NO_RECORD
+        some_missing = missing.any()
+        slots = np.maximum(records, 0) if some_missing else records
         observed = {}
         for field in self.schema.observation:
-            window = self.fields[self.schema.column(field)].index_select(0, where)
-            observed[field.name] = window.reshape(*records.shape, *window.shape[1:])
-            if missing.any():
-                empty = self._send(missing).reshape(*missing.shape, *(1 for _ in field.shape))
-                observed[field.name].masked_fill_(empty, 0)
+            observed[field.name] = self._take(self.schema.column(field), slots)
+            if some_missing:
+                observed[field.name][self._send(missing)] = 0
         return observed
 
     def _send(self, array: Array) -> torch.Tensor:
@@ -337,6 +384,16 @@ class Pond:
         self.clear()
         self.flags[: len(flags)] = flags
         self._runs = run_begin.astype(np.int64)
+
+
+@compiled
+def find_ends(flags: Any, path: Any, steps: Any, powers: Any, terminated: Any, truncated: Any, discount: Any) -> None:
+    """Read how the transitions with paths [n, n_step] of so many steps [n] end; discount = gamma^steps, 0 if terminated."""
+    for i in range(len(steps)):
+        last = flags[path[i, steps[i] - 1]]
+        terminated[i] = last & TERMINATED != 0
+        truncated[i] = not terminated[i] and last & TRUNCATED != 0
+        discount[i] = 0.0 if terminated[i] else powers[steps[i]]
 
 
 def _storage(field: Field, records: int, device: torch.device) -> torch.Tensor:

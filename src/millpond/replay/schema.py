@@ -59,6 +59,9 @@ FRAME_HEADER_BYTES = 8
 
 MAX_RECORD_BYTES = 1 << 30
 
+# The field of an observation that holds the mask of the actions allowed there.
+ACTION_MASK = "action_mask"
+
 # Columns of a pond besides the fields of the schema.
 COLUMNS = {"reward": "float32", "agent": "int64", "round": "int64", "policy_version": "int64", "epsilon": "float32"}
 
@@ -218,10 +221,14 @@ class Schema:
 
     @staticmethod
     def from_spec(spec: EnvSpec, *, frame_shape: tuple[int, ...] | None = None) -> Schema:
-        """Return the schema of an environment; `frame_shape` if its observation is a stack and single frames are stored."""
+        """Return the schema of an environment; `frame_shape` if its observation is a stack and single frames are stored.
+
+        Action masks are a field of the observation, so that those of next and final observations are stored, too.
+        """
         shape = spec.observation.shape if frame_shape is None else frame_shape
         observation = Field.of("observation", shape, spec.observation.dtype)
-        return Schema((observation,), Field("action", spec.action.shape, spec.action.dtype))
+        masks = (Field.of(ACTION_MASK, (spec.action.mask_size,), "bool"),) if spec.action_masks else ()
+        return Schema((observation, *masks), Field("action", spec.action.shape, spec.action.dtype))
 
     @staticmethod
     def from_spaces(observation_space: Any, action_space: Any) -> Schema:

@@ -168,13 +168,16 @@ def _flags(name: str, value: Any, shape: tuple[int, ...]) -> Array:
 
 def _provenance(name: str, value: Any, shape: tuple[int, ...], schema: Schema) -> Array:
     array, dtype = np.asarray(value), schema.record[name]
+    if dtype.kind == "u" and array.size:
+        least, most = (int(array), int(array)) if array.ndim == 0 else (array.min(), array.max())
+        if least < 0 or most > np.iinfo(dtype).max:
+            raise LakeError(f"{name}={least}..{most} must be between 0 and {np.iinfo(dtype).max:,}")
+    out = np.empty(shape, dtype)
     try:
-        wide = np.broadcast_to(array, shape)
+        out[:] = array
     except ValueError:
         raise LakeError(f"{name} has shape {array.shape}; expected one that broadcasts to {shape}") from None
-    if dtype.kind == "u" and array.size and (array.min() < 0 or array.max() > np.iinfo(dtype).max):
-        raise LakeError(f"{name}={array.min()}..{array.max()} must be between 0 and {np.iinfo(dtype).max:,}")
-    return wide.astype(dtype)
+    return out
 
 
 def _cast(spec: Field, array: Array, lead: tuple[int, ...]) -> Array:

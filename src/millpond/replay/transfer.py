@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from millpond.replay.draw import draw_transitions
 from millpond.replay.lake.lake import Lake
 from millpond.replay.lake.read import DamageList
 from millpond.replay.lake.sample import Assembler, raise_damage
+from millpond.replay.lake.stream import View
 from millpond.replay.lake.write import Ack, Writer
 from millpond.replay.pond import Pond
 from millpond.replay.schema import COLUMNS, CONTEXT, ENDED, FINAL, HAS_FINAL, TERMINATED, TRUNCATED, LakeError, PondFull
 from millpond.replay.steps import LaneState, Steps
-from millpond.replay.transitions import NO_RECORD, RecordView, draw_transitions, plan_transitions, succeeds
+from millpond.replay.transitions import NO_RECORD, RecordView, plan_transitions, succeeds
 
 Array = np.ndarray[Any, Any]
 RECORDS_PER_BLOCK = 2_048
@@ -176,7 +178,7 @@ def _all_valid(assembler: Assembler, bases: Array, stack: int, n_step: int) -> A
 def _plan(view: RecordView, records: Array, stack: int, n_step: int) -> tuple[Array, Array, Array, Array]:
     observed, next_observed = (np.full((len(records), stack), NO_RECORD, np.int64) for _ in range(2))
     path, steps = np.empty((len(records), n_step), np.int64), np.empty(len(records), np.int32)
-    plan_transitions(records, view.flags, view.run_begin, view.lanes, False, observed, next_observed, path, steps)
+    plan_transitions(records, view.flags, view.runs, False, observed, next_observed, path, steps)
     return observed, next_observed, path, steps
 
 
@@ -191,11 +193,11 @@ def _runs(
         observed, next_observed, path, _ = _plan(view, mine, stack, n_step)
         records = np.unique(np.concatenate([observed, next_observed, path], axis=1))
         records = records[records != NO_RECORD]
-        lane = (np.searchsorted(view.run_begin, records, side="right") - 1) % view.lanes
+        lane = (np.searchsorted(view.runs.begin, records, side="right") - 1) % view.runs.lanes
         records = records[np.lexsort((records, lane))]
         flags = view.flags[records].copy()
         flags[~np.isin(records, mine) & (flags & FINAL == 0)] |= CONTEXT
-        first = ~succeeds(records, view.run_begin, view.lanes)
+        first = ~succeeds(records, view.runs)
         begins.append(total + np.flatnonzero(first))
         total += len(records)
         streams.append(np.full(len(records), k, np.int32))
@@ -261,7 +263,7 @@ def restore_rings(pond: Pond, lake: Lake, streams: list[str], *, continue_episod
     return len(record)
 
 
-def newest_records(view: RecordView, lane: int, count: int) -> Array:
+def newest_records(view: View, lane: int, count: int) -> Array:
     """Return the last `count` records of one lane, oldest first."""
     runs_of_lane: list[Array] = []
     missing, runs = count, len(view.run_begin) - 1

@@ -16,10 +16,13 @@ from millpond.store.checkpoint import (
     write_checkpoint,
 )
 from millpond.store.checkpoints import Checkpoints
+from millpond.store.folder import find_run
+from millpond.store.host import host_facts
 from millpond.store.listing import RunRow, list_runs, read_warnings, show_runs
 from millpond.store.parts import Parts, Stateful, load_weights
+from millpond.store.query import choose_runs, sort_runs
 from millpond.store.random_state import RandomState, seed_global_generators
-from millpond.store.run import Run, check_changes, find_run, host_facts, training
+from millpond.store.run import Run, check_changes, training
 from millpond.store.status import RunStatus, read_status
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "Stateful",
     "UnsafeCheckpointError",
     "check_changes",
+    "choose_runs",
     "find_run",
     "host_facts",
     "list_runs",
@@ -48,6 +52,7 @@ __all__ = [
     "read_warnings",
     "seed_global_generators",
     "show_runs",
+    "sort_runs",
     "training",
     "write_checkpoint",
 ]

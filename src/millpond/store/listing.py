@@ -7,16 +7,16 @@ import re
 import textwrap
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from millpond.errors import MillpondError
-from millpond.formatting import plural, printable
+from millpond.formatting import plural, printable, short_number
 from millpond.record import COUNTERS, RETURNS, Record, last_record, newest_headline, show_seconds
 from millpond.safe_read import JSON_BYTES, parse_json_object, read_json_object, read_regular, require_regular
 from millpond.store.checkpoints import Checkpoints
-from millpond.store.run import CONFIG, HOST, METRICS, WARNINGS, is_run
+from millpond.store.folder import CONFIG, HOST, METRICS, WARNINGS, is_run
 from millpond.store.status import State, read_status
 
 
@@ -41,6 +41,28 @@ class RunRow:
     metrics: dict[str, float]
     warnings: tuple[str, ...] = ()  # causes that the run warned about
 
+    @property
+    def steps(self) -> tuple[float, str]:
+        """Agent steps, or, if no agent acts since a reward is learned from recorded episodes, updates; and which."""
+        steps = self.counters.get("agent_steps", 0)
+        return (steps, "agent_steps") if steps else (self.counters.get("updates", 0), "updates")
+
+    @property
+    def speed(self) -> float | None:
+        """Steps per second, on average over the whole run."""
+        seconds = self.counters.get("seconds", 0.0)
+        return self.steps[0] / seconds if seconds and self.steps[0] else None
+
+    @property
+    def age(self) -> float:
+        """Seconds since the state changed."""
+        return max(0.0, time.time() - self.since)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything, for programs."""
+        steps, unit = self.steps
+        return {**asdict(self), "steps": steps, "unit": unit, "speed": self.speed, "age": self.age}
+
 
 def list_runs(root: Path) -> list[RunRow]:
     """Return every run in a folder; the one whose state changed last is the last.
@@ -59,7 +81,7 @@ def list_runs(root: Path) -> list[RunRow]:
             causes, problems = {}, [*problems, str(error)]
         checkpoints = Checkpoints(folder / "checkpoints")
         saved, best = checkpoints.updates(), checkpoints.best_score()
-        headline = newest_headline(folder / METRICS)
+        headline = newest_headline(folder / METRICS, evaluated=best is not None)
         counters = {name: record[name] for name in COUNTERS if name in record}
         metrics = {name: value for name, value in record.items() if name not in COUNTERS}
         rows.append(
@@ -140,29 +162,19 @@ def _indented(text: str) -> list[str]:
 
 
 def _cells(row: RunRow, others: Sequence[str]) -> tuple[str, ...]:
-    steps, unit = row.counters.get("agent_steps", 0), ""
-    if not steps:  # no agent acts: a reward is learned from recorded episodes
-        steps, unit = row.counters.get("updates", 0), " upd"
-    seconds, mark = row.counters.get("seconds", 0.0), _mark(row.headline, others)
+    steps, unit = row.steps
+    mark = _mark(row.headline, others)
     return (
         printable(row.name),
-        "-" if row.result is None else f"{_short(row.result)}{mark}",
-        "-" if row.best_score is None else f"{_short(row.best_score)}{mark}",
-        f"{_short(steps)}{unit}" if steps else "-",
-        f"{_short(steps / seconds)}/s" if seconds and steps else "-",
+        "-" if row.result is None else f"{short_number(row.result)}{mark}",
+        "-" if row.best_score is None else f"{short_number(row.best_score)}{mark}",
+        f"{short_number(steps)}{' upd' if unit == 'updates' else ''}" if steps else "-",
+        "-" if row.speed is None else f"{short_number(row.speed)}/s",
         row.state,
-        re.sub(r"(?<=\D)\d+\D$", "", show_seconds(max(0.0, time.time() - row.since))),  # only the larger unit
+        re.sub(r"(?<=\D)\d+\D$", "", show_seconds(row.age)),  # only the larger unit
     )
 
 
 def _mark(name: str | None, others: Sequence[str]) -> str:
     """Return the stars after a figure that is not a return, one more for each kind of figure."""
     return "*" * (others.index(name) + 1) if name in others else ""
-
-
-def _short(value: float) -> str:
-    """Format a number with at most four significant digits: 512, 1,536, 15.73M, 0.1364, -331.8."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

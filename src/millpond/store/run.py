@@ -1,52 +1,64 @@
-"""The run folder: start, resume and find runs, keep their state while they train, and record the host they run on."""
+"""A run: start and resume it, keep its state while it trains, and read its config, metrics, checkpoints and policy."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import platform
 import re
 import shutil
 import signal
-import socket
-import subprocess
-import sys
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millpond.cpu import memory_bytes, usable_cores
-from millpond.durable import HAS_FLOCK, FileLock, LockHeld, LockHolder, replace_json, sync_folder, write_file
+from millpond.durable import HAS_FLOCK, FileLock, replace_json, sync_folder, write_file
 from millpond.formatting import printable
+from millpond.kinds import LOAD_POLICY
 from millpond.loop import Address, Loop, stop_on_signals
-from millpond.processor import cpu_name
-from millpond.record import Recorder
+from millpond.record import Recorder, read_records
 from millpond.safe_read import is_count, read_json_object, require_regular
 from millpond.store.checkpoint import Checkpoint, ResumeError, RunError
-from millpond.store.checkpoints import Checkpoints
+from millpond.store.checkpoints import CheckpointInfo, Checkpoints, list_checkpoints
+from millpond.store.folder import (
+    CONFIG,
+    CREATING,
+    HOST,
+    METRICS,
+    PLAN,
+    VECTOR,
+    WARNINGS,
+    already_exists,
+    clear_leftovers,
+    find_run,
+    lock_folder,
+    refuse_running,
+    release_to_rename,
+    remove_run,
+    remove_tree,
+)
+from millpond.store.host import host_facts
 from millpond.store.non_finite import save_batch
-from millpond.store.status import SETTING_UP, STATE_FILE, died_in_setup, read_status, write_status
+from millpond.store.status import SETTING_UP, STATE_FILE, died_in_setup, write_status
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
-CONFIG, PLAN, HOST, LOCK, METRICS = "config.yaml", "plan.json", "host.json", "lock", "metrics.jsonl"
-WARNINGS = "warnings.jsonl"
+    from millpond.config import Recipe
+    from millpond.kinds import LoadedPolicy
+
 WEIGHTS_FROM = "weights_from"  # in host.json
-VECTOR = "vector.json"
 MAX_RANKS = 1 << 20
-CREATING, REMOVING = ".creating-", ".removing-"
-PACKAGES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "lz4", "safetensors", "tensorboard")
-EXTRAS = ("ale-py", "mettagrid", "minatar", "pettingzoo", "wandb")
 
 
 class Run:
     """A run folder and its contents. Created by `start` and `resume`; `open` only reads.
+
+    From Python, `millpond.train` and `millpond.resume` return it: see `metrics`, `config`, `best`, `policy` and `folder`.
 
     `folder` is absolute, so that an env that changes the working directory does not move the run. `cwd` is the directory
     that a relative path starts from; None is the working directory. `shown` is the path as it was passed, for messages.
@@ -72,6 +84,7 @@ class Run:
         self.report_path = folder / "report.html"
         self.starts_again = False  # resumed, but it had ended before it saved
         self.updates: int | None = None  # of the checkpoint that others read; None is the newest
+        self.passed = ""  # arguments of `millpond.resume`, if it was trained with objects that cannot be imported
         self.launcher = ""  # prefix of `millpond` in a command that starts as many ranks
 
     @staticmethod
@@ -104,32 +117,32 @@ class Run:
             start_weights = {WEIGHTS_FROM: {"folder": str(weights_from.folder), "updates": updates}}
         root.mkdir(parents=True, exist_ok=True)
         if folder.exists() and not overwrite and not died_in_setup(folder):
-            raise _already_exists(run.shown)
+            raise already_exists(run.shown)
         temporary = root / f"{CREATING}{name}"
         temporary.mkdir(exist_ok=True)
-        lock = _lock(temporary, name, "started again")
+        lock = lock_folder(temporary, name, "started again")
         try:
-            _clear_leftovers(root, name)
+            clear_leftovers(root, name)
             if folder.exists():
-                _remove(folder)
+                remove_run(folder)
             write_file(temporary / CONFIG, config_yaml.encode())
             write_file(temporary / PLAN, json.dumps(dict(plan), indent=2).encode() + b"\n")
             host = {"run_id": uuid.uuid4().hex[:12], **host_facts(), "resumes": [], **start_weights}
             write_file(temporary / HOST, json.dumps(host, indent=2).encode() + b"\n")
             (temporary / "checkpoints").mkdir()
             write_status(temporary, "running", SETTING_UP)
-            _release_to_rename(lock)
+            release_to_rename(lock)
             try:
                 os.rename(temporary, folder)
             except FileExistsError:
-                raise _already_exists(run.shown) from None
+                raise already_exists(run.shown) from None
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY:
                     raise
-                raise _already_exists(run.shown) from None
+                raise already_exists(run.shown) from None
             sync_folder(root)
             if not HAS_FLOCK:
-                lock = _lock(folder, name, "started again", wait=True)
+                lock = lock_folder(folder, name, "started again", wait=True)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             lock.release()
@@ -151,9 +164,9 @@ class Run:
             if os.path.lexists(folder / name):
                 require_regular(folder / name, f"move it away, and run {folder.name!r} is resumed without it")
         host = opened._host()
-        lock = _lock(folder, folder.name, "resumed")
+        lock = lock_folder(folder, folder.name, "resumed")
         try:
-            _refuse_running(folder, "resumed", lock.previous)
+            refuse_running(folder, "resumed", lock.previous)
             opened.starts_again = not Checkpoints(opened.checkpoints_path).any_written()
             host["resumes"].append(host_facts())
             replace_json(folder / HOST, host)
@@ -175,7 +188,7 @@ class Run:
         A resumed run keeps everything, and its state says why it could not continue.
         """
         if not self.resumed:
-            _remove_tree(self.folder, self._lock)
+            remove_tree(self.folder, self._lock)
         elif isinstance(error, KeyboardInterrupt):
             write_status(self.folder, "stopped", "interrupted before it continued")
         else:
@@ -232,13 +245,42 @@ class Run:
 
     @property
     def resume_command(self) -> str:
-        """Command that continues this run."""
+        """Command that continues this run; in Python, if it needs objects that were passed there."""
+        if self.passed:
+            return f"millpond.resume({self.reference!r}, {self.passed})"
         return f"{self.launcher}millpond train --resume {self.reference}"
 
     @property
     def reference(self) -> str:
         """Argument that names this run in commands: its name if it is in the default folder, else its path."""
         return self.name if self.shown.parent == Path("runs") else str(self.shown)
+
+    @property
+    def config(self) -> Recipe:
+        """The typed config of this run, with all defaults."""
+        from millpond.config import load
+
+        return load(self.config_path).recipe
+
+    @property
+    def best(self) -> CheckpointInfo | None:
+        """The checkpoint with the best evaluation, with its `updates`, `score` and `path`; None if none was evaluated."""
+        return next((one for one in list_checkpoints(self.checkpoints_path)[0] if one.best), None)
+
+    def metrics(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Return every metric and counter as an array with one entry per record, NaN where a record does not have it.
+
+        `metrics()["episode_return"]` over `metrics()["agent_steps"]` is the learning curve.
+        """
+        import numpy as np
+
+        records = list(read_records(self.metrics_path))
+        names = dict.fromkeys(name for record in records for name in record)
+        return {name: np.array([record.get(name, np.nan) for record in records], np.float64) for name in names}
+
+    def policy(self, *, best: bool = False, device: str = "cpu", trust: bool | None = None) -> LoadedPolicy:
+        """Load the policy of the newest checkpoint, or of the best; as `millpond.load(run)`."""
+        return LOAD_POLICY.load()(self, best=best, device=device, trust=trust)
 
     def save_batch(self, address: Address, batch: Mapping[str, Any]) -> Path:
         """Save the batch of a value that was not finite: `non_finite/batch.safetensors`."""
@@ -261,112 +303,6 @@ class Run:
                 + (f"; damaged: {names}. Restore one from a copy" if damaged else "")
             )
         return checkpoint
-
-
-def find_run(root: Path, run: str) -> Path:
-    """Return the folder of a run, by its name or path."""
-    for folder in (root / run, Path(run)):
-        if is_run(folder):
-            return folder
-    names = sorted(path.name for path in root.iterdir() if is_run(path)) if root.is_dir() else []
-    existing = f"existing runs: {', '.join(names)}" if names else "there are no runs yet"
-    raise RunError(f"there is no run {run!r} in {root}, and no run folder of that path; {existing}")
-
-
-def is_run(folder: Path) -> bool:
-    """True for a run folder. Its files may be broken, which is an error when they are read."""
-    return all(os.path.lexists(folder / name) for name in (CONFIG, HOST)) and not folder.name.startswith(".")
-
-
-def _already_exists(folder: Path) -> RunError:
-    return RunError(
-        f"{folder} already exists. Continue it: --resume {folder.name}. Keep it and start another: --run NAME. "
-        f"Delete it and start again: --overwrite"
-    )
-
-
-def _lock(folder: Path, name: str, verb: str, *, wait: bool = False) -> FileLock:
-    """Take the lock of a run folder; if another process holds it, the error names that process."""
-    if (folder / LOCK).is_symlink():  # it is written to: the link could lead to any file of the user
-        raise RunError(f"run {name!r} cannot be {verb}: {folder / LOCK} is a symbolic link; delete it")
-    try:
-        return FileLock(folder / LOCK, wait=wait)
-    except LockHeld as held:
-        raise _running(name, verb, held.holder) from None
-    except OSError as error:
-        raise RunError(
-            f"run {name!r} cannot be {verb}: {folder / LOCK} cannot be locked ({error.strerror or error}); "
-            f"a run needs a folder that can be written, on a file system with locks"
-        ) from error
-
-
-def _running(name: str, verb: str, holder: LockHolder | None, hint: str = "") -> RunError:
-    this = holder is not None and (holder.pid, holder.host) == (os.getpid(), socket.gethostname())
-    hint = ("that is this process: call close() on its Run" if this else "stop it first, or wait for its end") + hint
-    who = f"process {holder.pid}" if holder else "in a process that is unknown"
-    if holder and holder.host:
-        who += f" on {holder.host}"
-    if holder and holder.since:
-        who += f", since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(holder.since))}"
-    return RunError(f"run {name!r} is running ({who}) and cannot be {verb}; {hint}")
-
-
-def _refuse_running(folder: Path, verb: str, previous: LockHolder | None) -> None:
-    """Refuse a run whose state names a process that may be alive, although the lock is free.
-
-    The process may be one of Millpond 0.2 or before, which took no lock, or on a machine whose locks do not reach here.
-    `previous` is the last holder of the lock. A process of this machine that held it and no longer does has ended, also
-    one in another container, which cannot be seen from here.
-    """
-    status = read_status(folder)
-    process = status.process
-    if status.state != "running":
-        return
-    if (
-        process.same_boot
-        and not process.here
-        and previous
-        and (previous.pid, previous.host) == (process.pid, process.host)
-    ):
-        return
-    hint = "" if process.here else f"; if you know that it has ended, delete {folder / STATE_FILE}"
-    raise _running(folder.name, verb, LockHolder(process.pid, process.host, status.since), hint)
-
-
-def _remove(folder: Path) -> None:
-    if not is_run(folder):
-        raise RunError(f"{folder} is not a run folder ({CONFIG} or {HOST} is missing), so it is not overwritten")
-    lock = _lock(folder, folder.name, "overwritten")
-    try:
-        _refuse_running(folder, "overwritten", lock.previous)
-        _remove_tree(folder, lock)
-    finally:
-        lock.release()
-
-
-def _remove_tree(folder: Path, lock: FileLock | None) -> None:
-    """Remove a folder; its name is free at once, even if the process dies while files are deleted."""
-    removed = folder.with_name(f"{REMOVING}{folder.name}")
-    _release_to_rename(lock)
-    os.rename(folder, removed)
-    shutil.rmtree(removed)
-
-
-def _release_to_rename(lock: FileLock | None) -> None:
-    """Release a lock where a folder with open files cannot be renamed, as on Windows: another holder prevents it, too."""
-    if lock is not None and not HAS_FLOCK:
-        lock.release()
-
-
-def _clear_leftovers(root: Path, name: str) -> None:
-    """Remove the leftovers of a process that died while it created or removed a run of this name."""
-    for path in (root / f"{CREATING}{name}").iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif not path.name.startswith(LOCK):
-            path.unlink()
-    if (root / f"{REMOVING}{name}").exists():
-        shutil.rmtree(root / f"{REMOVING}{name}")
 
 
 @contextmanager
@@ -435,53 +371,3 @@ def _show(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     return None if value is _ABSENT else value
-
-
-def host_facts() -> dict[str, Any]:
-    """Return versions, cores, devices, the commit if the source is a git checkout, and the command line."""
-    return {
-        "command": sys.argv,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "host": socket.gethostname(),
-        "platform": platform.platform(),
-        "processor": cpu_name(),
-        "cores": os.cpu_count(),
-        "cores_allowed": usable_cores(),
-        "memory_bytes": memory_bytes(),
-        "python": platform.python_version(),
-        "versions": _versions(),
-        "git": git_commit(Path(__file__).parent),
-        **_torch_facts(),
-    }
-
-
-def git_commit(folder: Path) -> dict[str, Any] | None:
-    """Return the commit of a folder, and True if files differ from it; None outside of a checkout, or without git."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        # A folder that git ignores, such as a virtual environment inside another project, is not part of that project.
-        tracked = git("ls-files", "--", str(folder))
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))} if tracked else None
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in ("millpond", *PACKAGES, *EXTRAS):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def _torch_facts() -> dict[str, Any]:
-    import torch
-
-    cuda = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"devices": ["cpu", *cuda], "torch_threads": torch.get_num_threads()}

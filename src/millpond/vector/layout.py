@@ -168,6 +168,7 @@ class Batch:
     truncated: npt.NDArray[np.bool_]
     alive: npt.NDArray[np.bool_]
     action_mask: npt.NDArray[np.bool_]
+    final_action_mask: npt.NDArray[np.bool_]  # of the final observation
     restarted: npt.NDArray[np.bool_]  # [envs]
     stepped: bool = False
     episodes: list[EpisodeStats] = field(default_factory=list)  # `EpisodeStats.env` is the env's index in the vector
@@ -187,6 +188,7 @@ class Batch:
             arrays.truncated,
             arrays.alive,
             arrays.action_mask,
+            arrays.final_action_mask,
             restarted[first:last],
         )
 

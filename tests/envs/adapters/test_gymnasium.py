@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import copy
+
 import gymnasium
 import numpy as np
 import pytest
 
-from millpond.envs.adapters.gymnasium import step_of
+from millpond.envs.adapters.gymnasium import DiscreteMembership, LoopOptions, gymnasium_maker, step_of
 from millpond.envs.env_batch import EnvError, spawn_seeds
 from millpond.envs.random_play import play
 from millpond.envs.registry import make_env_batch
@@ -70,6 +72,28 @@ def test_standard_wrappers_are_stepped_in_one_call_and_truncate_by_their_own_cou
     np.testing.assert_array_equal(step(action)[0], plain.step(action)[0])
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.int8])
+def test_quick_membership_answers_like_gymnasium(dtype):
+    space = gymnasium.spaces.Discrete(3, start=-1, dtype=dtype)
+    values = [*range(-3, 5), 10**30, True, 1.0, np.nan, "1", None, np.float32(1), np.array(1), np.array([1])]
+    values += [kind(value) for kind in (np.int64, np.int32, np.int8) for value in (-2, -1, 0, 1, 2)] + [
+        np.uint64(2**63)
+    ]
+    quick = DiscreteMembership(space)
+    assert [quick(value) for value in values] == [space.contains(value) for value in values]
+
+
+def test_envs_of_gymnasium_ask_the_quick_membership_and_still_refuse_bad_actions():
+    env = gymnasium_maker("CartPole-v1", LoopOptions())()
+    assert isinstance(env.action_space.contains, DiscreteMembership)
+    copied = copy.deepcopy(env)
+    assert copied.action_space.contains.space is copied.action_space
+    assert 1 in copied.action_space
+    env.reset(seed=5)
+    with pytest.raises(AssertionError, match="invalid"):
+        env.step(2)
+
+
 @pytest.mark.parametrize("wrap", [gymnasium.wrappers.ClipAction, gymnasium.wrappers.RecordEpisodeStatistics])
 def test_other_wrappers_are_stepped_through(wrap):
     env = wrap(gymnasium.make("Pendulum-v1"))
@@ -133,6 +157,7 @@ def test_nested_observations_are_packed_masks_concatenated_and_infos_averaged():
     )
     first = read_part(env_batch.buffers.observation, env_batch.spec.observation, env_batch.spec.observation.parts[0])
     assert (final[0, 0, 0], first[0, 0, 0]) == (4.0, 0.0)
+    assert env_batch.buffers.final_action_mask[0, 0].tolist() == [True, True, True, True, False]
     episode = env_batch.episodes()[0]
     assert episode.returns == (8.0,)
     assert episode.info == {"count": 2.5, "half": 1.25}

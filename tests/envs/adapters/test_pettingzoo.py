@@ -106,6 +106,9 @@ def test_choices_of_different_agents_are_masked_and_read_by_each():
     env_batch.step(0, 1)
     taken = env_batch.envs[0].taken
     assert (taken["runner"], taken["chaser_0"].tolist(), taken["chaser_1"].tolist()) == (2, [1, 2], [0, 1])
+    env_batch.step(0, 1)
+    env_batch.step(0, 1)  # the runner leaves
+    assert buffers.final_action_mask[0, 0].astype(int).tolist() == [1, 1, 1, 0, 1, 0, 0]
 
 
 def test_numbers_with_different_bounds_are_stored_in_units_and_those_that_are_missing_masked():

@@ -16,6 +16,7 @@ import torch
 
 import millpond
 from millpond.config import ConfigError, load
+from millpond.config.check import flatten
 from millpond.envs.check import check_env
 from millpond.envs.env_batch import EnvError
 from millpond.policies import build_policy
@@ -49,7 +50,7 @@ TINY = {
 def train(folder: Path, env_id: str, changes: dict[str, Any] | None = None) -> Path:
     """Train the recipe `grid` on another environment, as in the docs."""
     settings = {**TINY, "env.id": env_id, "run_dir": str(folder), **(changes or {})}
-    return millpond.train("grid", settings, run="own").folder
+    return millpond.train("grid", overrides=settings, run="own").folder
 
 
 def page_code(page: str, place: int, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +83,7 @@ def test_number_of_agents_comes_from_a_pettingzoo_env(tmp_path: Path) -> None:
     run = train(tmp_path, f"{OWN}:Leaving")
     policy = millpond.load(run)
     assert policy.recipe.env.num_agents == 3
-    assert len(evaluate_run(str(run), episodes=2)[0].returns[0]) == 3
+    assert len(evaluate_run(str(run), episodes=2)[0].returns_by_agent[0]) == 3
 
 
 @pytest.mark.parametrize(("acting", "core"), [("choices", "lstm"), ("numbers", "none"), ("both", "lstm")])
@@ -161,6 +162,17 @@ def test_feedforward_policy_of_the_docs_trains_with_any_core_setting(
     action, state = millpond.load(run).act(np.zeros((1, 4), np.float32))
     assert (action.shape, state.numel()) == ((1,), 0)
     assert len(evaluate_run(str(run), episodes=2)[0].lengths) == 2
+
+
+def test_a_custom_policy_runs_with_the_recipe_of_an_env_id_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_code("policies.md", -1, "stranger", tmp_path, monkeypatch)
+    settings = {"policy.target": "stranger:build_policy", "trainer.total_iterations": 1, "trainer.update_epochs": 1}
+    settings |= {"vector.backend": "inline", "eval.episodes": 1, "log.tensorboard": False, "run_dir": str(tmp_path)}
+    run = millpond.train("gymnasium:CartPole-v1", overrides=settings, run="own")
+    stored = flatten(load(run.config_path).recipe)
+    assert (stored["ppo.normalize_values"], stored["trainer.bptt_horizon"]) == (False, 64)
 
 
 def test_custom_policy_gets_observation_parts_in_training_evaluation_and_when_loaded(

@@ -19,7 +19,7 @@ SMALL = {"trainer.total_iterations": 1, "eval.episodes": 1, "log.tensorboard": F
 def test_a_run_does_what_the_plan_of_its_env_id_says_and_stores_it_all(env_id: str, tmp_path: Path) -> None:
     settings = {**SMALL, "run_dir": str(tmp_path)}
     planned = millpond.plan(env_id, settings)
-    run = millpond.train(env_id, settings)
+    run = millpond.train(env_id, overrides=settings)
     assert run.folder == tmp_path / f"{env_id.replace(':', '-')}-1"
     stored = load(run.config_path)
     assert stored.chosen == stored.open_choices == ()  # nothing is chosen again when it is resumed
@@ -30,7 +30,7 @@ def test_a_run_does_what_the_plan_of_its_env_id_says_and_stores_it_all(env_id: s
 
 
 def test_a_custom_function_that_returns_several_agents_is_trained_with_multiagent(tmp_path: Path) -> None:
-    run = millpond.train("tests.support.custom_envs:Leaving", {**SMALL, "run_dir": str(tmp_path)}, run="pair")
+    run = millpond.train("tests.support.custom_envs:Leaving", overrides={**SMALL, "run_dir": str(tmp_path)}, run="pair")
     plan = json.loads((run.folder / "plan.json").read_text())
     assert [one["value"] for one in plan["chosen"] if one["key"] == "recipe"] == ["multiagent"]
     assert plan["total_agents"] == plan["num_envs"] * plan["num_agents"]

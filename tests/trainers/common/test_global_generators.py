@@ -32,7 +32,7 @@ def seed_all(seed: int) -> None:
 
 def draws_after_a_run(root: Path, recipe: str, name: str, seed: int) -> tuple[float, ...]:
     settings = {**RECIPES[recipe], "run_dir": str(root), "seed": seed}
-    millpond.train(recipe, settings, run=name)
+    millpond.train(recipe, overrides=settings, run=name)
     return random.random(), float(np.random.random()), float(torch.rand(()))  # noqa: NPY002
 
 

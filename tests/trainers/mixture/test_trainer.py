@@ -21,6 +21,7 @@ from millpond.replay.tools import verify
 from millpond.trainers.common.session import resume_run, start_run
 from millpond.trainers.mixture import trainer as module
 from millpond.trainers.mixture.trainer import MixtureTrainer
+from tests.support.corridor import allowed_in
 from tests.support.mixture_runs import LIVE, SMALL, assert_same_run, finish, start, watch
 from tests.support.records import records
 
@@ -306,3 +307,29 @@ def start_from(folder: Path) -> Any:
     from millpond.store import Run
 
     return Run.open(folder.parent, folder.name)
+
+
+DOORS = {"env.id": "tests.support.corridor:make_doors", "env.max_steps": None}
+
+
+@pytest.mark.filterwarnings("ignore:tests.support.corridor.make_doors cannot save:UserWarning")
+@pytest.mark.parametrize("mode", ["rounds", "live"])
+def test_action_masks_hold_from_collection_to_the_big_agent(tmp_path: Path, mode: str) -> None:
+    """The env refuses actions that its mask forbids; its image is small, so that updates are compiled."""
+    changes = {**DOORS, "env.options": {"limit": 9, "image": True}, **(LIVE if mode == "live" else {})}
+    trainer = start(tmp_path, "pond", changes)
+    watch(trainer, lambda at: trainer.loop.stop("the test says so") if trainer.loop.count == 3 else None)
+    finish(trainer)
+    assert not trainer.loop.done
+    trainer = finish(resume(tmp_path, "pond"))
+    assert trainer.big is not None
+    (batch,) = trainer.big.pond.sample(1, np.random.default_rng(1))
+    cells = batch.next_observation.reshape(len(batch.reward), 4, 10, 10)[:, 0, 0].float().argmax(-1)
+    assert batch.next_action_mask is not None
+    for cell, mask, discount in zip(cells.tolist(), batch.next_action_mask.tolist(), batch.discount, strict=True):
+        assert mask == allowed_in(cell) or discount == 0
+    with Lake(tmp_path / "pond" / "lake") as lake:
+        assert [field.name for field in lake.schema.observation] == ["observation", "action_mask"]
+        assert verify(lake.folder).good
+    assert trainer.final_evaluation is not None
+    assert len(trainer.final_evaluation.lengths) == 2

@@ -16,10 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import millpond
 from millpond.config import load
 from millpond.planner import PPOPlan
 from millpond.store import Checkpoints
-from millpond.trainers.common.play import LoadedPolicy
+from millpond.trainers.common.policy import load_policy
 from millpond.trainers.common.session import resume_run, start_run
 from millpond.trainers.ppo.trainer import PPOTrainer
 from tests.support.ppo_runs import SMALL, train_small
@@ -65,6 +66,37 @@ def test_run_matches_its_plan(tmp_path: Path, changes: dict[str, Any]) -> None:
     names = {"policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance", "grad_norm",
              "reward_per_agent_step", "episode_return", "episode_length"}  # fmt: skip
     assert names <= set(found[-1])
+
+
+@pytest.mark.parametrize(("core", "plain"), [("gru", True), ("none", False)])
+def test_a_separate_critic_that_trains_in_plain_pytorch_is_named_at_the_start_and_in_the_plan(
+    tmp_path: Path, core: str, plain: bool
+) -> None:
+    changes = {**CARTPOLE, "policy.core": core, "policy.separate_critic": True, "trainer.total_iterations": 1}
+    trainer = train_small(tmp_path, "pond", **changes)
+    said = " ".join(" ".join(trainer.opening()).split())
+    assert ("training: plain PyTorch; on the CPU a separate critic trains in compiled code only" in said) == plain
+    advice = millpond.plan(CARTPOLE["env.id"], {"policy.core": core, "policy.separate_critic": True}).advice
+    assert ("separate critic" in {one.topic for one in advice}) == plain
+
+
+def test_traces_over_rows_change_advantages_only_where_a_row_goes_on(tmp_path: Path) -> None:
+    """With lambda 0 there are no traces, and rows are estimated alike; with 0.9 they are not."""
+    rounds = {
+        **CARTPOLE,
+        "trainer.batch_unit": "agent_steps",
+        "trainer.total_iterations": 1,
+        "trainer.batch_size": 8 * 48,
+    }
+    found = {}
+    for lam in (0.0, 0.9):
+        for end in ("row", "iteration"):
+            changes = {**rounds, "ppo.gae_lambda": lam, "ppo.trace_end": end, "ppo.learning_rate": 1e-9}
+            trainer = train_small(tmp_path, f"{end}-{lam}", **changes)
+            assert (trainer.rows.following >= 0).any()
+            found[lam, end] = trainer.rows["advantage"].clone()
+    assert torch.equal(found[0.0, "row"], found[0.0, "iteration"])
+    assert not torch.equal(found[0.9, "row"], found[0.9, "iteration"])
 
 
 def test_first_update_is_on_policy(tmp_path: Path) -> None:
@@ -236,7 +268,7 @@ def test_continuous_actions_are_clipped_for_the_env_and_stored_unclipped(tmp_pat
         trainer.close()
     assert float(trainer.rows["action"].abs().max()) > 2.0
     assert records(tmp_path / "pond")[0]["approx_kl"] < 1.0
-    loaded_policy = LoadedPolicy(str(tmp_path / "pond"))
+    loaded_policy = load_policy(str(tmp_path / "pond"))
     drawn, _ = loaded_policy.act(np.zeros((100, 3), np.float32), deterministic=False)
     assert float(drawn.abs().max()) == 2.0, "whoever acts with a run's policy is given what the env takes"
 

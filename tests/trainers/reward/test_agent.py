@@ -119,9 +119,11 @@ def test_the_agent_learns_from_predicted_rewards(tmp_path: Path, monkeypatch: py
             assert (reward != 0).all()
 
 
-def test_pond_batches_hold_whole_episodes_and_their_returns() -> None:
-    """Two lanes whose rings overwrite their oldest episode; next observations wrap around the end of the ring."""
-    pond = Pond.init(Schema((Field("observation", (1,), "float32"),), Field("action", (1,), "float32")), 40, lanes=2)
+@pytest.mark.parametrize("ring_size", [20, 22])
+def test_pond_batches_hold_whole_episodes_and_their_returns(ring_size: int) -> None:
+    """Two lanes whose rings overwrite their oldest episode. With 22 records the last episode goes past the ring's end."""
+    schema = Schema((Field("observation", (1,), "float32"),), Field("action", (1,), "float32"))
+    pond = Pond.init(schema, 2 * ring_size, lanes=2)
     clock = 0.0
     rng = np.random.default_rng(0)
     for _ in range(9):
@@ -145,7 +147,7 @@ def test_pond_batches_hold_whole_episodes_and_their_returns() -> None:
     network = RewardNetwork("lrd", RewardInputs(1, 1), 8, normalize=False)
     batches = PondBatches(pond, network, per_batch=6, steps=4)
     batches.refresh()
-    assert batches.episodes == 8  # a ring of 20 records holds four episodes of five
+    assert batches.episodes == 8  # a ring holds four episodes of five records
     assert sorted(batches.mean_return.tolist()) == sorted(2 * [(10 + at * 100) / 4 for at in range(5, 9)])
     episodes, steps = batches.sampler(rng)
     batch = batches._batch(episodes, steps)

@@ -24,7 +24,7 @@ from millpond.data.npz import NpzSource
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.store import Checkpoints, RunError
 from millpond.store.checkpoint import Checkpoint, read_checkpoint
-from millpond.trainers.common.play import LoadedPolicy
+from millpond.trainers.common.policy import load_policy
 from millpond.trainers.common.session import require_trainer, resume_run, start_run
 from millpond.trainers.reward.trainer import RewardTrainer
 
@@ -63,7 +63,7 @@ def last_checkpoint(folder: Path) -> Checkpoint:
 
 def test_a_run_matches_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copies = []
-    loaded = load("reward", {**SMALL, "run_dir": str(tmp_path)})
+    loaded = load("reward", {**SMALL, "run_dir": str(tmp_path), "log.verbose": True})
     trainer = RewardTrainer(loaded, start_run(loaded, "counted"))
     copy_from = trainer.target.copy_from
     trainer.target.copy_from = lambda online: (copies.append(trainer.counters.updates), copy_from(online))  # type: ignore
@@ -86,6 +86,16 @@ def test_a_run_matches_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for column in ("Epoch", "Cycle", "Episodes", "Timesteps", "TimeCost(sec)/train", "TimeCost(sec)/test"):
         assert f"| {column} " in printed
     assert plan.training_episodes == len(trainer.recorded.training) == 45
+
+
+def test_only_epochs_and_short_lines_are_printed_unless_verbose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, "short", **{"log.console_seconds": 1e-9})
+    lines = capsys.readouterr().out.splitlines()
+    assert not any(line.startswith(("|", "Iteration")) for line in lines)
+    assert sum(line.startswith("Epoch") for line in lines) == 3
+    assert sum("  R_loss " in line and line.endswith(" left") for line in lines) == 3 * 2 * (3 + 1)  # and each record
 
 
 def test_each_cycle_is_one_tensorboard_point_at_its_updates(tmp_path: Path) -> None:
@@ -137,7 +147,7 @@ def test_the_normaliser_has_the_exact_statistics_of_the_training_episodes(tmp_pa
 def test_a_run_without_an_agent_cannot_be_played(tmp_path: Path) -> None:
     folder = train(tmp_path, "offline", **{"reward.epochs": 1}).run.folder
     with pytest.raises(RunError, match=r"has no agent to play .* millpond reward score offline EPISODES"):
-        LoadedPolicy(str(folder))
+        load_policy(str(folder))
 
 
 @pytest.mark.parametrize("objective", ["lrd", "rrd"])

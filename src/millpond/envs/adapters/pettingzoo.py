@@ -164,6 +164,8 @@ class PettingZooEnvs:
             buffers.truncated[env, agent] = truncated
             if terminated or truncated:
                 self._write_observation(agent, observations[name], buffers.final_observation[env, agent])
+                if self.spec.action_masks:
+                    self._write_mask(env, agent, observations, infos, buffers.final_action_mask, final=True)
             self._tracker.add_infos(env, infos.get(name, {}), agent)
         self._tracker.add_step(env, env + 1, buffers.reward[env : env + 1])
         if parallel.agents and not reached_limit:
@@ -197,12 +199,27 @@ class PettingZooEnvs:
             buffers.alive[env, agent] = True
             self._write_observation(agent, observations[name], buffers.observation[env, agent])
         if self.spec.action_masks:
-            for agent, name in enumerate(spaces.agents):
-                mask = None
-                if buffers.alive[env, agent]:
-                    in_observation = observations[name]["action_mask"] if spaces.mask_in_observation[agent] else None
-                    mask = infos.get(name, {}).get("action_mask", in_observation)
-                spaces.action.write_mask(agent, mask, buffers.action_mask[env, agent], env_id=self.spec.id, env=env)
+            for agent in range(len(spaces.agents)):
+                known = buffers.alive[env, agent]
+                self._write_mask(env, agent, observations if known else {}, infos if known else {}, buffers.action_mask)
+
+    def _write_mask(
+        self,
+        env: int,
+        agent: int,
+        observations: Mapping[Any, Any],
+        infos: Mapping[Any, Any],
+        masks: npt.NDArray[np.bool_],
+        *,
+        final: bool = False,
+    ) -> None:
+        """Write the mask that an agent's infos or its observation have."""
+        spaces = self._spaces
+        name = spaces.agents[agent]
+        mask = infos.get(name, {}).get("action_mask")
+        if mask is None and spaces.mask_in_observation[agent] and name in observations:
+            mask = observations[name]["action_mask"]
+        spaces.action.write_mask(agent, mask, masks[env, agent], env_id=self.spec.id, env=env, final=final)
 
     def _write_observation(self, agent: int, observation: Any, into: npt.NDArray[Any]) -> None:
         if self._spaces.mask_in_observation[agent]:

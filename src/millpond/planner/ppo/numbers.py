@@ -11,7 +11,7 @@ from typing import Any
 from millpond import fast
 from millpond.config import Loaded, PPORecipe
 from millpond.config.check import flatten, refuse_violations
-from millpond.config.ppo import batch_size, num_envs
+from millpond.config.ppo import batch_size, num_envs, num_minibatches
 from millpond.config.rank_rules import rank_rules
 from millpond.envs.spec import EnvSpec
 from millpond.formatting import plural, verb
@@ -68,7 +68,7 @@ class PPOPlan(Plan):
     total_agent_steps: int
     total_gradient_updates: int
     unused_timesteps: int
-    passes_over_data: int
+    passes_over_data: float
     buffer_rows: int
     buffer_bytes: int
     observation_bytes: int | None
@@ -126,7 +126,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1, vector: st
     top_up_envs = -(-top_up_rows * agents_per_row // agents)  # whole envs step, which may leave surplus rows
     surplus_rows = top_up_envs * agents // agents_per_row - top_up_rows
     env_steps = (whole_rounds * envs + top_up_envs) * horizon
-    minibatches = batch // trainer.minibatch_size
+    minibatches = num_minibatches(batch, trainer.minibatch_size, trainer.replay_ratio)
     iterations = trainer.total_timesteps // batch
     if trainer.total_iterations is not None:
         iterations = min(iterations, trainer.total_iterations)
@@ -182,7 +182,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1, vector: st
         total_agent_steps=batch * agents_per_row * iterations,
         total_gradient_updates=minibatches * trainer.update_epochs * iterations,
         unused_timesteps=max(0, trainer.total_timesteps - iterations * batch),
-        passes_over_data=trainer.update_epochs,
+        passes_over_data=trainer.update_epochs * minibatches * trainer.minibatch_size / batch,
         buffer_rows=buffer_rows,
         buffer_bytes=sum(sizes),
         observation_bytes=sizes[0] if spec is not None else None,
@@ -223,12 +223,12 @@ def ppo_speed_settings(recipe: PPORecipe) -> dict[str, Any]:
 
 
 def estimate_ppo(plan: PPOPlan, measured: Measured) -> TimeEstimate:
-    """Scale collecting by agent steps, and training by agent steps times update epochs."""
+    """Scale collecting by agent steps, and training by agent steps times passes over them."""
     sizes, seconds = measured.sizes, measured.seconds
     size = plan.agent_steps / sizes["agent_steps"]
     parts = {
         "collect": seconds["collect"] * size,
-        "train": seconds["train"] * size * plan.update_epochs / sizes["update_epochs"],
+        "train": seconds["train"] * size * plan.passes_over_data / sizes["update_epochs"],
         "other": seconds["other"],
     }
     words = ""

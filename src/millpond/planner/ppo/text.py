@@ -187,8 +187,9 @@ def _minibatch_bars(plan: PPOPlan) -> list[str]:
     shown = list(range(count)) if count <= 5 else [0, 1, 2, count - 1]
     label_width = len(f"{count - 1:,}")
     lines = [
-        f"{number:>{label_width},} {bar(number * rows, (number + 1) * rows, plan.segments, width)} {plural(rows, 'row')}"
+        f"{number:>{label_width},} {bar(start, start + rows, plan.segments, width)} {plural(rows, 'row')}"
         for number in shown
+        for start in [number * rows % plan.segments]  # a replay ratio may give more minibatches than there are rows for
     ]
     if count > 5:
         lines.insert(3, "...")
@@ -202,7 +203,7 @@ def _style(recipe: PPORecipe) -> list[str]:
     flat = flatten(recipe)
     lines = ["", "Kept as in PufferLib (ppo.style=puffer; millpond switches to the other)"]
     for one in STYLE_KEYS:
-        if one.as_millpond and flat[one.key] == one.puffer:
+        if one.as_millpond and flat[one.key] == one.puffer != one.millpond:
             said = f"{as_override(one.key, one.puffer)}: {one.as_puffer}. Millpond: {one.as_millpond}."
             lines += sentence(said, first="- ")
     others = [as_override(one.key, flat[one.key]) for one in STYLE_KEYS if flat[one.key] != one.puffer]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from millpond.config import RewardRecipe, load
+from millpond.config import RecipeSource, RewardRecipe, load
 from millpond.formatting import plural
 from millpond.planner.kind import Draft, KindPlanner, PlanInputs
 from millpond.planner.remembered import plan_vector
@@ -23,9 +22,7 @@ def draft_reward(recipe: RewardRecipe, inputs: PlanInputs) -> Draft:
     return Draft(plan, advise_reward(recipe, plan), notes, alerts)
 
 
-def preset_batches(
-    recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()
-) -> dict[str | None, int]:
+def preset_batches(recipe: RecipeSource, overrides: Iterable[str] | Mapping[str, Any] = ()) -> dict[str | None, int]:
     """Return the batches of a reward recipe without a preset (None) and with each of its presets."""
     default = load(recipe, overrides).recipe
     batches: dict[str | None, int] = {}
@@ -37,7 +34,7 @@ def preset_batches(
 
 
 def reward_preset_notes(
-    recipe: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any], preset: str
+    recipe: RecipeSource, overrides: Iterable[str] | Mapping[str, Any], preset: str
 ) -> tuple[str, ...]:
     """Explain the preset `fast`, which is shorter than `full` but may be longer than no preset."""
     batches = preset_batches(recipe, overrides) if preset == "fast" else {}

@@ -23,9 +23,19 @@ from millpond.policies.parts import check_largest
 
 def grid_sum(cells: Tensor, table: Tensor) -> Tensor:
     """cells [N, C], table [C, K, H] -> [N, H]."""
-    with_empty = F.pad(table, (0, 0, 1, 0))  # a row of zeros for the empty kind
+    return F.embedding_bag(*_rows(cells, table), mode="sum")
+
+
+def plain_grid_sum(cells: Tensor, table: Tensor) -> Tensor:
+    """Compute `grid_sum` by operations that every runtime has, with more memory."""
+    return F.embedding(*_rows(cells, table)).sum(1)
+
+
+def _rows(cells: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the row of each cell [N, C], and the table as rows, with a row of zeros for the empty kind of each cell."""
+    with_empty = F.pad(table, (0, 0, 1, 0))
     first_rows = torch.arange(0, with_empty.shape[0] * with_empty.shape[1], with_empty.shape[1], device=cells.device)
-    return F.embedding_bag(cells.long() + first_rows, with_empty.flatten(0, 1), mode="sum")
+    return cells.long() + first_rows, with_empty.flatten(0, 1)
 
 
 def check_kinds(largest: int, kinds: int) -> None:
@@ -39,6 +49,8 @@ def check_kinds(largest: int, kinds: int) -> None:
 
 class GridEncoder(nn.Module):
     """Codes of cells [N, height, width] -> [N, H]."""
+
+    look_up = staticmethod(grid_sum)  # exported policies replace it by `plain_grid_sum`
 
     def __init__(self, part: Part, hidden_size: int, cell_kinds: int) -> None:
         super().__init__()
@@ -61,4 +73,4 @@ class GridEncoder(nn.Module):
     def forward(self, cells: Tensor) -> Tensor:
         flat, kinds = cells.flatten(1), self.table.shape[1]
         check_largest(flat, kinds, check_kinds, f"a grid cell's code is above {kinds}, the largest known")
-        return grid_sum(flat, self.table)
+        return self.look_up(flat, self.table)

@@ -83,6 +83,14 @@ def _backward(ctx: Any, d_sum: Tensor) -> tuple[Tensor | None, ...]:
 token_sum.register_autograd(_backward, setup_context=_save)
 
 
+def plain_token_sum(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Compute `token_sum` by operations that every runtime has, over padding too, with more memory."""
+    real = tokens[:, :, :1] != TOKEN_PADDING
+    place, feature, value = (tokens.long() * real).unbind(2)  # whatever padding holds, it is inside the tables
+    shares = where[place] * (low[feature * 16 + value % 16] + high[feature * 16 + value // 16])
+    return (shares * real).sum(1)
+
+
 def check_features(largest: int, last: int) -> None:
     """Raise PolicyError if a token's feature is beyond the tables."""
     if largest > last:
@@ -94,6 +102,8 @@ def check_features(largest: int, last: int) -> None:
 
 class TokenEncoder(nn.Module):
     """Tokens [N, M, 3] -> [N, H]."""
+
+    look_up = staticmethod(token_sum)  # exported policies replace it by `plain_token_sum`
 
     def __init__(self, part: Part, hidden_size: int) -> None:
         super().__init__()
@@ -120,5 +130,5 @@ class TokenEncoder(nn.Module):
         last = self.low.shape[0] // 16 - 1
         features = tokens[:, :, 1].masked_fill(tokens[:, :, 0] == TOKEN_PADDING, 0)
         check_largest(features, last, check_features, f"a token's feature is above {last}, the largest known")
-        summed: Tensor = self.linear(token_sum(tokens, self.where, self.low, self.high))
+        summed: Tensor = self.linear(self.look_up(tokens, self.where, self.low, self.high))
         return summed

@@ -34,7 +34,7 @@ class VectorEncoder(nn.Module):
 
     def scaled(self, numbers: Tensor) -> Tensor:
         """Return the inputs of the linear layer [N, D]."""
-        flat = numbers.reshape(len(numbers), -1).to(self.linear.weight.dtype)
+        flat = numbers.reshape(numbers.shape[0], -1).to(self.linear.weight.dtype)
         if self.normalizer is not None:
             flat = self.normalizer(flat)
         elif not self.floats:

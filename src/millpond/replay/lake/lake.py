@@ -19,24 +19,23 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from millpond.durable import create_file, make_folder
+from millpond.replay.draw import (
+    DrawnSequences,
+    DrawnTransitions,
+    PlanRecords,
+    draw_sequences,
+    draw_transitions,
+    plan_at,
+    sequence_plan,
+    transition_plan,
+)
 from millpond.replay.lake.format import MAX_SEGMENT_BYTES, NAME_PATTERN, SEGMENT_BYTES, Manifest, StreamFolder
 from millpond.replay.lake.read import DamageList, SpanReader
 from millpond.replay.lake.sample import Assembler, LakeBatch, LakeEpisode, Sequences, raise_damage
 from millpond.replay.lake.stream import Damage, StreamReader, View
 from millpond.replay.lake.write import Writer
 from millpond.replay.schema import FINAL, LakeDamaged, LakeError, Schema
-from millpond.replay.transitions import (
-    DrawnSequences,
-    DrawnTransitions,
-    PlanRecords,
-    complete_episodes,
-    draw_sequences,
-    draw_transitions,
-    episode_records,
-    plan_at,
-    sequence_plan,
-    transition_plan,
-)
+from millpond.replay.transitions import complete_episodes, episode_records
 
 Padding = Literal["zero", "repeat"]
 OnDamage = Literal["raise", "skip"]

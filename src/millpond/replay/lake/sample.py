@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from millpond.replay.draw import DrawnSequences, DrawnTransitions
 from millpond.replay.lake.read import DamageList, SpanReader, read_frames, read_records
 from millpond.replay.lake.stream import Damage, View
 from millpond.replay.schema import TERMINATED, TRUNCATED, LakeDamaged, Schema
-from millpond.replay.transitions import NO_RECORD, DrawnSequences, DrawnTransitions
+from millpond.replay.transitions import NO_RECORD
 
 Array = np.ndarray[Any, Any]
 Observation = Any  # an array, or a dict of arrays where the schema has several fields

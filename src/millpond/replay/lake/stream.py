@@ -13,7 +13,7 @@ from millpond.replay.lake.format import Loss, StreamFolder, StreamHead, is_accep
 from millpond.replay.lake.index import SegmentIndex, build_index, load_index
 from millpond.replay.lake.log import CommitLog, read_log
 from millpond.replay.schema import DAMAGED, LakeDamaged, Schema
-from millpond.replay.transitions import count_transitions
+from millpond.replay.transitions import Runs, count_transitions
 
 Array = np.ndarray[Any, Any]
 MAX_RETRIES = 10  # of a refresh during which a writer removed records
@@ -48,7 +48,7 @@ class View:
 
     flags      u1[records]  see the schema
     position   u4[records]  lz4: where the record's frames end in its segment; zst: where its chunk begins
-    run_begin  i8[runs+1]   first record of each run, see `walk`
+    run_begin  i8[runs+1]   first record of each run, see `transitions`
     """
 
     folder: StreamFolder
@@ -67,11 +67,19 @@ class View:
     def lanes(self) -> int:
         return self.folder.lanes
 
+    @cached_property
+    def runs(self) -> Runs:
+        return Runs.of_appends(self.run_begin, self.lanes)
+
+    def records(self, numbers: Array) -> Array:
+        """Return these numbers: records are counted from the first that the stream still has."""
+        return numbers
+
     def transitions(self, stack: int = 1, n_step: int = 1) -> int:
         """Return the number of valid transitions."""
         key = (stack, n_step)
         if key not in self.counts:
-            self.counts[key] = int(count_transitions(self.flags, self.run_begin, self.lanes, stack, n_step))
+            self.counts[key] = int(count_transitions(self.flags, self.runs, stack, n_step))
         return self.counts[key]
 
     def segment_of(self, numbers: Array) -> Array:

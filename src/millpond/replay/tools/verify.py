@@ -123,7 +123,7 @@ def verify_stream(folder: StreamFolder, schema: Schema, reader: SpanReader, prog
             found = _verify_segment(view, schema, reader, segment, flags, progress)
             report.damage += [line for line in map(str, found) if line not in report.damage]
         report.places += [(segment.number, row) for row in np.flatnonzero(_rows(flags, segment) & DAMAGED).tolist()]
-    report.readable = int(count_transitions(flags, view.run_begin, view.lanes, 1, 1))
+    report.readable = int(count_transitions(flags, view.runs, 1, 1))
     return report
 
 

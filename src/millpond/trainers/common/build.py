@@ -13,7 +13,7 @@ from millpond.envs.check import CheckResult
 from millpond.envs.env_batch import EnvBatch, spawn_seeds
 from millpond.envs.registry import describe_error, make_env_batch
 from millpond.envs.spec import EnvSpec
-from millpond.policies import build_policy, load_policy_factory
+from millpond.policies import Policy, PolicyError, build_policy, load_policy_factory
 from millpond.rollout.collector import put_actions
 from millpond.store import Checkpoint
 from millpond.trainers.common.session import Player
@@ -30,13 +30,20 @@ def make_policy(recipe: PPORecipe, spec: EnvSpec, device: torch.device) -> Any:
         "core": policy.core,
         "hidden_size": policy.hidden_size,
         "normalize_observations": policy.normalize_observations,
+        "separate_critic": policy.separate_critic,
+        "normalize_values": recipe.ppo.normalize_values,
     }
     if policy.num_layers != 1:  # custom policies need not know it
         settings["num_layers"] = policy.num_layers
-    if policy.target is not None:
-        return load_policy_factory(policy.target)(spec.observation, spec.action, **settings).to(device)
-    settings |= {"separate_critic": policy.separate_critic, "normalize_values": recipe.ppo.normalize_values}
-    return build_policy(spec.observation, spec.action, **settings).to(device)
+    if policy.target is None:
+        return build_policy(spec.observation, spec.action, **settings).to(device)
+    custom = load_policy_factory(policy.target)(spec.observation, spec.action, **settings)
+    if not recipe.ppo.value_trains_core and not isinstance(custom, Policy):
+        raise PolicyError(
+            f"ppo.value_trains_core=false has no effect on the custom policy policy.target={policy.target}, which decides "
+            "itself what its value loss trains; set it to true"
+        )
+    return custom.to(device)
 
 
 def ppo_player(recipe: PPORecipe, spec: EnvSpec, checkpoint: Checkpoint) -> Player:

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from millpond.config import load
+from millpond.config.load import parse_override
+from millpond.config.recipe import EnvConfig
 from millpond.envs.env_batch import EnvBatch
 from millpond.envs.families import require_extra
+from millpond.envs.objects import binding, is_object
 from millpond.envs.render import render_rgb, write_gif
 from millpond.errors import MillpondError
 from millpond.formatting import plural
-from millpond.kinds import KINDS
-from millpond.planner.estimate import require_device
-from millpond.policies.parts import join_parts, torch_dtype
+from millpond.learners import QNetwork
 from millpond.rollout.collector import PlayablePolicy, put_actions
-from millpond.store import NothingToPlayError, RunError, load_weights
+from millpond.store import Run, RunError
 from millpond.trainers.common.envs import evaluation_vector, make_spec
+from millpond.trainers.common.objects import Passed, objects_of, settings_of
+from millpond.trainers.common.policy import LoadedPolicy, load_policy
 from millpond.trainers.common.session import open_run
-from millpond.trust import require_trust
 from millpond.vector import FiniteCheck, Vector
 
 RESAMPLES = 1_000
@@ -40,33 +44,56 @@ class EndlessEpisodeError(MillpondError):
 class Evaluation:
     """Results of episodes, in the order of their seeds."""
 
-    returns: tuple[tuple[float, ...], ...]  # [episode][agent]
-    lengths: tuple[int, ...]
+    returns_by_agent: tuple[tuple[float, ...], ...]  # [episode][agent]
+    lengths: tuple[int, ...]  # env steps
     infos: tuple[dict[str, float], ...]
     named_agents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # see `EnvSpec.named_agents`
+    deterministic: bool = False  # the most likely actions were taken, not sampled ones
 
-    @property
-    def episode_returns(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Mean return of the agents of each episode."""
-        return np.array([np.mean(agents) for agents in self.returns])
+    @cached_property
+    def returns(self) -> tuple[float, ...]:
+        """Return of each episode: the mean of its agents."""
+        return tuple(float(np.mean(agents)) for agents in self.returns_by_agent)
 
     @property
     def mean(self) -> float:
-        return float(self.episode_returns.mean())
+        """Mean return of the episodes."""
+        return float(np.mean(self.returns))
+
+    @property
+    def low(self) -> float:
+        """Lower end of the 95% interval of the mean."""
+        return self.interval()[0]
+
+    @property
+    def high(self) -> float:
+        """Upper end of the 95% interval of the mean."""
+        return self.interval()[1]
 
     @property
     def agent_returns(self) -> dict[str, float]:
         """Mean return of each agent by name; empty if the environment does not name its agents."""
-        means = np.mean(self.returns, axis=0)
+        means = np.mean(self.returns_by_agent, axis=0)
         return {name: float(means[list(agents)].mean()) for name, agents in self.named_agents.items()}
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Return the bootstrap interval of the mean; its generator is fixed, so that it is reproducible."""
         rng = np.random.default_rng(0)
         picks = rng.integers(0, len(self.returns), size=(RESAMPLES, len(self.returns)))
-        means = self.episode_returns[picks].mean(axis=1)
+        means = np.array(self.returns)[picks].mean(axis=1)
         low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
+
+    @property
+    def actions(self) -> str:
+        """How actions were chosen, in words."""
+        return "most likely actions (deterministic)" if self.deterministic else "sampled actions"
+
+    def describe(self) -> str:
+        """Return the result in one line."""
+        low, high = self.interval()
+        played = f"{plural(len(self.lengths), 'episode')}, {self.actions}"
+        return f"{played}: return {self.mean:.4g}, 95% interval {low:.4g} to {high:.4g}"
 
     def metrics(self) -> dict[str, float]:
         """Return the results as metrics of a record."""
@@ -89,8 +116,9 @@ class Evaluation:
             "episodes": len(self.lengths),
             "mean": self.mean,
             "interval_95": [low, high],
+            "deterministic": self.deterministic,
             "agents": self.agent_returns,
-            "returns": [list(agents) for agents in self.returns],
+            "returns": [list(agents) for agents in self.returns_by_agent],
             "lengths": list(self.lengths),
             "infos": list(self.infos),
         }
@@ -167,89 +195,12 @@ def evaluate(
         tuple(length for _, length, _ in ordered),
         tuple(info for _, _, info in ordered),
         vector.spec.named_agents,
+        deterministic,
     )
 
 
-class LoadedPolicy:
-    """The policy of a run. `act` takes a batch of observations and the state that the last call returned.
-
-    `trust` is for the code that the run names: see `millpond.trust.require_trust`.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        best: bool = False,
-        run_dir: str = "runs",
-        device: str = "cpu",
-        trust: bool | None = None,
-    ) -> None:
-        require_device(device)
-        loaded, run = open_run(name, run_dir)
-        self.recipe = loaded.recipe
-        if not self.recipe.acts:
-            raise NothingToPlayError(
-                f"run {run.name!r} learned a reward from recorded episodes and has no agent to play "
-                f"(reward.reward_only=true); to get its reward of every step: millpond reward score {run.name} EPISODES"
-            )
-        require_trust(loaded.code, trust, run=run.folder)
-        checkpoint = run.checkpoint(best=best)
-        self.updates = checkpoint.updates  # of everything that the run trains
-        self.spec = make_spec(self.recipe.env, stacked=True)
-        self.device = torch.device(device)
-        player = KINDS[self.recipe.kind].player.load()(self.recipe, self.spec, checkpoint)
-        which = "best checkpoint" if best else "newest checkpoint"
-        played = player.description or f"after {plural(checkpoint.updates, 'update')}"
-        self.description = f"{which}, {played}"
-        self.greedy = player.greedy
-        self.policy: Any = player.network.to(self.device)
-        source = f"run {run.name!r}, checkpoint {checkpoint.path}"
-        load_weights({player.weights: self.policy}, checkpoint.weights, source)
-        self.policy.eval()
-
-    def act(
-        self, observation: Any, state: Tensor | None = None, *, action_mask: Any = None, deterministic: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Return actions [B, ...] for observations [B, ...], and the state to pass to the next call.
-
-        Observations have the format of the environment (`spec.observation`), or are a mapping of their parts, name ->
-        [B, ...]. `action_mask` [B, choices] is true for allowed actions, in environments that have masks.
-        """
-        tensor = self._as_tensor(observation).to(self.device)
-        mask = None if action_mask is None else torch.as_tensor(action_mask, dtype=torch.bool, device=self.device)
-        if state is None:
-            state = self.policy.initial_state(len(tensor), self.device)
-        with torch.inference_mode():
-            chosen = self.policy.act(tensor, state, action_mask=mask, deterministic=deterministic)
-        action_spec = self.spec.action
-        if not action_spec.low:
-            return chosen.action, chosen.state
-        action = chosen.action.clone()
-        vector = action[:, len(action_spec.sizes) :]  # after the choices, if it is mixed
-        low, high = (torch.tensor(bound, device=self.device) for bound in (action_spec.low, action_spec.high))
-        vector.clamp_(low, high)
-        return action, chosen.state
-
-    def _as_tensor(self, observation: Any) -> Tensor:
-        """Return observations [B, *spec.observation.shape] in the dtype of the spec."""
-        spec = self.spec.observation
-        if isinstance(observation, Mapping):
-            return join_parts(spec, observation)
-        tensor, dtype = torch.as_tensor(observation), torch_dtype(spec.dtype, "observation")
-        same_kind = tensor.is_floating_point() == dtype.is_floating_point
-        if tensor.shape[1:] != spec.shape or tensor.dim() == 0 or not same_kind:
-            parts = ", ".join(f"{part.name} {part.dtype} {part.shape}" for part in spec.parts)
-            raise RunError(
-                f"act was called with observations of {tensor.dtype} {tuple(tensor.shape)}; {self.spec.id} has batches of "
-                f"{spec.dtype} {('B', *spec.shape)}"
-                + (f", or pass a mapping of the parts, each with a batch axis: {parts}" if len(spec.parts) > 1 else "")
-            )
-        return tensor.to(dtype)
-
-
 def evaluate_run(
-    name: str,
+    run: Run | LoadedPolicy | str | Path,
     *,
     episodes: int,
     seed: int | None = None,
@@ -257,33 +208,104 @@ def evaluate_run(
     render: Path | None = None,
     max_frames: int | None = None,
     trust: bool | None = None,
+    env: Passed = None,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    deterministic: bool | None = None,
 ) -> tuple[Evaluation, LoadedPolicy]:
-    """Play episodes with a run's policy, and return the policy too. `render`: GIF file for the first episode."""
+    """Play episodes with a run's policy, or with one that is loaded, and return the policy too.
+
+    `render`         GIF file for the first episode
+    `env`            another env to play in; also the object that the run was trained with, if it cannot be imported
+    `overrides`      of the section `env`, such as env.max_steps=100
+    `deterministic`  None: as the recipe acts (`eval.deterministic`)
+    """
+    _require_gif(render)
+    if episodes < 1:
+        raise RunError(f"episodes={episodes} must be at least 1")
+    if isinstance(run, LoadedPolicy):
+        policy = run
+    else:
+        again = env if env is not None and _needs_object(run) else None
+        env = None if again is not None else env
+        policy = load_policy(run, best=best, trust=trust, env=again)
+    greedy = policy.acts_greedily if deterministic is None else deterministic
+    if not greedy and isinstance(policy.network, QNetwork):
+        raise RunError("deterministic=False: Q-networks have no probabilities to sample actions from; leave it out")
+    with playing_env(policy, env, overrides) as chosen:
+        evaluation, frames = _play(policy, chosen, episodes, seed, greedy, render is not None, max_frames)
+    if render is not None:
+        write_gif(frames[: evaluation.lengths[0]], render)
+    return evaluation, policy
+
+
+def _require_gif(render: Path | None) -> None:
     if render is not None and render.suffix.lower() != ".gif":
         raise RunError(
             f"--render writes GIF files, so {str(render)!r} must end in .gif; try {str(render.with_suffix('.gif'))!r}"
         )
     if render is not None and not render.parent.is_dir():
         raise RunError(f"there is no folder {str(render.parent)!r} for the picture {render.name}; create it first")
-    loaded = LoadedPolicy(name, best=best, trust=trust)
-    require_extra(loaded.recipe.env.id)
-    env_batches: list[EnvBatch] | None = None if render is None else []
+
+
+def _needs_object(run: Run | str | Path) -> bool:
+    """True if a run was trained with an env that cannot be imported, and that this process has not kept."""
+    loaded, opened = open_run(str(run.folder) if isinstance(run, Run) else str(run))
+    return is_object(loaded.recipe.env.id) and loaded.recipe.env.id not in objects_of(opened.folder)
+
+
+@contextmanager
+def playing_env(policy: LoadedPolicy, env: Passed, overrides: Mapping[str, Any] | Sequence[str]) -> Iterator[EnvConfig]:
+    """Yield the env that a policy plays in: that of its recipe, or another one, which must show and take the same."""
+    changes = dict(overrides if isinstance(overrides, Mapping) else map(parse_override, overrides))
+    wrong = [key for key in changes if key.partition(".")[0] != "env"]
+    if wrong:
+        raise RunError(
+            f"{wrong[0]} cannot change in an evaluation; only settings of the env can, such as env.max_steps=100"
+        )
+    changes, passed = settings_of(env, None, changes)
+    changes.pop("vector.backend", None)  # evaluations are inline anyway
+    with binding({**policy.objects, **passed}):
+        if not changes:
+            yield policy.recipe.env
+            return
+        changed = load(policy.recipe, changes, ask_env=lambda env: make_spec(env, stacked=True)).recipe.env
+        require_extra(changed.id)
+        spec = make_spec(changed, stacked=True)
+        for what, shown, trained in (
+            ("observations", spec.observation, policy.spec.observation),
+            ("actions", spec.action, policy.spec.action),
+        ):
+            if shown != trained:
+                raise RunError(f"env {changed.id} has {what} {shown}; the policy was trained with {trained}")
+        yield changed
+
+
+def _play(
+    policy: LoadedPolicy,
+    env: EnvConfig,
+    episodes: int,
+    seed: int | None,
+    deterministic: bool,
+    render: bool,
+    max_frames: int | None,
+) -> tuple[Evaluation, list[Any]]:
+    """Play episodes; return the frames of the first one too, if they are rendered."""
+    require_extra(env.id)
+    env_batches: list[EnvBatch] | None = [] if render else None
     frames: list[Any] = []
 
     def draw() -> None:
         if env_batches and (max_frames is None or len(frames) < max_frames):
             frames.append(render_rgb(env_batches[-1], 0))
 
-    with evaluation_vector(loaded.recipe.env, loaded.recipe.vector, episodes, env_batches=env_batches) as vector:
+    with evaluation_vector(env, policy.recipe.vector, episodes, env_batches=env_batches) as vector:
         evaluation = evaluate(
-            loaded.policy,
+            policy.network,
             vector,
             episodes=episodes,
-            seed=loaded.recipe.eval.seed if seed is None else seed,
-            device=loaded.device,
-            deterministic=loaded.greedy,
-            before_step=draw if render is not None else None,
+            seed=policy.recipe.eval.seed if seed is None else seed,
+            device=policy.device,
+            deterministic=deterministic,
+            before_step=draw if render else None,
         )
-    if render is not None:
-        write_gif(frames[: evaluation.lengths[0]], render)
-    return evaluation, loaded
+    return evaluation, frames

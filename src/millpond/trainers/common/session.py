@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import yaml
 
-from millpond.config import Loaded, Recipe, load
+from millpond.config import Loaded, Recipe, RecipeSource, load
 from millpond.config.check import check, flatten
 from millpond.config.for_env import is_env_id
 from millpond.config.recipe import EnvConfig
@@ -20,6 +20,7 @@ from millpond.distributed import ALONE, Ranks
 from millpond.distributed.training import require_ranks
 from millpond.durable import replace_file
 from millpond.envs.families import FAMILIES, family_of, require_extra
+from millpond.envs.objects import OBJECT
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
 from millpond.kinds import KINDS, Kind
@@ -79,7 +80,7 @@ def config_text(loaded: Loaded) -> str:
 
 
 def load_to_run(
-    recipe: str | Path | Mapping[str, Any],
+    recipe: RecipeSource,
     overrides: Iterable[str] | Mapping[str, Any] = (),
     preset: str | None = None,
     *,
@@ -106,7 +107,8 @@ def run_stem(recipe: str) -> str:
 
     gymnasium:CartPole-v1 becomes gymnasium-CartPole-v1.
     """
-    return re.sub(r"[^A-Za-z0-9._-]", "-", recipe) if is_env_id(recipe) else Path(recipe).stem
+    name = recipe.removeprefix(f"{OBJECT}:")
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name) if is_env_id(recipe) else Path(name).stem
 
 
 def start_run(
@@ -154,7 +156,12 @@ def _mark_as_own(run: Run, loaded: Loaded) -> None:
 
 
 def resume_run(
-    name: str, overrides: Iterable[str], run_dir: str = "runs", *, ranks: int = 1, trust: bool | None = None
+    name: str,
+    overrides: Iterable[str] | Mapping[str, Any],
+    run_dir: str = "runs",
+    *,
+    ranks: int = 1,
+    trust: bool | None = None,
 ) -> tuple[Loaded, Run]:
     """Open a run to continue it, and return its config with the changes that a resumed run may have."""
     shown = find_run(Path(run_dir), name)
@@ -216,10 +223,19 @@ def make_sinks(
     `checks`: warnings about its records, by cause.
     """
     axis = axis_of(recipe)
-    console = Console(loop, counters, timer, axis, seconds_between_lines=recipe.log.console_seconds)
+    console = Console(
+        loop,
+        counters,
+        timer,
+        axis,
+        seconds_between_lines=recipe.log.console_seconds,
+        verbose=recipe.log.verbose,
+        title=" · ".join([run.name, recipe.kind, *([recipe.env.id] if recipe.acts else [])]),
+        limit_left=lambda: timer.seconds_left(recipe.trainer.max_seconds),
+    )
     sinks: list[Sink] = [console]
     if checks:
-        sinks.append(HealthSink(run.warnings_path, checks, console.say))
+        sinks.append(HealthSink(run.warnings_path, checks, console.warn))
     if recipe.log.tensorboard:
         sinks.append(TensorBoard(run.tensorboard_path, axis))
     if recipe.log.wandb != "off":
@@ -277,13 +293,14 @@ def make_trainer(
     weights_from: Run | None = None,
     ranks: Ranks = ALONE,
     recorded: RecordedData | None = None,
+    callbacks: tuple[Any, ...] = (),
 ) -> Trainer:
     """Build the trainer of a recipe of any kind. Only the modules of that kind are imported.
 
-    `recorded` is what `require_trainer` returned, if it was called.
+    `recorded` is what `require_trainer` returned, if it was called; `callbacks` are those of `as_callbacks`.
     """
     kind = KINDS[loaded.recipe.kind]
-    options: dict[str, Any] = {"recorded": recorded} if kind.prepare is not None else {}
+    options: dict[str, Any] = {"callbacks": callbacks, **({"recorded": recorded} if kind.prepare is not None else {})}
     if _trained_by_ranks(kind):
         options["ranks"] = ranks
     elif not ranks.alone:

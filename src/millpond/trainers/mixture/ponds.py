@@ -22,7 +22,7 @@ from millpond.distributed import ALONE, Ranks
 from millpond.planner import MixturePlan
 from millpond.replay import Lake, LakeError, Schema, Steps, Writer
 from millpond.replay.lake.log import read_log
-from millpond.replay.pond import Pond, PondBatch
+from millpond.replay.pond import Pond, PondBatch, separate_masks
 from millpond.replay.schema import FINAL
 from millpond.replay.steps import join_lanes
 from millpond.replay.transfer import fill, pour, restore_rings
@@ -269,6 +269,14 @@ class BigPond:
         if self.pond is None:
             raise LakeError("the BigPond is empty: fill it or add to it before sampling")
         dqn = self.recipe.dqn
-        return self.pond.sample_many(
-            count, dqn.batch_size, rng, stack=self.stack, n_step=dqn.n_step, gamma=dqn.gamma, part=part
+        batches = self.pond.sample_many(
+            count,
+            dqn.batch_size,
+            rng,
+            stack=self.stack,
+            n_step=dqn.n_step,
+            gamma=dqn.gamma,
+            part=part,
+            columns=("agent",),
         )
+        return [separate_masks(batch, stacked=self.stack is not None) for batch in batches]

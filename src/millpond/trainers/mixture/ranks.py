@@ -134,7 +134,9 @@ def evaluate_on_first(ranks: Ranks, evaluate: Callable[[], Evaluation]) -> Evalu
     if ranks.alone:
         return evaluate()
     fields = ranks.run_on_first(lambda: asdict(evaluate()))
-    return Evaluation(tuple(map(tuple, fields["returns"])), tuple(fields["lengths"]), tuple(fields["infos"]))
+    returns = tuple(map(tuple, fields["returns_by_agent"]))
+    lengths, infos = tuple(fields["lengths"]), tuple(fields["infos"])
+    return Evaluation(returns, lengths, infos, deterministic=fields["deterministic"])
 
 
 def refresh_together(ranks: Ranks, lake: Lake) -> None:

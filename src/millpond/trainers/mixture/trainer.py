@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from millpond.config import Loaded, MixtureRecipe
 from millpond.distributed import (
@@ -30,10 +31,12 @@ from millpond.record import Counters, Recorder, Sink, Timer
 from millpond.replay import Steps
 from millpond.report import Picture
 from millpond.store import Checkpoints, Parts, RandomState, Run, RunError, seed_global_generators
-from millpond.trainers.common.envs import VectorState
+from millpond.trainers.common.callbacks import Callbacks
+from millpond.trainers.common.envs import VectorState, make_spec
 from millpond.trainers.common.failures import Learning, as_numbers, explaining_failures
 from millpond.trainers.common.health import mixture_checks
 from millpond.trainers.common.play import Evaluation
+from millpond.trainers.common.policy import LoadedPolicy
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.mixture.agents import (
@@ -68,7 +71,15 @@ UPDATES_PER_PORTION = 256
 class MixtureTrainer:
     """One mixture, or one of its controls. `train()` runs it until its end, or until it is stopped."""
 
-    def __init__(self, loaded: Loaded, run: Run, *, weights_from: Run | None = None, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        run: Run,
+        *,
+        weights_from: Run | None = None,
+        ranks: Ranks = ALONE,
+        callbacks: tuple[Any, ...] = (),
+    ) -> None:
         recipe, planned = share_of_rank(loaded, ranks.count).recipe, plan_loaded(loaded).plan
         assert isinstance(recipe, MixtureRecipe)
         assert isinstance(planned, MixturePlan)
@@ -97,6 +108,7 @@ class MixtureTrainer:
         self.players.reset_vectors()
         self.loop = self._make_loop()
         self.recorder = Recorder(run.metrics_path, self.counters, self._make_sinks()) if ranks.first else NoRecorder()
+        self.callbacks = Callbacks(callbacks, run, self.loop, self.counters, ranks, self._current_policy)
         self.checkpoints = Checkpoints(
             run.checkpoints_path,
             keep_last=recipe.checkpoint.keep_last or 10**9,
@@ -122,6 +134,7 @@ class MixtureTrainer:
             self.recipe, self.run, self.checkpoints, self.counters, self._diagnose, first=self.ranks.first
         )
         with training_over_ranks(self.ranks, self.run, self.loop, self.recorder), explaining:
+            self.callbacks.start()
             for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
                 if at["phase"] == AGENTS:
                     steps = self._collect(at)  # (1) The agents train separately, each with its own pond;
@@ -135,6 +148,7 @@ class MixtureTrainer:
                 self._evaluate(at)
                 if self._ends(at, "round"):
                     self._reset()  # (7) The agents become clones of the BigAgent, and their exploration restarts.
+            self.callbacks.end()
         if self.ranks.first:
             # Before the report, whose time is not part of training.
             self.summary_lines = summarise_mixture(self.plan, self.counters, self.timer.shares(), self.final_evaluation)
@@ -280,6 +294,12 @@ class MixtureTrainer:
             self.extra["big/eval/episode_return"] = evaluation.mean
         if self.plan.resets:
             self.extra |= self.recovery.reset(evaluation.mean, self.group.updates[0])
+        self.callbacks.evaluation(evaluation)
+
+    def _current_policy(self) -> LoadedPolicy:
+        """Return the result of the run as it is now, for callbacks."""
+        spec, device = make_spec(self.recipe.env, stacked=True), torch.device(self.recipe.device)
+        return LoadedPolicy(self.players.policy, self.recipe, spec, acts_greedily=True, device=device)
 
     # -- the loop and its hooks
 
@@ -302,6 +322,7 @@ class MixtureTrainer:
     def _save(self) -> None:
         share_networks(self.ranks, self.players.networks)
         save_over_ranks(self.ranks, self.checkpoints, self.counters.updates, self.parts, self.score)
+        self.callbacks.checkpoint(self.checkpoints.path(self.counters.updates))
 
     def _collections(self, round_number: int) -> int:
         """Return the number of collections of this mixture round; the last one may be shorter."""
@@ -349,7 +370,8 @@ class MixtureTrainer:
 
     def _write_record(self, ended: LevelEnd) -> None:
         times = self.timer.take()
-        self.recorder.write({**ended.means(), **self._status_metrics(), **self.extra, **times})
+        metrics = {**ended.means(), **self._status_metrics(), **self.extra, **times}
+        self.recorder.write(self.callbacks.iteration(metrics))
         self.extra = {}
 
     def _status_metrics(self) -> dict[str, float]:

@@ -37,6 +37,7 @@ class Estimator:
     bootstrap_truncation: bool = True
     ignore_truncation: bool = False
     bootstrap_row_end: bool = True
+    rho_on_reward: bool = False
     link_rows: bool = False
     normalize: NormalizeAdvantage = "iteration"
     prioritized: bool = True  # rows are drawn by their priority
@@ -54,6 +55,7 @@ class Estimator:
             bootstrap_truncation=ppo.bootstrap_truncation,
             ignore_truncation=ppo.ignore_truncation,
             bootstrap_row_end=ppo.row_end == "bootstrap",
+            rho_on_reward=ppo.rho_weights == "reward",
             link_rows=ppo.trace_end == "iteration",
             normalize=ppo.normalize_advantage,
             prioritized=ppo.sampling == "prioritized",
@@ -100,9 +102,8 @@ def _advantage(rows: Rows, num_rows: int, estimator: Estimator) -> torch.Tensor:
         arrays["terminated"] = arrays["terminated"] | arrays["truncated"]
     if estimator.use_ratio:
         arrays["ratio"] = rows["ratio"][:num_rows]
-    numbers: dict[str, Any] = {
-        name: getattr(estimator, name) for name in ("gamma", "lam", "rho_clip", "c_clip", "bootstrap_row_end")
-    }
+    options = ("gamma", "lam", "rho_clip", "c_clip", "bootstrap_row_end", "rho_on_reward")
+    numbers: dict[str, Any] = {name: getattr(estimator, name) for name in options}
     if estimator.link_rows:
         numbers["following"] = rows.following[:num_rows]
     advantage = rows["advantage"][:num_rows]

@@ -1,4 +1,4 @@
-"""Build what a PPO config describes: the actor that collects, the updater that trains, the optimizer.
+"""Build what a PPO config describes: the envs, the actor that collects, the updater that trains, the optimizer.
 
 This is the one place that asks `millpond.fast`, once per run.
 """
@@ -12,10 +12,46 @@ import torch
 from torch import nn
 
 from millpond import fast
-from millpond.config.ppo import PPOConfig, PPOTrainerConfig
+from millpond.config.ppo import PPOConfig, PPORecipe, PPOTrainerConfig
+from millpond.distributed import Ranks
+from millpond.envs.spec import EnvSpec
+from millpond.planner import PPOPlan
 from millpond.rollout.collector import Actor, PolicyActor
+from millpond.store import Run
+from millpond.trainers.common.backend import VectorSizes, choose_vector, time_actor
+from millpond.trainers.common.envs import build_vector, rank_vector
 from millpond.trainers.ppo.muon import Muon
 from millpond.trainers.ppo.update import GradientsOfRows, Updater
+from millpond.vector import Vector
+
+
+def make_vector(
+    recipe: PPORecipe,
+    plan: PPOPlan,
+    spec: EnvSpec,
+    policy: Any,
+    actor: Actor,
+    run: Run,
+    ranks: Ranks,
+    device: torch.device,
+) -> Vector:
+    """Make the envs of this rank, stepped as the config says or, with `auto`, as is fastest next to this policy.
+
+    `recipe` and `plan` are the share of this rank.
+    """
+    state = policy.initial_state(plan.envs_per_group * plan.num_agents, device)
+    precision = partial(autocast, recipe.trainer, device)
+    sizes = VectorSizes(plan.num_envs, plan.groups, plan.num_workers)
+    time_acting = time_actor(actor, state, spec, plan.envs_per_group, precision)
+    return build_vector(
+        recipe.env,
+        rank_vector(recipe.vector, ranks.place),
+        num_envs=plan.num_envs,
+        groups=plan.groups,
+        num_workers=plan.num_workers,
+        stacked=True,
+        choice=choose_vector(recipe, spec, sizes, run, ranks, time_acting),
+    )
 
 
 def make_actor(policy: Any, trainer: PPOTrainerConfig, device: torch.device) -> Actor:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millpond.config import Loaded, PPORecipe, Recipe
+from millpond.config import Loaded, PPORecipe
 from millpond.distributed import (
     ALONE,
     NoRecorder,
@@ -23,7 +23,6 @@ from millpond.distributed import (
     save_over_ranks,
     training_over_ranks,
 )
-from millpond.envs.spec import EnvSpec
 from millpond.formatting import sentence
 from millpond.loop import Address, LevelEnd, Loop, NonFiniteError
 from millpond.losses import Coefficients, mean_and_variance
@@ -33,7 +32,7 @@ from millpond.planner.ppo.advice import CRITIC_IN_PLAIN_PYTORCH
 from millpond.processor import prepare_bfloat16
 from millpond.record import Counters, Recorder, Sink, Timer
 from millpond.report import Picture
-from millpond.rollout.collector import Actor, Collected, Collector
+from millpond.rollout.collector import Collected, Collector
 from millpond.rollout.micro_batch import Advantages
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw, annealed_beta, draw_minibatches
@@ -41,35 +40,41 @@ from millpond.rollout.schema import row_fields
 from millpond.schedules import named
 from millpond.store import Checkpoints, Parts, RandomState, Run, seed_global_generators
 from millpond.threads import torch_in_one_thread, torch_threads
-from millpond.trainers.common.backend import VectorSizes, choose_vector, time_actor
 from millpond.trainers.common.build import make_policy
+from millpond.trainers.common.callbacks import Callbacks
 from millpond.trainers.common.envs import (
     VectorState,
     begin_with_weights,
-    build_vector,
     collected_by_all,
     evaluation_vector,
     make_spec,
     rank_device,
     rank_seeds,
-    rank_vector,
 )
 from millpond.trainers.common.failures import Learning, as_numbers, explaining_failures
 from millpond.trainers.common.health import ppo_checks
 from millpond.trainers.common.play import Evaluation, evaluate
+from millpond.trainers.common.policy import LoadedPolicy
 from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.advantages import Estimator, estimate_advantages, refresh_advantages
-from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater
+from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater, make_vector
 from millpond.trainers.ppo.measures import EVERY, gradient_is_due, observation_ranges, value_gradient_share
 from millpond.trainers.ppo.update import Step, Updater, train_minibatch, update_value_scale, value_scale_of
-from millpond.vector import Vector
 
 
 class PPOTrainer:
     """One PPO run. `train()` runs it to its end, or until it is stopped."""
 
-    def __init__(self, loaded: Loaded, run: Run, *, weights_from: Run | None = None, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        run: Run,
+        *,
+        weights_from: Run | None = None,
+        ranks: Ranks = ALONE,
+        callbacks: tuple[Any, ...] = (),
+    ) -> None:
         recipe, share = loaded.recipe, share_of_rank(loaded, ranks.count)
         assert isinstance(recipe, PPORecipe)
         planned, total = plan_loaded(share).plan, plan_over_ranks(loaded, ranks.count).plan
@@ -94,7 +99,8 @@ class PPOTrainer:
         self.optimizer = make_optimizer(recipe.ppo, self.policy)
         self.updater = make_updater(policy, recipe.trainer, self.device)
         actor = make_actor(policy, recipe.trainer, self.device)
-        self.vector = self._make_vector(share.recipe, spec, actor)
+        assert isinstance(share.recipe, PPORecipe)
+        self.vector = make_vector(share.recipe, planned, spec, policy, actor, run, ranks, self.device)
         self.named_agents = spec.named_agents
         agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
         self.rows = Rows(
@@ -125,6 +131,7 @@ class PPOTrainer:
 
         self.loop = self._make_loop()
         self.recorder = Recorder(run.metrics_path, self.counters, self._make_sinks()) if ranks.first else NoRecorder()
+        self.callbacks = Callbacks(callbacks, run, self.loop, self.counters, ranks, self._current_policy)
         self.checkpoints = Checkpoints(
             run.checkpoints_path,
             keep_last=recipe.checkpoint.keep_last or 10**9,
@@ -149,29 +156,6 @@ class PPOTrainer:
         if run.resumed:
             restore_over_ranks(ranks, self.checkpoints, self.parts)
 
-    def _make_vector(self, recipe: Recipe, spec: EnvSpec, actor: Actor) -> Vector:
-        """Make the envs of this rank, stepped as the config says or, with `auto`, as is fastest next to this policy."""
-        assert isinstance(recipe, PPORecipe)
-        plan = self.share
-        state = self.policy.initial_state(plan.envs_per_group * plan.num_agents, self.device)
-        time_acting = time_actor(actor, state, spec, plan.envs_per_group, self._autocast)
-        return build_vector(
-            recipe.env,
-            rank_vector(recipe.vector, self.ranks.place),
-            num_envs=plan.num_envs,
-            groups=plan.groups,
-            num_workers=plan.num_workers,
-            stacked=True,
-            choice=choose_vector(
-                recipe,
-                spec,
-                VectorSizes(plan.num_envs, plan.groups, plan.num_workers),
-                self.run,
-                self.ranks,
-                time_acting,
-            ),
-        )
-
     def _make_sinks(self) -> list[Sink]:
         checks = ppo_checks(self.recipe, self.vector.spec, self.plan.num_envs)
         return make_sinks(self.recipe, self.run, self.loop, self.counters, self.timer, checks)
@@ -179,6 +163,7 @@ class PPOTrainer:
     def train(self) -> None:
         """Run the algorithm."""
         with training_over_ranks(self.ranks, self.run, self.loop, self.recorder), self._explaining_failures():
+            self.callbacks.start()
             for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
                 if at.begins("iteration"):
                     collected = self._collect()
@@ -192,6 +177,7 @@ class PPOTrainer:
                 self._update(at, next(draws), self.advantages)
                 if at.begins("iteration"):
                     self._record_collection(collected, self.advantages)
+            self.callbacks.end()
         if self.ranks.first:
             self.figures = self._figures()  # before the report, whose time is not part of training
             self.picture = report_at_end(self.run)
@@ -277,6 +263,7 @@ class PPOTrainer:
             self.sampler,
             priority=self._priority,
             alpha=ppo.prio_alpha,
+            count=self.share.num_minibatches,
             beta=annealed_beta(ppo.prio_beta0, self._progress(), 1.0 if ppo.prio_beta_end == "one" else ppo.prio_alpha),
         )
 
@@ -357,6 +344,7 @@ class PPOTrainer:
         """Save a checkpoint. It has a score only right after an evaluation, which the score belongs to."""
         score, self.score = self.score, None
         save_over_ranks(self.ranks, self.checkpoints, self.counters.updates, self.parts, score)
+        self.callbacks.checkpoint(self.checkpoints.path(self.counters.updates))
 
     def _explaining_failures(self) -> AbstractContextManager[None]:
         return explaining_failures(
@@ -423,7 +411,8 @@ class PPOTrainer:
         evaluated = self.last_evaluation.metrics() if self.last_evaluation is not None else {}
         self.last_evaluation = None
         rate = self.plan.agent_steps / seconds if seconds else 0.0
-        self.recorder.write({**ended.means(), **evaluated, **times, "agent_steps_per_second": rate})
+        metrics = {**ended.means(), **evaluated, **times, "agent_steps_per_second": rate}
+        self.recorder.write(self.callbacks.iteration(metrics))
 
     def _evaluate_at_the_end(self, ended: LevelEnd) -> None:
         if self.last_evaluation is None:
@@ -431,15 +420,26 @@ class PPOTrainer:
 
     def _evaluate(self, ended: LevelEnd) -> None:
         self.loop.request_save()
-        if not self.ranks.first:
-            return
-        with self.timer("evaluate"):
-            self.last_evaluation = self.final_evaluation = self.evaluate(self.recipe.eval.episodes)
-        self.score = self.last_evaluation.mean
+        if self.ranks.first:
+            with self.timer("evaluate"):
+                self.last_evaluation = self.final_evaluation = self.evaluate(self.recipe.eval.episodes)
+            self.score = self.last_evaluation.mean
+        self.callbacks.evaluation(self.last_evaluation)
 
     def evaluate(self, episodes: int) -> Evaluation:
         """Evaluate the current policy in separate envs."""
         vector = evaluation_vector(self.recipe.env, self.recipe.vector, episodes)
         with vector:
-            policy = self.collector.actor.policy
-            return evaluate(policy, vector, episodes=episodes, seed=self.recipe.eval.seed, device=self.device)
+            return evaluate(
+                self.collector.actor.policy,
+                vector,
+                episodes=episodes,
+                seed=self.recipe.eval.seed,
+                device=self.device,
+                deterministic=bool(self.recipe.eval.deterministic),
+            )
+
+    def _current_policy(self) -> LoadedPolicy:
+        """Return the policy as it is now, for callbacks."""
+        greedy = bool(self.recipe.eval.deterministic)
+        return LoadedPolicy(self.policy, self.recipe, self.vector.spec, acts_greedily=greedy, device=self.device)

@@ -22,7 +22,7 @@ from millpond.learners import DQN, SAC, Epsilon, QNetwork, epsilon_greedy
 from millpond.learners.sac import SACActor
 from millpond.replay.pond import Pond
 from millpond.replay.schema import FINAL, Schema
-from millpond.replay.steps import Steps
+from millpond.replay.steps import PROVENANCE, Steps
 from millpond.replay.transitions import complete_episodes
 from millpond.rewards import objectives
 from millpond.rewards.batches import StepSampler
@@ -78,12 +78,14 @@ class PondBatches:
         if not len(start):
             self.episodes = 0
             return
-        lengths = records - ((view.flags[start + records - 1] & FINAL) > 0)
-        cumulative = np.concatenate(
-            [[0.0], np.cumsum(self.pond.fields["reward"].cpu().numpy()[view.slot], dtype=np.float64)]
-        )
-        self._slot, self._start, self.lengths = view.slot, start, lengths
-        self.mean_return = (cumulative[start + lengths] - cumulative[start]) / lengths
+        lengths = records - ((view.flags[view.later(start, records - 1)] & FINAL) > 0)
+        cumulative = np.concatenate([[0.0], np.cumsum(self.pond.fields["reward"].cpu().numpy(), dtype=np.float64)])
+        self._view, self._start, self.lengths = view, start, lengths
+        last = view.later(start, lengths - 1)
+        begin = view.runs.begin
+        run = np.searchsorted(begin, start, side="right")
+        around = np.where(last < start, cumulative[begin[run]] - cumulative[begin[run - 1]], 0.0)  # past a ring's end
+        self.mean_return = (cumulative[last + 1] - cumulative[start] + around) / lengths
         self.sampler = StepSampler(lengths, *self._sizes)
         self.episodes = len(start)
 
@@ -102,8 +104,9 @@ class PondBatches:
         return objectives.lrd_loss(reward, target, length, valid)
 
     def _batch(self, episodes: Any, steps: Any) -> StepBatch:
-        records = (self._start[episodes][:, None] + steps).reshape(-1)
-        now, after = (torch.from_numpy(self._slot[at]).to(self.pond.device) for at in (records, records + 1))
+        first = self._start[episodes][:, None]
+        records = (self._view.later(first, steps + k).reshape(-1) for k in (0, 1))
+        now, after = (torch.from_numpy(at).to(self.pond.device) for at in records)
         frames = self.pond.fields["observation/observation"]
         return pond_step_batch(frames[now], self.pond.fields["action"][now], frames[after], self.network.inputs)
 
@@ -158,8 +161,7 @@ class RewardAgent:
         self.rng = np.random.default_rng(int(seeds[1]))
         self.generator = torch.Generator(device).manual_seed(int(seeds[2]))
         self.learner: SAC | DQN = self._make_learner(int(seeds[3]))
-        self.observations = torch.empty((0, self.inputs.numbers))  # of the last `act`, [T x E, D]
-        self.reward_stats: dict[str, float] = {}  # of the last `act`, for the record
+        self._acted: dict[str, Any] = {}  # observation, reward, ... [T, E, ...] of the last `act`
         self.epsilon = Epsilon(1.0, 0.05, over=max(1, updates // 2))
         self._finite = FiniteCheck(self.vector)
         self._newest: list[tuple[Any, dict[str, Any]]] = []  # batches and metrics of the last two updates
@@ -210,19 +212,42 @@ class RewardAgent:
         try:
             self._take_steps(env_steps, at_random, fields, finals, episodes)
         except Exception:
-            self._check_numbers(fields, episodes)  # an error that follows from a NaN hides it
+            taken = min(map(len, fields.values()))
+            if taken:  # an error that follows from a NaN hides it
+                self._check_numbers({name: np.stack(values[:taken]) for name, values in fields.items()}, episodes)
             raise
-        self._check_numbers(fields, episodes)
-        stacked: dict[str, Any] = {name: np.stack(values) for name, values in fields.items()}
-        has_final = stacked["terminated"] | stacked["truncated"]
-        self.observations = torch.from_numpy(stacked["observation"]).to(self.device).flatten(0, 1).flatten(1).float()
-        self.reward_stats = {
-            "reward_per_agent_step": float(stacked["reward"].mean()),
-            "reward_std": float(stacked["reward"].std()),
-            "termination_rate": float(stacked["terminated"].mean()),
-        }
-        self.pond.add(Steps(**stacked, final_observation=np.concatenate(finals), has_final=has_final))
+        self._acted = acted = {name: np.stack(values) for name, values in fields.items()}
+        self._check_numbers(acted, episodes)
+        self.pond.add(self._as_steps(acted, np.concatenate(finals)))
         return episodes
+
+    def _as_steps(self, acted: dict[str, Any], finals: np.ndarray[Any, Any]) -> Steps:
+        """Return what was collected as steps that fit the pond's schema, which is that of the same environment."""
+        shape, record = acted["reward"].shape, self.pond.schema.record
+        provenance: dict[str, Any] = {name: np.zeros(shape, record[name]) for name in PROVENANCE}
+        return Steps(
+            {"observation": acted["observation"]},
+            acted["action"],
+            acted["reward"],
+            acted["terminated"],
+            acted["truncated"],
+            {"observation": finals},
+            acted["terminated"] | acted["truncated"],
+            **provenance,
+            valid_for=self.pond.schema,
+        )
+
+    def observations(self) -> Tensor:
+        """Return the observations of the last `act`, [T x E, D]."""
+        return torch.from_numpy(self._acted["observation"]).to(self.device).flatten(0, 1).flatten(1).float()
+
+    def reward_stats(self) -> dict[str, float]:
+        """Return metrics of the last `act`, for the record."""
+        return {
+            "reward_per_agent_step": float(self._acted["reward"].mean()),
+            "reward_std": float(self._acted["reward"].std()),
+            "termination_rate": float(self._acted["terminated"].mean()),
+        }
 
     def _take_steps(
         self,
@@ -252,15 +277,13 @@ class RewardAgent:
         self._finite.current(batch)
         self.vector.end_round()
 
-    def _check_numbers(self, fields: dict[str, list[Any]], episodes: list[EpisodeStats]) -> None:
-        """Raise if an observation or a reward is not finite."""
+    def _check_numbers(self, acted: dict[str, Any], episodes: list[EpisodeStats]) -> None:
+        """Raise if an observation or a reward of steps [T, E] is not finite."""
         check, envs = self._finite, np.arange(self.vector.num_envs)
-        taken = {name: np.stack(values, 1)[:, :, None] for name, values in fields.items() if values}
-        if not taken:
+        finite = not check.sees_observations or check.finite_observations(acted["observation"])
+        if finite and is_finite(acted["reward"]) and not check.found:
             return
-        finite = not check.sees_observations or check.finite_observations(taken["observation"])
-        if finite and is_finite(taken["reward"]) and not check.found:
-            return
+        taken = {name: values.swapaxes(0, 1)[:, :, None] for name, values in acted.items()}
         check.steps("reward", taken.pop("reward"), envs)
         check.steps("observation", taken.pop("observation"), envs)
         for name, values in taken.items():
@@ -287,7 +310,7 @@ class RewardAgent:
     def update(self, reward_network: RewardNetwork) -> dict[str, Any]:
         """Take one gradient step, on predicted rewards or, for comparison, on those of the environment."""
         agent = self.recipe.agent
-        batch = self.pond.sample(agent.batch_size, self.rng, gamma=agent.gamma)
+        batch = self.pond.sample(agent.batch_size, self.rng, gamma=agent.gamma, columns=())
         reward = None
         if agent.learn_from == "predicted":
             with torch.no_grad():
@@ -325,7 +348,12 @@ class RewardAgent:
         episodes = self.recipe.agent.test_episodes
         with evaluation_vector(self.recipe.env, self.recipe.vector, episodes) as vector:
             return evaluate(
-                policy, vector, episodes=episodes, seed=self.recipe.eval.seed, device=self.device, deterministic=True
+                policy,
+                vector,
+                episodes=episodes,
+                seed=self.recipe.eval.seed,
+                device=self.device,
+                deterministic=self.recipe.eval.deterministic is not False,
             )
 
     # State

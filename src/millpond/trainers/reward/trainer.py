@@ -1,20 +1,22 @@
 """Trainer of a reward network: epoch > cycle > iteration > batch.
 
 batch      sample steps, loss, gradient, R_loss recorded; the target network every `train_target` updates
-iteration  average of R_loss printed; online, envs are stepped and the normaliser is updated
-cycle      table on the console, one record (one TensorBoard point, x = updates); online, test rollouts
+iteration  average of R_loss shown (printed if verbose); online, envs are stepped and the normaliser is updated
+cycle      one record (one TensorBoard point, x = updates), and a table if verbose; online, test rollouts
 epoch      summary on held-out episodes, checkpoint every `save_freq`; the end of training always saves
 """
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from millpond.config import Loaded, RewardRecipe
+from millpond.distributed import ALONE
 from millpond.errors import MillpondError
 from millpond.formatting import plural, sentence
 from millpond.loop import LevelEnd, Loop, NonFiniteError, Redraw
@@ -23,9 +25,11 @@ from millpond.record import Console, Counters, Recorder, Timer, cycle_rows
 from millpond.report import Picture
 from millpond.rewards.batches import RewardBatches, recorded_inputs
 from millpond.store import Checkpoints, Parts, RandomState, Run, load_weights, seed_global_generators, training
+from millpond.trainers.common.callbacks import Callbacks
 from millpond.trainers.common.failures import Learning, explaining_failures
 from millpond.trainers.common.health import reward_checks
 from millpond.trainers.common.play import Evaluation
+from millpond.trainers.common.policy import LoadedPolicy
 from millpond.trainers.common.reporting import next_steps, report_at_end
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.reward.agent import PondBatches, RewardAgent, choose_agent_vector
@@ -40,7 +44,13 @@ class RewardTrainer:
     """
 
     def __init__(
-        self, loaded: Loaded, run: Run, *, weights_from: Run | None = None, recorded: RecordedData | None = None
+        self,
+        loaded: Loaded,
+        run: Run,
+        *,
+        weights_from: Run | None = None,
+        recorded: RecordedData | None = None,
+        callbacks: tuple[Any, ...] = (),
     ) -> None:
         recipe = loaded.recipe
         assert isinstance(recipe, RewardRecipe)
@@ -76,6 +86,7 @@ class RewardTrainer:
         sinks = make_sinks(recipe, run, self.loop, self.counters, self.timer, checks)
         self.console = next(sink for sink in sinks if isinstance(sink, Console))
         self.recorder = Recorder(run.metrics_path, self.counters, sinks)
+        self.callbacks = Callbacks(callbacks, run, self.loop, self.counters, ALONE, self._current_policy)
         self.checkpoints = Checkpoints(
             run.checkpoints_path,
             keep_last=recipe.checkpoint.keep_last or 10**9,
@@ -133,7 +144,9 @@ class RewardTrainer:
         """Run to the end, or until the run is stopped."""
         explaining = explaining_failures(self.recipe, self.run, self.checkpoints, self.counters, self._diagnose)
         with training(self.run, self.loop, self.recorder), explaining:
+            self.callbacks.start()
             self.play()
+            self.callbacks.end()
         self.summary_lines = summarise_reward(
             self.counters, self.held_out, self.tested
         )  # before the report takes its time
@@ -141,7 +154,7 @@ class RewardTrainer:
 
     def play(self, until: int | None = None) -> None:
         """The whole algorithm, optionally only until a total number of batches has been trained."""
-        log_batches = self.recipe.reward.log_batches
+        log_batches, verbose = self.recipe.reward.log_batches, self.recipe.log.verbose
         for at in self.loop.run(until, max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
             if self.agent is not None and at.begins("iteration"):
                 self._act(self.agent)
@@ -151,7 +164,7 @@ class RewardTrainer:
                     self._update_agent(self.agent)
             self._R_loss = loss
             self.loop.record("R_loss", loss)
-            if self.counters.updates % log_batches == 0:
+            if verbose and self.counters.updates % log_batches == 0:
                 self.console.say(f"{self.loop.address}: R_loss {float(loss):.6f}")
 
     def _update(self) -> Tensor:
@@ -176,7 +189,7 @@ class RewardTrainer:
         for env_steps, at_random in [*warmup, (settings.steps_per_iteration, False)]:
             with self.timer("act"):
                 episodes = agent.act(env_steps, at_random=at_random)
-            for name, value in agent.reward_stats.items():
+            for name, value in agent.reward_stats().items():
                 self.loop.record(name, value, weight=env_steps * settings.num_envs)
             for episode in episodes:
                 self.loop.record("episode_return", float(np.mean(episode.returns)))
@@ -186,7 +199,7 @@ class RewardTrainer:
             self.counters.frames += env_steps * settings.num_envs * agent.spec.frame_skip
             self.counters.episodes += len(episodes)
             if self.network.normalizer is not None:
-                self.network.normalizer.update(agent.observations)
+                self.network.normalizer.update(agent.observations())
         self.batches.refresh()
         if not self.batches.episodes:
             raise MillpondError(
@@ -256,7 +269,9 @@ class RewardTrainer:
         self._measure_gradient()
         iteration, size = ended.address["iteration"], self.plan.iterations
         loss = ended.moments["R_loss"]
-        self.console.say(f"Iteration {iteration}/{size}: {loss.count} batches, average R_loss {loss.mean:.6f}")
+        self.console.measure({"R_loss": loss.mean})
+        if self.recipe.log.verbose:
+            self.console.say(f"Iteration {iteration}/{size}: {loss.count} batches, average R_loss {loss.mean:.6f}")
 
     def _end_cycle(self, ended: LevelEnd) -> None:
         """Write one record: with test rollouts in full mode; offline, at the end of an epoch, with held-out metrics."""
@@ -265,13 +280,18 @@ class RewardTrainer:
             with self.timer("test"):
                 self.tested = self.agent.test()
             evaluation, self.score = self.tested.metrics(), self.tested.mean
+            self.callbacks.evaluation(self.tested)
         elif ended.last and self._evaluation_due(ended.address["epoch"]):
             assert self.recorded is not None
             with self.timer("test"):
                 self.held_out = evaluate_reward(self.network, self.recorded, self.device)
             if self.held_out is not None:
                 evaluation, self.score = self.held_out.metrics(), self.held_out.score
-        record = self.recorder.write({**ended.means(), **evaluation, **self.timer.take()})
+                self.callbacks.evaluation(self.held_out)
+        metrics = {**ended.means(), **evaluation, **self.timer.take()}
+        record = self.recorder.write(self.callbacks.iteration(metrics))
+        if not self.recipe.log.verbose:
+            return
         shown = {name: value for name, value in record.items() if name.count("/") < 2}  # baselines are in the summary
         if self.recorded is not None:  # offline no env is stepped: show the size of the data
             lengths = self.recorded.data.lengths[self.recorded.training]
@@ -290,8 +310,16 @@ class RewardTrainer:
         self.console.say("\n".join([text, *shown]))
 
     def _save(self) -> None:
-        self.checkpoints.save(self.counters.updates, self.parts, self.score)
+        path = self.checkpoints.save(self.counters.updates, self.parts, self.score)
         self.score = None  # it belongs to this checkpoint only
+        self.callbacks.checkpoint(path)
+
+    def _current_policy(self) -> LoadedPolicy | None:
+        """Return the agent as it is now, for callbacks; None offline."""
+        if self.agent is None:
+            return None
+        greedy = self.recipe.eval.deterministic is not False
+        return LoadedPolicy(self.agent.player, self.recipe, self.agent.spec, acts_greedily=greedy, device=self.device)
 
     # Dump of the batch that led to a non-finite value
 

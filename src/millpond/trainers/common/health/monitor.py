@@ -65,8 +65,8 @@ class HealthSink:
 
     remote = False
 
-    def __init__(self, path: Path, checks: Mapping[str, Check], say: Callable[[str], None]) -> None:
-        self._path, self._say, self._monitor = path, say, HealthMonitor(checks)
+    def __init__(self, path: Path, checks: Mapping[str, Check], warn: Callable[[str, str], None]) -> None:
+        self._path, self._warn, self._monitor = path, warn, HealthMonitor(checks)
 
     def open(self, previous: Iterable[Record]) -> None:
         for record in previous:
@@ -79,7 +79,7 @@ class HealthSink:
         if new or self._monitor.ended:
             self._write()
         for warning in new:
-            self._say(f"warning: after {warning.updates:,} updates: {warning.text}")
+            self._warn(warning.cause, f"after {warning.updates:,} updates: {warning.text}")
 
     def close(self) -> None:
         if self._monitor.warnings:

@@ -1,18 +1,13 @@
-"""Read PufferLib's `.ini` files.
-
-The settings of PufferLib 3.0 are translated to keys of this package: its defaults fill what the file leaves out, `auto` is
+"""PufferLib 3.0: its settings are translated to keys of this package: its defaults fill what the file leaves out, `auto` is
 resolved as PufferLib does, and keys without a meaning here are listed. The algorithm is PufferLib's, too: `ppo.style: puffer`.
 """
 
 from __future__ import annotations
 
-import ast
-import configparser
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from millpond.config.recipe import whole_number
+from millpond.config.puffer.ini import PufferConfig, env_id, nest, whole
 from millpond.config.yaml import RecipeFileError
 from millpond.envs.families import family_of
 
@@ -95,28 +90,15 @@ WORKED_OUT = {
     *("vec.backend", "vec.num_envs", "vec.num_workers", "vec.batch_size"),
     *("train.batch_size", "train.bptt_horizon", "train.anneal_lr", "env.num_agents", "env.num_envs"),
 }
+# Keys by which a file of this version is told from one of PufferLib 4.
+ONLY = {
+    *("base.rnn_name", "vec.num_envs", "vec.num_workers", "vec.batch_size", "vec.backend", "train.bptt_horizon"),
+    *("train.batch_size", "train.update_epochs", "train.adam_beta1", "train.adam_beta2", "train.adam_eps"),
+}
 
 
-AGENTS_OPEN = (
-    "the file does not set the number of agents per env (PufferLib asks the env); 1 is assumed: "
-    "set env.num_agents=N or --agents-from ENV"
-)
-
-
-@dataclass(frozen=True)
-class PufferConfig:
-    """A PufferLib file, translated to keys of this package."""
-
-    values: dict[str, Any]
-    defaulted: dict[str, Any]
-    ignored: tuple[str, ...]
-    notes: tuple[str, ...]
-    agents_open: bool  # the file does not set the number of agents
-
-
-def read(text: str, source: str) -> PufferConfig:
-    """Translate a file to what PufferLib 3.0 would do with it."""
-    file = _parse(text, source)
+def translate(file: Mapping[str, Any], source: str) -> PufferConfig:
+    """Translate the keys of a file to what PufferLib 3.0 would do with it."""
     settings = {**DEFAULTS, **file}
     defaulted = {key: value for key, value in DEFAULTS.items() if key not in file}
     ignored = [key for key in file if key not in SAME and key not in WORKED_OUT]
@@ -125,63 +107,30 @@ def read(text: str, source: str) -> PufferConfig:
     vec, notes = _vector(settings, source)
     flat.update(vec)
     flat.update(_sizes(settings, flat, source))
-    flat["env.id"] = _env(settings)
+    flat["env.id"] = env_id(settings)
     flat["policy.core"] = "none" if settings["base.rnn_name"] is None else "lstm"
     flat["ppo.lr_schedule"] = "cosine" if settings["train.anneal_lr"] else "constant"
     flat["ppo.style"] = "puffer"
     flat["ppo.sampling"] = "prioritized" if settings["train.prio_alpha"] else "independent"
     family = family_of(flat["env.id"])
     agents_open = "env.num_agents" not in file and not (family is not None and family.single_agent)
-    return PufferConfig(_nest(flat), defaulted, tuple(ignored), tuple(notes), agents_open)
-
-
-def _parse(text: str, source: str) -> dict[str, Any]:
-    parser = configparser.ConfigParser(interpolation=None)
-    try:
-        parser.read_string(text, source)
-    except configparser.Error as error:
-        raise RecipeFileError(f"{source} is not a PufferLib .ini file: {str(error).splitlines()[0]}") from None
-    if not any(parser.has_section(name) for name in ("base", "vec", "train", "env", "policy")):
-        raise RecipeFileError(
-            f"{source} is not a PufferLib .ini file: it has none of [base] [env] [vec] [train] [policy]"
-        )
-    return {
-        f"{section}.{key}": _literal(value) for section in parser.sections() for key, value in parser[section].items()
-    }
-
-
-def _literal(text: str) -> Any:
-    """Parse a value as PufferLib does: a Python literal if it is one, else a string."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text.strip()
-
-
-def _whole(settings: Mapping[str, Any], key: str, source: str) -> int:
-    try:
-        number = whole_number(settings[key])
-    except ValueError as error:
-        raise RecipeFileError(f"{source}: {key}={settings[key]} {error}") from None
-    if number < 1:
-        raise RecipeFileError(f"{source}: {key}={number} must be >= 1")
-    return number
+    return PufferConfig(nest(flat), defaulted, tuple(ignored), tuple(notes), agents_open)
 
 
 def _vector(settings: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[str]]:
     """Translate envs, workers and groups. A vec env may itself have several envs ([env] num_envs)."""
     notes = []
-    outer = _whole(settings, "vec.num_envs", source)
-    inner = _whole(settings, "env.num_envs", source) if "env.num_envs" in settings else 1
-    agents = _whole(settings, "env.num_agents", source) if "env.num_agents" in settings else 1
-    workers = outer if settings["vec.num_workers"] == "auto" else _whole(settings, "vec.num_workers", source)
+    outer = whole(settings, "vec.num_envs", source)
+    inner = whole(settings, "env.num_envs", source) if "env.num_envs" in settings else 1
+    agents = whole(settings, "env.num_agents", source) if "env.num_agents" in settings else 1
+    workers = outer if settings["vec.num_workers"] == "auto" else whole(settings, "vec.num_workers", source)
     if settings["vec.batch_size"] is None:
         batch = outer
     elif settings["vec.batch_size"] == "auto":
         batch = max(1, outer // 2)
         notes.append(f"vec.batch_size=auto is {batch} of {outer} envs: PufferLib double-buffers")
     else:
-        batch = _whole(settings, "vec.batch_size", source)
+        batch = whole(settings, "vec.batch_size", source)
     backend = settings["vec.backend"]
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise RecipeFileError(f"{source}: vec.backend={backend} is not one of {', '.join(BACKENDS)}")
@@ -215,31 +164,9 @@ def _sizes(settings: Mapping[str, Any], flat: Mapping[str, Any], source: str) ->
         raise RecipeFileError(f"{source}: one of train.batch_size and train.bptt_horizon must be a number")
     if horizon == "auto":
         agents = flat["trainer.num_envs"] * flat["env.num_agents"]
-        horizon = _whole(settings, "train.batch_size", source) // agents
+        horizon = whole(settings, "train.batch_size", source) // agents
         if horizon == 0:
             raise RecipeFileError(
                 f"{source}: train.batch_size={batch} is less than one step of each of {agents} agents"
             )
     return {"trainer.batch_unit": "agent_steps", "trainer.batch_size": batch, "trainer.bptt_horizon": horizon}
-
-
-def _env(settings: Mapping[str, Any]) -> str:
-    """Return the environment's id here; if it has none, its PufferLib name in the form of a custom environment."""
-    package = str(settings.get("base.package") or "").strip()
-    name = str(settings.get("base.env_name") or "").split()
-    first = name[0] if name else "env"
-    if package == "metta":
-        return "mettagrid"
-    if package == "atari":
-        return f"atari:{first}"
-    if package in ("classic_control", "minigrid", "box2d", "mujoco"):
-        return f"gymnasium:{first}"
-    return f"pufferlib.{package or 'environments'}:{first.replace('-', '_')}"
-
-
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {"kind": "ppo"}
-    for key, value in flat.items():
-        section, _, name = key.rpartition(".")
-        (nested.setdefault(section, {}) if section else nested)[name] = value
-    return nested

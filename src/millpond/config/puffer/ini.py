@@ -1,0 +1,87 @@
+"""PufferLib's `.ini` files as text: sections, keys and values, whatever the version."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millpond.config.recipe import whole_number
+from millpond.config.yaml import RecipeFileError
+
+AGENTS_OPEN = (
+    "the file does not set the number of agents per env (PufferLib asks the env); 1 is assumed: "
+    "set env.num_agents=N or --agents-from ENV"
+)
+
+
+@dataclass(frozen=True)
+class PufferConfig:
+    """A PufferLib file, translated to keys of this package."""
+
+    values: dict[str, Any]
+    defaulted: dict[str, Any]
+    ignored: tuple[str, ...]
+    notes: tuple[str, ...]
+    agents_open: bool  # the file does not set the number of agents
+    version: str = "3.0"
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
+    """Return the values of a file by `section.key`."""
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(text, source)
+    except configparser.Error as error:
+        raise RecipeFileError(f"{source} is not a PufferLib .ini file: {str(error).splitlines()[0]}") from None
+    if not any(parser.has_section(name) for name in ("base", "vec", "train", "env", "policy")):
+        raise RecipeFileError(
+            f"{source} is not a PufferLib .ini file: it has none of [base] [env] [vec] [train] [policy]"
+        )
+    return {
+        f"{section}.{key}": _literal(value) for section in parser.sections() for key, value in parser[section].items()
+    }
+
+
+def _literal(text: str) -> Any:
+    """Parse a value as PufferLib does: a Python literal if it is one, else a string."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text.strip()
+
+
+def whole(settings: Mapping[str, Any], key: str, source: str) -> int:
+    """Return a setting as a whole number >= 1."""
+    try:
+        number = whole_number(settings[key])
+    except ValueError as error:
+        raise RecipeFileError(f"{source}: {key}={settings[key]} {error}") from None
+    if number < 1:
+        raise RecipeFileError(f"{source}: {key}={number} must be >= 1")
+    return number
+
+
+def env_id(settings: Mapping[str, Any]) -> str:
+    """Return the environment's id here; if it has none, its PufferLib name in the form of a custom environment."""
+    package = str(settings.get("base.package") or "").strip()
+    name = str(settings.get("base.env_name") or "").split()
+    first = name[0] if name else "env"
+    if package == "metta":
+        return "mettagrid"
+    if package == "atari":
+        return f"atari:{first}"
+    if package in ("classic_control", "minigrid", "box2d", "mujoco"):
+        return f"gymnasium:{first}"
+    return f"pufferlib.{package or 'environments'}:{first.replace('-', '_')}"
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted keys as the sections of a recipe."""
+    nested: dict[str, Any] = {"kind": "ppo"}
+    for key, value in flat.items():
+        section, _, name = key.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[name] = value
+    return nested

@@ -1,0 +1,150 @@
+"""PufferLib 4 and 5: `vec.total_agents`, `train.horizon`, `train.replay_ratio`, MinGRU.
+
+Its native trainer has no Python path, so this is a translation from its source, not a comparison by running both. Where it
+differs from PufferLib 3.0, whose algorithm `ppo.style: puffer` is, a key or a note says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millpond.config.puffer.ini import PufferConfig, env_id, nest, whole
+from millpond.config.yaml import RecipeFileError
+from millpond.envs.families import family_of
+from millpond.sizes import divisors
+
+# PufferLib 4, config/default.ini, under its own names.
+DEFAULTS: dict[str, Any] = {
+    "base.checkpoint_interval": 500,
+    "vec.total_agents": 4_096,
+    "vec.num_buffers": 2,
+    "vec.num_threads": 16,
+    "policy.hidden_size": 128,
+    "policy.num_layers": 4,
+    "policy.expansion_factor": 1,
+    "torch.network": "MinGRU",
+    "train.seed": 42,
+    "train.total_timesteps": 10_000_000,
+    "train.learning_rate": 0.015,
+    "train.anneal_lr": 1,
+    "train.min_lr_ratio": 0.0,
+    "train.gamma": 0.995,
+    "train.gae_lambda": 0.90,
+    "train.replay_ratio": 1.0,
+    "train.clip_coef": 0.2,
+    "train.vf_coef": 2.0,
+    "train.vf_clip_coef": 0.2,
+    "train.max_grad_norm": 1.5,
+    "train.ent_coef": 0.001,
+    "train.anneal_ent_coef": 0,
+    "train.beta1": 0.95,
+    "train.beta2": 0.999,
+    "train.eps": 1e-12,
+    "train.minibatch_size": 8_192,
+    "train.horizon": 64,
+    "train.vtrace_rho_clip": 1.0,
+    "train.vtrace_c_clip": 1.0,
+    "train.prio_alpha": 0.8,
+    "train.prio_beta0": 0.2,
+}
+
+# Keys that are copied unchanged -> their name here.
+SAME = {
+    "base.checkpoint_interval": "checkpoint.interval",
+    "policy.hidden_size": "policy.hidden_size",
+    "train.seed": "seed",
+    "train.total_timesteps": "trainer.total_timesteps",
+    "train.replay_ratio": "trainer.replay_ratio",
+    "train.minibatch_size": "trainer.minibatch_size",
+    "train.horizon": "trainer.bptt_horizon",
+    "train.learning_rate": "ppo.learning_rate",
+    "train.min_lr_ratio": "ppo.min_lr_ratio",
+    "train.gamma": "ppo.gamma",
+    "train.gae_lambda": "ppo.gae_lambda",
+    "train.clip_coef": "ppo.clip_coef",
+    "train.vf_coef": "ppo.vf_coef",
+    "train.vf_clip_coef": "ppo.vf_clip_coef",
+    "train.max_grad_norm": "ppo.max_grad_norm",
+    "train.ent_coef": "ppo.ent_coef",
+    "train.beta1": "ppo.adam_beta1",
+    "train.beta2": "ppo.adam_beta2",
+    "train.eps": "ppo.adam_eps",
+    "train.vtrace_rho_clip": "ppo.rho_clip",
+    "train.vtrace_c_clip": "ppo.c_clip",
+    "train.prio_alpha": "ppo.prio_alpha",
+    "train.prio_beta0": "ppo.prio_beta0",
+}
+# Keys that are translated together, below.
+WORKED_OUT = {
+    *("base.env_name", "vec.total_agents", "vec.num_buffers", "vec.num_threads", "env.num_agents"),
+    *("policy.num_layers", "policy.expansion_factor", "torch.network", "selfplay.enabled"),
+    *("train.anneal_lr", "train.anneal_ent_coef"),
+}
+# Keys by which a file of this version is recognised.
+ONLY = {
+    *("vec.total_agents", "vec.num_buffers", "vec.num_threads", "torch.network", "torch.encoder", "torch.decoder"),
+    *("policy.num_layers", "policy.expansion_factor", "selfplay.enabled", "train.horizon", "train.replay_ratio"),
+    *("train.beta1", "train.beta2", "train.eps", "train.anneal_ent_coef", "base.cudagraphs"),
+}
+CORES = {"MinGRU": "mingru", "LSTM": "lstm", "GRU": "gru", "MLP": "none"}
+NOTES = (
+    "PufferLib 4 has the algorithm of 3.0 but for this: its importance weight is on the reward alone (kept: "
+    "ppo.rho_weights=reward), rows of a minibatch are drawn with replacement (here without), and networks have no biases",
+)
+
+
+def translate(file: Mapping[str, Any], source: str) -> PufferConfig:
+    """Translate the keys of a file to what PufferLib 4 would do with it."""
+    settings = {**DEFAULTS, **file}
+    _refuse(settings, source)
+    flat: dict[str, Any] = {SAME[key]: value for key, value in settings.items() if key in SAME}
+    flat.update(_agents(settings, source))
+    flat["trainer.batch_unit"], flat["trainer.batch_size"] = "agent_steps", "auto"
+    flat["env.id"] = env_id(settings)
+    core = CORES[settings["torch.network"]]
+    flat["policy.core"] = core
+    if core == "mingru":
+        flat["policy.num_layers"] = whole(settings, "policy.num_layers", source)
+    flat["ppo.optimizer"] = "muon"
+    flat["ppo.lr_schedule"] = "cosine" if settings["train.anneal_lr"] else "constant"
+    flat["ppo.style"], flat["ppo.rho_weights"] = "puffer", "reward"
+    flat["ppo.sampling"] = "prioritized" if settings["train.prio_alpha"] else "independent"
+    family = family_of(flat["env.id"])
+    agents_open = "env.num_agents" not in file and not (family is not None and family.single_agent)
+    defaulted = {key: value for key, value in DEFAULTS.items() if key not in file}
+    ignored = tuple(key for key in file if key not in SAME and key not in WORKED_OUT)
+    return PufferConfig(nest(flat), defaulted, ignored, NOTES, agents_open, version="4")
+
+
+def _refuse(settings: Mapping[str, Any], source: str) -> None:
+    """Raise for settings that change what is learned and have no counterpart."""
+    network, layers = settings["torch.network"], settings["policy.num_layers"]
+    if network not in CORES:
+        raise RecipeFileError(f"{source}: torch.network={network} is not one of {', '.join(CORES)}")
+    unsupported = {
+        "policy.expansion_factor": settings["policy.expansion_factor"] != 1,
+        "policy.num_layers": network != "MinGRU" and layers != DEFAULTS["policy.num_layers"] and layers != 1,
+        "selfplay.enabled": bool(settings.get("selfplay.enabled")),
+        "train.anneal_ent_coef": bool(settings["train.anneal_ent_coef"]),
+    }
+    for key, is_set in unsupported.items():
+        if is_set:
+            raise RecipeFileError(f"{source}: {key}={settings[key]} has no counterpart here; remove it from the file")
+
+
+def _agents(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Translate agents, buffers and threads: each buffer is a group of envs with an equal share of the agents."""
+    total, buffers = whole(settings, "vec.total_agents", source), whole(settings, "vec.num_buffers", source)
+    agents = whole(settings, "env.num_agents", source) if "env.num_agents" in settings else 1
+    if total % (buffers * agents):
+        raise RecipeFileError(
+            f"{source}: vec.total_agents={total} is not a multiple of vec.num_buffers={buffers} x env.num_agents={agents}"
+        )
+    threads, envs = whole(settings, "vec.num_threads", source), total // (buffers * agents)
+    return {
+        "trainer.forward_pass_minibatch_target_size": total // buffers,  # the number of envs follows from the agents
+        "trainer.async_factor": buffers,
+        "trainer.num_workers": max(count for count in divisors(envs) if count <= threads),
+        "env.num_agents": agents,
+    }
