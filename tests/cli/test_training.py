@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -99,6 +100,11 @@ def test_eval_and_render(trained: Path) -> None:
     assert other["returns"] != found["returns"]
     assert "95% interval" in millpond(trained, "eval", "first", "--best", "--episodes", "2").stdout
     assert millpond(trained, "eval", "nothing").returncode == 2
+    shorter = millpond(trained, "eval", "first", "env.max_steps=3", "--episodes", "2", "--deterministic")
+    assert re.search(r"actions +deterministic +as requested", shorter.stdout), shorter.stdout
+    assert re.search(r"length +3\.0", shorter.stdout), shorter.stdout
+    refused = millpond(trained, "eval", "first", "ppo.gamma=0.5")
+    assert (refused.returncode, "ppo.gamma cannot change in an evaluation" in refused.stderr) == (2, True)
 
 
 def test_train_from_the_weights_of_another_run(trained: Path) -> None:
