@@ -84,7 +84,7 @@ def test_a_policy_with_memory_takes_longer_rows_unless_they_are_set(tmp_path: Pa
     assert flatten(load(loaded.values).recipe) == flatten(loaded.recipe)  # as a run stores it
 
 
-@pytest.mark.parametrize("recipe", ["gym", "mujoco", "minatar", "atari", "multiagent"])
+@pytest.mark.parametrize("recipe", ["grid", "gym", "mujoco", "minatar", "atari", "multiagent"])
 def test_a_custom_policy_needs_no_other_setting(recipe: str) -> None:
     loaded = load(recipe, ["policy.target=nowhere:make_policy"])
     assert not loaded.recipe.ppo.normalize_values  # type: ignore[attr-defined]

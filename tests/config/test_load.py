@@ -147,6 +147,20 @@ def test_agents_and_step_limit_set_together_with_the_env_are_used() -> None:
     assert (sized.recipe.env.num_agents, sized.recipe.env.max_steps) == (3, 256)
 
 
+def test_normalised_observations_of_a_recipe_are_dropped_with_an_env_that_shows_no_numbers(tmp_path: Path) -> None:
+    assert load("grid").recipe.policy.normalize_observations
+    loaded = load("grid", ["env.id=mettagrid"])
+    assert not loaded.recipe.policy.normalize_observations
+    assert loaded.notes == ("dropped, since it was set for env.id=grid: policy.normalize_observations=true",)
+    assert load("grid", ["env.id=recall"]).recipe.policy.normalize_observations  # it shows a vector
+    asked = load("grid", ["env.id=mettagrid", "policy.normalize_observations=true"])
+    assert asked.recipe.policy.normalize_observations
+    assert asked.notes == ()
+    (tmp_path / "mine.yaml").write_text("extends: grid\nenv: {id: 'atari:pong'}\n")
+    values = load(tmp_path / "mine.yaml").recipe
+    assert (values.policy.normalize_observations, values.policy.hidden_size, values.env.num_agents) == (False, 128, 1)
+
+
 def test_a_file_that_extends_a_recipe_with_another_env_drops_its_agents(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(f"extends: grid\nenv: {{id: '{OWN}', max_steps: 5}}\n")
     loaded = load(tmp_path / "mine.yaml")

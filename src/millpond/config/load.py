@@ -39,6 +39,8 @@ from millpond.kinds import KINDS
 SIZES_OF_DATA = ("expected_episodes", "expected_steps")
 SECTION = "for_env"
 SIZED = ("grid", "mettagrid")  # environments whose number of agents and episode length the config sets
+WITHOUT_VECTORS = ("mettagrid", "atari", "minatar")  # families whose observations have no part of plain numbers
+NORMALIZE = "policy.normalize_observations"  # needs such a part
 
 # Whatever stands for a recipe: its name, an env id, a file, plain values, or a typed recipe, whose values are used unchanged.
 RecipeSource = str | Path | Mapping[str, Any] | Recipe
@@ -290,6 +292,7 @@ def _for_other_env(below: Mapping[str, Any], above: Mapping[str, Any]) -> tuple[
     """Drop values of `below` that belong to its environment if `above` names another one, and return a note about them.
 
     A number of agents belongs to one environment, a step limit to a family of them; `grid` and `mettagrid` share both.
+    Families that show no plain numbers have nothing to normalise.
     """
     old, new = below.get("env"), above.get("env")
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
@@ -298,14 +301,29 @@ def _for_other_env(below: Mapping[str, Any], above: Mapping[str, Any]) -> tuple[
     if not (isinstance(before, str) and isinstance(after, str)) or before == after:
         return dict(below), ()
     families = [family.name if (family := family_of(env_id)) else env_id for env_id in (before, after)]
-    if all(family in SIZED for family in families):
-        return dict(below), ()
-    bound = ("num_agents",) if families[0] == families[1] else ("num_agents", "max_steps")
-    dropped = {f"env.{key}": old[key] for key in bound if key not in new and old.get(key) is not None}
+    bound = [] if all(family in SIZED for family in families) else ["env.num_agents"]
+    if bound and families[0] != families[1]:
+        bound.append("env.max_steps")
+    if families[1] in WITHOUT_VECTORS:
+        bound.append(NORMALIZE)
+    dropped = {
+        key: value for key in bound if not is_set(above, key) and (value := _value(below, key)) not in (None, False)
+    }
     if not dropped:
         return dict(below), ()
     note = f"dropped, since it was set for env.id={before}: {as_overrides(dropped)}"
-    return {**below, "env": {key: value for key, value in old.items() if f"env.{key}" not in dropped}}, (note,)
+    sections = {key.partition(".")[0] for key in dropped}
+    kept = {
+        name: {key: value for key, value in below[name].items() if f"{name}.{key}" not in dropped} for name in sections
+    }
+    return {**below, **kept}, (note,)
+
+
+def _value(values: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key in nested values; None if it is not set."""
+    section, _, name = key.partition(".")
+    inner = values.get(section)
+    return inner.get(name) if isinstance(inner, Mapping) else None
 
 
 def parse_override(text: str) -> tuple[str, Any]:

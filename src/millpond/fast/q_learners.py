@@ -142,11 +142,13 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
     first = tensors[0]
     if len(tensors) == 1:
         return first
-    start, step, memory = first.storage_offset(), first.numel(), first.untyped_storage().data_ptr()
+    start, step = first.data_ptr(), first.numel() * first.element_size()
     for number, tensor in enumerate(tensors):
-        adjacent = tensor.storage_offset() == start + number * step and tensor.untyped_storage().data_ptr() == memory
+        adjacent = tensor.data_ptr() == start + number * step
         if not adjacent or tensor.shape != first.shape or not tensor.is_contiguous():
             return torch.cat(list(tensors))
+    if first.untyped_storage().data_ptr() != tensors[-1].untyped_storage().data_ptr():  # neighbours by chance
+        return torch.cat(list(tensors))
     return first.as_strided((len(tensors) * len(first), *first.shape[1:]), first.stride())
 
 
@@ -192,11 +194,10 @@ class CompiledDQN:
 
     def _transitions(self, batches: Sequence[TransitionBatch], rewards: Sequence[Tensor]) -> DQNBatches:
         def frames(observations: list[Tensor]) -> npt.NDArray[Any]:
-            flat = [observation.reshape(len(observation), -1) for observation in observations]
-            return joined(flat).to(self.dtype).contiguous().numpy()
+            return joined(observations).flatten(1).to(self.dtype).contiguous().numpy()
 
         def numbers(tensors: Sequence[Tensor], dtype: torch.dtype) -> npt.NDArray[Any]:
-            return joined([tensor.reshape(-1) for tensor in tensors]).to(dtype).contiguous().numpy()
+            return joined(tensors).reshape(-1).to(dtype).contiguous().numpy()
 
         return DQNBatches(
             frames([batch.observation for batch in batches]),
@@ -212,7 +213,7 @@ class CompiledDQN:
         found = [mask for mask in masks if mask is not None]
         if not found:
             return np.zeros((0, self.layout.actions), np.bool_)
-        return torch.cat(found).contiguous().numpy()
+        return joined(found).contiguous().numpy()
 
     def gradient(self, batch: TransitionBatch, reward: Tensor, parts: int) -> Tensor:
         """Write the gradient of one update into the learner's; return loss and mean Q [2], both divided by `parts`."""

@@ -120,7 +120,7 @@ class SACActor(nn.Module):
         """Draw an action, or return tanh of the mean if deterministic; the value is 0."""
         if deterministic:
             action = torch.addcmul(self.centre, self(observation)[0].tanh(), self.reach)
-            log_prob = torch.zeros(len(action), device=action.device)
+            log_prob = torch.zeros(action.shape[0], device=action.device)
         else:
             action, log_prob = self.sample(observation, generator)
         return Act(action, log_prob, torch.zeros_like(log_prob), state)

@@ -55,15 +55,17 @@ class PondBatch:
     column: dict[str, torch.Tensor]
     next_action_mask: torch.Tensor | None = None  # [n, actions]; only after `separate_masks`
 
-    def part(self, which: slice) -> PondBatch:
-        """Return a slice of the transitions, in the same memory."""
+    def split(self, count: int) -> list[PondBatch]:
+        """Return the transitions as `count` batches of one size, in the same memory."""
 
-        def cut(value: Any) -> Any:
+        def cut(value: Any) -> Sequence[Any]:
             if isinstance(value, dict):
-                return {name: cut(one) for name, one in value.items()}
-            return None if value is None else value[which]
+                cuts = {name: cut(one) for name, one in value.items()}
+                return [{name: parts[k] for name, parts in cuts.items()} for k in range(count)]
+            return [None] * count if value is None else value.split(len(value) // count)
 
-        return PondBatch(**{name: cut(value) for name, value in vars(self).items()})
+        fields = {name: cut(value) for name, value in vars(self).items()}
+        return [PondBatch(**{name: parts[k] for name, parts in fields.items()}) for k in range(count)]
 
 
 def separate_masks(batch: PondBatch, *, stacked: bool) -> PondBatch:
@@ -270,10 +272,9 @@ class Pond:
             draw_transitions([view], None, n, rng, stack=stack or 1, n_step=n_step, repeat=repeat).part(part)
             for _ in range(count)
         ]
-        size = len(drawn[0].steps)
         names = self._columns() if columns is None else columns
         batch = self._gather(DrawnTransitions.join(drawn), gamma, names, stacked=stack is not None)
-        return [batch] if count == 1 else [batch.part(slice(k * size, (k + 1) * size)) for k in range(count)]
+        return [batch] if count == 1 else batch.split(count)
 
     def read(
         self, index: Array, *, stack: int | None = None, n_step: int = 1, gamma: float = 1.0, padding: str = "zero"

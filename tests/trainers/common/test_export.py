@@ -79,7 +79,10 @@ class Case:
         generator = torch.Generator().manual_seed(0)
         self.policy: Any = build_policy(seen, done, hidden_size=16, generator=generator, **settings)
         for parameter in self.policy.parameters():
-            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
+            # In proportion, so that sums over thousands of pixels stay as large as those of a trained network: where they
+            # reach hundreds, float32 itself differs by more than 1e-5 between two orders of adding.
+            size = float(parameter.std(correction=0)) or 0.1
+            parameter.data += 0.3 * size * torch.randn(parameter.shape, generator=generator)
         if settings.get("normalize_observations"):
             stored = torch.from_numpy(self.store(self.draw(64, np.random.default_rng(1), observation)))
             self.policy.update_normalizer(stored)

@@ -88,12 +88,13 @@ def test_a_run_matches_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert plan.training_episodes == len(trainer.recorded.training) == 45
 
 
-def test_only_epochs_and_short_lines_are_printed_unless_verbose(
+def test_tables_of_cycles_epochs_and_short_lines_are_printed_unless_verbose(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path, "short", **{"log.console_seconds": 1e-9})
     lines = capsys.readouterr().out.splitlines()
-    assert not any(line.startswith(("|", "Iteration")) for line in lines)
+    assert not any(line.startswith("Iteration") for line in lines)
+    assert sum(line.startswith("| Cycle ") for line in lines) == 3 * 2
     assert sum(line.startswith("Epoch") for line in lines) == 3
     assert sum("  R_loss " in line and line.endswith(" left") for line in lines) == 3 * 2 * (3 + 1)  # and each record
 

@@ -16,6 +16,27 @@ AGENTS_OPEN = (
     "set env.num_agents=N or --agents-from ENV"
 )
 
+# Keys of every version that are copied unchanged -> their name here.
+SAME = {
+    "train.seed": "seed",
+    "train.total_timesteps": "trainer.total_timesteps",
+    "train.minibatch_size": "trainer.minibatch_size",
+    "train.learning_rate": "ppo.learning_rate",
+    "train.min_lr_ratio": "ppo.min_lr_ratio",
+    "train.gamma": "ppo.gamma",
+    "train.gae_lambda": "ppo.gae_lambda",
+    "train.clip_coef": "ppo.clip_coef",
+    "train.vf_coef": "ppo.vf_coef",
+    "train.vf_clip_coef": "ppo.vf_clip_coef",
+    "train.max_grad_norm": "ppo.max_grad_norm",
+    "train.ent_coef": "ppo.ent_coef",
+    "train.vtrace_rho_clip": "ppo.rho_clip",
+    "train.vtrace_c_clip": "ppo.c_clip",
+    "train.prio_alpha": "ppo.prio_alpha",
+    "train.prio_beta0": "ppo.prio_beta0",
+    "policy.hidden_size": "policy.hidden_size",
+}
+
 
 @dataclass(frozen=True)
 class PufferConfig:

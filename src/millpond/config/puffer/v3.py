@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from millpond.config.puffer import ini
 from millpond.config.puffer.ini import PufferConfig, env_id, nest, whole
 from millpond.config.yaml import RecipeFileError
 from millpond.envs.families import family_of
@@ -50,35 +51,18 @@ DEFAULTS: dict[str, Any] = {
 }
 
 # Keys that are copied unchanged -> their name here.
-SAME = {
-    "train.seed": "seed",
+SAME = ini.SAME | {
     "train.device": "device",
     "train.precision": "trainer.precision",
     "train.compile": "trainer.compile",
     "train.cpu_offload": "trainer.cpu_offload",
-    "train.total_timesteps": "trainer.total_timesteps",
     "train.update_epochs": "trainer.update_epochs",
-    "train.minibatch_size": "trainer.minibatch_size",
     "train.max_minibatch_size": "trainer.max_minibatch_size",
     "train.checkpoint_interval": "checkpoint.interval",
     "train.optimizer": "ppo.optimizer",
-    "train.learning_rate": "ppo.learning_rate",
-    "train.min_lr_ratio": "ppo.min_lr_ratio",
-    "train.gamma": "ppo.gamma",
-    "train.gae_lambda": "ppo.gae_lambda",
-    "train.clip_coef": "ppo.clip_coef",
-    "train.vf_coef": "ppo.vf_coef",
-    "train.vf_clip_coef": "ppo.vf_clip_coef",
-    "train.max_grad_norm": "ppo.max_grad_norm",
-    "train.ent_coef": "ppo.ent_coef",
     "train.adam_beta1": "ppo.adam_beta1",
     "train.adam_beta2": "ppo.adam_beta2",
     "train.adam_eps": "ppo.adam_eps",
-    "train.vtrace_rho_clip": "ppo.rho_clip",
-    "train.vtrace_c_clip": "ppo.c_clip",
-    "train.prio_alpha": "ppo.prio_alpha",
-    "train.prio_beta0": "ppo.prio_beta0",
-    "policy.hidden_size": "policy.hidden_size",
     "rnn.hidden_size": "policy.hidden_size",
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from millpond.config.puffer import ini
 from millpond.config.puffer.ini import PufferConfig, env_id, nest, whole
 from millpond.config.yaml import RecipeFileError
 from millpond.envs.families import family_of
@@ -50,30 +51,13 @@ DEFAULTS: dict[str, Any] = {
 }
 
 # Keys that are copied unchanged -> their name here.
-SAME = {
+SAME = ini.SAME | {
     "base.checkpoint_interval": "checkpoint.interval",
-    "policy.hidden_size": "policy.hidden_size",
-    "train.seed": "seed",
-    "train.total_timesteps": "trainer.total_timesteps",
     "train.replay_ratio": "trainer.replay_ratio",
-    "train.minibatch_size": "trainer.minibatch_size",
     "train.horizon": "trainer.bptt_horizon",
-    "train.learning_rate": "ppo.learning_rate",
-    "train.min_lr_ratio": "ppo.min_lr_ratio",
-    "train.gamma": "ppo.gamma",
-    "train.gae_lambda": "ppo.gae_lambda",
-    "train.clip_coef": "ppo.clip_coef",
-    "train.vf_coef": "ppo.vf_coef",
-    "train.vf_clip_coef": "ppo.vf_clip_coef",
-    "train.max_grad_norm": "ppo.max_grad_norm",
-    "train.ent_coef": "ppo.ent_coef",
     "train.beta1": "ppo.adam_beta1",
     "train.beta2": "ppo.adam_beta2",
     "train.eps": "ppo.adam_eps",
-    "train.vtrace_rho_clip": "ppo.rho_clip",
-    "train.vtrace_c_clip": "ppo.c_clip",
-    "train.prio_alpha": "ppo.prio_alpha",
-    "train.prio_beta0": "ppo.prio_beta0",
 }
 # Keys that are translated together, below.
 WORKED_OUT = {

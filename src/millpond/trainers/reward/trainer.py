@@ -2,7 +2,7 @@
 
 batch      sample steps, loss, gradient, R_loss recorded; the target network every `train_target` updates
 iteration  average of R_loss shown (printed if verbose); online, envs are stepped and the normaliser is updated
-cycle      one record (one TensorBoard point, x = updates), and a table if verbose; online, test rollouts
+cycle      one record (one TensorBoard point, x = updates), and a table; online, test rollouts
 epoch      summary on held-out episodes, checkpoint every `save_freq`; the end of training always saves
 """
 
@@ -290,8 +290,6 @@ class RewardTrainer:
                 self.callbacks.evaluation(self.held_out)
         metrics = {**ended.means(), **evaluation, **self.timer.take()}
         record = self.recorder.write(self.callbacks.iteration(metrics))
-        if not self.recipe.log.verbose:
-            return
         shown = {name: value for name, value in record.items() if name.count("/") < 2}  # baselines are in the summary
         if self.recorded is not None:  # offline no env is stepped: show the size of the data
             lengths = self.recorded.data.lengths[self.recorded.training]
