@@ -54,9 +54,9 @@ stored and not run again. `python benchmarks/peers/run.py --setup puffer` instal
 
 SPEED = """## Speed
 
-Forage, 64 envs of 3 agents, LSTM 128, 12,288 agent steps per iteration, 4 updates; medians of 13 iterations (of 6 for PufferLib), two rounds in
-turns on a machine without other work (two cores of an AMD EPYC), Millpond by `benchmarks/peers/forage.yaml`, PufferLib with its
-own network by `benchmarks/peers/puffer_forage.py`:
+Forage, 64 envs of 3 agents, LSTM 128, 12,288 agent steps per iteration, 4 updates; medians of 13
+iterations (of 6 for PufferLib), two rounds in turns on a machine without other work (two cores of an AMD EPYC), Millpond by
+`benchmarks/peers/forage.yaml`, PufferLib with its own network by `benchmarks/peers/puffer_forage.py`:
 
 | | collecting, s | training, s | agent steps per second |
 |---|---|---|---|

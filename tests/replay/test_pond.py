@@ -117,8 +117,8 @@ def test_view_has_no_copy_of_the_records(ring: int) -> None:
     assert sum(array.size for array in (view.runs.begin, view.runs.rings, view.held)) == 3 + 4 + 2  # by lanes alone
     assert view.num_records == np.minimum(pond.heads, ring).sum()
     slots = view.records(np.arange(view.num_records))
-    held = [lane * ring + place for lane in range(2) for place in range(min(int(pond.heads[lane]), ring))]
-    assert slots.tolist() == held
+    oldest_first = [range(max(0, int(head) - ring), int(head)) for head in pond.heads]
+    assert slots.tolist() == [lane * ring + place % ring for lane in range(2) for place in oldest_first[lane]]
 
 
 def test_size_is_announced_before_memory_is_allocated() -> None:

@@ -292,7 +292,8 @@ def _for_other_env(below: Mapping[str, Any], above: Mapping[str, Any]) -> tuple[
     """Drop values of `below` that belong to its environment if `above` names another one, and return a note about them.
 
     A number of agents belongs to one environment, a step limit to a family of them; `grid` and `mettagrid` share both.
-    Families that show no plain numbers have nothing to normalise.
+    Families that show no plain numbers have nothing to normalise, and of other environments than `grid` it is not known
+    whether they show any.
     """
     old, new = below.get("env"), above.get("env")
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
@@ -304,7 +305,7 @@ def _for_other_env(below: Mapping[str, Any], above: Mapping[str, Any]) -> tuple[
     bound = [] if all(family in SIZED for family in families) else ["env.num_agents"]
     if bound and families[0] != families[1]:
         bound.append("env.max_steps")
-    if families[1] in WITHOUT_VECTORS:
+    if families[1] in WITHOUT_VECTORS or (families[0] == "grid" != families[1]):
         bound.append(NORMALIZE)
     dropped = {
         key: value for key in bound if not is_set(above, key) and (value := _value(below, key)) not in (None, False)

@@ -97,10 +97,18 @@ class RingView:
         return int(self.held.sum())
 
     def records(self, numbers: Array) -> Array:
-        """Return the slots of records that are counted run by run, without the free slots of rings that are not full."""
-        ends = np.cumsum(self.held)
-        free = self.runs.begin[:-1] - (ends - self.held)  # slots before each run that hold nothing
-        return numbers if not free.any() else numbers + free[np.searchsorted(ends, numbers, side="right")]
+        """Return the slots of records that are counted run by run, the oldest first, whatever slot it has.
+
+        So a pond that was restored from a lake draws the transitions that it would have drawn before.
+        """
+        begin, ends, oldest = self.runs.begin, np.cumsum(self.held), self.runs.rings[:, 0]
+        if (oldest == ends - self.held).all():  # nothing has wrapped, and no slot is free
+            return numbers
+        run = np.searchsorted(ends, numbers, side="right")
+        first = begin[run]
+        age: Array = numbers - (ends - self.held)[run] + oldest[run] - first
+        slots: Array = first + age % (begin[run + 1] - first)
+        return slots
 
     def later(self, records: Array, steps: Array) -> Array:
         """Return the records that come so many steps after others of the same lane."""

@@ -133,7 +133,7 @@ def test_actions_of_every_structure_train_evaluate_and_resume(
     policy = millpond.load(run)
     assert (policy.spec.action.shape, policy.spec.action_masks) == ((5 if taken == "both" else 3,), masked)
     assert policy.act(np.zeros((2, 3), np.float32))[0].shape == (2, *policy.spec.action.shape)
-    assert {*evaluate_run(str(run), episodes=3)[0].returns} == {(6.0,)}
+    assert {*evaluate_run(str(run), episodes=3)[0].returns} == {6.0}
     results = check_env(env_id, {"kwargs": options}, steps=20)
     assert [result for result in results if result.status == "error"] == []
     finding = check_policy_on(env_id, {"kwargs": options})
