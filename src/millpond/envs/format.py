@@ -9,7 +9,7 @@ B values in a batch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from millpond.envs.registry import REWARD_NAMES, make_env_batch
 from millpond.envs.spec import EnvSpec, Part
 
 if TYPE_CHECKING:
+    from millpond.envs.adapters.pettingzoo import PettingZooSpaces
     from millpond.envs.spaces import ActionLayout, ObservationLayout
 
 Array = npt.NDArray[Any]
@@ -65,6 +66,15 @@ class EnvFormat:
         """Return actions [B, ...] as the environment takes them; one without its axis if `single`."""
         actions = action.astype(np.int64) if self.spec.action.kind == "discrete" else action
         return actions[0] if single else actions
+
+    def encode_agent(self, agent: Any, observation: Any, mask: Any) -> EncodedObservations:
+        """Return the observation of one agent of a parallel env, with `mask` if there is one, as a batch of one."""
+        encoded = self.encode(observation)
+        return encoded if mask is None else replace(encoded, mask=np.asarray(mask, np.bool_).reshape(1, -1))
+
+    def decode_agent(self, agent: Any, action: Array) -> Any:
+        """Return the action [1, ...] of one agent of a parallel env as it takes it."""
+        return self.decode(action, True)
 
     def _join(self, parts: Mapping[Any, Any]) -> EncodedObservations:
         spec = self.spec.observation
@@ -130,6 +140,34 @@ class SpaceFormat(EnvFormat):
         return _pick(actions, self._action_space, 0) if single else actions
 
 
+class AgentsFormat(EnvFormat):
+    """The format of a parallel env whose agents have different spaces: dicts by agent, padded as in training."""
+
+    def __init__(self, spaces: PettingZooSpaces) -> None:
+        super().__init__(spaces.spec)
+        self.agents, self._spaces = tuple(spaces.agents), spaces
+
+    def encode(self, observation: Any) -> EncodedObservations:
+        raise EnvError(
+            f"agents of {self.spec.id} have different spaces: pass a dict of observations by agent, with names among "
+            f"{', '.join(map(str, self.agents))}"
+        )
+
+    def encode_agent(self, agent: Any, observation: Any, mask: Any) -> EncodedObservations:
+        spaces, number = self._spaces, self._spaces.index[agent]
+        if spaces.mask_in_observation[number]:
+            mask = observation["action_mask"] if mask is None else mask
+            observation = observation["observation"]
+        shown = self.spec.observation
+        stored, masks = np.zeros((1, *shown.shape), shown.dtype), np.zeros((1, self.spec.action.mask_size), np.bool_)
+        spaces.observation.write(number, observation, stored[0])
+        spaces.action.write_mask(number, mask, masks[0], env_id=self.spec.id, env=0)
+        return EncodedObservations(stored, masks if self.spec.action_masks else None, True)
+
+    def decode_agent(self, agent: Any, action: Array) -> Any:
+        return self._spaces.action.read(self._spaces.index[agent], action[0])
+
+
 def _inner(space: Any) -> list[tuple[Any, Any]] | None:
     """Return the parts of a Dict or Tuple; None of any other space."""
     import gymnasium.spaces as gs
@@ -187,7 +225,12 @@ def format_of(env_id: str, options: Mapping[str, Any], spec: EnvSpec) -> EnvForm
         env = env_batch.envs[0]
         if not hasattr(env, "possible_agents"):
             return SpaceFormat(spec, env.observation_space, env.action_space)
+        from millpond.envs.adapters.pettingzoo import PettingZooSpaces
+
         agents = tuple(env.possible_agents)
-        return SpaceFormat(spec, env.observation_space(agents[0]), env.action_space(agents[0]), agents)
+        spaces = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
+        if all(each == spaces[0] for each in spaces):
+            return SpaceFormat(spec, *spaces[0], agents)
+        return AgentsFormat(PettingZooSpaces(env, env_id, replace(env_batch.options, clip_actions=True)))
     finally:
         env_batch.close()

@@ -151,3 +151,20 @@ def test_gymnasium_wrapped_policy_plays_an_episode(tmp_path: Path) -> None:
         observation, _, terminated, truncated, _ = env.step(action)
         over, steps = terminated or truncated, steps + 1
     assert steps == 4
+
+
+@pytest.mark.parametrize("acting", ["choices", "numbers", "both"])
+def test_agents_with_different_spaces_play_an_episode_by_their_names(tmp_path: Path, acting: str) -> None:
+    """The env itself refuses an action that is not in its agent's space, and a masked one."""
+    run = train(tmp_path, env=custom_envs.Teams, settings={"env.options": {"acting": acting}, "policy.core": "gru"})
+    policy, env = millpond.load(run), custom_envs.Teams(acting)
+    observations, infos = env.reset(seed=3)
+    state = None
+    while env.agents:
+        masks = {agent: info["action_mask"] for agent, info in infos.items() if "action_mask" in info}
+        seen = {agent: observations[agent] for agent in env.agents}
+        actions, state = policy.predict(seen, state, deterministic=False, action_mask=masks)
+        observations, _, _, _, infos = env.step(actions)
+    assert env.clock == 5
+    with pytest.raises(EnvError, match="different spaces: pass a dict of observations by agent"):
+        policy.predict(seen["chaser_0"]["near"])

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from millpond.config.env_options import env_options
 from millpond.config.recipe import Recipe
-from millpond.envs.env_batch import EnvError
 from millpond.envs.format import EnvFormat, format_of
 from millpond.envs.objects import binding
 from millpond.envs.spec import EnvSpec
@@ -102,16 +101,17 @@ class LoadedPolicy:
         agents = [agent for agent in self.format.agents if agent in observations]
         if not agents:
             return {}, state
-        encoded = [self.format.encode(observations[agent]) for agent in agents]
-        masks = [one.mask for one in encoded] if action_masks is None else [action_masks[agent] for agent in agents]
-        mask = None if masks[0] is None else [np.ravel(one) for one in masks if one is not None]
+        allowed = action_masks or {}
+        encoded = [self.format.encode_agent(agent, observations[agent], allowed.get(agent)) for agent in agents]
+        masks = [one.mask for one in encoded if one.mask is not None]
+        mask = np.concatenate(masks) if len(masks) == len(agents) else None
         rows = [self.format.agents.index(agent) for agent in agents]
         everyone = self._state(state, len(self.format.agents), episode_start).numpy()
         seen = np.concatenate([one.observation for one in encoded])
         action, after = self._choose(seen, everyone[rows], None, deterministic, mask)
         if after is not None:
             everyone[rows] = after
-        actions = {agent: self.format.decode(action[row : row + 1], True) for row, agent in enumerate(agents)}
+        actions = {agent: self.format.decode_agent(agent, action[row : row + 1]) for row, agent in enumerate(agents)}
         return actions, None if after is None else everyone
 
     def _choose(
@@ -170,10 +170,7 @@ class LoadedPolicy:
         from millpond.trainers.common.export import export_policy
 
         about = {"millpond": version("millpond"), "policy": self.description or type(self.network).__name__}
-        try:
-            own = self.format
-        except EnvError:  # agents of different spaces: arrays of the spec, which all of them fit into
-            own = EnvFormat(self.spec)
+        own = self.format  # of agents with different spaces, arrays of the spec, which all of them fit into
         return export_policy(
             self.network, self.spec, path, format, observations=own.observations, actions=own.actions, about=about
         )
