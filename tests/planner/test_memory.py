@@ -164,7 +164,7 @@ def test_a_training_step_with_a_separate_critic_takes_the_planned_memory(
 
 def test_threads_and_blocks_are_those_of_training() -> None:
     assert (PLAIN_BLOCK, PLAIN_TOKEN_BLOCK) == (cores.BLOCK, tokens.BLOCK)
-    one, two = (plan("grid", host=Host(cores, 10**12)).plan for cores in (1, 2))
+    one, two = (plan("grid", ["trainer.minibatch_size=2048"], host=Host(cores, 10**12)).plan for cores in (1, 2))
     assert isinstance(one, PPOPlan)
     assert isinstance(two, PPOPlan)
     assert one.training is not None

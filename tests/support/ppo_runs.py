@@ -9,7 +9,17 @@ from millpond.config import load
 from millpond.trainers.common.session import start_run
 from millpond.trainers.ppo.trainer import PPOTrainer
 
+# Settings of the algorithm that tests assume, whatever the recipe `grid` is tuned to.
+PLAIN = {
+    "policy.normalize_observations": False,
+    "ppo.normalize_values": False,
+    "ppo.vf_clip_coef": 0.2,
+    "ppo.learning_rate": 1e-3,
+    "ppo.lr_schedule": "constant",
+    "ppo.ent_schedule": "constant",
+}
 SMALL = {
+    **PLAIN,
     "trainer.num_workers": 1,
     "trainer.num_envs": 6,
     "trainer.async_factor": 2,

@@ -27,13 +27,14 @@ from millpond.trainers.common.failures import largest_factor
 from millpond.trainers.common.session import make_trainer, require_trainer, start_run
 from millpond.trainers.mixture.agents import ENVS, seed_for
 from millpond.vector import NonFiniteEnvError, env_seed
+from tests.support.ppo_runs import PLAIN
 
 ROOT = Path(__file__).parents[3]
 BROKEN = "tests.support.broken_envs"
 PPO: dict[str, Any] = {
     "trainer.num_envs": 8, "trainer.batch_size": 256, "trainer.minibatch_size": 128, "trainer.bptt_horizon": 16,
     "trainer.total_iterations": 4, "checkpoint.interval": 1, "policy.hidden_size": 16, "eval.episodes": 2,
-    "trainer.num_workers": 2, "log.tensorboard": False, "env.id": f"{BROKEN}:Broken",
+    "trainer.num_workers": 2, "log.tensorboard": False, "env.id": f"{BROKEN}:Broken", **PLAIN,
 }  # fmt: skip
 MIXTURE: dict[str, Any] = {
     "mixture.agents": 2, "mixture.total_frames": 8 * 64, "mixture.collections_per_round": 3, "mixture.big_updates": 5,

@@ -22,7 +22,7 @@ from millpond.trainers.common.session import resume_run, start_run
 from millpond.trainers.ppo.trainer import PPOTrainer
 from millpond.trainers.reward.trainer import RewardTrainer
 from tests.support.mixture_runs import finish, start
-from tests.support.ppo_runs import RECIPES, SMALL, train_small
+from tests.support.ppo_runs import PLAIN, RECIPES, SMALL, train_small
 
 FOUR = ActionSpec.discrete(4)
 NUM_ENVS = 8
@@ -36,9 +36,8 @@ HEALTHY = {
 
 def checks_of(recipe: str | Path = "grid", *, limit: int | None = 256, **settings: Any) -> dict[str, Check]:
     """Return the checks of a PPO recipe on an environment with a limit of steps of an episode."""
-    loaded = load(
-        recipe, {"ppo.ent_coef": 0.002, "ppo.learning_rate": 3e-3, "ppo.max_grad_norm": 0.5, **settings}
-    ).recipe
+    assumed = {**(PLAIN if recipe == "grid" else {}), "ppo.ent_coef": 0.002, "ppo.learning_rate": 3e-3}
+    loaded = load(recipe, {**assumed, "ppo.max_grad_norm": 0.5, **settings}).recipe
     assert isinstance(loaded, PPORecipe)
     spec = EnvSpec(loaded.env.id, ObservationSpec.single((4,), "float32", "vector"), FOUR, max_steps=limit)
     return ppo_checks(loaded, spec, NUM_ENVS)
