@@ -142,6 +142,6 @@ def test_the_page_has_table_conclusion_and_pictures() -> None:
     text = "\n".join(page_lines(experiment, analyse(collected, RANDOM, experiment), collected))
     assert "# Does a mixture beat a single agent" in text
     assert "| mixture | 6 | " in text
-    assert "P(&gt; single)" in text
+    assert "P(> single)" in text
     assert "![Learning curves](curves.png)" in text
     assert "3 seeds in each of 2 worlds can show a difference of 2.0 standard deviations" in text
