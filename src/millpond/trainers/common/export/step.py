@@ -230,6 +230,21 @@ class PolicyStep(nn.Module):
                 described.append(Named(name, dtype, tuple(tensor.shape[1:]), meanings[name]))
         return described
 
+    def units(self) -> dict[str, Tensor]:
+        """Return the size of a unit of the outputs that the policy scales: of the value, and of numbers with bounds."""
+        spec, leaves, network = self.spec.action, self.action_leaves, self.network
+        units: dict[str, Tensor] = {}
+        if spec.low:
+            reach = (torch.tensor(spec.high) - torch.tensor(spec.low)) / 2
+            for named, part in zip(action_outputs(spec, leaves), leaves or [None], strict=True):
+                if named.dtype == "float32":
+                    own = reach if part is None else reach[part.first : part.first + len(part.low)].reshape(named.shape)
+                    units[named.name] = own if own.shape == named.shape else reach.max()  # choices and numbers in one
+            units["mean"] = units["deviation"] = reach
+        if isinstance(network, Policy):
+            units["value"] = network.in_reward_units(torch.ones(())) - network.in_reward_units(torch.zeros(()))
+        return {name: unit.where(unit.isfinite(), torch.ones(())) for name, unit in units.items()}
+
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         parts = {one.part.name: one.read(inputs[one.name]) for one in self.parts}
         first = next(iter(parts.values()))
