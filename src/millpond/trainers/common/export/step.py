@@ -236,10 +236,12 @@ class PolicyStep(nn.Module):
         units: dict[str, Tensor] = {}
         if spec.low:
             reach = (torch.tensor(spec.high) - torch.tensor(spec.low)) / 2
-            for named, part in zip(action_outputs(spec, leaves), leaves or [None], strict=True):
-                if named.dtype == "float32":
-                    own = reach if part is None else reach[part.first : part.first + len(part.low)].reshape(named.shape)
-                    units[named.name] = own if own.shape == named.shape else reach.max()  # choices and numbers in one
+            described = action_outputs(spec, leaves)
+            if leaves is None and described[0].dtype == "float32":  # with choices, if the spec has both
+                units[described[0].name] = reach if not spec.sizes else reach.max()
+            for named, leaf in zip(described, leaves or (), strict=False):
+                if leaf.low:
+                    units[named.name] = reach[leaf.first : leaf.first + len(leaf.low)].reshape(named.shape)
             units["mean"] = units["deviation"] = reach
         if isinstance(network, Policy):
             units["value"] = network.in_reward_units(torch.ones(())) - network.in_reward_units(torch.zeros(()))
