@@ -102,7 +102,7 @@ class DQNConfig(ConfigSection):
     )
     batch_size: Size = Field(32, description="Transitions per gradient step.")
     gamma: Fraction = Field(0.99, description="Discount factor.")
-    n_step: Few = Field(1, description="Number of rewards summed before the bootstrap value.")
+    n_step: Few = Field(1, description="Number of rewards summed before the bootstrap value, with target n_step.")
     double: Switch = Field(
         True, description="Double DQN: the online network chooses the action, the target network values it."
     )

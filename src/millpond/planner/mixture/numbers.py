@@ -117,7 +117,8 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None, vector: str = AT_T
     if mixture.mode == "live":
         big_pond_rows = big_pond // lanes * lanes
     else:
-        big_pond_rows = big_pond * (recipe.env.frame_stack + dqn.n_step) if uses_lake else 0
+        deepest = recipe.env.frame_stack + (dqn.n_step if dqn.target == "n_step" else 1)
+        big_pond_rows = big_pond * deepest if uses_lake else 0
     frame = observation = pond_record = lake_record = lake_frame = None
     measured = compressed = False
     if spec is not None:
