@@ -117,7 +117,13 @@ def test_updates_equal_the_plain_ones(dtype: str, shape: tuple[int, ...], thread
 
 def test_updates_towards_whole_returns_equal_the_plain_ones(threads: int) -> None:
     """RAdam from its unrectified first steps on, weight decay, a decaying learning rate, and the mean of the weights."""
-    settings = {"optimizer": "radam", "weight_decay": 0.5, "lr_schedule": "linear", "mean_decay": 0.5, "learning_rate": 1e-3}
+    settings = {
+        "optimizer": "radam",
+        "weight_decay": 0.5,
+        "lr_schedule": "linear",
+        "mean_decay": 0.5,
+        "learning_rate": 1e-3,
+    }
     plain, quick = pair(**settings, loss="squared", target_tau=1.0)
     for dqn in (plain, quick):
         dqn.total_updates = 20

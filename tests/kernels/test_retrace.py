@@ -13,7 +13,14 @@ from hypothesis.extra import numpy as hnp
 
 from millpond.kernels.lambda_return import lambda_return_reference
 from millpond.kernels.retrace import retrace_numba, retrace_reference, retrace_torch
-from tests.kernels.test_lambda_return import column, flags
+
+
+def column(*values: float) -> Any:
+    return np.array(values, np.float32)[:, None]
+
+
+def flags(*values: int) -> Any:
+    return np.array(values, np.bool_)[:, None]
 
 
 def through_torch(**arrays: Any) -> Any:

@@ -90,7 +90,7 @@ def test_zero_is_never_drawn_and_new_records_get_the_largest(tmp_path: Path) -> 
     with make(tmp_path / "lake", streams=1) as lake, Priorities.open(lake, "big") as priorities:
         stream, index = every_record(lake)
         priorities.update(stream, index, np.zeros(len(index)))
-        with pytest.raises(LakeError, match="all priorities .* are 0"):
+        with pytest.raises(LakeError, match=r"all priorities .* are 0"):
             lake.sample(1, np.random.default_rng(0), priority=priorities)
         priorities.update(stream[:1], index[:1], np.array([7.0]))
         with lake.writer("agent0", lanes=3) as writer:

@@ -70,11 +70,7 @@ def _round(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
 
 
 def _learner(recipe: MixtureRecipe) -> str:
-    dqn = recipe.dqn
-    if dqn.target == "n_step":
-        return "DQN"
-    name = "Peng's Q(lambda)" if dqn.target == "q_lambda" else "Retrace"
-    return f"{name} over {plural(dqn.block_steps, 'step')}"
+    return {"n_step": "DQN", "q_lambda": "Q(lambda)", "retrace": "Retrace"}[recipe.dqn.target]
 
 
 def _run(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:

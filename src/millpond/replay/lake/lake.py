@@ -203,9 +203,7 @@ class Lake:
             if priority is None:
                 drawn = draw_transitions(views, shares, count, rng, **options, repeat=repeat)
             else:
-                drawn = draw_transitions_by(
-                    views, lambda k: priority.draw(k, rng), count, **options, repeat=repeat
-                )
+                drawn = draw_transitions_by(views, lambda k: priority.draw(k, rng), count, **options, repeat=repeat)
             return assembler.transitions(drawn, stacked=stack is not None, gamma=gamma)
 
         def attempt() -> LakeBatch:

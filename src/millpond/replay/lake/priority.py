@@ -4,9 +4,10 @@ priorities = Priorities.open(lake, "big")
 batch = lake.sample(256, rng, priority=priorities)
 priorities.update(batch.stream, batch.index, abs(error) ** 0.6)     # kept when this returns
 
-They are in the lake's folder, one file per stream: blocks of 4,096 bytes, each a checksum and 1,023 float32 numbers. In memory is
-the sum of each block only, in float64, added in a fixed order: a sum is always exactly that of the file's numbers, whatever the
-updates were, and is computed again when they are opened. A record is drawn by the sums of all blocks, then by the numbers of one.
+They are in the lake's folder, one file per stream: blocks of 4,096 bytes, each a checksum and 1,023 float32 numbers. In memory
+is the sum of each block only, in float64, added in a fixed order: a sum is always exactly that of the file's numbers, whatever
+the updates were, and is computed again when they are opened. A record is drawn by the sums of all blocks, then by the numbers of
+one.
 
 An update writes whole blocks within pages: a process that is killed leaves each block as it was before or after the update, and
 what `update` returned for is there when they are opened again. After a power cut that holds for what `flush` returned for.
@@ -77,7 +78,10 @@ class Priorities:
     @property
     def largest(self) -> float:
         """The largest priority of any record; 1 if there are none."""
-        return max((float(stream.largest.max(initial=0)) for stream in self._streams.values()), default=0) or FIRST_PRIORITY
+        return (
+            max((float(stream.largest.max(initial=0)) for stream in self._streams.values()), default=0)
+            or FIRST_PRIORITY
+        )
 
     @property
     def total(self) -> float:
@@ -93,7 +97,9 @@ class Priorities:
         """Set the priorities of records `index` [n] of streams `stream` [n], as a batch names them; the last one counts."""
         priority = np.asarray(priority, np.float32)
         if not (np.isfinite(priority).all() and (priority >= 0).all()):
-            raise LakeError(f"priorities must be finite and not negative; got {priority[~(priority >= 0)][:3].tolist()}")
+            raise LakeError(
+                f"priorities must be finite and not negative; got {priority[~(priority >= 0)][:3].tolist()}"
+            )
         names = self.lake.streams
         for number in np.unique(stream).tolist():
             mine = stream == number
@@ -132,7 +138,9 @@ class Priorities:
 
     def _of(self, name: str) -> StreamPriorities:
         if name not in self._streams or self._streams[name].behind(self.lake.view(name)):
-            raise LakeError(f"the lake was refreshed since these priorities were: call refresh() on {self.folder.name!r}")
+            raise LakeError(
+                f"the lake was refreshed since these priorities were: call refresh() on {self.folder.name!r}"
+            )
         return self._streams[name]
 
     def close(self) -> None:
@@ -166,8 +174,16 @@ class StreamPriorities:
         if self.file.size < blocks * BLOCK_BYTES:
             raise self._damage(self.file.size // BLOCK_BYTES)
         self.sums, self.largest = np.zeros(blocks), np.zeros(blocks, np.float32)
-        for block in range(blocks):
-            self._sum(block, self._read(block))
+        self._map(blocks)
+        for block in range(blocks):  # checked here once: later reads are of what this process wrote
+            leaves = self._checked(block)
+            self.sums[block], self.largest[block] = sum_in_order(leaves), leaves.max()
+
+    def _map(self, blocks: int) -> None:
+        """Map the blocks that are written; a read of a map of them needs no system call."""
+        shape = (blocks, 1 + LEAVES)
+        mapped = np.memmap(self.file.path, np.float32, "r", shape=shape) if blocks else np.empty(shape, np.float32)
+        self._pages = np.asarray(mapped)  # [blocks, checksum and leaves]
 
     def behind(self, view: View) -> bool:
         """Return True if the stream has other records than these."""
@@ -204,35 +220,34 @@ class StreamPriorities:
             self.sums = np.append(self.sums, np.zeros(needed - written))
             self.largest = np.append(self.largest, np.zeros(needed - written, np.float32))
         for block in range(begin // LEAVES, needed):
-            leaves = self._read(block) if block < written else np.zeros(LEAVES, np.float32)
+            leaves = self._pages[block, 1:].copy() if block < written else np.zeros(LEAVES, np.float32)
             places = np.arange(max(begin, block * LEAVES), min(end, (block + 1) * LEAVES))
             leaves[places - block * LEAVES] = values(places)
             self._write(block, leaves)
+        if needed > written:
+            self._map(needed)
 
     def put(self, index: Array, priority: Array) -> None:
         place = self._places(index)
+        order = np.argsort(place, kind="stable")  # of several for one record the last one counts
+        place, priority = place[order], priority[order]
         block = place // LEAVES
-        for number in np.unique(block).tolist():
-            mine = block == number
-            leaves = self._read(number)
-            leaves[place[mine] - number * LEAVES] = priority[mine]
+        begins = np.flatnonzero(np.diff(block, prepend=-1)).tolist()
+        for begin, end in zip(begins, [*begins[1:], len(place)], strict=True):
+            number = int(block[begin])
+            leaves = self._pages[number, 1:].copy()
+            leaves[place[begin:end] - number * LEAVES] = priority[begin:end]
             self._write(number, leaves)
 
     def get(self, index: Array) -> Array:
         place = self._places(index)
-        found, block = np.empty(len(index), np.float32), place // LEAVES
-        for number in np.unique(block).tolist():
-            mine = block == number
-            found[mine] = self._read(number)[place[mine] - number * LEAVES]
+        found: Array = self._pages[place // LEAVES, 1 + place % LEAVES]
         return found
 
     def draw(self, block: Array, rest: Array) -> Array:
         """Return the numbers of records drawn in blocks [n]: those up to which the sum within the block exceeds `rest`."""
-        index = np.empty(len(block), np.int64)
-        for number in np.unique(block).tolist():
-            mine = np.flatnonzero(block == number)
-            index[mine] = number * LEAVES + find_leaves(self._read(number), rest[mine])
-        return index - self.dropped
+        found: Array = block * LEAVES + find_leaves(self._pages, block, rest) - self.dropped
+        return found
 
     def _places(self, index: Array) -> Array:
         place: Array = np.asarray(index, np.int64) + self.dropped
@@ -240,20 +255,17 @@ class StreamPriorities:
             raise LakeError(f"records {np.asarray(index)[:3].tolist()} of stream {self.name!r}: some do not exist")
         return place
 
-    def _read(self, block: int) -> Array:
-        data = self.file.read(block * BLOCK_BYTES, BLOCK_BYTES)
-        stored = int.from_bytes(data[:4], "little")
-        if len(data) < BLOCK_BYTES or stored != self.binding.checksum(bytes(data[4:]), KIND, 0, block):
+    def _checked(self, block: int) -> Array:
+        """Return the leaves of a block whose checksum matches."""
+        data = self._pages[block].tobytes()
+        if int.from_bytes(data[:4], "little") != self.binding.checksum(data[4:], KIND, 0, block):
             raise self._damage(block)
-        return np.frombuffer(data, np.float32, offset=4)
+        return self._pages[block, 1:]
 
     def _write(self, block: int, leaves: Array) -> None:
         data = leaves.tobytes()
         checksum = self.binding.checksum(data, KIND, 0, block)
         self.file.write(checksum.to_bytes(4, "little") + data, block * BLOCK_BYTES)
-        self._sum(block, leaves)
-
-    def _sum(self, block: int, leaves: Array) -> None:
         self.sums[block], self.largest[block] = sum_in_order(leaves), leaves.max()
 
     def _damage(self, block: int) -> LakeDamaged:
@@ -273,15 +285,16 @@ def sum_in_order(leaves: Any) -> Any:
 
 
 @compiled
-def find_leaves(leaves: Any, rest: Any) -> Any:
-    """Return, for each number [n], the first leaf up to which the sum exceeds it; the last one above 0 if none does."""
+def find_leaves(pages: Any, block: Any, rest: Any) -> Any:
+    """Return, for each block and number [n], the first leaf up to which the sum exceeds it; else the last one above 0."""
     found = np.zeros(len(rest), np.int64)
     for i in range(len(rest)):
-        total = 0.0
-        for k in range(len(leaves)):
-            if leaves[k] > 0:
-                found[i] = k
-                total += np.float64(leaves[k])
+        page, total = pages[block[i]], 0.0
+        for k in range(1, len(page)):
+            before = total
+            total += np.float64(page[k])
+            if total > before:
+                found[i] = k - 1
                 if total > rest[i]:
                     break
     return found
