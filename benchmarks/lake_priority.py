@@ -2,8 +2,8 @@
 
     python benchmarks/lake_priority.py [--transitions 100000 10000000] [--batch 256] [--repeats 5]
 
-Observations are four numbers, so that the draw itself counts. Also shown: an update of the priorities of a batch, opening them, and
-their memory.
+Observations are four numbers, so that the draw itself counts. Also shown: an update of the priorities of a batch, opening
+them, and their memory.
 """
 
 from __future__ import annotations
@@ -45,6 +45,31 @@ def seconds(call: Callable[[], Any], calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
+def measure(lake: Lake, batch_size: int, repeats: int, calls: int) -> str:
+    """Return a line about one lake."""
+    start = time.perf_counter()
+    Priorities.open(lake, "big").close()
+    created, start = time.perf_counter() - start, time.perf_counter()
+    with Priorities.open(lake, "big") as priorities:
+        opened, rng = time.perf_counter() - start, np.random.default_rng(1)
+        batch = lake.sample(batch_size, rng, priority=priorities)
+        works: dict[str, Callable[[], Any]] = {
+            "uniform": lambda: lake.sample(batch_size, rng),
+            "prioritised": lambda: lake.sample(batch_size, rng, priority=priorities),
+            "update": lambda: priorities.update(batch.stream, batch.index, rng.random(batch_size) + 0.1),
+        }
+        times: dict[str, list[float]] = {name: [] for name in works}
+        for _ in range(1 + repeats):
+            for name, work in works.items():
+                times[name].append(seconds(work, calls))
+        means = {name: median(values[1:]) for name, values in times.items()}  # the first ones compile
+        rates = ", ".join(f"{name} {batch_size / value:,.0f}/s" for name, value in means.items())
+        return (
+            f"{rates}; prioritised takes {means['prioritised'] / means['uniform']:.2f} times as long; created in "
+            f"{created:.2f} s, opened in {opened:.2f} s, {priorities.nbytes:,} bytes in memory"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transitions", type=int, nargs="+", default=[100_000, 10_000_000])
@@ -57,34 +82,8 @@ def main() -> None:
     )
     for transitions in arguments.transitions:
         with tempfile.TemporaryDirectory() as folder, fill(Path(folder) / "lake", transitions) as lake:
-            start = time.perf_counter()
-            Priorities.open(lake, "big").close()
-            created = time.perf_counter() - start
-            start = time.perf_counter()
-            with Priorities.open(lake, "big") as priorities:
-                opened, rng = time.perf_counter() - start, np.random.default_rng(1)
-
-                def uniform(lake: Lake = lake, rng: Any = rng) -> Any:
-                    return lake.sample(arguments.batch, rng)
-
-                def prioritised(lake: Lake = lake, rng: Any = rng, by: Priorities = priorities) -> Any:
-                    return lake.sample(arguments.batch, rng, priority=by)
-
-                def update(lake: Lake = lake, rng: Any = rng, by: Priorities = priorities) -> None:
-                    by.update(batch.stream, batch.index, rng.random(arguments.batch) + 0.1)
-
-                batch = prioritised()
-                uniform()
-                times: dict[str, list[float]] = {"uniform": [], "prioritised": [], "update": []}
-                for _ in range(arguments.repeats):
-                    for name, call in (("uniform", uniform), ("prioritised", prioritised), ("update", update)):
-                        times[name].append(seconds(call, arguments.calls))
-                means = {name: median(values) for name, values in times.items()}
-                rates = ", ".join(f"{name} {arguments.batch / value:,.0f}/s" for name, value in means.items())
-                print(
-                    f"{transitions:>11,} transitions: {rates}; prioritised takes {means['prioritised'] / means['uniform']:.2f} "
-                    f"times as long; created in {created:.2f} s, opened in {opened:.2f} s, {priorities.nbytes:,} bytes in memory"
-                )
+            line = measure(lake, arguments.batch, arguments.repeats, arguments.calls)
+            print(f"{transitions:>11,} transitions: {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python benchmarks/learning/big_from_lake.py breakout [--env-steps 131072] [--seeds 1] [--replay-ratio 4]
     python benchmarks/learning/big_from_lake.py asterix --learners mixture,mixture-best
 
-The agent plays with the published settings and pours all its transitions. Each learner begins with its own initial weights and has
-the `dqn` section of a recipe. Results are stored in --out as they finish; what is there is not run again.
+The agent plays with the published settings and pours all its transitions. Each learner begins with its own initial weights and
+has the `dqn` section of a recipe. Results are stored in --out as they finish; what is there is not run again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def learn(lake: Lake, spec: Any, hidden: int, config: DQNConfig, updates: int, s
         return dqn.mean
     fill_blocks(pond, lake, lake.transitions(), rng, length=config.block_steps)
     blocks = list_blocks(pond.view(), config.block_steps)
-    ends, order = np.cumsum(blocks.steps[: len(blocks)]), np.empty(0, np.int64)
+    order = np.empty(0, np.int64)
     for done in range(0, updates, per_call):
         needed = min(per_call, updates - done) * config.batch_size
         if len(order) == 0 or int(blocks.steps[order].sum()) < needed:

@@ -288,6 +288,29 @@ def test_big_agent_sees_the_stacks_that_agents_saw(tmp_path: Path) -> None:
     assert all(observation.tobytes() in observed for observation in batch.observation.numpy())
 
 
+def test_blocks_have_the_stacks_that_agents_saw(tmp_path: Path) -> None:
+    """Frames of Atari are stored once; stacks, and the stack after a block's last step, are built when blocks are read."""
+    trainer = start(tmp_path, "pond", {**GRAVITAR, **BLOCKS, "mixture.collections_per_round": 6})
+    observed = set()
+    collect = trainer.group.collect
+
+    def collect_and_remember() -> Any:
+        collections = collect()
+        for collection in collections:
+            observed.update(observation.tobytes() for observation in collection.observation.flatten(0, 1).numpy())
+        return collections
+
+    trainer.group.collect = collect_and_remember  # type: ignore[method-assign]
+    finish(trainer)
+    assert trainer.big is not None
+    blocks = trainer.big.pond.next_blocks(20)
+    seen = blocks.steps.observation.reshape(len(blocks.place), 4, 84, 84)
+    assert all(observation.tobytes() in observed for observation in seen.numpy())
+    following = blocks.steps.next_observation[blocks.last & ~blocks.steps.truncated & ~blocks.steps.terminated]
+    assert len(following)
+    assert all(observation.tobytes() in observed for observation in following.reshape(-1, 4, 84, 84).numpy())
+
+
 def test_big_agent_is_loaded_for_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = finish(start(tmp_path, "pond", {}))
     loaded = millpond.load(tmp_path / "pond")
@@ -318,10 +341,11 @@ DOORS = {"env.id": "tests.support.corridor:make_doors", "env.max_steps": None}
 
 
 @pytest.mark.filterwarnings("ignore:tests.support.corridor.make_doors cannot save:UserWarning")
-@pytest.mark.parametrize("mode", ["rounds", "live"])
+@pytest.mark.parametrize("mode", ["rounds", "live", "blocks"])
 def test_action_masks_hold_from_collection_to_the_big_agent(tmp_path: Path, mode: str) -> None:
     """The env refuses actions that its mask forbids; its image is small, so that updates are compiled."""
-    changes = {**DOORS, "env.options": {"limit": 9, "image": True}, **(LIVE if mode == "live" else {})}
+    own = {"rounds": {}, "live": LIVE, "blocks": BLOCKS}[mode]
+    changes = {**DOORS, "env.options": {"limit": 9, "image": True}, **own}
     trainer = start(tmp_path, "pond", changes)
     watch(trainer, lambda at: trainer.loop.stop("the test says so") if trainer.loop.count == 3 else None)
     finish(trainer)

@@ -6,8 +6,8 @@ priorities.update(batch.stream, batch.index, abs(error) ** 0.6)     # kept when 
 
 They are in the lake's folder, one file per stream: blocks of 4,096 bytes, each a checksum and 1,023 float32 numbers. In memory
 is the sum of each block only, in float64, added in a fixed order: a sum is always exactly that of the file's numbers, whatever
-the updates were, and is computed again when they are opened. A record is drawn by the sums of all blocks, then by the numbers of
-one.
+the updates were, and is computed again when they are opened. A record is drawn by the sums of all blocks, then by the numbers
+of one.
 
 An update writes whole blocks within pages: a process that is killed leaves each block as it was before or after the update, and
 what `update` returned for is there when they are opened again. After a power cut that holds for what `flush` returned for.
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from millpond.compiled import compiled
+from millpond.compiled import compiled, compiled_fast
 from millpond.durable import DiskFile, FileLock, LockHeld, make_folder, read_file, replace_file
 from millpond.replay.lake.checksum import Binding
 from millpond.replay.lake.stream import View
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 BLOCK_BYTES = 4_096  # a page: writes of one are not torn by the end of a process
 LEAVES = BLOCK_BYTES // 4 - 1
+CHUNK = 31  # leaves that are added at once when one is searched
 KIND = "priority"
 FIRST_PRIORITY = 1.0  # of the first records; later ones get the largest priority of all
 FOLDER = "priorities"
@@ -284,17 +285,36 @@ def sum_in_order(leaves: Any) -> Any:
     return total
 
 
+@compiled_fast
+def sum_of(page: Any, begin: Any, end: Any) -> Any:
+    """Return the sum of page[begin:end] in float64, in any order: several numbers at once."""
+    total = 0.0
+    for k in range(begin, end):
+        total += np.float64(page[k])
+    return total
+
+
 @compiled
 def find_leaves(pages: Any, block: Any, rest: Any) -> Any:
-    """Return, for each block and number [n], the first leaf up to which the sum exceeds it; else the last one above 0."""
+    """Return, for each block and number [n], the first leaf up to which the sum exceeds it; else the last one above 0.
+
+    Chunks of leaves are passed over by their sums.
+    """
     found = np.zeros(len(rest), np.int64)
     for i in range(len(rest)):
-        page, total = pages[block[i]], 0.0
-        for k in range(1, len(page)):
-            before = total
-            total += np.float64(page[k])
+        page, before, exceeds = pages[block[i]], 0.0, False
+        chunk = 1  # the one that exceeds the number; else the last one with a leaf above 0
+        for begin in range(1, len(page), CHUNK):
+            total = before + sum_of(page, begin, min(begin + CHUNK, len(page)))
             if total > before:
+                chunk, exceeds = begin, total > rest[i]
+            if exceeds:
+                break
+            before = total
+        for k in range(chunk, min(chunk + CHUNK, len(page))):
+            if page[k] > 0:
                 found[i] = k - 1
-                if total > rest[i]:
+                before += np.float64(page[k])
+                if exceeds and before > rest[i]:
                     break
     return found
