@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from millpond.config.mixture import PQNConfig
+from millpond.devices import make_generator
 from millpond.kernels.lambda_return import lambda_return_numba, lambda_return_torch
 from millpond.learners.collector import Collection, CollectionStorage, Epsilon, QCollector
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
@@ -86,7 +87,7 @@ class AgentGroup:
         self.total_collections = total_collections
         over = config.epsilon_share * total_collections * self.env_steps_per_collection
         self.epsilons = [Epsilon(config.epsilon_start, config.epsilon_end, over=over) for _ in networks]
-        self.generators = [torch.Generator(self.device).manual_seed(int(seed)) for seed in seeds]
+        self.generators = [make_generator(self.device, int(seed)) for seed in seeds]
         self.updates = [0 for _ in networks]  # of each agent in the whole run
         self.storage = CollectionStorage(self.spec, len(networks), config.num_steps, config.num_envs, self.device)
         self._compiled = None if compiled is None else compiled(self)

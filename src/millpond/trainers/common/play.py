@@ -16,6 +16,7 @@ import torch
 
 from millpond.config.load import parse_override
 from millpond.config.recipe import EnvConfig
+from millpond.devices import make_generator
 from millpond.envs.env_batch import EnvBatch
 from millpond.envs.families import require_extra
 from millpond.envs.objects import binding, is_object
@@ -144,7 +145,7 @@ def evaluate(
     vector.reset(seed)
     state = policy.initial_state(vector.num_envs * agents, device)
     state = state.view(vector.num_envs, agents, *state.shape[1:])
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = make_generator(device, seed)
     finite = FiniteCheck(vector, "the evaluation")
     finished: dict[int, tuple[tuple[float, ...], int, dict[str, float]]] = {}
     expected = set(range(episodes))

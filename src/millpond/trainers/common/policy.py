@@ -15,6 +15,7 @@ from torch import Tensor
 
 from millpond.config.env_options import env_options
 from millpond.config.recipe import Recipe
+from millpond.devices import make_generator
 from millpond.envs.format import EnvFormat, format_of
 from millpond.envs.objects import binding
 from millpond.envs.spec import EnvSpec
@@ -55,7 +56,7 @@ class LoadedPolicy:
         self.acts_greedily, self.device = acts_greedily, device
         self.updates, self.description = updates, description
         self.objects: Objects = objects or {}
-        self._generator = torch.Generator(device).manual_seed(recipe.seed)
+        self._generator = make_generator(device, recipe.seed)
 
     @cached_property
     def format(self) -> EnvFormat:

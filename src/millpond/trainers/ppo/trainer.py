@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from millpond.config import Loaded, PPORecipe
+from millpond.devices import make_generator
 from millpond.distributed import (
     ALONE,
     NoRecorder,
@@ -119,7 +120,7 @@ class PPOTrainer:
             num_rows=planned.segments,
             state_shape=state_shape,
             device=str(self.device),
-            generator=torch.Generator(self.device).manual_seed(seeds[3]),
+            generator=make_generator(self.device, seeds[3]),
             phase=self.timer,
             zero_state=recipe.ppo.row_state == "zero",
             bootstraps_truncation=recipe.ppo.bootstrap_truncation and not recipe.ppo.ignore_truncation,
