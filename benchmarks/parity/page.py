@@ -42,8 +42,8 @@ Does `ppo.style=puffer` learn as PufferLib does? Three checks, from the strictes
    `benchmarks/parity/puffer_update.py`. This covers recomputation, priorities, importance weights, normalisation,
    losses, clipping and Adam.
 3. **The optimizer.** Six steps of PufferLib 3's Muon (`ForeachMuon` of heavyball 2.2.3) on recorded gradients end where those
-   of `ppo.muon: puffer3` do, to 1e-7: `tests/trainers/ppo/test_muon.py`, recorded by `benchmarks/parity/puffer_muon.py`. That is
-   in float64: matrices in float32 it rounds to bfloat16 at random, which moves them by up to 3e-3 in these steps of 0.015,
+   of `ppo.muon: puffer3` do, to 1e-7: `tests/trainers/ppo/test_muon.py`, recorded by `benchmarks/parity/puffer_muon.py`. That
+   is in float64: matrices in float32 it rounds to bfloat16 at random, which moves them by up to 3e-3 in these steps of 0.015,
    and which is not done here.
 4. **Learning curves**, below: PufferLib's trainer (`pufferlib-core` 3.0.23, its vectors, buffers, advantages, losses and
    optimizers unchanged) with Millpond's plain policy as its network, from the weights that Millpond's run of that seed begins
