@@ -68,7 +68,9 @@ def parse(text: str, source: str) -> dict[str, Any]:
 
 def _said(error: configparser.Error) -> str:
     """Return what is wrong with a file, in one line."""
-    if isinstance(error, configparser.ParsingError) and error.errors:
+    if isinstance(error, configparser.MissingSectionHeaderError):
+        return f"line {error.lineno} comes before any [section]: {error.line!r}"
+    if isinstance(error, configparser.ParsingError):
         line, text = error.errors[0]
         return f"line {line} is neither a [section] nor key = value: {text}"
     return str(error).splitlines()[0]
