@@ -414,6 +414,7 @@ class MixtureTrainer:
             **(envs if ranks.alone else {"envs": PerRank(ranks, StateGroup(envs))}),
             "diversity": self.diversity,
             "random": PerRank(ranks, RandomState()),
+            "callbacks": self.callbacks,
         }
         values: dict[str, Any] = {
             "loop": self.loop,
@@ -423,4 +424,4 @@ class MixtureTrainer:
         }
         if self.big is not None and self.ponds is not None:
             weights["big"], state["big"], values["ponds"] = self.big.dqn.mean, self.big, self.ponds
-        return Parts(weights, state, values)
+        return Parts(weights, state, values, may_lack=("callbacks",))
