@@ -20,7 +20,9 @@ class MixtureBudget(ConfigSection):
     frames: Count = Field(1_048_576, description="Frames per run, of all its agents.")
     rounds: Count = Field(8, description="Mixture rounds, and so resets, per run.")
     replay_ratio: Positive = Field(
-        1.0, description="Transitions that the BigAgent learns from in a round, per transition collected in it."
+        1.0,
+        description="Transitions that the BigAgent learns from, per transition collected, in methods without a "
+        "dqn.replay_ratio of their own.",
     )
 
 
@@ -41,12 +43,12 @@ def equal_budget(
     assert isinstance(planned, MixturePlan)
     frames_per_collection = (agents * planned.transitions_per_collection) * planned.frame_skip
     collections = max(1, budget.frames // (budget.rounds * frames_per_collection))
-    replayed = budget.replay_ratio * collections * agents * planned.transitions_per_collection
     settings: dict[str, Any] = {
         "mixture.total_frames": budget.frames,
         "mixture.collections_per_round": collections * agents // own,
-        "mixture.big_updates": max(1, round(replayed / planned.big_batch_size)),
     }
+    if "dqn.replay_ratio" not in changes:
+        settings |= {"dqn.replay_ratio": budget.replay_ratio, "mixture.big_updates": None}
     if changes.get("mixture.mode") == "live" and "mixture.own_fraction" not in changes:
         settings["mixture.own_fraction"] = 1 / (agents + 1)
     return settings

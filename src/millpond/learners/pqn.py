@@ -171,10 +171,17 @@ class AgentGroup:
 
     # -- resets
 
-    def clone_from(self, network: QNetwork, *, epsilon_reset_to: Sequence[float] | float | None = None) -> None:
+    def clone_from(
+        self,
+        network: QNetwork,
+        *,
+        epsilon_reset_to: Sequence[float] | float | None = None,
+        keep_optimizer: bool = False,
+    ) -> None:
         """Copy the network's parameters into every agent, bit for bit, and reset its optimiser and exploration.
 
-        `epsilon_reset_to`: one value for all, or one for each. The schedules of learning rates continue.
+        `epsilon_reset_to`: one value for all, or one for each. The schedules of learning rates continue. `keep_optimizer`:
+        each agent's own optimiser state is kept.
         """
         ladder = epsilon_reset_to
         if ladder is None or isinstance(ladder, int | float):
@@ -184,7 +191,8 @@ class AgentGroup:
         state = network.state_dict()
         for agent, own in enumerate(self.networks):
             own.load_state_dict(state)
-            self.optimizer.reset(agent)
+            if not keep_optimizer:
+                self.optimizer.reset(agent)
             self.epsilons[agent].reset(ladder[agent])
 
     # -- state

@@ -58,6 +58,9 @@ class LoadedPolicy:
         self.objects: Objects = objects or {}
         self._generator = make_generator(device, recipe.seed)
 
+    def __repr__(self) -> str:
+        return f"<LoadedPolicy of {self.spec.id}: {self.description or f'{self.updates:,} updates'}>"
+
     @cached_property
     def format(self) -> EnvFormat:
         """The environment's own format of observations and actions; one env is made to find it."""
@@ -119,6 +122,10 @@ class LoadedPolicy:
         self, observation: Array, state: Array | None, episode_start: Any, deterministic: bool, mask: Any
     ) -> tuple[Array, Array | None]:
         """observation [B, *spec.observation.shape] -> stored actions [B, *spec.action.shape], state [B, ...] or None"""
+        if observation.dtype.kind == "f" and np.isnan(observation).any():
+            raise RunError(
+                f"an observation has NaN, from which {self.spec.id} was not trained to act: {observation!r:.200}"
+            )
         before = self._state(state, len(observation), episode_start).to(self.device)
         with torch.inference_mode():
             chosen = self.network.act(

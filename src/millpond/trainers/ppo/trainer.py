@@ -145,8 +145,10 @@ class PPOTrainer:
                 "collector": PerRank(ranks, self.collector),
                 "vector": PerRank(ranks, VectorState(self.vector, seeds[4])),
                 "random": PerRank(ranks, RandomState(sampler=self.sampler)),
+                "callbacks": self.callbacks,
             },
             values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
+            may_lack=("callbacks",),
         )
         self._updates_of_epoch: list[tuple[Draw, Step]] = []  # of this update epoch, and the last one before it
         self.score: float | None = None
@@ -265,6 +267,7 @@ class PPOTrainer:
             priority=self._priority,
             alpha=ppo.prio_alpha,
             count=self.share.num_minibatches,
+            replacement=ppo.replacement,
             beta=annealed_beta(ppo.prio_beta0, self._progress(), 1.0 if ppo.prio_beta_end == "one" else ppo.prio_alpha),
         )
 

@@ -103,8 +103,10 @@ class RewardTrainer:
                 "optimizer": self.optimizer,
                 "random": RandomState(sampler=self.sampler, noise=noise),
                 **({} if self.agent is None else {"agent": self.agent}),
+                "callbacks": self.callbacks,
             },
             values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
+            may_lack=("callbacks",),
         )
         self._R_loss: Tensor | None = None  # of the newest batch
         self._measured: tuple[dict[str, float], str] = ({}, "")  # gradient norm, and the update it is of
