@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from benchmarks.zoo.ablations import RESULTS, SETTINGS, TASKS, planned
+from benchmarks.zoo.ablations import BASE, CHOOSING, LONGER, RESULTS, SETTINGS, TASKS, page_tasks, planned
 from benchmarks.zoo.ablations_page import CURVES, PAGE, PICTURES, cell, page_of, runs_of
 from benchmarks.zoo.curves import digest
 from benchmarks.zoo.page import DOCS
 from benchmarks.zoo.results import Result, read_results
+from benchmarks.zoo.tasks import TASKS as ZOO
 from millpond.config import load
 
 RUN = Result("cartpole", "recipe", 1, 50_000, [(100, 1.0)], 20.0, 9, 6.0, 1, "cpu", {"torch": "2"}, {})
@@ -21,7 +22,7 @@ RUN = Result("cartpole", "recipe", 1, 50_000, [(100, 1.0)], 20.0, 9, 6.0, 1, "cp
 def test_settings_are_valid_and_change_the_recipe(name: str) -> None:
     for task in SETTINGS[name].tasks:
         overrides = [*SETTINGS[name].overrides_of(task), f"trainer.total_timesteps={TASKS[task].steps}"]
-        changed, recipe = (load(TASKS[task].recipe, some).recipe for some in (overrides, overrides[-1:]))
+        changed, recipe = (load(TASKS[task].recipe, some).recipe for some in (overrides, [BASE, overrides[-1]]))
         assert (changed == recipe) == (name == "recipe"), task
 
 
@@ -29,6 +30,16 @@ def test_trainings_are_planned_seed_by_seed_on_the_tasks_of_a_setting() -> None:
     jobs = planned(["cartpole", "recall"], ["recipe", "memory-none"], [1, 2])
     first = [("cartpole", "recipe", 1), ("recall", "recipe", 1), ("recall", "memory-none", 1)]
     assert jobs == [*first, *((task, name, 2) for task, name, _ in first)]
+
+
+def test_settings_are_chosen_on_seeds_that_the_zoo_does_not_have() -> None:
+    assert planned(["pendulum", "pendulum-200k"], ["recipe"], None) == [
+        ("pendulum", "recipe", 1), ("pendulum", "recipe", 2), ("pendulum-200k", "recipe", 11), ("pendulum-200k", "recipe", 12),
+    ]  # fmt: skip
+    assert LONGER
+    assert not {seed for task in ZOO.values() for party in task.parties for seed in task.seeds_of(party)} & set(
+        CHOOSING
+    )
 
 
 def test_a_cell_marks_settings_whose_every_seed_is_better_or_worse() -> None:
@@ -39,12 +50,13 @@ def test_a_cell_marks_settings_whose_every_seed_is_better_or_worse() -> None:
     assert cell([replace(RUN, final=11.0)], base) == "11"
     assert cell([replace(RUN, final=None)], base) == "no episode ended"
     assert cell([], base) == ""
+    assert cell([replace(RUN, final=13.0)], base[:1]) == "13"  # one seed says too little
 
 
 def test_page_and_pictures_are_up_to_date_with_the_results() -> None:
     results = read_results(RESULTS)
     titles = {name: setting.title for name, setting in SETTINGS.items()}
-    expected = page_of(results, list(TASKS.values()), titles)
+    expected = page_of(results, *page_tasks(), titles)
     assert PAGE.read_text(encoding="utf-8") == expected, "python -m benchmarks.zoo.ablations --page"
     for name, panels in CURVES.items():
         with Image.open(PICTURES / f"{name}.png") as picture:
