@@ -28,7 +28,6 @@ RESULTS = Path(__file__).parent / "ablations"
 THREADS = 1
 SEEDS = (1, 2)
 CHOOSING = (11, 12)  # seeds that the zoo does not have, to choose settings on
-BASE = "ppo.lr_schedule=linear"  # in all trainings but those of other schedules; the recipes differ in it
 TASKS = {
     task.name: task
     for task in (
@@ -39,7 +38,7 @@ TASKS = {
         Task("hopper", "gymnasium:Hopper-v5", 150_000),
         Task("breakout", "minatar:breakout", 100_000),
         Task("recall", "recall", 100_000),
-        # lengths of the zoo, and envs that no setting was chosen on, for the schedule of the learning rate
+        # other lengths, and envs that no setting was chosen on, for the schedule of the learning rate
         Task("pendulum-200k", "gymnasium:Pendulum-v1", 200_000, seeds=CHOOSING),
         Task("lunarlander-500k", "gymnasium:LunarLander-v3", 500_000, seeds=CHOOSING),
         Task("halfcheetah-300k", "gymnasium:HalfCheetah-v5", 300_000, seeds=CHOOSING),
@@ -67,14 +66,14 @@ class Setting:
 
     def overrides_of(self, task: str) -> tuple[str, ...]:
         if self.name == "observations":  # the recipe of MuJoCo normalises them, the others do not
-            return (BASE, f"policy.normalize_observations={'false' if task == 'hopper' else 'true'}")
-        return (BASE, *self.overrides)
+            return (f"policy.normalize_observations={'false' if task == 'hopper' else 'true'}",)
+        return self.overrides
 
 
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("recipe", "the recipe with a learning rate that falls to 0", (), (*SCHEDULED, "recall")),
+        Setting("recipe", "the recipe", (), (*SCHEDULED, "recall")),
         Setting("values", "values not normalised", ("ppo.normalize_values=false",)),
         Setting("advantage-minibatch", "advantages normalised per minibatch", ("ppo.normalize_advantage=minibatch",)),
         Setting("advantage-none", "advantages not normalised", ("ppo.normalize_advantage=none",)),
