@@ -123,7 +123,7 @@ def last_line_and_cpu(
 ) -> tuple[str, float]:
     """Return the last line that a command prints, and the CPU seconds of it and its child processes.
 
-    After `cpu_limit` CPU seconds of its own the command gets SIGINT; if it does not end then, that is the caller's problem.
+    After `cpu_limit` CPU seconds the command gets SIGINT, on which it has to end.
     """
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=printed, stderr=errors, text=True, env=environment)
