@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from millpond.config import Loaded, PPORecipe
+from millpond.devices import make_generator
 from millpond.distributed import (
     ALONE,
     NoRecorder,
@@ -126,7 +127,7 @@ class PPOTrainer:
             num_rows=planned.segments,
             state_shape=state_shape,
             device=str(self.device),
-            generator=torch.Generator(self.device).manual_seed(seeds[3]),
+            generator=make_generator(self.device, seeds[3]),
             phase=self.timer,
             zero_state=recipe.ppo.row_state == "zero",
             bootstraps_truncation=recipe.ppo.bootstrap_truncation and not recipe.ppo.ignore_truncation,
@@ -152,8 +153,10 @@ class PPOTrainer:
                 "collector": PerRank(ranks, self.collector),
                 "vector": PerRank(ranks, VectorState(self.vector, seeds[4])),
                 "random": PerRank(ranks, RandomState(sampler=self.sampler)),
+                "callbacks": self.callbacks,
             },
             values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
+            may_lack=("callbacks",),
         )
         self._updates_of_epoch: list[tuple[Draw, Step]] = []  # of this update epoch, and the last one before it
         self.score: float | None = None
@@ -238,7 +241,7 @@ class PPOTrainer:
     def _estimate(self) -> Advantages:
         with self._estimating():
             rows, all_reduce = self.rows, self.ranks.all_reduce
-            advantages = estimate_advantages(rows, self.share.segments, Estimator.of(self.now.ppo), all_reduce)
+            advantages = estimate_advantages(rows, self.share.segments, self.estimator, all_reduce)
             if self.recipe.ppo.normalize_values:
                 update_value_scale(self.policy, self.optimizer, rows, advantages, all_reduce)
             return advantages
@@ -246,7 +249,7 @@ class PPOTrainer:
     def _estimate_again(self) -> Advantages:
         """Use the ratios and values of the rows that were trained on in this iteration."""
         with self._estimating():
-            return refresh_advantages(self.rows, self.advantages, Estimator.of(self.now.ppo), self.ranks.all_reduce)
+            return refresh_advantages(self.rows, self.advantages, self.estimator, self.ranks.all_reduce)
 
     @contextmanager
     def _estimating(self) -> Iterator[None]:
@@ -258,6 +261,10 @@ class PPOTrainer:
         with self.timer("advantage"), self._autocast():
             refresh_rows(self.network.unroll, self.rows, self.advantages, draw, self._micro_batch_rows, self.device)
         self.advantages = self._estimate_again()
+
+    @property
+    def estimator(self) -> Estimator:
+        return Estimator.of(self.now.ppo)
 
     @property
     def _micro_batch_rows(self) -> int:
