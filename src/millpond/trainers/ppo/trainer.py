@@ -295,6 +295,7 @@ class PPOTrainer:
             priority=self._priority,
             alpha=self.now.ppo.prio_alpha,
             count=self.share.num_minibatches,
+            replacement=self.now.ppo.replacement,
             beta=self.now.prio_beta(),
         )
 
