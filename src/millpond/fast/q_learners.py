@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from millpond.fast.barrier import new_barrier
 from millpond.fast.gemm import SGEMM
 from millpond.fast.network import on_cpu_in_float32
+from millpond.fast.products import calls_no_blas
 from millpond.fast.q_network import (
     METRICS,
     DQNBatches,
@@ -26,10 +27,9 @@ from millpond.fast.q_network import (
     QLayout,
     QShared,
     dqn_gradient,
-    forward,
+    q_values,
     train_dqn,
     train_pqn,
-    weights_of,
 )
 from millpond.fast.simd import WIDTH
 from millpond.fast.small_images import EPSILON, SIDE
@@ -341,20 +341,20 @@ class CompiledPQN:
     def values(self, agents: slice, observation: Tensor) -> Tensor:
         """Return Q [a, N, actions] of some agents for observation [a, N, *obs]."""
         numbers = range(self.group.agents)[agents]
-        count = observation.shape[1]
-        frames, q = observation.reshape(*observation.shape[:2], -1).numpy(), []
-        index = np.arange(count)
+        count, actions = observation.shape[1], self.layout.actions
+        frames = observation.reshape(*observation.shape[:2], -1).numpy()
+        q = np.empty((len(numbers), count, actions), np.float32)
+        threads = threads_for(count, MIN_ROWS_PER_THREAD)
+        out = self.values_memory.for_batch(count, threads).other
+        data = self.group.parameters.data.numpy()
         for place, agent in enumerate(numbers):
-            threads = threads_for(count, MIN_ROWS_PER_THREAD)
-            shared = self.values_memory.for_batch(count, threads)
-            row = self.group.parameters.data[agent].numpy()
+            run = partial(self._values, data[agent], frames[place], out)
+            if threads == 1 and calls_no_blas(count, self.layout.hidden):
+                run(0, count)  # then there are no threads of BLAS to limit, which takes as long as a few rows
+            else:
+                in_threads(run, count, MIN_ROWS_PER_THREAD)
+            q[place] = out.q
+        return torch.from_numpy(q)
 
-            def run(
-                first: int, last: int, place: int = place, out: QActivations = shared.other, row: Floats = row
-            ) -> None:
-                weights = weights_of(row, self.layout)
-                forward(SGEMM, self.layout, weights, frames[place], index, self.scale, first, last, out)
-
-            in_threads(run, count, MIN_ROWS_PER_THREAD)
-            q.append(torch.from_numpy(shared.other.q.copy()))
-        return torch.stack(q)
+    def _values(self, flat: Floats, frames: npt.NDArray[Any], out: QActivations, first: int, last: int) -> None:
+        q_values(SGEMM, self.layout, flat, frames, self.scale, first, last, out)
