@@ -27,7 +27,7 @@ OPTIONAL = {"prepare"}  # entries that a kind may do without
 OBJECTS = {"planner": KindPlanner, "text": KindText, "bench": KindBench, "report": KindReport}
 
 # Modules of one kind outside of its own folders.
-OWN_MODULES = {"experiments/mixture_vs_single.py": "mixture", "experiments/results.py": "mixture"}
+OWN_MODULES = {"experiments/mixture_budget.py": "mixture"}
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))

@@ -146,7 +146,8 @@ def resume(
     """Continue a run from its newest checkpoint to its end, as `millpond train --resume` does, and return it.
 
     Settings are lengths and logging, such as `**{"trainer.total_timesteps": 2e6}`. `env` and `policy` are needed only if the
-    run was trained with objects that cannot be imported. Callbacks are not stored with a run: pass them again.
+    run was trained with objects that cannot be imported. Callbacks are not stored with a run: pass them again; those with
+    `state_dict` and `load_state_dict` get their state back.
     """
     from millpond.trainers.common.interface import resume_trained
 

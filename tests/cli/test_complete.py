@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +43,50 @@ def test_bash_completes_runs_and_recipes(folder: Path) -> None:
     assert complete("millpond", "train", "--resume", "r", cwd=folder) == ["river"]
     assert complete("millpond", "plan", "mixture", "pqn.lear", cwd=folder)[0] == "pqn.learning_rate="
     assert complete("millpond", "train", "gymnasium", ":", "CartP", cwd=folder) == ["CartPole-v0", "CartPole-v1"]
+
+
+# After each line and TAB, Ctrl-P prints the line as Bash has it now.
+SHOW_LINE = """bind -x '"\\C-p": echo "LINE=[$READLINE_LINE]"'"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs Bash")
+def test_tab_completes_in_a_bash_with_the_script_that_show_completion_prints(folder: Path) -> None:
+    ours, theirs = pty.openpty()
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    shell = subprocess.Popen(
+        ["bash", "--norc", "--noprofile", "-i"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=folder,
+        env={**os.environ, "PATH": path, "TERM": "dumb", "INPUTRC": "/dev/null"},
+        start_new_session=True,
+    )
+    os.close(theirs)
+
+    def type_until(typed: str, marker: str) -> str:
+        os.write(ours, typed.encode())
+        shown, end = b"", time.monotonic() + 120
+        while marker.encode() not in shown and time.monotonic() < end:
+            if select.select([ours], [], [], 1.0)[0]:
+                shown += os.read(ours, 65536)
+        return shown.decode(errors="replace")
+
+    try:
+        type_until(f"source <(millpond --show-completion); {SHOW_LINE}; echo rea''dy\n", "ready")
+        for typed, line in (
+            ("pl", "plan "),
+            ("plan metta ppo.gam", "plan metta ppo.gamma="),
+            ("eval cr", "eval creek "),
+            ("train gymnasium:CartP", "train gymnasium:CartPole-v"),
+        ):
+            shown = type_until(f"\x15millpond {typed}\t\x10", "LINE=[millpond")
+            shown += "" if "]" in shown.partition("LINE=[millpond")[2] else type_until("", "]")
+            assert f"LINE=[millpond {line}]" in shown
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(ours)
 
 
 def test_zsh_completes_metrics_of_runs(folder: Path) -> None:

@@ -13,7 +13,7 @@ from tests.support.env_specs import env_spec
 
 PACKAGED_RECIPES = {
     *("grid", "metta", "mettagrid", "puffer-metta"),
-    *("mixture", "mixture-minatar", "mixture-gravitar", "mixture-seed"),
+    *("mixture", "mixture-minatar", "mixture-gravitar", "mixture-seed", "mixture-best"),
     *("reward", "reward-libero", "reward-online"),
     *("gym", "mujoco", "atari", "minatar", "multiagent"),
 }

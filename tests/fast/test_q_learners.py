@@ -17,6 +17,7 @@ from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.fast.gemm import SGEMM
 from millpond.fast.q_learners import joined
 from millpond.learners import DQN, AgentGroup, QNetwork, build_q_network
+from millpond.learners.dqn import GoalBatch
 from tests.support.corridor import make
 
 pytestmark = pytest.mark.skipif(not SGEMM, reason="torch's BLAS cannot be called from compiled code")
@@ -112,6 +113,36 @@ def test_updates_equal_the_plain_ones(dtype: str, shape: tuple[int, ...], thread
     torch.testing.assert_close(quick.online.data, plain.online.data, atol=3e-5, rtol=0)
     torch.testing.assert_close(quick.target_parameters.data, plain.target_parameters.data, atol=3e-5, rtol=0)
     assert quick.updates == plain.updates == quick.optimizer.updates[0] == 6
+
+
+def test_updates_towards_whole_returns_equal_the_plain_ones(threads: int) -> None:
+    """RAdam from its unrectified first steps on, weight decay, a decaying learning rate, and the mean of the weights."""
+    settings = {
+        "optimizer": "radam",
+        "weight_decay": 0.5,
+        "lr_schedule": "linear",
+        "mean_decay": 0.5,
+        "learning_rate": 1e-3,
+    }
+    plain, quick = pair(**settings, loss="squared", target_tau=1.0)
+    for dqn in (plain, quick):
+        dqn.total_updates = 20
+    steps = [transitions(40, seed) for seed in range(9)]
+    batches = [GoalBatch(step.observation, step.action, step.reward, {}) for step in steps]
+    expected = [plain.update(batch) for batch in batches]
+    metrics = [*quick.update_all(batches[:5]), quick.update(batches[5]), *quick.update_all(batches[6:])]
+    for mine, theirs in zip(metrics, expected, strict=True):
+        assert dict(mine) == pytest.approx({name: float(value) for name, value in theirs.items()}, rel=1e-4, abs=1e-5)
+    torch.testing.assert_close(quick.online.data, plain.online.data, atol=3e-5, rtol=0)
+    assert quick.target_is_online
+    assert torch.equal(quick.target_parameters.data, quick.online.data)
+    assert plain.learning_rate() == pytest.approx(1e-3 * 11 / 20)
+    observation = steps[0].observation
+    for target in (False, True):
+        torch.testing.assert_close(quick.values(observation, target=target), plain.values(observation, target=target))
+    for mine, theirs in zip(quick.mean.parameters(), plain.mean.parameters(), strict=True):
+        assert not torch.equal(theirs, torch.zeros_like(theirs))
+        torch.testing.assert_close(mine, theirs, atol=5e-3, rtol=0)  # compiled updates move the mean once per call
 
 
 @pytest.mark.parametrize("double", [False, True])

@@ -28,6 +28,20 @@ def test_optimizer_equals_that_of_torch(rectified: bool) -> None:
     torch.testing.assert_close(data, torch.stack([row.detach() for row in theirs]), atol=1e-6, rtol=1e-5)
 
 
+def test_weight_decay_is_that_of_adamw() -> None:
+    torch.manual_seed(0)
+    data, grad = torch.randn(1, 40), torch.zeros(1, 40)
+    theirs = nn.Parameter(data[0].clone())
+    optimizer = torch.optim.AdamW([theirs], lr=1e-2, weight_decay=0.3)
+    ours = RowOptimizer(data, grad, rectified=False, weight_decay=0.3)
+    for _ in range(20):
+        grad.normal_()
+        ours.step([1e-2])
+        theirs.grad = grad[0].clone()
+        optimizer.step()
+    torch.testing.assert_close(data[0], theirs.detach(), atol=1e-6, rtol=1e-5)
+
+
 def test_reset_row_behaves_like_a_new_optimizer() -> None:
     torch.manual_seed(0)
     data, grad = torch.randn(2, 8), torch.randn(2, 8)

@@ -24,6 +24,7 @@ SMALL: dict[str, Any] = {
     "mixture.total_frames": 8 * 64,
     "mixture.collections_per_round": 3,
     "mixture.big_updates": 5,
+    "dqn.replay_ratio": None,
     "mixture.pond_transitions": 128,
     "mixture.big_pond_transitions": 100,
     "pqn.num_envs": 4,
@@ -45,6 +46,24 @@ LIVE = {
     "mixture.big_pond_transitions": 200,
     "mixture.total_frames": 8 * 80,
 }
+
+
+# Returns over blocks, recomputed every 2 updates; several passes over a BigPond of the newest two rounds.
+BLOCKS: dict[str, Any] = {
+    "dqn.target": "q_lambda",
+    "dqn.block_steps": 6,
+    "dqn.updates_per_target": 2,
+    "dqn.replay_ratio": 0.3,
+    "dqn.optimizer": "radam",
+    "dqn.lr_schedule": "linear",
+    "dqn.weight_decay": 0.1,
+    "dqn.mean_decay": 0.9,
+    "dqn.target_tau": 1.0,
+    "mixture.big_updates": None,
+    "mixture.big_pond_rounds": 2,
+    "mixture.clone_optimizer": "keep",
+}
+BLOCKS_LIVE = {**BLOCKS, "dqn.target": "retrace", "dqn.replay_ratio": 1.0, "mixture.big_pond_rounds": None}
 
 
 def start(root: Path, name: str, changes: dict[str, Any]) -> MixtureTrainer:

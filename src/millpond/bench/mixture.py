@@ -61,7 +61,8 @@ def mixture_settings(loaded: Loaded, effort: Effort) -> dict[str, Any]:
         "pqn.num_steps": recipe.pqn.num_steps // divisor,
         "pqn.num_minibatches": recipe.pqn.num_minibatches // divisor,
         "mixture.collections_per_round": collections,
-        "mixture.big_updates": min(UPDATES, recipe.mixture.big_updates),
+        "mixture.big_updates": max(1, min(UPDATES, plan.big_updates)),
+        "dqn.replay_ratio": None,
         "mixture.total_frames": rounds * collections * plan.frames_per_collection // divisor,
         "trainer.total_iterations": rounds,  # the first one is a warm-up
     }

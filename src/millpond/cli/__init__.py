@@ -16,13 +16,22 @@ from millpond.formatting import printable
 
 def main() -> None:
     """Run the command line, as one process or as a rank of torchrun."""
-    atexit.register(gc.freeze)  # spares the last collection of all of torch's objects, which takes a second
+    atexit.register(_skip_last_collection)
     if "WORLD_SIZE" in os.environ:
         from millpond.distributed.ranks import Place, run_and_end_process
 
         if Place.here().count > 1:
             run_and_end_process(_run)
     _run()
+
+
+def _skip_last_collection() -> None:
+    """Spare the last collection of all of torch's objects, which takes a second.
+
+    Triton, if something imported it, would report objects that are then never collected.
+    """
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 def _run() -> None:

@@ -12,7 +12,7 @@ from millpond.cli.bench import bench
 from millpond.cli.data import data, reward
 from millpond.cli.doctor import doctor
 from millpond.cli.envs import envs
-from millpond.cli.experiment import experiments
+from millpond.cli.experiment import experiment
 from millpond.cli.export import export
 from millpond.cli.lake import lake
 from millpond.cli.runs import compare, runs
@@ -39,6 +39,7 @@ app = typer.Typer(
       millpond compare puffer-metta metta   show two configs side by side
       millpond lake info PATH           describe a lake of transitions
       millpond data audit pendulum      check recorded episodes
+      millpond experiment FILE.yaml     compare methods over worlds and seeds
       millpond bench                    measure the speed of this machine
       millpond doctor                   show what is installed on this machine
 
@@ -71,6 +72,7 @@ app.command(short_help="List the runs.")(runs)
 app.command()(planning.plan)
 app.command(short_help="Compare runs, or two configs.")(compare)
 app.command()(planning.recipes)
+app.command(short_help="Compare methods over worlds and seeds.")(experiment)
 app.command(short_help="Measure this machine and a recipe on it.")(bench)
 app.command(short_help="Show what this machine has and lacks.")(doctor)
 
@@ -78,4 +80,3 @@ app.add_typer(envs, name="envs", short_help="List the environments, or check one
 app.add_typer(lake, name="lake", short_help="Inspect, verify and export replay on disk.")
 app.add_typer(data, name="data", short_help="Inspect or audit recorded episodes.")
 app.add_typer(reward, name="reward", short_help="Apply a learned reward.")
-app.add_typer(experiments, name="experiment", short_help="Answer questions that need many runs.")

@@ -9,14 +9,17 @@ import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from packaging.requirements import Requirement
 
 from millpond import __version__
-from millpond.cli.options import JsonOption
+from millpond.cli.complete import complete_recipe
+from millpond.cli.options import JsonOption, OverridesArgument, TrustOption, trust_or_ask
 from millpond.cli.output import print_json, print_text
 from millpond.envs.families import install_command
+from millpond.errors import MillpondError
 from millpond.formatting import figures, sentence, size
 from millpond.planner.estimate import Host
 from millpond.processor import check_bfloat16, cpu_name
@@ -43,15 +46,35 @@ class Devices:
     error: str = ""
 
 
-def doctor(json: JsonOption = False) -> None:
+def doctor(
+    overrides: OverridesArgument = None,
+    emulate_gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--emulate-gpu",
+            metavar="RECIPE",
+            autocompletion=complete_recipe,
+            help="Train the preset debug of a recipe on an emulated GPU, and count launches, copies and waits.",
+        ),
+    ] = None,
+    trust: TrustOption = False,
+    json: JsonOption = False,
+) -> None:
     """Show what this machine has: versions, cores, devices, memory, disk, extras, and how to install the rest.
 
-    Exits with 1 if something that millpond needs is missing or broken.
+    Exits with 1 if something that millpond needs is missing or broken. With --emulate-gpu, show what a recipe would ask
+    of a GPU, which need not exist.
 
     \b
       millpond doctor
       millpond doctor --json
+      millpond doctor --emulate-gpu grid policy.core=gru
     """
+    if emulate_gpu is not None:
+        _emulate(emulate_gpu, overrides or [], trust, json)
+        return
+    if overrides:
+        raise MillpondError(f"overrides such as {overrides[0]} belong to a recipe: doctor --emulate-gpu RECIPE")
     facts = examine()
     missing = [name for name, version in facts["libraries"].items() if version is None]
     if json:
@@ -60,6 +83,16 @@ def doctor(json: JsonOption = False) -> None:
         print_text("\n".join(_text(facts, missing)))
     if missing or facts["unsupported"] or facts["error"]:
         sys.exit(1)
+
+
+def _emulate(recipe: str, overrides: list[str], trust: bool, json: bool) -> None:
+    from millpond.bench.emulated import count_run, show_run
+
+    run = count_run(recipe, overrides, trust=trust_or_ask(trust))
+    if json:
+        print_json(run.to_json())
+    else:
+        print_text("\n".join(show_run(run)))
 
 
 def _installed(distribution: str) -> str | None:

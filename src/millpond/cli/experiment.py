@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,34 +11,35 @@ import typer
 from millpond.cli.options import JsonOption, OverridesArgument, TrustOption, trust_or_ask
 from millpond.cli.output import print_json, print_text
 from millpond.errors import MillpondError
-from millpond.formatting import printable
+from millpond.formatting import printable, sentence
 
-experiments = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Answer questions that need many runs.")
-
-
-@experiments.callback()
-def _top() -> None: ...
+FILES = "results.json, table.txt, page.md, curves.png, profiles.png"
 
 
-@experiments.command()
-def mixture_vs_single(
+def experiment(
+    name: Annotated[
+        str, typer.Argument(metavar="FILE", help="A YAML file, or the name of a packaged one: mixture-vs-single.")
+    ],
     overrides: OverridesArgument = None,
-    frames: Annotated[int, typer.Option("--frames", min=1, help="Frames per run, of all its agents.")] = 1_048_576,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs per method and game.")] = 3,
-    games: Annotated[
-        str, typer.Option("--games", help="Environments, separated by commas.")
-    ] = "minatar:breakout,minatar:asterix",
-    methods: Annotated[
-        str, typer.Option("--methods", help="Any of mixture, single, single-resets, no-resets, live.")
-    ] = "mixture,single,single-resets,no-resets",
-    recipe: Annotated[
-        str, typer.Option("--recipe", help="The mixture recipe that all methods are based on.")
-    ] = "mixture",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds, and so resets, per run.")] = 8,
-    episodes: Annotated[int, typer.Option("--episodes", min=1, help="Greedy episodes that evaluate a run.")] = 100,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Runs per method and world.")] = None,
+    worlds: Annotated[
+        str | None, typer.Option("--worlds", "--games", help="Env ids or names of the file, separated by commas.")
+    ] = None,
+    methods: Annotated[str | None, typer.Option("--methods", help="Methods, separated by commas.")] = None,
+    recipe: Annotated[str | None, typer.Option("--recipe", help="Recipe instead of that of the file.")] = None,
+    episodes: Annotated[int | None, typer.Option("--episodes", min=1, help="Episodes that score a run.")] = None,
+    frames: Annotated[
+        int | None, typer.Option("--frames", min=1, help="Frames per run, if the file has a mixture_budget.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Mixture rounds per run, if the file has a mixture_budget.")
+    ] = None,
     folder: Annotated[
-        Path, typer.Option("--folder", help="Folder for runs and results; an existing one is continued.")
-    ] = Path("experiments/mixture-vs-single"),
+        Path | None,
+        typer.Option(
+            "--folder", help="Folder for runs and results; an existing one is continued. Default: experiments/NAME."
+        ),
+    ] = None,
     at_once: Annotated[
         int | None, typer.Option("--at-once", min=1, help="Parallel runs; default: one per core.")
     ] = None,
@@ -45,46 +47,57 @@ def mixture_vs_single(
     trust: TrustOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Compare a mixture with a single agent at the same number of frames.
+    """Compare methods over worlds and seeds, with intervals and tests.
 
-    Runs the mixture, one agent alone, one agent with the same resets, and the mixture without resets; prints a table with
-    intervals, curves, and a one-sentence answer. Stop it at any time: the same command continues.
+    A file names methods (recipes, or overrides of one), worlds and seeds. Before it starts, the command says how large a
+    difference so many runs can show; at the end it prints a table and a conclusion, and writes a page with curves and
+    performance profiles. Stop it at any time: the same command continues.
 
     \b
       millpond experiment mixture-vs-single --frames 262144 --seeds 2
-      millpond experiment mixture-vs-single --games minatar:breakout --methods mixture,single
+      millpond experiment mixture-vs-single --worlds minatar:breakout --methods mixture,single
+      millpond experiment experiment.yaml trainer.total_timesteps=200_000
       millpond experiment mixture-vs-single --report
     """
     from millpond.cpu import usable_cores
-    from millpond.experiments.mixture_vs_single import ExperimentSettings
-    from millpond.experiments.results import show
+    from millpond.experiments.analysis import show
+    from millpond.experiments.file import read_experiment
+    from millpond.experiments.run import SETTINGS, run_experiment
     from millpond.experiments.run import report as report_experiment
-    from millpond.experiments.run import run_experiment
+    from millpond.experiments.statistics import show_detectable
 
-    settings = ExperimentSettings(
-        frames=frames,
+    chosen = read_experiment(
+        name,
+        overrides or (),
         seeds=seeds,
-        games=tuple(name.strip() for name in games.split(",") if name.strip()),
-        methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
-        recipe=recipe,
-        rounds=rounds,
+        worlds=_names(worlds),
+        methods=_names(methods),
         episodes=episodes,
-        overrides=tuple(overrides or ()),
+        recipe=recipe,
+        budget={"frames": frames, "rounds": rounds},
     )
+    place = folder if folder is not None else Path("experiments") / chosen.name
     if report:
-        if not (folder / "experiment.json").exists():
-            raise MillpondError(f"{folder} contains no experiment; leave --report out to run one")
-        answer = report_experiment(folder, settings, trust=trust_or_ask(trust))
+        if not (place / SETTINGS).exists():
+            raise MillpondError(f"{place} contains no experiment; leave --report out to run one")
+        answer = report_experiment(place, chosen, trust=trust_or_ask(trust))
     else:
+        if not json:
+            text = f"{show_detectable(chosen.file.seeds, len(chosen.worlds))}."
+            print_text("\n".join(sentence(text[:1].upper() + text[1:], 0)))
         answer = run_experiment(
-            folder,
-            settings,
+            place,
+            chosen,
             at_once=at_once or usable_cores(),
-            say=lambda line: print(printable(line), flush=True),
+            say=lambda line: print(printable(line), file=sys.stderr if json else sys.stdout, flush=True),
             trust=trust_or_ask(trust),
         )
     if json:
         print_json(answer.to_json())
     else:
-        files = f"written to {folder}: results.json, table.txt, curves.png, .svg, .json"
-        print_text("\n".join([*show(answer), "", files]))
+        print_text("\n".join([*show(answer), "", f"written to {place}: {FILES}"]))
+
+
+def _names(text: str | None) -> list[str] | None:
+    """Return the names in a list with commas; None if the option was not given."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]

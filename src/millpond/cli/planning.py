@@ -26,6 +26,7 @@ from millpond.config.debug import DEBUG
 from millpond.config.env_options import env_spec
 from millpond.config.keys import keys, kinds_of, nearest_key, sections
 from millpond.config.rules import show as show_value
+from millpond.devices import DeviceError
 from millpond.envs.families import extra_of, install_command, missing_extra
 from millpond.errors import MillpondError
 from millpond.formatting import figures, plural, sentence
@@ -33,7 +34,7 @@ from millpond.planner import Host
 from millpond.planner import plan as make_plan
 from millpond.planner.compare import scale as make_scale
 from millpond.planner.compare import show_scale
-from millpond.planner.estimate import DeviceError, read_measured
+from millpond.planner.estimate import read_measured
 from millpond.planner.planned import show
 from millpond.planner.reward import preset_batches
 

@@ -83,6 +83,7 @@ def mixture_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any
     settings: dict[str, Any] = {
         "mixture.collections_per_round": 1,
         "mixture.big_updates": 1,
+        "dqn.replay_ratio": None,
         "pqn.num_minibatches": 1,
         "pqn.update_epochs": 1,
     }

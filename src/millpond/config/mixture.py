@@ -37,13 +37,20 @@ class MixtureConfig(ConfigSection):
     agents: Few = Field(4, description="Number of PQN agents; 1 in the modes single and single-resets.")
     total_frames: Count = Field(100_000_000, description="Frames of all agents together, including the BigAgent's own.")
     collections_per_round: Size = Field(500, description="PQN collections per agent and round.")
-    big_updates: Size = Field(100, description="Gradient steps of the BigAgent per round.")
+    big_updates: Size | None = Field(
+        None, description="Gradient steps of the BigAgent per round; null: as dqn.replay_ratio says."
+    )
     pond_transitions: Size = Field(
         65_536,
         description="Capacity of each agent's pond, which is written to the lake when another collection might not fit; "
         "at least two collections.",
     )
     big_pond_transitions: Size = Field(250_000, description="Transitions sampled from the lake into the BigPond.")
+    big_pond_rounds: Few | None = Field(
+        None,
+        description="Mixture rounds that the BigPond is filled from, the newest ones; null: the whole lake. "
+        "Targets q_lambda and retrace only.",
+    )
     own_fraction: Fraction = Field(
         0.0, lt=1, description="Mode live: fraction of the env steps that the BigAgent takes itself."
     )
@@ -55,6 +62,10 @@ class MixtureConfig(ConfigSection):
     )
     epsilon_ladder: tuple[Fraction, ...] | None = Field(
         None, description="One value per agent instead of epsilon_reset_to, such as [0.4, 0.1, 0.03, 0.01]."
+    )
+    clone_optimizer: Literal["reset", "keep"] = Field(
+        "reset",
+        description="State of an agent's optimiser when the agent becomes a clone: reset, or kept as it is.",
     )
 
 
@@ -78,23 +89,48 @@ class PQNConfig(ConfigSection):
 class DQNConfig(ConfigSection):
     """Deep Q-learning from replay."""
 
+    target: Literal["n_step", "q_lambda", "retrace"] = Field(
+        "n_step",
+        description="n_step: rewards of n steps, then the target network. q_lambda: returns over blocks of consecutive steps, "
+        "as PQN's (Peng's Q(lambda)), recomputed with the current networks. retrace: the same, but an action that is not "
+        "greedy now ends the trace.",
+    )
+    q_lambda: Fraction = Field(0.65, description="Lambda of the targets q_lambda and retrace.")
+    block_steps: Few = Field(32, description="Steps in a block, with target q_lambda or retrace.")
+    updates_per_target: Size = Field(
+        32, description="Gradient steps between two computations of the returns, with target q_lambda or retrace."
+    )
     batch_size: Size = Field(32, description="Transitions per gradient step.")
     gamma: Fraction = Field(0.99, description="Discount factor.")
-    n_step: Few = Field(1, description="Number of rewards summed before the bootstrap value.")
+    n_step: Few = Field(1, description="Number of rewards summed before the bootstrap value, with target n_step.")
     double: Switch = Field(
         True, description="Double DQN: the online network chooses the action, the target network values it."
     )
     loss: Literal["huber", "squared"] = Field("huber", description="Loss on the temporal difference.")
-    learning_rate: Positive = Field(1e-4, description="Learning rate of Adam.")
+    optimizer: Literal["adam", "radam"] = Field("adam", description="Optimiser; radam is that of PQN.")
+    learning_rate: Positive = Field(1e-4, description="Learning rate at the start.")
+    lr_schedule: Schedule = Field(
+        "constant", description="Schedule of the learning rate: constant, or decay to 0 over the run's updates."
+    )
+    weight_decay: Fraction = Field(0.0, description="Weight decay, separate from the gradient (AdamW).")
+    mean_decay: Fraction | None = Field(
+        None,
+        lt=1,
+        description="Decay per update of an exponential mean of the weights, which is evaluated, cloned and saved as the "
+        "BigAgent; null: the weights themselves.",
+    )
     max_grad_norm: Positive = Field(10.0, description="Gradients are clipped to this global norm.")
     target_tau: Fraction = Field(
-        0.005, description="Soft target updates: weight of the online network at each update; 0: hard updates."
+        0.005,
+        description="Soft target updates: weight of the online network at each update; 1: no target network; 0: hard updates.",
     )
     target_interval: Count = Field(
         1_000, description="Hard target updates: updates between copies, if target_tau is 0."
     )
     replay_ratio: Positive | None = Field(
-        None, description="Mode live: gradient steps per env step; null: mixture.big_updates per round."
+        1.0,
+        description="Transitions that the BigAgent learns from, per transition collected; null: mixture.big_updates says how "
+        "many updates it takes.",
     )
     epsilon_end: Fraction = Field(0.01, description="Epsilon at the end of the decay.")
     epsilon_over: Count = Field(10_000, description="Gradient steps over which epsilon decays after a reset.")
@@ -241,13 +277,39 @@ def _ponds(values: Values) -> Iterator[Violation]:
 
 
 def _replay_ratio(values: Values) -> Iterator[Violation]:
-    ratio, mode = values["dqn.replay_ratio"], values["mixture.mode"]
-    if ratio is not None and mode != "live":
+    ratio, updates = values["dqn.replay_ratio"], values["mixture.big_updates"]
+    keys = ("dqn.replay_ratio", "mixture.big_updates")
+    if ratio is not None and updates is not None:
         yield Violation(
-            ("dqn.replay_ratio", "mixture.mode"),
-            f"dqn.replay_ratio={ratio:g} has no effect with mixture.mode={mode}: the BigAgent acts only in mode live, "
-            f"and learns mixture.big_updates times per round otherwise",
-            ({"dqn.replay_ratio": None}, {"mixture.mode": "live"}),
+            keys,
+            f"dqn.replay_ratio={ratio:g} and mixture.big_updates={updates:,} both say how much the BigAgent learns; "
+            f"one of them must be null",
+            ({"mixture.big_updates": None}, {"dqn.replay_ratio": None}),
+        )
+    if ratio is None and updates is None:
+        yield Violation(
+            keys,
+            "dqn.replay_ratio and mixture.big_updates are both null: one of them says how much the BigAgent learns",
+            ({"dqn.replay_ratio": 1.0}, {"mixture.big_updates": 100}),
+        )
+
+
+def _target(values: Values) -> Iterator[Violation]:
+    rounds, target = values["mixture.big_pond_rounds"], values["dqn.target"]
+    if rounds is None:
+        return
+    if target == "n_step":
+        yield Violation(
+            ("mixture.big_pond_rounds", "dqn.target"),
+            f"mixture.big_pond_rounds={rounds} needs dqn.target=q_lambda or retrace; with n_step the BigPond is filled from "
+            f"the whole lake",
+            ({"mixture.big_pond_rounds": None}, {"dqn.target": "q_lambda"}),
+        )
+    if values["mixture.mode"] == "live":
+        yield Violation(
+            ("mixture.big_pond_rounds", "mixture.mode"),
+            f"mixture.big_pond_rounds={rounds} has no effect with mixture.mode=live: the BigPond is a ring of the newest steps",
+            ({"mixture.big_pond_rounds": None},),
         )
 
 
@@ -321,6 +383,7 @@ RULES: tuple[Rule, ...] = (
     _minibatches,
     _ponds,
     _replay_ratio,
+    _target,
     _budget,
     _one_agent_envs,
     _networks,

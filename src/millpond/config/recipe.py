@@ -318,8 +318,8 @@ class Recipe(ConfigSection):
     seed: Natural = Field(1, description="Seed from which every random generator of the run is derived.")
     device: str = Field(
         "cpu",
-        pattern=r"^(cpu|mps|cuda(:\d+)?)$",
-        description="cpu, cuda, cuda:N or mps; used unchanged, never guessed.",
+        pattern=r"^(cpu|mps|cuda(:\d+)?|emulated)$",
+        description="cpu, cuda, cuda:N or mps; used unchanged, never guessed. emulated: no GPU, but what one would do, slowly.",
     )
     run_dir: str = Field("runs", min_length=1, description="Folder in which run folders are created.")
     env: EnvConfig = Field(default_factory=EnvConfig, description="The environment.")

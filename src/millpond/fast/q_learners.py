@@ -33,7 +33,7 @@ from millpond.fast.q_network import (
 )
 from millpond.fast.simd import WIDTH
 from millpond.fast.small_images import EPSILON, SIDE
-from millpond.learners.dqn import DQN, TransitionBatch
+from millpond.learners.dqn import DQN, GoalBatch, TransitionBatch
 from millpond.learners.flat_parameters import BETA1, BETA2, FlatParameters, RowOptimizer, step_sizes
 from millpond.learners.pqn import AgentGroup
 from millpond.learners.q_network import QNetwork
@@ -180,6 +180,7 @@ def optimizer_of(
         np.array([step.rate for step in steps], np.float32),
         np.array([-1.0 if step.epsilon is None else step.epsilon for step in steps], np.float32),
         np.zeros(len(rates), np.float32) if taus is None else np.array(taus, np.float32),
+        np.array([1 - rate * optimizer.weight_decay for rate in rates], np.float32),
     )
 
 
@@ -189,23 +190,26 @@ class CompiledDQN:
     def __init__(self, dqn: DQN, pixels: PixelEncoder) -> None:
         self.dqn, self.scale = dqn, np.float32(pixels.scale)
         self.layout = layout_of(dqn.network, pixels, dqn.online)
-        self.memory = QMemory(self.layout)
+        self.memory, self.values_memory = QMemory(self.layout), QMemory(self.layout)
         self.dtype = dqn.network.encoder.readers[0].stored
 
-    def _transitions(self, batches: Sequence[TransitionBatch], rewards: Sequence[Tensor]) -> DQNBatches:
+    def _transitions(self, batches: Sequence[TransitionBatch | GoalBatch], rewards: Sequence[Tensor]) -> DQNBatches:
         def frames(observations: list[Tensor]) -> npt.NDArray[Any]:
             return joined(observations).flatten(1).to(self.dtype).contiguous().numpy()
 
         def numbers(tensors: Sequence[Tensor], dtype: torch.dtype) -> npt.NDArray[Any]:
             return joined(tensors).reshape(-1).to(dtype).contiguous().numpy()
 
+        whole = [batch for batch in batches if not isinstance(batch, GoalBatch)]
+        observed = frames([batch.observation for batch in batches])
+        none = np.empty(0, np.float32)
         return DQNBatches(
-            frames([batch.observation for batch in batches]),
-            frames([batch.next_observation for batch in batches]),
+            observed,
+            frames([batch.next_observation for batch in whole]) if whole else observed[:0],
             numbers([batch.action for batch in batches], torch.int64),
             numbers(rewards, torch.float32),
-            numbers([batch.discount for batch in batches], torch.float32),
-            self._masks([batch.next_action_mask for batch in batches]),
+            numbers([batch.discount for batch in whole], torch.float32) if whole else none,
+            self._masks([batch.next_action_mask for batch in whole]),
         )
 
     def _masks(self, masks: Sequence[Tensor | None]) -> npt.NDArray[np.bool_]:
@@ -215,7 +219,7 @@ class CompiledDQN:
             return np.zeros((0, self.layout.actions), np.bool_)
         return joined(found).contiguous().numpy()
 
-    def gradient(self, batch: TransitionBatch, reward: Tensor, parts: int) -> Tensor:
+    def gradient(self, batch: TransitionBatch | GoalBatch, reward: Tensor, parts: int) -> Tensor:
         """Write the gradient of one update into the learner's; return loss and mean Q [2], both divided by `parts`."""
         dqn, size = self.dqn, len(reward)
         threads = threads_for(size, MIN_ROWS_PER_THREAD)
@@ -244,7 +248,9 @@ class CompiledDQN:
         run_together(run, threads)
         return torch.from_numpy(shared.sums[:, :2].sum(0)).float()
 
-    def updates(self, batches: Sequence[TransitionBatch], rewards: Sequence[Tensor]) -> list[dict[str, float]]:
+    def updates(
+        self, batches: Sequence[TransitionBatch | GoalBatch], rewards: Sequence[Tensor]
+    ) -> list[dict[str, float]]:
         """Take one gradient step per batch, all of one size; return metrics of each.
 
         There are none after an update whose metrics are not finite: nothing could be learned from it.
@@ -254,7 +260,7 @@ class CompiledDQN:
         shared, transitions = self.memory.for_batch(size, threads), self._transitions(batches, rewards)
         target = dqn.target_parameters.data[0].numpy()
         taus = [dqn.target_step(dqn.updates + k + 1) for k in range(len(batches))]
-        rates = [config.learning_rate] * len(batches)
+        rates = [dqn.learning_rate(dqn.updates + k) for k in range(len(batches))]
         optimizer = optimizer_of(dqn.online, dqn.optimizer, 0, rates, config.max_grad_norm, target, taus)
         metrics = np.full((len(batches), len(METRICS)), np.nan)
 
@@ -279,6 +285,28 @@ class CompiledDQN:
         dqn.updates += done
         dqn.optimizer.updates[0] += done
         return [dict(zip(METRICS, row, strict=True)) for row in metrics[:done].astype(np.float32).tolist()]
+
+    def values(self, observation: Tensor, *, target: bool) -> Tensor:
+        """Return Q [N, actions] of the online network, or of the target."""
+        parameters = self.dqn.target_parameters if target else self.dqn.online
+        frames = observation.flatten(1).to(self.dtype).contiguous().numpy()
+        return values_of(self.layout, self.values_memory, parameters.data[0].numpy(), frames, self.scale)
+
+
+def values_of(layout: QLayout, memory: QMemory, row: Floats, frames: npt.NDArray[Any], scale: np.float32) -> Tensor:
+    """Return Q [N, actions] of the network with parameters `row` for frames [N, pixels]."""
+    count = len(frames)
+    threads = threads_for(count, MIN_ROWS_PER_THREAD)
+    out = memory.for_batch(count, threads).other
+
+    def run(first: int, last: int) -> None:
+        q_values(SGEMM, layout, row, frames, scale, first, last, out)
+
+    if threads == 1 and calls_no_blas(count, layout.hidden):
+        run(0, count)  # then there are no threads of BLAS to limit, which takes as long as a few rows
+    else:
+        in_threads(run, count, MIN_ROWS_PER_THREAD)
+    return torch.from_numpy(out.q.copy())
 
 
 class CompiledPQN:
@@ -341,20 +369,10 @@ class CompiledPQN:
     def values(self, agents: slice, observation: Tensor) -> Tensor:
         """Return Q [a, N, actions] of some agents for observation [a, N, *obs]."""
         numbers = range(self.group.agents)[agents]
-        count, actions = observation.shape[1], self.layout.actions
-        frames = observation.reshape(*observation.shape[:2], -1).numpy()
-        q = np.empty((len(numbers), count, actions), np.float32)
-        threads = threads_for(count, MIN_ROWS_PER_THREAD)
-        out = self.values_memory.for_batch(count, threads).other
-        data = self.group.parameters.data.numpy()
-        for place, agent in enumerate(numbers):
-            run = partial(self._values, data[agent], frames[place], out)
-            if threads == 1 and calls_no_blas(count, self.layout.hidden):
-                run(0, count)  # then there are no threads of BLAS to limit, which takes as long as a few rows
-            else:
-                in_threads(run, count, MIN_ROWS_PER_THREAD)
-            q[place] = out.q
-        return torch.from_numpy(q)
-
-    def _values(self, flat: Floats, frames: npt.NDArray[Any], out: QActivations, first: int, last: int) -> None:
-        q_values(SGEMM, self.layout, flat, frames, self.scale, first, last, out)
+        frames, data = observation.reshape(*observation.shape[:2], -1).numpy(), self.group.parameters.data
+        return torch.stack(
+            [
+                values_of(self.layout, self.values_memory, data[agent].numpy(), frames[place], self.scale)
+                for place, agent in enumerate(numbers)
+            ]
+        )

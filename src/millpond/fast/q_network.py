@@ -334,6 +334,7 @@ class FlatOptimizer(NamedTuple):
     rate: Floats  # [U]
     epsilon: Floats  # [U]; negative: this step is not divided by the deviation
     tau: Floats  # [U]: 0 leaves the target unchanged, 1 makes it a copy
+    keep: Floats  # [U]: the parameters are multiplied by it first (weight decay)
 
 
 @compiled_fast
@@ -368,7 +369,10 @@ def apply_gradient(
         q += shared.sums[other, 1]
         squares += shared.sums[other, 2]
     coefficient = clip_coefficient(squares, optimizer.max_norm)
-    epsilon, tau = optimizer.epsilon[update], optimizer.tau[update]
+    epsilon, tau, keep = optimizer.epsilon[update], optimizer.tau[update], optimizer.keep[update]
+    if keep != ONE:
+        for k in range(begin, end):
+            optimizer.data[k] *= keep
     adam(
         optimizer.data,
         optimizer.grad,
@@ -395,7 +399,7 @@ class DQNBatches(NamedTuple):
     """Batches of all updates of a call, one after the other."""
 
     frames: Array  # [U * B, pixels]
-    next_frames: Array  # [U * B, pixels]
+    next_frames: Array  # [U * B, pixels]; [0, pixels] if the rewards are whole returns
     action: Integers  # [U * B]
     reward: Floats  # [U * B]
     discount: Floats  # [U * B]
@@ -443,18 +447,22 @@ def dqn_gradient(
     index = np.arange(start, start + batch)
     kept, other = shared.kept, shared.other
     mine, theirs = weights_of(online, layout), weights_of(target, layout)
-    if double:
+    bootstraps = len(batches.next_frames) > 0
+    if double and bootstraps:
         forward(sgemm, layout, mine, batches.next_frames, index, scale, begin, end, False, other)
         for row in range(begin, end):
             shared.action[row] = best_of(other.q[row], batches.next_allowed, start + row)
-    forward(sgemm, layout, theirs, batches.next_frames, index, scale, begin, end, False, other)
+    if bootstraps:
+        forward(sgemm, layout, theirs, batches.next_frames, index, scale, begin, end, False, other)
     forward(sgemm, layout, mine, batches.frames, index, scale, begin, end, True, kept)
     share = ONE / np.float32(batch * parts)
     loss, total = 0.0, 0.0
     for row in range(begin, end):
         at = start + row
-        best = shared.action[row] if double else best_of(other.q[row], batches.next_allowed, at)
-        future = batches.reward[at] + batches.discount[at] * other.q[row, best]
+        future = batches.reward[at]
+        if bootstraps:
+            best = shared.action[row] if double else best_of(other.q[row], batches.next_allowed, at)
+            future += batches.discount[at] * other.q[row, best]
         q = kept.q[row, batches.action[at]]
         difference, size = q - future, abs(q - future)
         linear = huber and size > ONE

@@ -2,7 +2,8 @@
 
     y = R + discount * Q_target(s', argmax_a Q(s', a))       R and discount = gamma^steps come with the batch
 
-The maximum is over the actions that are allowed in s', if the batch has their masks.
+The maximum is over the actions that are allowed in s', if the batch has their masks. A `GoalBatch` has y itself: returns over
+many steps are computed in `returns`.
 
 B transitions
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 from millpond.config.mixture import DQNConfig
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
 from millpond.learners.q_network import QNetwork, with_mask
+from millpond.schedules import named
 
 UPDATES_AT_ONCE = 32  # of compiled updates: threads are started once for all of them
 
@@ -37,20 +40,38 @@ class TransitionBatch(Protocol):
     next_action_mask: Tensor | None
 
 
+@dataclass(frozen=True)
+class GoalBatch:
+    """Transitions [B, ...] whose reward is the whole return; `column` has provenance."""
+
+    observation: Tensor
+    action: Tensor
+    reward: Tensor
+    column: dict[str, Tensor]
+
+
 class DQNUpdates(Protocol):
     """Compiled versions of what a DQN computes; see `millpond.fast`."""
 
-    def gradient(self, batch: TransitionBatch, reward: Tensor, parts: int) -> Tensor:
+    def gradient(self, batch: TransitionBatch | GoalBatch, reward: Tensor, parts: int) -> Tensor:
         """Write the gradient into `online.grad`; return loss and mean Q [2], both divided by `parts`."""
 
-    def updates(self, batches: Sequence[TransitionBatch], rewards: Sequence[Tensor]) -> Sequence[Mapping[str, Any]]:
+    def updates(
+        self, batches: Sequence[TransitionBatch | GoalBatch], rewards: Sequence[Tensor]
+    ) -> Sequence[Mapping[str, Any]]:
         """Take one gradient step per batch; return metrics of each, up to one that is not finite."""
+
+    def values(self, observation: Tensor, *, target: bool) -> Tensor:
+        """Return Q [N, actions] of the online network, or of the target."""
 
 
 class DQN:
     """`update(batch)` is one gradient step, `update_all(batches)` one for each. `updates` counts them.
 
-    `compiled` returns a faster version of the updates, or None if there is none for this network.
+    `total_updates`  of the whole run: the length of the learning rate's schedule
+    `compiled`       returns a faster version of the updates, or None if there is none for this network
+
+    With `dqn.mean_decay`, `mean` is a network with the exponential mean of the weights; else it is `network`.
     """
 
     def __init__(
@@ -59,6 +80,7 @@ class DQN:
         config: DQNConfig,
         *,
         device: torch.device | str = "cpu",
+        total_updates: int = 0,
         compiled: Callable[[DQN], DQNUpdates | None] | None = None,
     ) -> None:
         self.config, self.device = config, torch.device(device)
@@ -66,8 +88,17 @@ class DQN:
         self.target = copy.deepcopy(self.network)
         self.online = FlatParameters([self.network])
         self.target_parameters = FlatParameters([self.target], trained=False)
-        self.optimizer = RowOptimizer(self.online.data, self.online.grad, rectified=False)
-        self.updates = 0
+        self.mean, self._mean_parameters = self.network, self.online
+        if config.mean_decay is not None:
+            self.mean = copy.deepcopy(self.network)
+            self._mean_parameters = FlatParameters([self.mean], trained=False)
+        self.optimizer = RowOptimizer(
+            self.online.data,
+            self.online.grad,
+            rectified=config.optimizer == "radam",
+            weight_decay=config.weight_decay,
+        )
+        self.total_updates, self.updates = total_updates, 0
         self._compiled = None if compiled is None else compiled(self)
 
     @property
@@ -75,18 +106,20 @@ class DQN:
         """Number of batches that are best passed to `update_all` together."""
         return 1 if self._compiled is None else UPDATES_AT_ONCE
 
-    def update_all(self, batches: Sequence[TransitionBatch]) -> Sequence[Mapping[str, Any]]:
+    def update_all(self, batches: Sequence[TransitionBatch | GoalBatch]) -> Sequence[Mapping[str, Any]]:
         """Learn from batches of one size, one after the other; return metrics of each.
 
         Compiled updates stop after one whose metrics are not finite.
         """
-        if self._compiled is not None:
-            return self._compiled.updates(batches, [batch.reward for batch in batches])
-        return [self.update(batch) for batch in batches]
+        if self._compiled is None:
+            return [self.update(batch) for batch in batches]
+        metrics = self._compiled.updates(batches, [batch.reward for batch in batches])
+        self._update_mean(len(metrics))
+        return metrics
 
     def update(
         self,
-        batch: TransitionBatch,
+        batch: TransitionBatch | GoalBatch,
         reward: Tensor | None = None,
         *,
         parts: int = 1,
@@ -99,7 +132,9 @@ class DQN:
         """
         reward = batch.reward if reward is None else reward
         if self._compiled is not None and all_reduce is None:
-            return dict(self._compiled.updates([batch], [reward])[0])
+            (metrics,) = self._compiled.updates([batch], [reward])
+            self._update_mean(1)
+            return dict(metrics)
         gradient = self._gradient if self._compiled is None else self._compiled.gradient
         means = gradient(batch, reward, parts)
         if all_reduce is not None:  # one call for everything: a small one costs as much as a large one
@@ -108,12 +143,13 @@ class DQN:
             self.online.grad[0].copy_(together[: -len(means)])
             means = together[-len(means) :]
         norm = clip_rows(self.online.grad, self.config.max_grad_norm)
-        self.optimizer.step([self.config.learning_rate])
+        self.optimizer.step([self.learning_rate()])
         self.updates += 1
         self._update_target()
+        self._update_mean(1)
         return {"q_loss": means[0], "q_value": means[1], "grad_norm": norm[0]}
 
-    def _gradient(self, batch: TransitionBatch, reward: Tensor, parts: int) -> Tensor:
+    def _gradient(self, batch: TransitionBatch | GoalBatch, reward: Tensor, parts: int) -> Tensor:
         """Compute the gradient of the loss; return loss and mean Q [2]."""
         target = self.targets(batch, reward)
         q_of_actions = self.network(self._as_network_input(batch.observation))
@@ -124,8 +160,10 @@ class DQN:
         return torch.stack([loss.detach(), q.detach().mean() / parts])
 
     @torch.no_grad()
-    def targets(self, batch: TransitionBatch, reward: Tensor) -> Tensor:
+    def targets(self, batch: TransitionBatch | GoalBatch, reward: Tensor) -> Tensor:
         """Return y [B]."""
+        if isinstance(batch, GoalBatch):
+            return reward
         next_observation = self._as_network_input(batch.next_observation)
         target_q = self.target(next_observation)
         if self.config.double:
@@ -134,6 +172,24 @@ class DQN:
         else:
             future = with_mask(target_q, batch.next_action_mask).amax(-1)
         return torch.addcmul(reward, batch.discount, future)
+
+    @torch.no_grad()
+    def values(self, observation: Tensor, *, target: bool) -> Tensor:
+        """Return Q [N, actions] of the online network, or of the target, for observations or stacks of frames."""
+        if self._compiled is not None:
+            return self._compiled.values(observation, target=target)
+        q: Tensor = (self.target if target else self.network)(self._as_network_input(observation))
+        return q
+
+    @property
+    def target_is_online(self) -> bool:
+        """True if the target network always equals the online network."""
+        return self.config.target_tau == 1
+
+    def learning_rate(self, updates: int | None = None) -> float:
+        """Return the learning rate after so many updates; None: now."""
+        progress = (self.updates if updates is None else updates) / max(1, self.total_updates)
+        return named(self.config.lr_schedule, self.config.learning_rate, over=1.0)(progress)
 
     def _as_network_input(self, observation: Tensor) -> Tensor:
         """Reshape stacks of frames [B, stack, ...] to the observation that the network was built for."""
@@ -156,16 +212,23 @@ class DQN:
         elif weight > 0:
             self.target_parameters.data.lerp_(self.online.data, weight)
 
+    @torch.no_grad()
+    def _update_mean(self, updates: int) -> None:
+        """Move the mean of the weights by the step of so many updates; compiled ones are many at once."""
+        if self.config.mean_decay is not None:
+            self._mean_parameters.data.lerp_(self.online.data, 1 - self.config.mean_decay**updates)
+
     def start_from(self, network: QNetwork) -> None:
-        """Copy another network's parameters, and reset the target and the optimiser."""
-        self.network.load_state_dict(network.state_dict())
-        self.target.load_state_dict(network.state_dict())
+        """Copy another network's parameters, and reset the target, the mean and the optimiser."""
+        for own in (self.network, self.target, self.mean):
+            own.load_state_dict(network.state_dict())
         self.optimizer.reset(0)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "network": {name: tensor.clone() for name, tensor in self.network.state_dict().items()},
             "target": {name: tensor.clone() for name, tensor in self.target.state_dict().items()},
+            "mean": {name: tensor.clone() for name, tensor in self.mean.state_dict().items()},
             "optimizer": self.optimizer.row_state(0),
             "updates": self.updates,
         }
@@ -173,6 +236,7 @@ class DQN:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.network.load_state_dict(state["network"])
         self.target.load_state_dict(state["target"])
+        self.mean.load_state_dict(state.get("mean", state["network"]))  # states of earlier versions have none
         self.optimizer.load_row_state(0, state["optimizer"])
         self.updates = int(state["updates"])
 

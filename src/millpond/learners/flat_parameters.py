@@ -104,11 +104,12 @@ class RowOptimizer:
         RAdam   p <- p - lr r_t m^ / (sqrt(v^) + eps)       if the variance of v^ is tractable (rho_t > 5)
                 p <- p - lr m^                              if it is not: in the first steps
 
-    Every row has its own number of updates t and learning rate, as if it had a separate optimiser.
+    Every row has its own number of updates t and learning rate, as if it had a separate optimiser. Before each step,
+    p <- (1 - lr weight_decay) p (AdamW; Loshchilov and Hutter, 2019).
     """
 
-    def __init__(self, data: Tensor, grad: Tensor, *, rectified: bool) -> None:
-        self.data, self.grad, self.rectified = data, grad, rectified
+    def __init__(self, data: Tensor, grad: Tensor, *, rectified: bool, weight_decay: float = 0.0) -> None:
+        self.data, self.grad, self.rectified, self.weight_decay = data, grad, rectified, weight_decay
         self.first, self.second = torch.zeros_like(data), torch.zeros_like(data)
         self.updates = [0] * len(data)
 
@@ -126,6 +127,8 @@ class RowOptimizer:
                 self._apply(slice(row, row + 1), updates, rate)
 
     def _apply(self, rows: slice, updates: int, rate: float) -> None:
+        if self.weight_decay:
+            self.data[rows].mul_(1 - rate * self.weight_decay)
         (step,) = step_sizes(updates - 1, [rate], rectified=self.rectified)
         if step.epsilon is None:
             self.data[rows].add_(self.first[rows], alpha=-step.rate)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from millpond.config.mixture import PQNConfig
+from millpond.devices import make_generator
 from millpond.kernels.lambda_return import lambda_return_numba, lambda_return_torch
 from millpond.learners.collector import Collection, CollectionStorage, Epsilon, QCollector
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
@@ -86,7 +87,7 @@ class AgentGroup:
         self.total_collections = total_collections
         over = config.epsilon_share * total_collections * self.env_steps_per_collection
         self.epsilons = [Epsilon(config.epsilon_start, config.epsilon_end, over=over) for _ in networks]
-        self.generators = [torch.Generator(self.device).manual_seed(int(seed)) for seed in seeds]
+        self.generators = [make_generator(self.device, int(seed)) for seed in seeds]
         self.updates = [0 for _ in networks]  # of each agent in the whole run
         self.storage = CollectionStorage(self.spec, len(networks), config.num_steps, config.num_envs, self.device)
         self._compiled = None if compiled is None else compiled(self)
@@ -170,10 +171,17 @@ class AgentGroup:
 
     # -- resets
 
-    def clone_from(self, network: QNetwork, *, epsilon_reset_to: Sequence[float] | float | None = None) -> None:
+    def clone_from(
+        self,
+        network: QNetwork,
+        *,
+        epsilon_reset_to: Sequence[float] | float | None = None,
+        keep_optimizer: bool = False,
+    ) -> None:
         """Copy the network's parameters into every agent, bit for bit, and reset its optimiser and exploration.
 
-        `epsilon_reset_to`: one value for all, or one for each. The schedules of learning rates continue.
+        `epsilon_reset_to`: one value for all, or one for each. The schedules of learning rates continue. `keep_optimizer`:
+        each agent's own optimiser state is kept.
         """
         ladder = epsilon_reset_to
         if ladder is None or isinstance(ladder, int | float):
@@ -183,7 +191,8 @@ class AgentGroup:
         state = network.state_dict()
         for agent, own in enumerate(self.networks):
             own.load_state_dict(state)
-            self.optimizer.reset(agent)
+            if not keep_optimizer:
+                self.optimizer.reset(agent)
             self.epsilons[agent].reset(ladder[agent])
 
     # -- state

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from millpond.devices import make_generator
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.learners.dqn import TransitionBatch
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer
@@ -157,7 +158,7 @@ class SAC:
     ) -> None:
         self.device = torch.device(device)
         self.learning_rate, self.target_tau = learning_rate, target_tau
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.generator = make_generator(self.device, seed)
         first = torch.Generator().manual_seed(seed)  # weights are drawn on the CPU, so that devices agree
         self.actor = SACActor(observation, action, hidden_size)
         inputs = math.prod(observation.shape) + len(action.low)

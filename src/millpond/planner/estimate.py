@@ -15,6 +15,7 @@ from typing import Any
 
 from millpond.config import Recipe
 from millpond.cpu import memory_bytes, usable_cores
+from millpond.devices import DeviceError, is_emulated
 from millpond.errors import MillpondError
 from millpond.formatting import figures, plural, sentence
 from millpond.kinds import KINDS
@@ -30,10 +31,6 @@ COUNTS = {  # settings that say how much is done, not how long each piece takes
     "vector": {"timeout", "on_crash"},
 }  # fmt: skip
 NAMES = {"train_big": "BigAgent"}  # of parts, in text
-
-
-class DeviceError(MillpondError):
-    """The device is not available on this machine."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,11 @@ def require_device(device: str) -> None:
         return
     import torch
 
+    if is_emulated(device):
+        from millpond.devices.emulated import register
+
+        register()
+        return
     if device == "mps":
         if not torch.backends.mps.is_available():
             raise DeviceError("device=mps: torch finds no Apple GPU (MPS) on this machine; try device=cpu")

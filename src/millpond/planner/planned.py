@@ -12,13 +12,13 @@ from millpond.config.load import env_of
 from millpond.config.recipe import EnvConfig
 from millpond.config.rules import as_override, as_overrides
 from millpond.config.rules import show as show_value
+from millpond.devices import DeviceError
 from millpond.envs.families import install_command, missing_extra
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
 from millpond.formatting import figures, plural, sentence
 from millpond.kinds import KINDS
 from millpond.planner.estimate import (
-    DeviceError,
     Host,
     Measured,
     TimeEstimate,

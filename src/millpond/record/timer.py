@@ -10,7 +10,7 @@ from types import TracebackType
 class Phase:
     """A section of code, timed each time it is entered. Created by `Timer`."""
 
-    __slots__ = ("_started", "_taken", "_timer", "children", "parent", "path", "seconds")
+    __slots__ = ("_started", "_taken", "_timer", "children", "entered", "parent", "path", "seconds")
 
     def __init__(self, timer: Timer, path: str, parent: Phase | None) -> None:
         self._timer = timer
@@ -18,11 +18,13 @@ class Phase:
         self.parent = parent
         self.children: dict[str, Phase] = {}
         self.seconds = 0.0
+        self.entered = 0  # times
         self._taken = 0.0
         self._started = 0.0
 
     def __enter__(self) -> None:
         self._timer.current = self
+        self.entered += 1
         self._started = perf_counter()
 
     def __exit__(
@@ -79,6 +81,10 @@ class Timer:
         elapsed = max(now - self._began, 1e-9)
         shares = {phase.path: phase.seconds_until(now) / elapsed for phase in list(self._root.children.values())}
         return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
+
+    def entered(self) -> dict[str, int]:
+        """Return how often each phase was entered so far."""
+        return {phase.path: phase.entered for phase in self._walk(self._root)}
 
     def seconds_left(self, limit: float | None) -> float | None:
         """Return the rest of a time limit that starts when this timer is created; None without a limit."""

@@ -6,6 +6,7 @@
     lake/        an append-only store on disk
     transfer     pond to lake (`pour`) and lake to pond (`fill`, `restore_rings`)
     transitions  valid transitions, sequences and episodes, and uniform sampling: the same code for ponds and lakes
+    blocks       the steps of a pond or a lake in stretches of consecutive ones, for returns over many steps
     tools        info, verify and compact: tools on a whole lake
     datasets     both as datasets of torch.utils.data
     export       complete episodes of a lake to a Minari dataset or an npz file
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millpond.replay.datasets import ReplayDataset, ReplayStream
     from millpond.replay.lake.lake import Lake
+    from millpond.replay.lake.priority import Priorities
     from millpond.replay.lake.sample import LakeBatch, LakeEpisode, Sequences
     from millpond.replay.lake.write import Ack, Writer
     from millpond.replay.pond import Pond
@@ -40,6 +42,7 @@ __all__ = [
     "LakeFull",
     "Pond",
     "PondFull",
+    "Priorities",
     "ReplayDataset",
     "ReplayStream",
     "Schema",
@@ -61,6 +64,7 @@ _MODULE_OF = {
     **dict.fromkeys(("fill", "pour"), "transfer"),
     "Lake": "lake.lake",
     "Pond": "pond",
+    "Priorities": "lake.priority",
     "Steps": "steps",
 }
 

@@ -101,6 +101,31 @@ def draw_transitions(
     return DrawnTransitions(stream, *columns)
 
 
+def draw_transitions_by(
+    views: Sequence[RecordView],
+    candidates: Callable[[int], tuple[Array, Array]],
+    n: int,
+    *,
+    stack: int,
+    n_step: int,
+    repeat: bool,
+) -> DrawnTransitions:
+    """Take n transitions from `candidates(count)`, streams and records [count]; those that begin none are left out."""
+    numbers, plan = np.arange(len(views)), transition_plan(stack, n_step, repeat)
+    drawn: list[tuple[Array, ...]] = []
+    done = tried = 0
+    while done < n:
+        count = min(int((n - done) * (tried + 1) / (done + 1) * 1.05) + 8, MAX_PER_DRAW)
+        which, records = candidates(count)
+        valid = _plan_each(views, numbers, which, records, plan)
+        drawn.append(tuple(column[: n - done] for column in valid))
+        done, tried = done + len(drawn[-1][0]), tried + count
+        if done == 0 and tried > MAX_FRUITLESS_DRAWS:
+            raise LakeError(f"none of {tried:,} records drawn begins a transition (stack {stack}, n_step {n_step})")
+    stream, *columns = map(np.concatenate, zip(*drawn, strict=True))
+    return DrawnTransitions(stream, *columns)
+
+
 def draw_sequences(
     views: Sequence[RecordView], shares: Array | None, n: int, rng: np.random.Generator, *, length: int, burn_in: int
 ) -> DrawnSequences:

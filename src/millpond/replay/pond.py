@@ -297,6 +297,14 @@ class Pond:
         """Return the rewards stored in slots [n]."""
         return self._take("reward", slots).cpu().numpy()
 
+    def read_steps(self, records: Array, *, stack: int | None = None) -> PondBatch:
+        """Return the transitions of one step that begin with these records [n], named by their slots, as `blocks` does."""
+        valid, columns = transition_plan(stack or 1, 1, False)(self.view(), records)
+        if not valid.all():
+            raise LakeError(f"{int((~valid).sum()):,} of {len(records):,} records begin no valid transition")
+        drawn = DrawnTransitions(np.zeros(len(records), np.int32), *columns)
+        return self._gather(drawn, 1.0, self._columns(), stacked=stack is not None)
+
     def _columns(self) -> list[str]:
         return [*COLUMNS, *(field.name for field in self.schema.extra)]
 

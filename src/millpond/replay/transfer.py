@@ -2,6 +2,7 @@
 
 `pour`            a pond's new records into a stream
 `fill`            a pond with uniformly drawn transitions of all streams
+`fill_blocks`     a pond with uniformly drawn blocks of consecutive steps
 `restore_rings`   a pond's rings with the newest records of some streams
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from millpond.replay.blocks import block_records, list_blocks
 from millpond.replay.draw import draw_transitions
 from millpond.replay.lake.lake import Lake
 from millpond.replay.lake.read import DamageList
@@ -117,11 +119,65 @@ def fill(
     lake.require_intact()
     assembler = lake.assembler()
     number, drawn = _draw_different(assembler, n, rng, stack or 1, n_step)
-    streams, records, flags, run_begin = _runs(assembler, number, drawn, stack or 1, n_step)
+    return _store(pond, lake, assembler, number, drawn, stack or 1, n_step, threads, progress)
+
+
+def fill_blocks(
+    pond: Pond,
+    lake: Lake,
+    n: int,
+    rng: np.random.Generator,
+    *,
+    length: int,
+    stack: int | None = None,
+    newest: int | None = None,
+    threads: int = 2,
+) -> int:
+    """Replace the pond's content by at least n transitions in different blocks of `length` steps; return their number.
+
+    All blocks are equally likely, and where they begin is drawn anew, so that every step is. `newest` steps of each lane are
+    drawn from; None: all. If there are fewer than n transitions, all of them are taken.
+    """
+    if pond.schema != lake.schema:
+        raise LakeError("the pond and the lake have different schemas")
+    lake.require_intact()
+    assembler, offset = lake.assembler(), int(rng.integers(length))
+    found = [list_blocks(view, length, stack=stack or 1, offset=offset, newest=newest) for view in assembler.views]
+    number = np.repeat(np.arange(len(found), dtype=np.int32), [len(blocks) for blocks in found])
+    if not len(number):
+        raise LakeError(f"{lake.folder} has no transitions with stack {stack or 1}")
+    place = np.concatenate([np.arange(len(blocks)) for blocks in found])
+    order = rng.permutation(len(number))
+    ends = np.cumsum(np.concatenate([blocks.steps for blocks in found])[order])
+    order = order[: int(np.searchsorted(ends, n)) + 1]
+    streams, records = [], []
+    for stream in np.unique(number[order]).tolist():
+        which = np.sort(place[order[number[order] == stream]])
+        mine = block_records(assembler.views[stream], found[stream], which, length)
+        records.append(np.sort(mine[mine != NO_RECORD]))
+        streams.append(np.full(len(records[-1]), stream, np.int32))
+    drawn = np.concatenate(records)
+    _store(pond, lake, assembler, np.concatenate(streams), drawn, stack or 1, 1, threads, None)
+    return len(drawn)
+
+
+def _store(
+    pond: Pond,
+    lake: Lake,
+    assembler: Assembler,
+    number: Array,
+    drawn: Array,
+    stack: int,
+    n_step: int,
+    threads: int,
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    """Replace the pond's content by these transitions: records `drawn` of streams `number`. Return its records."""
+    streams, records, flags, run_begin = _runs(assembler, number, drawn, stack, n_step)
     if len(records) > pond.capacity:
         raise PondFull(
-            f"{n:,} transitions with stack {stack or 1} and n_step {n_step} need {len(records):,} records; the pond has "
-            f"{pond.capacity:,}. Make it larger, or draw fewer."
+            f"{len(drawn):,} transitions with stack {stack} and n_step {n_step} need {len(records):,} records; the pond "
+            f"has {pond.capacity:,}. Make it larger, or draw fewer."
         )
     pond.clear()
     blocks = [slice(begin, begin + RECORDS_PER_BLOCK) for begin in range(0, len(records), RECORDS_PER_BLOCK)]

@@ -92,12 +92,12 @@ class DiskFullError(CheckpointError):
     exit_code = 1  # the input was valid: the machine failed
 
 
-def tree_to_bytes(tree: Any) -> bytes:
-    """Serialise a tree; objects that would need pickle are refused by name."""
+def tree_to_bytes(tree: Any, name: str = "state") -> bytes:
+    """Serialise a tree; objects that would need pickle are refused by their place in `name`."""
     import torch
 
     buffer = io.BytesIO()
-    torch.save(_encode(tree, "state"), buffer)
+    torch.save(_encode(tree, name), buffer)
     return buffer.getvalue()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,11 +32,14 @@ class Parts:
     weights  modules, and other objects whose state consists of tensors: safetensors
     state    optimisers, samplers, generators, envs: trees of plain values, arrays and tensors
     values   loop, counters, recorder: plain values, as readable JSON
+
+    `may_lack` names parts of the state that are stored only if they have any: a checkpoint without them is complete.
     """
 
     weights: Mapping[str, Stateful] = field(default_factory=dict)
     state: Mapping[str, Stateful] = field(default_factory=dict)
     values: Mapping[str, Stateful] = field(default_factory=dict)
+    may_lack: Collection[str] = ()
 
     def collect(self, updates: int, score: float | None = None, best: tuple[int, float] | None = None) -> Checkpoint:
         """Return the state of all parts. Raises `NonFiniteError` if a weight is one that no training can go on from."""
@@ -46,6 +49,7 @@ class Parts:
             {name: part.state_dict() for name, part in group.items()}
             for group in (self.weights, self.state, self.values)
         )
+        state = {name: own for name, own in state.items() if own or name not in self.may_lack}
         return Checkpoint(updates, weights, state, values, score, best)
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -58,7 +62,9 @@ class Parts:
         for kind, owners, stored in groups:
             # A part without tensors does not appear in the stored weights.
             missing = [
-                name for name in owners if name not in stored and (kind != "weights" or owners[name].state_dict())
+                name
+                for name in owners
+                if name not in stored and name not in self.may_lack and (kind != "weights" or owners[name].state_dict())
             ]
             surplus = [name for name in stored if name not in owners]
             if missing or surplus:

@@ -25,7 +25,7 @@ class RandomState:
 
         RandomState(sampler=np.random.default_rng(3), noise=torch.Generator(device))
 
-    Generators of CUDA devices are included.
+    The global generators of CUDA devices are included; those of devices that a machine lacks are skipped when it resumes.
     """
 
     def __init__(self, **generators: Any) -> None:
@@ -55,17 +55,12 @@ class RandomState:
             raise CheckpointError(
                 f"the checkpoint has the generators {sorted(state['named'])}, this run has {sorted(self._generators)}"
             )
-        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if len(state["cuda"]) != devices:
-            raise CheckpointError(
-                f"the checkpoint has generators of {len(state['cuda'])} CUDA devices, this machine has {devices}; "
-                f"an exact resume needs the same devices"
-            )
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])  # noqa: NPY002
         torch.set_rng_state(state["torch"])
-        if devices:
-            torch.cuda.set_rng_state_all(state["cuda"])
+        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        for device, saved in enumerate(state["cuda"][:devices]):  # runs draw from named generators, not from these
+            torch.cuda.set_rng_state(saved, device)
         for name, generator in self._generators.items():
             _set(generator, state["named"][name])
 

@@ -41,7 +41,7 @@ from millpond.store.folder import (
 )
 from millpond.store.host import host_facts
 from millpond.store.non_finite import save_batch
-from millpond.store.status import SETTING_UP, STATE_FILE, died_in_setup, write_status
+from millpond.store.status import SETTING_UP, STATE_FILE, died_in_setup, read_status, write_status
 
 if TYPE_CHECKING:
     import numpy as np
@@ -151,9 +151,9 @@ class Run:
         return run
 
     @staticmethod
-    def open(root: Path, run: str) -> Run:
-        """Open a run to read from, by its name or folder."""
-        return Run(find_run(root, run), resumed=False)
+    def open(root: str | Path, run: str | Path) -> Run:
+        """Open a run to read from, by its name or folder: `Run.open("runs", "ball")`."""
+        return Run(find_run(Path(root), str(run)), resumed=False)
 
     @staticmethod
     def resume(root: Path, run: str) -> Run:
@@ -176,6 +176,12 @@ class Run:
             raise
         opened._lock = lock
         return opened
+
+    def __repr__(self) -> str:
+        """Show the folder, and how the run stands: <Run runs/ball: finished, 1,024 updates>."""
+        written = Checkpoints(self.checkpoints_path).updates()
+        saved = f", {written[-1]:,} updates" if written else ""
+        return f"<Run {self.shown}: {read_status(self.folder).state}{saved}>"
 
     def close(self) -> None:
         """Release the lock of the folder: from now on, another process may train this run."""

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import millpond
 from millpond.errors import MillpondError
-from millpond.store import read_status
+from millpond.store import CheckpointError, read_status
 from tests.support.ball_env import TINY, Ball
 from tests.support.mixture_runs import SMALL
 from tests.support.reward_runs import TINY_REWARD
@@ -127,6 +128,156 @@ def test_metric_that_cannot_be_recorded_is_refused(tmp_path: Path, arguments: An
 def test_class_in_place_of_an_object_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MillpondError, match=r"callback Log is a class; pass an object of it: Log\(\)"):
         train(tmp_path, [Log])
+
+
+class Wander:
+    """Records a walk of its own; its state has everything that a checkpoint can hold."""
+
+    def __init__(self) -> None:
+        self.generator, self.place, self.seen = np.random.default_rng(5), torch.zeros(2), []
+
+    def on_iteration(self, event: millpond.Event) -> None:
+        self.place += torch.from_numpy(self.generator.normal(size=2).astype(np.float32))
+        self.seen.append(event.counters["updates"])
+        event.record("walk/place", float(self.place.sum()))
+        event.record("walk/iterations", len(self.seen))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.bit_generator.state, "place": self.place, "seen": np.array(self.seen)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.bit_generator.state = state["generator"]
+        self.place, self.seen = state["place"], state["seen"].tolist()
+
+
+class Stop:
+    """Stops at a number of updates, unless the run has been resumed."""
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+
+    def on_iteration(self, event: millpond.Event) -> None:
+        if not event.run.resumed and event.counters["updates"] >= self.updates:
+            event.stop("halfway")
+
+
+LONGER_REWARD = {**TINY_REWARD, "reward.cycles": 3}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "updates"), [(None, {}, 4), ("mixture", SMALL, 30), ("reward", LONGER_REWARD, 4)]
+)
+def test_state_of_callbacks_resumes_exactly_in_every_kind(
+    tmp_path: Path, recipe: str | None, settings: Any, updates: int
+) -> None:
+    whole = train(tmp_path / "whole", Wander(), recipe, **settings)
+    parts = train(tmp_path / "parts", [Wander(), Stop(updates)], recipe, **settings)
+    stopped_after = len(parts.metrics()["updates"])
+    parts = millpond.resume(parts, callbacks=[Stop(updates), Wander()])
+    walks = [run.metrics()["walk/place"] for run in (whole, parts)]
+    assert 0 < stopped_after < len(walks[0])
+    np.testing.assert_array_equal(walks[0], walks[1])
+    assert parts.metrics()["walk/iterations"].tolist() == list(range(1, len(walks[0]) + 1))
+
+
+class Count:
+    """Counts its iterations in a state of one number."""
+
+    def __init__(self) -> None:
+        self.iterations = 0
+
+    def on_iteration(self, event: millpond.Event) -> None:
+        self.iterations += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"iterations": self.iterations}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.iterations = state["iterations"]
+
+
+def test_callbacks_of_one_class_are_told_apart_by_their_order(tmp_path: Path) -> None:
+    first, second = Count(), Count()
+    second.iterations = 100
+    run = train(tmp_path, [first, lambda event: None, second])
+    first, second = Count(), Count()
+    millpond.resume(run, callbacks=[first, second])
+    assert (first.iterations, second.iterations) == (3, 103)
+
+
+def test_state_of_a_callback_that_was_not_passed_stays_in_the_checkpoints(tmp_path: Path) -> None:
+    run = train(tmp_path, Count())
+    with pytest.warns(UserWarning, match="has the state of a callback Count, which was not passed; it stays in"):
+        millpond.resume(run, **{"trainer.total_iterations": 4})
+    assert run.checkpoint().updates == 8
+    count = Count()
+    millpond.resume(run, callbacks=count, **{"trainer.total_iterations": 5})
+    assert count.iterations == 4, "three before, none in the resumed run without it, one now"
+
+
+def test_callback_that_is_new_to_a_resumed_run_starts_as_it_was_passed(tmp_path: Path) -> None:
+    run = train(tmp_path, [])
+    assert "callbacks" not in run.checkpoint().state, "an older Millpond reads it"
+    count = Count()
+    with pytest.warns(
+        UserWarning, match="the callback Count has no state in the checkpoint; it starts as it was passed"
+    ):
+        millpond.resume(run, callbacks=count, **{"trainer.total_iterations": 4})
+    assert count.iterations == 1
+
+
+def test_state_that_no_checkpoint_can_hold_ends_the_run_at_its_start(tmp_path: Path) -> None:
+    count = Count()
+    count.iterations = object()  # type: ignore[assignment]
+    with pytest.raises(
+        MillpondError, match=r"the callback Count: state_dict\(\)\['iterations'\] is a builtins.object; a "
+    ):
+        train(tmp_path, count)
+    assert not (tmp_path / "pond" / "metrics.jsonl").read_text()
+
+
+def test_exception_in_state_dict_ends_the_run_with_a_checkpoint_of_everything_else(tmp_path: Path) -> None:
+    class Late(Count):
+        def state_dict(self) -> dict[str, Any]:
+            if self.iterations == 2:
+                raise KeyError("lost")
+            return super().state_dict()
+
+    with pytest.raises(KeyError, match="lost") as raised:
+        train(tmp_path, [Late(), Count()])
+    assert raised.value.__notes__ == [
+        "raised by the callback Late.state_dict; this state is not in the newest checkpoint"
+    ]
+    saved = millpond.Run.open(tmp_path, "pond").checkpoint()
+    assert (saved.updates, saved.state["callbacks"]) == (4, {"Count": {"iterations": 2}})
+    with pytest.warns(UserWarning, match="Late has no state"):
+        resumed = millpond.resume(tmp_path / "pond", callbacks=[count := Count(), Late()])
+    assert resumed.metrics()["updates"].tolist() == [2, 4, 6]
+    assert count.iterations == 3
+
+
+def test_state_that_does_not_fit_is_refused_by_the_name_of_its_callback(tmp_path: Path) -> None:
+    run = train(tmp_path, Count())
+
+    class Renamed(Wander):
+        pass
+
+    Renamed.__name__ = "Count"
+    with pytest.raises(
+        CheckpointError, match=r"callback Count does not fit: load_state_dict raised KeyError: 'generator'"
+    ):
+        millpond.resume(run, callbacks=Renamed())
+
+
+def test_state_dict_without_its_counterpart_is_refused(tmp_path: Path) -> None:
+    class Half:
+        def on_iteration(self, event: millpond.Event) -> None: ...
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    with pytest.raises(MillpondError, match="callback Half has state_dict but no load_state_dict"):
+        train(tmp_path, Half())
 
 
 SCRIPT = """

@@ -14,17 +14,23 @@ import pytest
 import torch
 from torch import nn
 
+import millpond
 from millpond.envs.spaces import ActionLayout, ObservationLayout
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 from millpond.learners.q_network import build_q_network
 from millpond.learners.sac import SACActor
 from millpond.policies import build_policy
+from millpond.policies.parts import observation_parts
 from millpond.policies.policy import Act
 from millpond.trainers.common.export import ExportError, export_policy, read_description
 from millpond.trainers.common.export.files import _plain_copy
 from millpond.trainers.common.export.step import PolicyStep
+from tests.support.ball_env import TINY, Ball
+from tests.support.custom_envs import Teams
 from tests.support.policy_inputs import cells_and_table, tokens_and_tables
 
+onnxruntime = pytest.importorskip("onnxruntime")
+REAL = onnxruntime.InferenceSession
 BOX = gs.Box(-1, 1, (4,), np.float32)
 DICT = gs.Dict(
     camera=gs.Box(0, 255, (40, 36), np.uint8),
@@ -52,6 +58,9 @@ CASES: dict[str, tuple[Any, Any, bool, dict[str, Any]]] = {
     "image, lstm, discrete": (gs.Box(0, 255, (48, 40, 3), np.uint8), gs.Discrete(2), False, {"core": "lstm"}),
     "small image, none, discrete": (gs.Box(0, 255, (10, 10, 4), np.uint8), gs.Discrete(2), False, {"core": "none"}),
     "dict, gru, dict": (DICT, MOVES, False, {"core": "gru", "normalize_observations": True}),
+    "vector, mingru, discrete": (BOX, gs.Discrete(3), False, {"core": "mingru"}),
+    "dict, two layers of mingru, dict": (DICT, MOVES, False, {"core": "mingru", "num_layers": 2}),
+    "vector, none, far box": (BOX, gs.Box(np.float32([-1e3]), np.float32([5e3])), False, {"core": "none"}),
     "grid, lstm, discrete": (
         ObservationSpec.single((5, 5), "uint8", "grid", high=7),
         ActionSpec.discrete(5),
@@ -251,6 +260,80 @@ def test_a_program_of_torch_runs_without_millpond_and_has_no_pickled_weights(nam
     assert not any(pickled)
 
 
+class Features(nn.Module):
+    """A custom network that gives features."""
+
+    def __init__(self, observation: Any) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(observation.shape[0], 12), nn.LayerNorm(12), nn.GELU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class LogitsAndValue(nn.Module):
+    """A custom network that is a whole policy."""
+
+    def __init__(self, observation: Any, action: Any) -> None:
+        super().__init__()
+        self.actor, self.critic = nn.Linear(observation.shape[0], action.sizes[0]), nn.Linear(observation.shape[0], 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.actor(x), self.critic(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("network", "core"), [(Features, "none"), (Features, "lstm"), (Features, "mingru"), (LogitsAndValue, "none")]
+)
+def test_plain_custom_networks_are_exported(tmp_path: Path, network: Any, core: str) -> None:
+    settings = {**TINY, "policy.core": core, "trainer.total_iterations": 1, "run_dir": str(tmp_path)}
+    run = millpond.train(env=Ball, policy=network, run="pond", overrides=settings)
+    policy = millpond.load(run)
+    path, rng, state = policy.export(tmp_path / "policy.onnx"), np.random.default_rng(0), None
+    given: dict[str, torch.Tensor] = {}
+    for _ in range(4):
+        seen = rng.uniform(-2, 2, (3, 1)).astype(np.float32)
+        action, state = policy.predict(seen, state)
+        if core != "none":
+            given.setdefault("state", torch.zeros(3, *np.shape(state)[1:]))
+        got = run_onnx(path, {"observation": torch.from_numpy(seen), **given})
+        assert got["action"].tolist() == action.tolist()
+        if state is not None:
+            np.testing.assert_allclose(got["next_state"], state, rtol=1e-5, atol=1e-5)
+            given["state"] = torch.from_numpy(got["next_state"])
+
+
+@pytest.mark.slow
+def test_agents_with_different_spaces_play_from_one_file(tmp_path: Path) -> None:
+    sizes = {
+        **TINY,
+        "trainer.batch_size": 96,
+        "trainer.minibatch_size": 48,
+        "policy.core": "lstm",
+        "run_dir": str(tmp_path),
+    }
+    run = millpond.train(env=Teams, run="pond", overrides=sizes)
+    policy, env = millpond.load(run), Teams()
+    path = policy.export(tmp_path / "policy.onnx")
+    described = read_description(path)
+    assert [one["name"] for one in described["inputs"]][-3:] == ["observation/agent", "state", "action_mask"]
+    split = observation_parts(policy.spec.observation)
+    observations, _ = env.reset(seed=1)
+    state, states = None, dict.fromkeys(observations, torch.zeros(1, 2, 8))
+    for _ in range(3):
+        actions, state = policy.predict(observations, state)
+        for name, observation in observations.items():
+            encoded = policy.format.encode_agent(name, observation, None)
+            parts = split(torch.from_numpy(encoded.observation))
+            inputs = {f"observation/{part}": tensor for part, tensor in parts.items()} | {"state": states[name]}
+            got = run_onnx(path, inputs | {"action_mask": torch.from_numpy(encoded.mask)})
+            states[name] = torch.from_numpy(got["next_state"])
+            taken = policy.format.decode_agent(name, got["action"])
+            np.testing.assert_allclose(taken, actions[name], rtol=1e-5, atol=1e-5)
+        observations, *_ = env.step(actions)
+
+
 @pytest.mark.slow
 def test_q_networks_and_sac_are_exported(tmp_path: Path) -> None:
     seen = ObservationSpec.single((4,), "float32", "vector")
@@ -292,6 +375,52 @@ def test_bad_requests_name_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         export_policy(Branching(), case.spec, tmp_path / "policy.pt2")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ExportError, match=r"pip install 'millpond\[export\]'"):
+        case.export(tmp_path / "policy.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_are_compared_in_the_units_in_which_the_policy_scales_them() -> None:
+    case = Case(*CASES["vector, gru, box"])
+    step = PolicyStep(case.policy, case.spec, case.observations, case.actions)
+    units = step.units()
+    assert units["action"].tolist() == units["mean"].tolist() == [1.0, 2.5]
+    assert float(units["value"]) == pytest.approx(float(case.policy.value_scale.deviation()), rel=1e-6)
+    assert float(units["value"]) > 1
+    wide = Case(*CASES["dict, gru, dict"])
+    units = PolicyStep(wide.policy, wide.spec, wide.observations, wide.actions).units()
+    assert units["action/aim"].tolist() == [[2.0, 2.0]]
+    assert "action/go" not in units
+
+
+class Wrong:
+    """A session of onnxruntime whose value is wrong by a share of itself."""
+
+    share = 0.0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.session = REAL(*arguments, **options)
+
+    def run(self, names: list[str], inputs: Any) -> Any:
+        results = self.session.run(names, inputs)
+        at = names.index("value")
+        results[at] = results[at] + self.share
+        return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("share", "refused"), [(0.8e-5, False), (4e-5, True), (float("nan"), True)])
+def test_a_value_that_is_off_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, refused: bool
+) -> None:
+    monkeypatch.setattr("onnxruntime.InferenceSession", Wrong)
+    monkeypatch.setattr(Wrong, "share", share)
+    case = Case(*CASES["vector, lstm, discrete"])
+    if not refused:
+        assert case.export(tmp_path / "policy.onnx").is_file()
+        return
+    with pytest.raises(
+        ExportError, match=r"onnxruntime computes another value than the policy: .* are allowed; nothing"
+    ):
         case.export(tmp_path / "policy.onnx")
     assert not list(tmp_path.iterdir())
 

@@ -57,6 +57,8 @@ def test_metrics_are_arrays_with_nan_where_a_record_has_none(tmp_path: Path) -> 
     assert run.best.score == metrics["eval/episode_return"][-1]
     assert run.best.updates == metrics["updates"][-1] == run.policy().updates
     assert run.folder == tmp_path / "pond"
+    assert repr(run) == f"<Run {run.folder}: finished, 6 updates>"
+    assert repr(millpond.Run.open(str(tmp_path), "pond")) == repr(run)
 
 
 def test_object_that_cannot_be_imported_is_stepped_here_and_the_run_says_so(
@@ -165,6 +167,10 @@ def test_typed_recipe_is_accepted_wherever_a_name_is(tmp_path: Path) -> None:
     [
         ({"recipe": Ball}, "is not a recipe: .* is passed as env="),
         ({"env": Ball()}, r"an object of Ball, but a run has many envs: pass its class.* env=lambda: Ball\("),
+        (
+            {"env": gymnasium.make("CartPole-v1")},
+            'object of CartPoleEnv, .*: pass its id, its class, .* such as env="gymnasium:CartPole-v1"',
+        ),
         ({"env": Ball, "policy": nn.Linear(1, 2)}, "policy is a Linear: pass its class, or a function that builds it"),
         (
             {"env": lambda: Ball(), "vector": {"backend": "processes"}},

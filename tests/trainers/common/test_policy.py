@@ -132,11 +132,20 @@ def test_evaluation_is_sampled_or_deterministic_as_asked_and_says_which(
     assert by_recipe.returns == millpond.evaluate(run.policy(), episodes=3).returns
 
 
+def test_observation_with_nan_is_refused(tmp_path: Path) -> None:
+    policy = train(tmp_path, env=Ball).policy()
+    assert repr(policy).startswith("<LoadedPolicy of tests.support.ball_env:Ball: newest checkpoint, after ")
+    with pytest.raises(RunError, match="an observation has NaN"):
+        policy.predict(np.array([[0.5], [np.nan]], np.float32))
+
+
 def test_evaluation_plays_in_another_env_that_shows_and_takes_the_same(tmp_path: Path) -> None:
     run = train(tmp_path, env=Ball)
     assert millpond.evaluate(run, episodes=2, env=lambda: Ball(3)).lengths == (3, 3)
     assert millpond.evaluate(run, episodes=2, **{"env.max_steps": 5}).lengths == (5, 5)
-    with pytest.raises(RunError, match=r"has observations .*; the policy was trained with"):
+    with pytest.raises(
+        RunError, match=r"has observations observation \(vector, float32 \(4,\)\); the policy .* \(1,\)"
+    ):
         millpond.evaluate(run, episodes=2, env="gymnasium:CartPole-v1")
     with pytest.raises(RunError, match=r"ppo.gamma cannot change in an evaluation; only settings of the env can"):
         millpond.evaluate(run, episodes=2, overrides=["ppo.gamma=0.9"])

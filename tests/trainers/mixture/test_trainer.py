@@ -22,7 +22,7 @@ from millpond.trainers.common.session import resume_run, start_run
 from millpond.trainers.mixture import trainer as module
 from millpond.trainers.mixture.trainer import MixtureTrainer
 from tests.support.corridor import allowed_in
-from tests.support.mixture_runs import LIVE, SMALL, assert_same_run, finish, start, watch
+from tests.support.mixture_runs import BLOCKS, BLOCKS_LIVE, LIVE, SMALL, assert_same_run, finish, start, watch
 from tests.support.records import records
 
 ONE = {"mixture.agents": 1, "mixture.total_frames": 8 * 32}
@@ -47,12 +47,14 @@ def resume(root: Path, name: str) -> MixtureTrainer:
     [
         {},
         LIVE,
-        {**LIVE, "dqn.replay_ratio": 0.1},
+        {**LIVE, "dqn.replay_ratio": 0.8, "mixture.big_updates": None},
         {"mixture.mode": "single", **ONE},
         {"mixture.mode": "single-resets", **ONE},
         {"mixture.mode": "no-resets"},
+        BLOCKS,
+        {**LIVE, **BLOCKS_LIVE},
     ],
-    ids=["rounds", "live", "live-ratio", "single", "single-resets", "no-resets"],
+    ids=["rounds", "live", "live-ratio", "single", "single-resets", "no-resets", "blocks", "live-blocks"],
 )
 def test_run_matches_its_plan(tmp_path: Path, changes: dict[str, Any]) -> None:
     trainer = finish(start(tmp_path, "pond", changes))
@@ -156,6 +158,8 @@ def test_recovery_after_a_reset_is_measured(tmp_path: Path) -> None:
     [
         ({}, [1, 4, 8]),
         (LIVE, [2, 5]),
+        (BLOCKS, [4, 6, 12]),
+        ({**LIVE, **BLOCKS_LIVE}, [2, 5]),
         pytest.param({}, [3, 5, 9], marks=pytest.mark.slow),
         pytest.param(LIVE, [1, 3], marks=pytest.mark.slow),
         pytest.param({"mixture.mode": "single", **ONE}, [1, 4], marks=pytest.mark.slow),
@@ -214,11 +218,12 @@ def killed_at(make: Callable[[], MixtureTrainer], round_number: int, phase: int,
 
 
 @pytest.mark.filterwarnings("ignore:lake. stream:UserWarning")
-@pytest.mark.parametrize("changes", [{}, LIVE], ids=["rounds", "live"])
+@pytest.mark.parametrize("changes", [{}, LIVE, BLOCKS], ids=["rounds", "live", "blocks"])
 def test_run_killed_in_each_phase_resumes_to_the_same_result(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Before the first checkpoint, in the agents' phase, in the BigAgent's, and in a short last round."""
     finish(start(tmp_path, "whole", changes))
-    deaths = [(0, 0, 1), (1, 0, 2), (2, 0, 1)] if changes else [(0, 0, 2), (0, 1, 1), (1, 0, 1), (2, 1, 2)]
+    live = changes.get("mixture.mode") == "live"
+    deaths = [(0, 0, 1), (1, 0, 2), (2, 0, 1)] if live else [(0, 0, 2), (0, 1, 1), (1, 0, 1), (2, 1, 2)]
     killed_at(lambda: start(tmp_path, "parts", changes), *deaths[0])
     for death in deaths[1:]:
         killed_at(lambda: resume(tmp_path, "parts"), *death)
@@ -283,6 +288,29 @@ def test_big_agent_sees_the_stacks_that_agents_saw(tmp_path: Path) -> None:
     assert all(observation.tobytes() in observed for observation in batch.observation.numpy())
 
 
+def test_blocks_have_the_stacks_that_agents_saw(tmp_path: Path) -> None:
+    """Frames of Atari are stored once; stacks, and the stack after a block's last step, are built when blocks are read."""
+    trainer = start(tmp_path, "pond", {**GRAVITAR, **BLOCKS, "mixture.collections_per_round": 6})
+    observed = set()
+    collect = trainer.group.collect
+
+    def collect_and_remember() -> Any:
+        collections = collect()
+        for collection in collections:
+            observed.update(observation.tobytes() for observation in collection.observation.flatten(0, 1).numpy())
+        return collections
+
+    trainer.group.collect = collect_and_remember  # type: ignore[method-assign]
+    finish(trainer)
+    assert trainer.big is not None
+    blocks = trainer.big.pond.next_blocks(20)
+    seen = blocks.steps.observation.reshape(len(blocks.place), 4, 84, 84)
+    assert all(observation.tobytes() in observed for observation in seen.numpy())
+    following = blocks.steps.next_observation[blocks.last & ~blocks.steps.truncated & ~blocks.steps.terminated]
+    assert len(following)
+    assert all(observation.tobytes() in observed for observation in following.reshape(-1, 4, 84, 84).numpy())
+
+
 def test_big_agent_is_loaded_for_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = finish(start(tmp_path, "pond", {}))
     loaded = millpond.load(tmp_path / "pond")
@@ -313,10 +341,11 @@ DOORS = {"env.id": "tests.support.corridor:make_doors", "env.max_steps": None}
 
 
 @pytest.mark.filterwarnings("ignore:tests.support.corridor.make_doors cannot save:UserWarning")
-@pytest.mark.parametrize("mode", ["rounds", "live"])
+@pytest.mark.parametrize("mode", ["rounds", "live", "blocks"])
 def test_action_masks_hold_from_collection_to_the_big_agent(tmp_path: Path, mode: str) -> None:
     """The env refuses actions that its mask forbids; its image is small, so that updates are compiled."""
-    changes = {**DOORS, "env.options": {"limit": 9, "image": True}, **(LIVE if mode == "live" else {})}
+    own = {"rounds": {}, "live": LIVE, "blocks": BLOCKS}[mode]
+    changes = {**DOORS, "env.options": {"limit": 9, "image": True}, **own}
     trainer = start(tmp_path, "pond", changes)
     watch(trainer, lambda at: trainer.loop.stop("the test says so") if trainer.loop.count == 3 else None)
     finish(trainer)

@@ -73,7 +73,7 @@ def _replay(s: MixtureAdviceContext) -> Iterator[Advice]:
             else "will overfit"
         )
         + f"; {plural(updates, 'step')} {verb(updates, 'sample')} as many transitions as a round has",
-        {"mixture.big_updates": updates},
+        {"mixture.big_updates": updates} if s.recipe.mixture.big_updates else {"dqn.replay_ratio": USUAL_REPLAY},
     )
 
 

@@ -117,7 +117,8 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None, vector: str = AT_T
     if mixture.mode == "live":
         big_pond_rows = big_pond // lanes * lanes
     else:
-        big_pond_rows = big_pond * (recipe.env.frame_stack + dqn.n_step) if uses_lake else 0
+        deepest = recipe.env.frame_stack + (dqn.n_step if dqn.target == "n_step" else 1)
+        big_pond_rows = big_pond * deepest if uses_lake else 0
     frame = observation = pond_record = lake_record = lake_frame = None
     measured = compressed = False
     if spec is not None:
@@ -183,9 +184,10 @@ def big_updates_of_round(recipe: MixtureRecipe, env_steps: int) -> int:
     """Gradient steps of the BigAgent in a round of `env_steps` steps."""
     if recipe.mixture.mode == "single":
         return 0
-    if recipe.mixture.mode == "live" and recipe.dqn.replay_ratio is not None:
-        return round(env_steps * recipe.dqn.replay_ratio)
-    return recipe.mixture.big_updates
+    if recipe.mixture.big_updates is not None:
+        return recipe.mixture.big_updates
+    assert recipe.dqn.replay_ratio is not None  # a rule
+    return max(1, round(env_steps * recipe.dqn.replay_ratio / recipe.dqn.batch_size))
 
 
 def _stored_frame(recipe: MixtureRecipe, spec: EnvSpec, frame: int) -> tuple[float, bool]:
@@ -206,7 +208,9 @@ def mixture_speed_settings(recipe: MixtureRecipe) -> dict[str, Any]:
         "pqn": recipe.pqn.model_dump(
             mode="json", include={"num_envs", "num_steps", "num_minibatches", "update_epochs"}
         ),
-        "dqn": recipe.dqn.model_dump(mode="json", include={"batch_size", "n_step", "double", "loss"}),
+        "dqn": recipe.dqn.model_dump(
+            mode="json", include={"target", "batch_size", "n_step", "double", "loss", "target_tau"}
+        ),
     }
 
 

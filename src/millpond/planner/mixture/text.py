@@ -49,12 +49,14 @@ def _round(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
         return lines
     pond = f"each pond of {plural(plan.pond_transitions, 'transition')}, written {plural(plan.pours_per_round, 'time')}"
     lines += [f"    ↓ {pond}", *box([f"+ {plural(plan.env_steps_per_round, 'transition')}"], "the lake, on disk")]
+    rounds = recipe.mixture.big_pond_rounds
+    sampled = "sampled uniformly" + ("" if rounds is None else f", from the newest {plural(rounds, 'round')}")
     lines += [
-        "    ↓ immediately, in addition to the lake" if plan.mode == "live" else "    ↓ sampled uniformly",
+        "    ↓ immediately, in addition to the lake" if plan.mode == "live" else f"    ↓ {sampled}",
         *box(
             [
                 f"BigPond of {plural(plan.big_pond_transitions, 'transition')}",
-                f"{plural(plan.big_updates, 'gradient step')} of {plan.big_batch_size:,} with DQN, "
+                f"{plural(plan.big_updates, 'gradient step')} of {plan.big_batch_size:,} with {_learner(recipe)}, "
                 f"epsilon from {recipe.mixture.big_epsilon_reset_to:g}",
             ],
             "the BigAgent",
@@ -65,6 +67,10 @@ def _round(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
         reset = f"[{', '.join(f'{e:g}' for e in ladder)}]" if ladder else f"{recipe.mixture.epsilon_reset_to:g}"
         lines.append(f"    ↓ {plural(plan.agents, 'clone')}, epsilon from {reset}")
     return lines
+
+
+def _learner(recipe: MixtureRecipe) -> str:
+    return {"n_step": "DQN", "q_lambda": "Q(lambda)", "retrace": "Retrace"}[recipe.dqn.target]
 
 
 def _run(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:

@@ -25,11 +25,13 @@ from millpond.replay.draw import (
     PlanRecords,
     draw_sequences,
     draw_transitions,
+    draw_transitions_by,
     plan_at,
     sequence_plan,
     transition_plan,
 )
 from millpond.replay.lake.format import MAX_SEGMENT_BYTES, NAME_PATTERN, SEGMENT_BYTES, Manifest, StreamFolder
+from millpond.replay.lake.priority import Priorities
 from millpond.replay.lake.read import DamageList, SpanReader
 from millpond.replay.lake.sample import Assembler, LakeBatch, LakeEpisode, Sequences, raise_damage
 from millpond.replay.lake.stream import Damage, StreamReader, View
@@ -178,6 +180,7 @@ class Lake:
         padding: Padding = "zero",
         weights: Mapping[str, float] | None = None,
         quotas: Mapping[str, int] | None = None,
+        priority: Priorities | None = None,
         on_damage: OnDamage = "raise",
     ) -> LakeBatch:
         """Draw n transitions, exactly uniform over all valid ones.
@@ -186,16 +189,21 @@ class Lake:
         padding    before an episode's first frame: zeros, or that frame repeated
         weights    probability of each stream; uniform within a stream
         quotas     exact number from each stream
+        priority   not uniform, but each valid transition in proportion to the priority of its record
         on_damage  skip: draw another one in place of a damaged transition, and list the damage in `damage`
         """
         if n_step < 1 or (stack is not None and stack < 1):
             raise LakeError(f"stack={stack} and n_step={n_step} must be at least 1")
+        if priority is not None and (weights is not None or quotas is not None):
+            raise LakeError("priority is set, which draws over all streams: leave out weights and quotas")
 
         def take(assembler: Assembler, count: int, shares: Array | None) -> tuple[LakeBatch, DamageList]:
+            views, options = assembler.views, {"stack": stack or 1, "n_step": n_step}
             repeat = padding == "repeat"
-            drawn = draw_transitions(
-                assembler.views, shares, count, rng, stack=stack or 1, n_step=n_step, repeat=repeat
-            )
+            if priority is None:
+                drawn = draw_transitions(views, shares, count, rng, **options, repeat=repeat)
+            else:
+                drawn = draw_transitions_by(views, lambda k: priority.draw(k, rng), count, **options, repeat=repeat)
             return assembler.transitions(drawn, stacked=stack is not None, gamma=gamma)
 
         def attempt() -> LakeBatch:

@@ -15,6 +15,7 @@ from torch import nn
 
 from millpond.config.env_options import env_options
 from millpond.config.recipe import Recipe, VectorConfig
+from millpond.devices import make_generator
 from millpond.distributed import Ranks
 from millpond.durable import replace_json
 from millpond.envs.registry import EnvBatchFactory, prepare
@@ -94,7 +95,7 @@ def time_actor(
     agents = num_envs * spec.num_agents
     observation = np.zeros((agents, *spec.observation.shape), spec.observation.dtype)
     mask = np.ones((agents, spec.action.mask_size), np.bool_) if spec.action_masks else None
-    generator = torch.Generator(initial_state.device).manual_seed(0)
+    generator = make_generator(initial_state.device, 0)
     state = initial_state.clone()
 
     def measure(threads: int | None) -> float:

@@ -8,11 +8,16 @@
 
 A plain function is called as `on_iteration`. With several ranks, callbacks are called on rank 0; what they request happens on
 all ranks. Whatever a callback raises stops the run with a checkpoint, and is raised again after that.
+
+A callback with `state_dict` and `load_state_dict` is saved with the run: its state is part of every checkpoint, and is loaded
+before `on_start` when the run is resumed. It consists of plain values, arrays and tensors, like all state in a checkpoint.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +27,14 @@ from millpond.distributed import Ranks
 from millpond.errors import MillpondError
 from millpond.loop import Loop
 from millpond.record import COUNTERS, Counters
-from millpond.store import Run
+from millpond.store import CheckpointError, Run, Stateful
+from millpond.store.checkpoint import tree_to_bytes
 from millpond.trainers.common.policy import LoadedPolicy
 
 EventName = Literal["start", "iteration", "evaluation", "checkpoint", "end"]
 EVENTS: tuple[EventName, ...] = ("start", "iteration", "evaluation", "checkpoint", "end")
 RECORDING = ("iteration", "evaluation")
+STATE_METHODS = ("state_dict", "load_state_dict")
 
 
 @dataclass
@@ -91,7 +98,26 @@ def as_callbacks(callbacks: Any) -> tuple[Any, ...]:
             raise MillpondError(
                 f"callback {callback!r:.80} is neither a function nor an object with one of the methods {methods}"
             )
+        has = [name for name in STATE_METHODS if callable(getattr(callback, name, None))]
+        if len(has) == 1:
+            missing = next(name for name in STATE_METHODS if name not in has)
+            raise MillpondError(
+                f"callback {type(callback).__name__} has {has[0]} but no {missing}; its state is saved with the run, and "
+                f"restored when it is resumed, if it has both"
+            )
     return checked
+
+
+def _stateful(callbacks: Iterable[Any]) -> dict[str, Stateful]:
+    """Return the callbacks with state by the names of their classes; the second of a class is `NAME 2`."""
+    seen: Counter[str] = Counter()
+    named: dict[str, Stateful] = {}
+    for callback in callbacks:
+        if callable(getattr(callback, STATE_METHODS[0], None)):
+            name = type(callback).__name__
+            seen[name] += 1
+            named[name if seen[name] == 1 else f"{name} {seen[name]}"] = callback
+    return named
 
 
 def _handlers(callback: Any) -> dict[str, Callable[[Event], object]]:
@@ -100,7 +126,10 @@ def _handlers(callback: Any) -> dict[str, Callable[[Event], object]]:
 
 
 class Callbacks:
-    """The callbacks of one run, as its trainer calls them. Without any, nothing is done."""
+    """The callbacks of one run, as its trainer calls them. Without any, nothing is done.
+
+    Its own state is that of the callbacks that have one, on rank 0, by name.
+    """
 
     def __init__(
         self,
@@ -117,6 +146,8 @@ class Callbacks:
         for callback in callbacks:
             for name, handler in (_handlers(callback) or {"iteration": callback}).items():
                 self._handlers[name].append(handler)
+        self._stateful = _stateful(callbacks) if ranks.first else {}
+        self._unclaimed: dict[str, Any] = {}  # states of callbacks that a resumed run was not passed
         self._recorded: dict[str, float] = {}  # for the next record
         self._policy: LoadedPolicy | None = None
         self._failed = False  # on any rank
@@ -126,7 +157,43 @@ class Callbacks:
             raise MillpondError("the ranks have different callbacks; pass the same on all of them")
 
     def start(self) -> None:
+        """Call `on_start`. A state that no checkpoint can hold ends the run now, not at the first save."""
         self._call("start")
+        self.state_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of callbacks by name; those that were not passed to this resumed run are kept.
+
+        One that raises is left out, and ends the run: the checkpoint is written with everything else.
+        """
+        states = dict(self._unclaimed)
+        for name, callback in self._stateful.items():
+            try:
+                states[name] = callback.state_dict()
+                tree_to_bytes(states[name], f"the state of the callback {name}: state_dict()")
+            except Exception as error:
+                states.pop(name, None)
+                if self._failure is None:
+                    self._fail(error, f"{name}.state_dict", "this state is not in the newest checkpoint")
+        return states
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the callbacks by name, and warn about states and callbacks without a counterpart."""
+        self._unclaimed = {name: value for name, value in state.items() if name not in self._stateful}
+        for name, callback in self._stateful.items():
+            if name in state:
+                try:
+                    callback.load_state_dict(state[name])
+                except Exception as error:
+                    raise CheckpointError(
+                        f"the state of the callback {name} does not fit: load_state_dict raised {type(error).__name__}: {error}"
+                    ) from error
+            else:
+                _warn(f"the callback {name} has no state in the checkpoint; it starts as it was passed")
+        for name in self._unclaimed if self._ranks.first else ():
+            _warn(
+                f"the checkpoint has the state of a callback {name}, which was not passed; it stays in the checkpoints"
+            )
 
     def iteration(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of a record, with those that callbacks have recorded."""
@@ -162,19 +229,25 @@ class Callbacks:
             self._loop.stop(requests["stop"])
 
     def _handle(self, name: EventName, facts: dict[str, Any]) -> dict[str, Any]:
+        if self._failure is not None:
+            return {"failed": True}
         event = Event(name, self._run, self._counters.as_dict(), **facts, _make_policy=self._current_policy)
         for handler in self._handlers[name]:
             try:
                 handler(event)
             except Exception as error:
                 called = getattr(handler, "__qualname__", type(handler).__qualname__)
-                error.add_note(f"raised by the callback {called}, on_{name}; the run is saved in {self._run.shown}")
-                self._failure = error
+                self._fail(error, f"{called}, on_{name}", f"the run is saved in {self._run.shown}")
                 event._requests["failed"] = True
-                event.stop(f"the callback {called} raised {type(error).__name__}: {error}")
                 break
         self._recorded |= event._recorded
         return event._requests
+
+    def _fail(self, error: Exception, called: str, then: str) -> None:
+        """End the run after this step, on all ranks; the error is raised again then."""
+        error.add_note(f"raised by the callback {called}; {then}")
+        self._failure = error
+        self._loop.stop(f"the callback {called} raised {type(error).__name__}: {error}")
 
     def _current_policy(self) -> LoadedPolicy | None:
         if self._policy is None:
@@ -182,3 +255,7 @@ class Callbacks:
         if self._policy is not None:
             self._policy.updates = self._counters.updates
         return self._policy
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)

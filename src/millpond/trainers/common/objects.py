@@ -38,11 +38,17 @@ def name_env(env: Passed) -> str | None:
     if env is None or isinstance(env, str):
         return env
     if not callable(env):
-        raise MillpondError(
-            f"env is an object of {type(env).__name__}, but a run has many envs: pass its class, or a function that makes one, "
-            f"such as env=lambda: {type(env).__name__}(...)"
-        )
+        raise _is_made(env)
     return name_of(env, "env")
+
+
+def _is_made(env: object) -> MillpondError:
+    name = type(getattr(env, "unwrapped", env)).__name__  # not that of a wrapper of gymnasium.make
+    made = getattr(getattr(env, "spec", None), "id", None)
+    asked = f'its id, its class, or a function that makes one, such as env="gymnasium:{made}"'
+    if made is None:
+        asked = f"its class, or a function that makes one, such as env=lambda: {name}(...)"
+    return MillpondError(f"env is an object of {name}, but a run has many envs: pass {asked}")
 
 
 def name_policy(policy: Passed) -> str | None:

@@ -16,16 +16,19 @@ import torch
 
 from millpond.config.load import parse_override
 from millpond.config.recipe import EnvConfig
+from millpond.devices import make_generator
 from millpond.envs.env_batch import EnvBatch
 from millpond.envs.families import require_extra
 from millpond.envs.objects import binding, is_object
 from millpond.envs.render import render_rgb, write_gif
+from millpond.envs.spec import ObservationSpec
 from millpond.errors import MillpondError
 from millpond.formatting import plural
 from millpond.learners import QNetwork
 from millpond.rollout.collector import PlayablePolicy, put_actions
 from millpond.store import Run, RunError
 from millpond.trainers.common.envs import evaluation_vector, make_spec
+from millpond.trainers.common.export.step import describe_action
 from millpond.trainers.common.objects import Passed, objects_of, settings_of
 from millpond.trainers.common.policy import LoadedPolicy, load_policy
 from millpond.trainers.common.session import load_to_run, open_run
@@ -144,7 +147,7 @@ def evaluate(
     vector.reset(seed)
     state = policy.initial_state(vector.num_envs * agents, device)
     state = state.view(vector.num_envs, agents, *state.shape[1:])
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = make_generator(device, seed)
     finite = FiniteCheck(vector, "the evaluation")
     finished: dict[int, tuple[tuple[float, ...], int, dict[str, float]]] = {}
     expected = set(range(episodes))
@@ -270,13 +273,21 @@ def playing_env(policy: LoadedPolicy, env: Passed, overrides: Mapping[str, Any] 
         changed = load_to_run(policy.recipe, changes).recipe.env  # its own code was trusted when it was loaded
         require_extra(changed.id)
         spec = make_spec(changed, stacked=True)
-        for what, shown, trained in (
-            ("observations", spec.observation, policy.spec.observation),
-            ("actions", spec.action, policy.spec.action),
-        ):
-            if shown != trained:
-                raise RunError(f"env {changed.id} has {what} {shown}; the policy was trained with {trained}")
+        seen, trained = spec.observation, policy.spec.observation
+        if seen != trained:
+            raise RunError(
+                f"env {changed.id} has observations {_parts(seen)}; the policy was trained with {_parts(trained)}"
+            )
+        if spec.action != policy.spec.action:
+            takes, trained_to = describe_action(spec.action), describe_action(policy.spec.action)
+            raise RunError(f"env {changed.id} takes actions of {takes}; the policy was trained to give {trained_to}")
         yield changed
+
+
+def _parts(spec: ObservationSpec) -> str:
+    kinds = [f"{part.name} ({part.kind}, {part.dtype} {part.shape})" for part in spec.parts]
+    highest = [f"{part.name} up to {part.high:g}" for part in spec.parts if part.high is not None]
+    return ", ".join([*kinds, *highest])
 
 
 def _play(

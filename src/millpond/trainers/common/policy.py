@@ -15,6 +15,7 @@ from torch import Tensor
 
 from millpond.config.env_options import env_options
 from millpond.config.recipe import Recipe
+from millpond.devices import make_generator
 from millpond.envs.format import EnvFormat, format_of
 from millpond.envs.objects import binding
 from millpond.envs.spec import EnvSpec
@@ -55,7 +56,10 @@ class LoadedPolicy:
         self.acts_greedily, self.device = acts_greedily, device
         self.updates, self.description = updates, description
         self.objects: Objects = objects or {}
-        self._generator = torch.Generator(device).manual_seed(recipe.seed)
+        self._generator = make_generator(device, recipe.seed)
+
+    def __repr__(self) -> str:
+        return f"<LoadedPolicy of {self.spec.id}: {self.description or f'{self.updates:,} updates'}>"
 
     @cached_property
     def format(self) -> EnvFormat:
@@ -118,6 +122,10 @@ class LoadedPolicy:
         self, observation: Array, state: Array | None, episode_start: Any, deterministic: bool, mask: Any
     ) -> tuple[Array, Array | None]:
         """observation [B, *spec.observation.shape] -> stored actions [B, *spec.action.shape], state [B, ...] or None"""
+        if observation.dtype.kind == "f" and np.isnan(observation).any():
+            raise RunError(
+                f"an observation has NaN, from which {self.spec.id} was not trained to act: {observation!r:.200}"
+            )
         before = self._state(state, len(observation), episode_start).to(self.device)
         with torch.inference_mode():
             chosen = self.network.act(

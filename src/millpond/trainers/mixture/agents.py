@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,8 @@ from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
 from millpond.formatting import plural
 from millpond.learners import DQN, AgentGroup, Collection, Epsilon, QNetwork, build_q_network
+from millpond.learners.dqn import GoalBatch
+from millpond.learners.returns import block_returns, goal_batches
 from millpond.planner import MixturePlan
 from millpond.replay import Lake
 from millpond.replay.pond import PondBatch
@@ -36,7 +38,7 @@ from millpond.trainers.mixture.ponds import BigPond
 from millpond.trainers.mixture.ranks import agent_name, agents_of_rank
 from millpond.vector import BackendChoice, Vector
 
-# Purposes of seeds: each purpose and agent has an independent generator. `ponds.FILL` is another one.
+# Purposes of seeds: each purpose and agent has an independent generator. `ponds` has others.
 NETWORK, EXPLORATION, ENVS, SAMPLER = range(4)
 GLOBAL_NUMPY = 5
 
@@ -97,6 +99,7 @@ class BigAgent:
             make_network(recipe, spec, plan.agents),
             recipe.dqn,
             device=device,
+            total_updates=plan.big_updates_in_all,
             compiled=fast.dqn_updates if recipe.trainer.fast else None,
         )
         self.epsilon = Epsilon(
@@ -135,9 +138,7 @@ class BigAgent:
     def update(self, count: int, record: Callable[[str, Tensor], None]) -> None:
         """Take `count` gradient steps, each on a new batch."""
         replayed = torch.zeros_like(self.replayed)
-        at_once = self.dqn.updates_at_once
-        for done in range(0, count, at_once):
-            batches = self.pond.sample(min(at_once, count - done), self.sampler, self._part)
+        for batches in self._batches(count):
             for batch, metrics in zip(batches, self._learn(batches), strict=False):  # fewer if one is not finite
                 self._newest = [*self._newest[-1:], (batch, metrics)]
                 for name, value in metrics.items():
@@ -149,7 +150,25 @@ class BigAgent:
             self.ranks.all_reduce(replayed)
         self.replayed += replayed
 
-    def _learn(self, batches: list[PondBatch]) -> Iterable[Mapping[str, Any]]:
+    def _batches(self, count: int) -> Iterator[Sequence[PondBatch | GoalBatch]]:
+        """Yield `count` batches, some at once; with returns over blocks, those that have the same parameters' returns."""
+        config = self.dqn.config
+        if config.target == "n_step":
+            at_once = self.dqn.updates_at_once
+            for done in range(0, count, at_once):
+                yield self.pond.sample(min(at_once, count - done), self.sampler, self._part)
+            return
+        stacked = self.pond.stack is not None
+        for done in range(0, count, config.updates_per_target):
+            updates = min(config.updates_per_target, count - done)
+            blocks = self.pond.next_blocks(updates * config.batch_size)
+            returns = block_returns(self.dqn, blocks, stacked=stacked)
+            # The last block may have more steps than are needed; a random few are left out.
+            order = self.sampler.permutation(len(returns))[: updates * config.batch_size].reshape(updates, -1)
+            mine = torch.from_numpy(np.ascontiguousarray(order[:, self._part])).to(returns.device)
+            yield goal_batches(blocks, returns, mine, stacked=stacked)
+
+    def _learn(self, batches: Sequence[PondBatch | GoalBatch]) -> Iterable[Mapping[str, Any]]:
         """Take one gradient step per batch; yield metrics of each. With several ranks all of them take every step together."""
         if self.ranks.all_reduce is None:
             return self.dqn.update_all(batches)
@@ -174,7 +193,7 @@ class BigAgent:
             as_numbers(newest[-1][1]) if newest else {},
             as_numbers(newest[-2][1]) if len(newest) > 1 else {},
             f"update {updates - 1:,}",
-            {} if batch is None else {name: getattr(batch, name) for name in names},
+            {} if batch is None else {name: getattr(batch, name) for name in names if hasattr(batch, name)},
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -183,6 +202,7 @@ class BigAgent:
             "dqn": self.dqn.state_dict(),
             "epsilon": self.epsilon.state_dict(),
             "sampler": self.sampler.bit_generator.state,
+            "blocks": self.pond.order.state_dict(),
             "replayed": self.replayed.clone(),
             "exploration": None if actor is None else actor.generators[0].get_state(),
         }
@@ -192,6 +212,8 @@ class BigAgent:
         self.epsilon.load_state_dict(state["epsilon"])
         self.sampler.bit_generator.state = state["sampler"]
         self.replayed.copy_(state["replayed"])
+        if "blocks" in state:  # states of earlier versions have none
+            self.pond.order.load_state_dict(state["blocks"])
         if self._actor is not None:
             self._actor.generators[0].set_state(state["exploration"])
 
@@ -214,7 +236,7 @@ class Players:
     @property
     def policy(self) -> QNetwork:
         """The result of the run: the BigAgent's network, or that of the one agent if there is no BigAgent."""
-        return self.group.networks[0] if self.big is None else self.big.dqn.network
+        return self.group.networks[0] if self.big is None else self.big.dqn.mean
 
     def reset_vectors(self) -> None:
         for name, vector in self.vectors.items():

@@ -21,16 +21,17 @@ from millpond.config import MixtureRecipe
 from millpond.distributed import ALONE, Ranks
 from millpond.planner import MixturePlan
 from millpond.replay import Lake, LakeError, Schema, Steps, Writer
+from millpond.replay.blocks import BlockBatch, list_blocks, read_blocks
 from millpond.replay.lake.log import read_log
 from millpond.replay.pond import Pond, PondBatch, separate_masks
 from millpond.replay.schema import FINAL
 from millpond.replay.steps import join_lanes
-from millpond.replay.transfer import fill, pour, restore_rings
+from millpond.replay.transfer import fill, fill_blocks, pour, restore_rings
 from millpond.sizes import divisors
 from millpond.trainers.common.envs import make_spec
 from millpond.trainers.mixture.ranks import agent_name, agents_of_rank, refresh_together
 
-FILL = 4  # purpose of a seed, after those in `agents`
+FILL, BLOCKS = 4, 6  # purposes of seeds, besides those in `agents`
 
 
 @dataclass(frozen=True)
@@ -220,24 +221,28 @@ def make_ponds(recipe: MixtureRecipe, plan: MixturePlan, folder: Path, ranks: Ra
 
 
 class BigPond:
-    """The BigAgent's replay buffer: `fill(round)` or `add(steps)`, then `sample(rng)`.
+    """The BigAgent's replay buffer: `fill(round)` or `add(steps)`, then `sample(rng)`, or `next_blocks` for returns.
 
     In mode rounds it is filled uniformly from the lake in each round. In mode live it is a ring that the steps of all
-    agents are added to as they are collected. It is not in checkpoints: it can be restored from the lake.
+    agents are added to as they are collected. Its content is not in checkpoints: it can be restored from the lake.
     """
 
     def __init__(self, recipe: MixtureRecipe, plan: MixturePlan, lake: Lake, device: torch.device) -> None:
         self.recipe, self.plan, self.lake, self.device = recipe, plan, lake, device
         self.stack = recipe.env.frame_stack if recipe.env.frame_stack > 1 else None
         self.pond: Pond | None = None
+        self.order = BlockOrder(recipe.seed)
 
     @property
     def empty(self) -> bool:
         return self.pond is None
 
-    def fill(self, round_number: int) -> int:
-        """Fill with transitions of the lake, drawn uniformly; return their number. A function of lake, seed and round."""
-        n_step = self.recipe.dqn.n_step
+    def fill(self, round_number: int, *, begins: bool = True) -> int:
+        """Fill with transitions of the lake, drawn uniformly; return their number. A function of lake, seed and round.
+
+        `begins`: it is the first fill of this round, and none that repeats it after a resume.
+        """
+        n_step = self.recipe.dqn.n_step if self.recipe.dqn.target == "n_step" else 1
         count = min(self.plan.big_pond_transitions, self.lake.transitions(self.stack, n_step))
         if count == 0:
             raise LakeError(f"{self.lake.folder} has no transitions with stack {self.stack or 1} and n_step {n_step}")
@@ -245,13 +250,29 @@ class BigPond:
         records = min(self.plan.big_pond_rows, sum(self.lake.view(name).num_records for name in self.lake.streams))
         self.pond = Pond.init(self.lake.schema, records, device=self.device)
         rng = np.random.default_rng([self.recipe.seed, FILL, round_number])
-        fill(self.pond, self.lake, count, rng, stack=self.stack, n_step=n_step)
+        if self.recipe.dqn.target == "n_step":
+            fill(self.pond, self.lake, count, rng, stack=self.stack, n_step=n_step)
+        else:
+            count = self._fill_with_blocks(count, rng)
+            if begins:
+                self.order.begin()
+            self._list_blocks()
         self.lake.release()
         return count
+
+    def _fill_with_blocks(self, count: int, rng: np.random.Generator) -> int:
+        assert self.pond is not None
+        rounds, length = self.recipe.mixture.big_pond_rounds, self.recipe.dqn.block_steps
+        newest = None if rounds is None else rounds * self.plan.collections_per_round * self.recipe.pqn.num_steps
+        most = max(1, count - length + 1)  # the last block drawn may exceed it
+        return fill_blocks(self.pond, self.lake, most, rng, length=length, stack=self.stack, newest=newest)
 
     def add(self, steps: list[Steps]) -> None:
         """Add one collection of every stream (mode live)."""
         self._ring().add(join_lanes(steps))
+        if self.recipe.dqn.target != "n_step":
+            self.order.begin()
+            self._list_blocks()
 
     def restore(self, streams: list[str], *, continue_episodes: bool) -> None:
         """Restore the ring from the lake (mode live)."""
@@ -280,3 +301,60 @@ class BigPond:
             columns=("agent",),
         )
         return [separate_masks(batch, stacked=self.stack is not None) for batch in batches]
+
+    def _list_blocks(self) -> None:
+        assert self.pond is not None
+        self._blocks = list_blocks(
+            self.pond.view(),
+            self.recipe.dqn.block_steps,
+            stack=self.stack or 1,
+            offset=self.order.offset(self.recipe.dqn.block_steps),
+        )
+
+    def next_blocks(self, transitions: int) -> BlockBatch:
+        """Return the next blocks, with at least so many steps: all blocks once, in a random order, then all again."""
+        if self.pond is None:
+            raise LakeError("the BigPond is empty: fill it or add to it before sampling")
+        which = self.order.take(self._blocks.steps, transitions)
+        return read_blocks(self.pond, self._blocks, which, self.recipe.dqn.block_steps, stack=self.stack)
+
+
+class BlockOrder:
+    """The order in which blocks are learned from: passes over all of them, each in a new random order.
+
+    It is a function of the seed, of how often the BigPond was filled or added to, and of its place in that order.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.contents = self.passes = self.place = 0
+
+    def begin(self) -> None:
+        """Begin anew, with other blocks."""
+        self.contents, self.passes, self.place = self.contents + 1, 0, 0
+
+    def offset(self, length: int) -> int:
+        """Return the offset of the blocks that the BigPond is divided into."""
+        return int(np.random.default_rng([self.seed, BLOCKS, self.contents]).integers(length))
+
+    def take(self, steps: np.ndarray[Any, Any], transitions: int) -> np.ndarray[Any, Any]:
+        """Return the numbers of the next blocks, which have `steps` [K]: as many as have at least so many transitions."""
+        if not len(steps):
+            raise LakeError("the BigPond has no whole transition yet; collect longer, or make it larger")
+        taken, missing = [], transitions
+        while missing > 0:
+            order = np.random.default_rng([self.seed, BLOCKS, self.contents, self.passes + 1]).permutation(len(steps))
+            rest = order[self.place :]
+            count = min(len(rest), int(np.searchsorted(np.cumsum(steps[rest]), missing)) + 1)
+            taken.append(rest[:count])
+            missing -= int(steps[rest[:count]].sum())
+            self.place += count
+            if self.place == len(order):
+                self.passes, self.place = self.passes + 1, 0
+        return np.concatenate(taken)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"contents": self.contents, "passes": self.passes, "place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.contents, self.passes, self.place = (int(state[name]) for name in ("contents", "passes", "place"))

@@ -225,16 +225,15 @@ class MixtureTrainer:
         if at.begins("round"):
             self.big.epsilon.reset()
         collections = self._collections(at["round"])
-        updates = big_updates_of_round(self.recipe, collections * self.plan.env_steps_per_collection)
         with self.timer("train_big"):
             self.big.pond.add(gather_steps(self.ranks, steps))
-            self._update(self.big, spread(updates, collections, at["portion"]))
+            self._update(self.big, spread(self._big_updates(at["round"]), collections, at["portion"]))
 
     def _fill(self, at: Address) -> None:
         assert self.big is not None
         if at.begins("phase") or self.big.pond.empty:  # a run resumed in this phase draws the same again
             with self.timer("fill"):
-                drawn = self.big.pond.fill(at["round"])
+                drawn = self.big.pond.fill(at["round"], begins=at.begins("phase"))
             if at.begins("phase"):
                 self.big.epsilon.reset()
                 self.extra["big/pond_transitions"] = drawn
@@ -243,7 +242,7 @@ class MixtureTrainer:
         assert self.big is not None
         done = at["portion"] * UPDATES_PER_PORTION
         with self.timer("train_big"):
-            self._update(self.big, min(UPDATES_PER_PORTION, self.plan.big_updates - done))
+            self._update(self.big, min(UPDATES_PER_PORTION, self._big_updates(at["round"]) - done))
 
     def _update(self, big: BigAgent, updates: int) -> None:
         big.update(updates, self.loop.record)
@@ -257,7 +256,11 @@ class MixtureTrainer:
         with self.timer("reset"):
             ladder = mixture.epsilon_ladder or [mixture.epsilon_reset_to] * self.plan.agents
             own = agents_of_rank(self.ranks, self.plan.agents)
-            self.group.clone_from(self.big.dqn.network, epsilon_reset_to=[ladder[number] for number in own])
+            self.group.clone_from(
+                self.big.dqn.mean,
+                epsilon_reset_to=[ladder[number] for number in own],
+                keep_optimizer=mixture.clone_optimizer == "keep",
+            )
 
     # -- evaluation
 
@@ -292,6 +295,10 @@ class MixtureTrainer:
         self.extra |= evaluation.metrics()
         if self.big is not None:
             self.extra["big/eval/episode_return"] = evaluation.mean
+            weights = self.big.dqn.network
+            if self.players.policy is not weights:  # it is the mean of the weights
+                raw = evaluate_on_first(self.ranks, lambda: self.evaluator(weights))
+                self.extra["big_raw/eval/episode_return"] = raw.mean
         if self.plan.resets:
             self.extra |= self.recovery.reset(evaluation.mean, self.group.updates[0])
         self.callbacks.evaluation(evaluation)
@@ -305,11 +312,10 @@ class MixtureTrainer:
 
     def _make_loop(self) -> Loop:
         plan, recipe = self.plan, self.recipe
-        big_portions = -(-plan.big_updates // UPDATES_PER_PORTION)
         loop = Loop(
             round=plan.rounds,
             phase=1 if self.live or plan.mode == "single" else 2,
-            portion=lambda at: self._collections(at["round"]) if at["phase"] == AGENTS else big_portions,
+            portion=lambda at: self._portions(at["round"], at["phase"]),
         )
         loop.at_end("portion", self._write_record)
         if recipe.checkpoint.interval is not None:
@@ -329,6 +335,15 @@ class MixtureTrainer:
         plan = self.plan
         complete = round_number < plan.whole_rounds
         return plan.collections_per_round if complete else plan.last_round_collections
+
+    def _big_updates(self, round_number: int) -> int:
+        """Return the number of the BigAgent's updates in this mixture round."""
+        return big_updates_of_round(self.recipe, self._collections(round_number) * self.plan.env_steps_per_collection)
+
+    def _portions(self, round_number: int, phase: int) -> int:
+        if phase == AGENTS:
+            return self._collections(round_number)
+        return -(-self._big_updates(round_number) // UPDATES_PER_PORTION)
 
     def _diagnose(self, error: NonFiniteError) -> Learning:
         """Describe the updates of the agent, or the update of the BigAgent, that gave a number that is not finite."""
@@ -399,6 +414,7 @@ class MixtureTrainer:
             **(envs if ranks.alone else {"envs": PerRank(ranks, StateGroup(envs))}),
             "diversity": self.diversity,
             "random": PerRank(ranks, RandomState()),
+            "callbacks": self.callbacks,
         }
         values: dict[str, Any] = {
             "loop": self.loop,
@@ -407,5 +423,5 @@ class MixtureTrainer:
             "recovery": self.recovery,
         }
         if self.big is not None and self.ponds is not None:
-            weights["big"], state["big"], values["ponds"] = self.big.dqn.network, self.big, self.ponds
-        return Parts(weights, state, values)
+            weights["big"], state["big"], values["ponds"] = self.big.dqn.mean, self.big, self.ponds
+        return Parts(weights, state, values, may_lack=("callbacks",))

@@ -14,6 +14,7 @@ from torch import Tensor
 from millpond import fast
 from millpond.config import RewardRecipe
 from millpond.config.mixture import DQNConfig
+from millpond.devices import make_generator
 from millpond.distributed import ALONE
 from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import EnvSpec
@@ -150,7 +151,7 @@ class RewardAgent:
             Schema.from_spec(spec), capacity, lanes=agent.num_envs, device=device, announce=self.lines.append
         )
         self.rng = np.random.default_rng(int(seeds[1]))
-        self.generator = torch.Generator(device).manual_seed(int(seeds[2]))
+        self.generator = make_generator(device, int(seeds[2]))
         self.learner: SAC | DQN = self._make_learner(int(seeds[3]))
         self._acted: dict[str, Any] = {}  # observation, reward, ... [T, E, ...] of the last `act`
         self.epsilon = Epsilon(1.0, 0.05, over=max(1, updates // 2))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from millpond.config import Loaded, RewardRecipe
+from millpond.devices import make_generator
 from millpond.distributed import ALONE
 from millpond.errors import MillpondError
 from millpond.formatting import plural, sentence
@@ -63,7 +64,7 @@ class RewardTrainer:
         seeds = np.random.SeedSequence(recipe.seed).generate_state(7)
         seed_global_generators(python=int(seeds[0]), torch=int(seeds[1]), numpy=int(seeds[6]))
         self.sampler = np.random.default_rng(int(seeds[2]))
-        noise = torch.Generator(self.device).manual_seed(int(seeds[4]))
+        noise = make_generator(self.device, int(seeds[4]))
 
         self.recorded = recorded
         self.agent: RewardAgent | None = None
@@ -102,8 +103,10 @@ class RewardTrainer:
                 "optimizer": self.optimizer,
                 "random": RandomState(sampler=self.sampler, noise=noise),
                 **({} if self.agent is None else {"agent": self.agent}),
+                "callbacks": self.callbacks,
             },
             values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
+            may_lack=("callbacks",),
         )
         self._R_loss: Tensor | None = None  # of the newest batch
         self._measured: tuple[dict[str, float], str] = ({}, "")  # gradient norm, and the update it is of

@@ -1,6 +1,8 @@
 """Write a policy's step as an ONNX file or a program of torch.export, with a description of its names inside.
 
-An ONNX file is run by onnxruntime and compared with the policy before it is written: they agree to 1e-5.
+An ONNX file is run by onnxruntime and compared with the policy before it is written. Every number agrees to 1e-5 of its unit
+plus 1e-5 of itself. The unit is 1, unless the policy scales the output: the value by the deviation of returns, numbers by
+their bounds.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ SUFFIXES: dict[str, ExportFormat] = {".onnx": "onnx", ".pt2": "torch"}
 METADATA = "millpond"  # the key of the description in an ONNX file; in a .pt2 file it is millpond.json
 TRIED = (1, 3)  # sizes of the batches with which an exported policy is compared
 STEPS = 3  # of each, with the state of the step before
-TOLERANCE = 1e-5  # relative to the largest number of an output, if that is above 1
+TOLERANCE = 1e-5  # of a number's unit, and of the number itself
 TRACED = 2  # size of the batch that is traced; 0 and 1 would become constants
 
 
@@ -178,7 +180,7 @@ def _compare(data: bytes, step: PolicyStep) -> None:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    generator = torch.Generator().manual_seed(1)
+    generator, units, one = torch.Generator().manual_seed(1), step.units(), torch.ones(())
     for batch in TRIED:
         state: dict[str, Tensor] = {}
         for _ in range(STEPS):
@@ -187,11 +189,16 @@ def _compare(data: bytes, step: PolicyStep) -> None:
                 expected = step(inputs)
             got = session.run(list(expected), {name: tensor.numpy() for name, tensor in inputs.items()})
             for (name, wanted), array in zip(expected.items(), got, strict=True):
-                away, scale = torch.from_numpy(array).double() - wanted.double(), wanted.abs().amax().clamp(min=1)
-                if wanted.is_floating_point() and not bool(away.abs().amax() <= TOLERANCE * scale):
+                if not wanted.is_floating_point():
+                    continue
+                away = (torch.from_numpy(array).double() - wanted.double()).abs()
+                allowed = TOLERANCE * (units.get(name, one).double() + wanted.double().abs())
+                if not bool((away <= allowed).all()):  # NaN is not, either
+                    worst = int((away - allowed).nan_to_num(nan=torch.inf).argmax())
                     raise ExportError(
-                        f"onnxruntime computes another {name} than the policy, by {float(away.abs().amax()):.1e}; nothing was "
-                        "written. format='torch' may be exact"
+                        f"onnxruntime computes another {name} than the policy: {array.flat[worst]:.9g} instead of "
+                        f"{float(wanted.flatten()[worst]):.9g}, where {float(allowed.flatten()[worst]):.1e} are allowed; "
+                        "nothing was written. format='torch' may be exact"
                     )
             state = {"state": expected["next_state"]} if step.has_state else {}
 

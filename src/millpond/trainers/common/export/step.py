@@ -230,6 +230,23 @@ class PolicyStep(nn.Module):
                 described.append(Named(name, dtype, tuple(tensor.shape[1:]), meanings[name]))
         return described
 
+    def units(self) -> dict[str, Tensor]:
+        """Return the size of a unit of the outputs that the policy scales: of the value, and of numbers with bounds."""
+        spec, leaves, network = self.spec.action, self.action_leaves, self.network
+        units: dict[str, Tensor] = {}
+        if spec.low:
+            reach = (torch.tensor(spec.high) - torch.tensor(spec.low)) / 2
+            described = action_outputs(spec, leaves)
+            if leaves is None and described[0].dtype == "float32":  # with choices, if the spec has both
+                units[described[0].name] = reach if not spec.sizes else reach.max()
+            for named, leaf in zip(described, leaves or (), strict=False):
+                if leaf.low:
+                    units[named.name] = reach[leaf.first : leaf.first + len(leaf.low)].reshape(named.shape)
+            units["mean"] = units["deviation"] = reach
+        if isinstance(network, Policy):
+            units["value"] = network.in_reward_units(torch.ones(())) - network.in_reward_units(torch.zeros(()))
+        return {name: unit.where(unit.isfinite(), torch.ones(())) for name, unit in units.items()}
+
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         parts = {one.part.name: one.read(inputs[one.name]) for one in self.parts}
         first = next(iter(parts.values()))

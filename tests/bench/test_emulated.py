@@ -1,0 +1,42 @@
+"""Counts of whole runs on the emulated device."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millpond.bench.emulated import count_run, show_run
+from millpond.errors import MillpondError
+
+
+def test_counts_of_a_run_name_its_phases_and_lines() -> None:
+    run = count_run("reward-online")
+    assert set(run.entered) >= {"train", "act", "test"}
+    assert run.entered["train"] == 1
+    assert run.per_entry("train")["launch"] > 10
+    assert sum(run.counts.of("launch", phase) for phase in run.entered) <= run.counts.of("launch")
+    text = "\n".join(show_run(run))
+    assert "reward-online, preset debug, on the emulated device" in text
+    assert "learners/sac.py:" in text
+
+
+def test_device_and_folder_cannot_be_set() -> None:
+    with pytest.raises(MillpondError, match="leave out device= and run_dir="):
+        count_run("grid", ["device=cpu"])
+
+
+def test_doctor_counts_a_recipe(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "millpond", "doctor", "--emulate-gpu", "gymnasium:CartPole-v1", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["phases"]["train"]["launch"] > 100
+    assert "nanobind" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+    done = subprocess.run([*command[:4], "a=b"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "overrides such as a=b belong to a recipe" in done.stderr
