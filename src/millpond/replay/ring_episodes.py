@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 NONE = -1  # place of the current episode's first record: it is not known
 
 
-class Episodes(NamedTuple):
+class WholeEpisodes(NamedTuple):
     """Whole episodes, lane by lane, the oldest first."""
 
     start: Array  # slots of the first records
@@ -25,7 +25,7 @@ class Episodes(NamedTuple):
     mean_reward: Array
 
 
-class _Lane:
+class _RingReader:
     """One ring: how far it was read, the current episode, and the whole ones by place, counted from the first record ever."""
 
     def __init__(self) -> None:
@@ -56,13 +56,13 @@ class RingEpisodes:
     def __init__(self, pond: Pond) -> None:
         self.pond = pond
         self._content: object = None
-        self._lanes: list[_Lane] = []
+        self._lanes: list[_RingReader] = []
 
-    def find(self) -> Episodes:
+    def find(self) -> WholeEpisodes:
         """Return the whole episodes that the pond holds now."""
         pond, size = self.pond, self.pond.ring_size
         if self._content is not pond.content:
-            self._content, self._lanes = pond.content, [_Lane() for _ in range(pond.lanes)]
+            self._content, self._lanes = pond.content, [_RingReader() for _ in range(pond.lanes)]
         for number, (lane, head) in enumerate(zip(self._lanes, pond.heads.tolist(), strict=True)):
             oldest = max(0, head - size)
             if lane.read < oldest:  # records were overwritten unread, and the current episode's with them
@@ -73,7 +73,7 @@ class RingEpisodes:
             lane.drop_before(oldest)
         start = [number * size + lane.place % size for number, lane in enumerate(self._lanes)]
         steps = np.concatenate([lane.steps for lane in self._lanes])
-        return Episodes(np.concatenate(start), steps, np.concatenate([lane.total for lane in self._lanes]) / steps)
+        return WholeEpisodes(np.concatenate(start), steps, np.concatenate([lane.total for lane in self._lanes]) / steps)
 
 
 @compiled
