@@ -3,6 +3,7 @@
     python benchmarks/peers/run.py --setup puffer                        once: PufferLib's virtual environment
     python -m benchmarks.parity                                          whatever has no result yet
     python -m benchmarks.parity --world cartpole --side puffer pufferlib --seeds 1 2 3 4 5
+    python -m benchmarks.parity --speed                                  seconds per iteration, on a machine without other work
     python -m benchmarks.parity --page                                   only write docs/parity.md and its picture
 
 A finished training is a file in results/ and is not run again.
@@ -15,30 +16,42 @@ import json
 import os
 import subprocess
 import sys
-import time
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.parity.page import PAGE, PICTURE, RESULTS, draw, page_of, read_results
+from benchmarks.parity.speed import SPEED, measure
 from benchmarks.parity.worlds import PUFFER, VARIANTS, WORLDS
 
 SIDES = ("puffer", PUFFER, *(name for name in VARIANTS if name != "puffer"))
 
 
-def run(world: str, side: str, seed: int) -> None:
-    """Train in a process of its own, and store the result."""
-    path = RESULTS / f"{world}-{side}-{seed}.json"
-    if path.exists():
-        return
-    began = time.monotonic()
-    command = [sys.executable, "-m", "benchmarks.parity.training", world, side, str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{world} {side} {seed} failed:\n{done.stderr[-3000:]}")
-    result = json.loads(done.stdout.strip().splitlines()[-1])
+def path_of(job: str) -> Path:
+    return RESULTS / f"{job.replace('/', '-')}.json"
+
+
+def run(jobs: Sequence[str]) -> None:
+    """Train `WORLD/SIDE/SEED` one after the other, in one process of their own, and store each result when it is there."""
     RESULTS.mkdir(exist_ok=True)
-    draft = path.with_suffix(".part")
-    draft.write_text(json.dumps(result) + "\n", encoding="utf-8")
-    os.replace(draft, path)
-    print(f"{world} {side} {seed}: {time.monotonic() - began:.0f} s", flush=True)
+    command = [sys.executable, "-m", "benchmarks.parity.training", *jobs]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.startswith('{"world"'):
+                continue
+            result = json.loads(line)
+            path = path_of(f"{result['world']}/{result['side']}/{result['seed']}")
+            draft = path.with_suffix(".part")
+            draft.write_text(line, encoding="utf-8")
+            os.replace(draft, path)
+            print(f"{path.stem}: {result['seconds']:.0f} s", flush=True)
+        if process.wait():
+            errors.seek(0)
+            raise SystemExit(f"{' '.join(command)} failed:\n{errors.read()[-3000:]}")
 
 
 def main() -> None:
@@ -47,14 +60,23 @@ def main() -> None:
     parser.add_argument("--side", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--page", action="store_true", help="train nothing")
+    parser.add_argument("--speed", action="store_true", help="measure seconds per iteration, and train nothing")
+    parser.add_argument("--rounds", type=int, default=2, help="of --speed")
     options = parser.parse_args()
-    if not options.page:
-        for side in options.side:
-            for world in options.world:
-                for seed in options.seeds:
-                    run(world, side, seed)
+    if options.speed:
+        SPEED.write_text(json.dumps(measure(options.rounds), indent=1) + "\n", encoding="utf-8")
+    jobs = [
+        f"{world}/{side}/{seed}"
+        for side in options.side
+        for world in options.world
+        if side in (PUFFER, *WORLDS[world].variants)
+        for seed in options.seeds
+    ]
+    missing = [job for job in jobs if not path_of(job).exists()]
+    if missing and not options.page and not options.speed:
+        run(missing)
     results = read_results(RESULTS)
-    PAGE.write_text(page_of(results), encoding="utf-8")
+    PAGE.write_text(page_of(results, json.loads(SPEED.read_text()) if SPEED.exists() else None), encoding="utf-8")
     draw(results, PICTURE)
 
 

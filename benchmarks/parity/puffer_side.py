@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import gymnasium
 import numpy as np
@@ -27,6 +28,7 @@ from pufferlib.pufferl import PuffeRL
 
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.policies import build_policy
+from millpond.policies.custom import load_policy_factory
 
 SETTINGS = json.loads(Path(sys.argv[1]).read_text()) if sys.argv[1].endswith(".json") else {}
 
@@ -99,14 +101,15 @@ class SameNetwork(torch.nn.Module):
 def main():
     seed = int(sys.argv[3])
     torch.manual_seed(seed)
-    if SETTINGS["world"] == "cartpole":
+    if SETTINGS["scenario"] is None:
         vector = pufferlib.vector.make(CartPoles)
     else:
         serial = {"backend": pufferlib.vector.Serial, "num_envs": SETTINGS["num_envs"], "seed": 1_000 * seed}
         vector = pufferlib.vector.make(make_forage, **serial)
     seen, actions = SETTINGS["observation"], SETTINGS["actions"]
     observation = ObservationSpec.single(tuple(seen["shape"]), seen["dtype"], seen["kind"], **seen["limits"])
-    policy = build_policy(observation, ActionSpec.discrete(actions), core="lstm", hidden_size=SETTINGS["hidden_size"])
+    build = load_policy_factory(SETTINGS["network"]) if SETTINGS["network"] else build_policy
+    policy = build(observation, ActionSpec.discrete(actions), core="lstm", hidden_size=SETTINGS["hidden_size"])
     policy.load_state_dict(torch.load(sys.argv[2], weights_only=True))
     batch = SETTINGS["batch"]
     config = {
@@ -125,7 +128,7 @@ def main():
         "compile_mode": "default",
         "compile_fullgraph": False,
         "torch_deterministic": False,
-        "optimizer": "adam",
+        "optimizer": SETTINGS["optimizer"],
         "anneal_lr": True,
         "vtrace_rho_clip": 1.0,
         "vtrace_c_clip": 1.0,
@@ -144,11 +147,13 @@ def main():
         trainer.evaluate()
         returns = trainer.stats.get("episode_return")
         rewards = float(trainer.rewards.mean())
-        levels.append(rewards if SETTINGS["world"] == "forage" else float(np.mean(returns)) if returns else None)
+        levels.append(rewards if SETTINGS["scenario"] else float(np.mean(returns)) if returns else None)
         trainer.train()
     seconds = time.perf_counter() - began
     sys.stdout = real_stdout
-    versions = {name: version(name) for name in ("pufferlib-core", "torch", "numpy", "gymnasium", "mettagrid")}
+    versions = {
+        name: version(name) for name in ("pufferlib-core", "torch", "numpy", "gymnasium", "mettagrid", "heavyball")
+    }
     print(json.dumps({"levels": levels, "seconds": seconds, "versions": versions}), flush=True)
     os._exit(0)  # its threads would keep the process
 

@@ -40,7 +40,9 @@ def recipe_of(world: World) -> dict[str, Any]:
         "policy.hidden_size": world.hidden_size,
         "vector.backend": "inline",
         "ppo.style": "puffer",
-        "ppo.optimizer": "adam",
+        "ppo.optimizer": world.optimizer,
+        **({"ppo.muon": "puffer3"} if world.optimizer == "muon" else {}),
+        **({} if world.network is None else {"policy.target": world.network}),
         "ppo.lr_schedule": "cosine",
         **{f"ppo.{name}": number for name, number in world.numbers.items()},
     }
@@ -94,7 +96,7 @@ def train_theirs(world: World, seed: int) -> dict[str, Any]:
                 "limits": {} if part.high is None else {"high": part.high},
             },
             "actions": actions,
-            "scenario": forage_config(Forage()).model_dump_json() if world.name == "forage" else None,
+            "scenario": forage_config(Forage()).model_dump_json() if world.env["env.id"] == "mettagrid" else None,
         }
         path = Path(folder) / "settings.json"
         path.write_text(json.dumps(settings))
@@ -118,4 +120,6 @@ def train(world: World, side: str, seed: int) -> dict[str, Any]:
 if __name__ == "__main__":
     from benchmarks.parity.worlds import WORLDS
 
-    print(json.dumps(train(WORLDS[sys.argv[1]], sys.argv[2], int(sys.argv[3]))))
+    for job in sys.argv[1:]:  # WORLD/SIDE/SEED
+        world, side, seed = job.split("/")
+        print(json.dumps(train(WORLDS[world], side, int(seed))), flush=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 REQUIREMENTS = {
-    "puffer": ("pufferlib-core==3.0.23", "mettagrid==0.26.22"),
+    "puffer": ("pufferlib-core==3.0.23", "mettagrid==0.26.22", "heavyball==2.2.3"),
     "sb3": (
         "torch==2.13.0",
         "stable-baselines3==2.9.2",

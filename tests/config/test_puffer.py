@@ -74,8 +74,8 @@ def test_the_algorithm_of_pufferlib_is_used_and_one_override_switches_it(tmp_pat
     plain = load(write(tmp_path, sizes + "prio_alpha = 0\nmin_lr_ratio = 0.1\n"), ["env.num_agents=2"]).recipe
     assert isinstance(plain, PPORecipe)
     assert plain.ppo.sampling == "independent"  # even so each minibatch is drawn on its own
-    assert (plain.ppo.optimizer, plain.ppo.adam_beta1, plain.ppo.lr_schedule, plain.ppo.min_lr_ratio) == (
-        "muon", 0.95, "cosine", 0.1,
+    assert (plain.ppo.optimizer, plain.ppo.muon, plain.ppo.adam_beta1, plain.ppo.lr_schedule, plain.ppo.min_lr_ratio) == (
+        "muon", "puffer3", 0.95, "cosine", 0.1,
     )  # fmt: skip
 
 
@@ -157,6 +157,7 @@ def test_envs_inside_a_vec_env_are_counted(tmp_path: Path) -> None:
     [
         ("[other]\na = 1\n", "has none of"),
         ("no section", "is not a PufferLib .ini file"),
+        ("[vec]\n[train\n", "line 2 is neither a [section] nor key = value: '[train"),
         ("[vec]\nnum_envs = many\n", "vec.num_envs=many must be a whole number"),
         ("[vec]\nnum_envs = 0\n", "vec.num_envs=0 must be >= 1"),
         ("[vec]\nnum_envs = 8\nbatch_size = 3\n", "vec.num_envs=8 is not a multiple of vec.batch_size=3"),
@@ -193,13 +194,43 @@ def test_a_file_of_pufferlib_4_is_recognised_and_planned_with_its_own_defaults(t
     assert p.passes_over_data == 11 / 8
     assert (recipe.policy.core, recipe.policy.num_layers, recipe.policy.hidden_size) == ("mingru", 2, 64)
     ppo = recipe.ppo
-    assert (ppo.style, ppo.rho_weights, ppo.optimizer, ppo.adam_beta1, ppo.min_lr_ratio) == (
-        "puffer", "reward", "muon", 0.95, 0.1,
+    assert (ppo.style, ppo.replacement, ppo.optimizer, ppo.muon, ppo.adam_beta1, ppo.min_lr_ratio) == (
+        "puffer", True, "muon", "puffer4", 0.95, 0.1,
     )  # fmt: skip
     assert ppo.adam_eps == 1e-12  # not the 1e-8 of PufferLib 3.0
     text = show(planned)
     assert "Defaults of PufferLib 4" in text
     assert "train.gamma=0.995" in text
+
+
+@pytest.mark.parametrize(("horizon", "weights"), [(32, "delta"), (64, "delta"), (28, "reward"), (10, "reward")])
+def test_pufferlib_4_weights_the_reward_alone_where_its_wide_kernel_does_not_fit(
+    tmp_path: Path, horizon: int, weights: str
+) -> None:
+    sizes = f"horizon = {horizon}\nminibatch_size = {horizon * 16}"
+    loaded = load(write(tmp_path, BREAKOUT.replace("horizon = 32\nminibatch_size = 1024", sizes)))
+    assert isinstance(loaded.recipe, PPORecipe)
+    assert loaded.recipe.ppo.rho_weights == weights
+    assert any("ppo.rho_weights=reward" in note for note in loaded.notes) == (weights == "reward")
+
+
+def test_one_override_switches_a_file_of_pufferlib_4(tmp_path: Path) -> None:
+    text = BREAKOUT.replace("horizon = 32\nminibatch_size = 1024", "horizon = 28\nminibatch_size = 448")
+    path = write(tmp_path, text)
+    recipe = plan(path, ["ppo.style=millpond"]).loaded.recipe
+    assert isinstance(recipe, PPORecipe)
+    ppo = recipe.ppo
+    assert (ppo.sampling, ppo.replacement, ppo.rho_weights, recipe.trainer.replay_ratio) == (
+        "uniform", False, "delta", None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["[train]\nmomentum = 0.94", "[train]\nvtrace = 0", "[base]\nasync = 1"])
+def test_files_of_pufferlib_5_are_refused_by_name(tmp_path: Path, key: str) -> None:
+    section, setting = key.split("\n")
+    with pytest.raises(MillpondError, match=f"is for PufferLib 5, since it has .*{setting.split()[0]}"):
+        load(write(tmp_path, BREAKOUT.replace(section, key)))
+    load(write(tmp_path, BREAKOUT))  # the fix: without these keys
 
 
 def test_agents_of_pufferlib_4_are_divided_among_envs(tmp_path: Path) -> None:
@@ -216,6 +247,7 @@ def test_agents_of_pufferlib_4_are_divided_among_envs(tmp_path: Path) -> None:
         (("[policy]", "[torch]\nnetwork = Mamba\n[policy]"), "torch.network=Mamba is not one of MinGRU"),
         (("[policy]", "[selfplay]\nenabled = 1\n[policy]"), "selfplay.enabled=1 has no counterpart"),
         (("min_lr_ratio = 0.1", "anneal_ent_coef = 1"), "train.anneal_ent_coef=1 has no counterpart"),
+        (("[base]", "[base]\nreset_state = False"), "base.reset_state=False has no counterpart"),
         (("min_lr_ratio = 0.1", "adam_beta1 = 0.7"), "mixes keys of PufferLib 4"),
         (("total_agents = 256", "total_agents = 255"), "vec.total_agents=255 is not a multiple"),
     ],

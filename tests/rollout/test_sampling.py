@@ -37,6 +37,23 @@ def test_prioritized_draws_without_replacement_within_a_minibatch() -> None:
         assert 0 in rows  # by far the most probable, in every minibatch
 
 
+@pytest.mark.parametrize("sampling", ["prioritized", "independent"])
+def test_with_replacement_a_minibatch_may_have_a_row_twice(sampling: str) -> None:
+    priority, rng, counts = np.array([1.0, 2.0, 3.0, 4.0]), np.random.default_rng(0), np.zeros(4)
+    options: dict[str, Any] = {"priority": lambda: priority, "alpha": 1.0} if sampling == "prioritized" else {}
+    minibatches = [
+        draw.rows
+        for _ in range(3_000)
+        for draw in draw_minibatches(sampling, 4, 4, rng, replacement=True, **options)  # type: ignore[arg-type]
+    ]
+    assert {len(set(rows)) for rows in minibatches} == {1, 2, 3, 4}
+    for rows in minibatches:
+        counts += np.bincount(rows, minlength=4)
+    # Without replacement a minibatch of four would have every row once, whatever the priorities.
+    expected = priority / priority.sum() if sampling == "prioritized" else np.full(4, 0.25)
+    np.testing.assert_allclose(counts / counts.sum(), expected, atol=0.01)
+
+
 def test_probabilities_follow_the_priorities() -> None:
     priority, rng, counts = np.array([1.0, 2.0, 3.0, 4.0]), np.random.default_rng(0), np.zeros(4)
     for _ in range(5_000):

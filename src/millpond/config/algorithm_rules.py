@@ -21,6 +21,13 @@ def _sampling(values: Values) -> Iterator[Violation]:
             f"ppo.prio_alpha={alpha} has no effect with ppo.sampling={sampling}",
             ({"ppo.sampling": "prioritized"}, {"ppo.prio_alpha": 0}),
         )
+    if values["ppo.replacement"] and sampling not in ("prioritized", "independent"):
+        yield Violation(
+            ("ppo.replacement", "ppo.sampling"),
+            f"ppo.replacement=true needs minibatches that are drawn one by one, and ppo.sampling={sampling} "
+            "uses every row once per update epoch",
+            ({"ppo.replacement": False}, {"ppo.sampling": "independent"}),
+        )
 
 
 def _replay_ratio(values: Values) -> Iterator[Violation]:

@@ -166,6 +166,11 @@ class PPOConfig(ConfigSection):
         "adam",
         description="Optimiser. muon is PufferLib's, with adam_beta1 as its momentum; it needs larger learning rates.",
     )
+    muon: Literal["original", "puffer3", "puffer4"] = Field(
+        "original",
+        description="Form of muon. puffer3 averages the momentum and gives the newest gradient half of the weight; puffer4 is "
+        "the original with coefficients of PufferLib 4.",
+    )
     learning_rate: Positive = Field(4.57e-4, description="Learning rate at the start.")
     adam_beta1: Fraction = Field(0.9, description="Adam: decay of the first moment.")
     adam_beta2: Fraction = Field(0.999, description="Adam: decay of the second moment.")
@@ -183,6 +188,11 @@ class PPOConfig(ConfigSection):
         description="uniform: a new permutation per epoch, every row exactly once. sequential: in order. "
         "prioritized: sampled by the sum of |advantage| of a row. independent: each minibatch on its own, all rows alike, so "
         "that a row may be in several or in none.",
+    )
+    replacement: Switch = Field(
+        False,
+        description="Draw the rows of a minibatch with replacement, so that it may have a row twice (PufferLib 4). For "
+        "sampling prioritized or independent.",
     )
     prio_alpha: Fraction = Field(0.0, description="Exponent of priorities; 0: all rows alike.")
     prio_beta0: Fraction = Field(

@@ -105,6 +105,10 @@ STYLE_KEYS = (
         "importance weights multiply the normalised advantage only",
         "they multiply the value loss, too, which is drawn from the same rows",
     ),
+    # What files of PufferLib 4 set, and neither style has: they go when a file is switched to another style.
+    StyleKey("ppo.rho_weights", "delta", "delta", "", ""),
+    StyleKey("ppo.replacement", False, False, "", ""),
+    StyleKey("trainer.replay_ratio", None, None, "", ""),
     StyleKey(
         "env.reward_clip",
         None,
@@ -116,6 +120,7 @@ STYLE_KEYS = (
 # PufferLib's optimizer. A learning rate belongs to its optimizer, so these are set only where no layer names an optimizer.
 PUFFER_OPTIMIZER = {
     "ppo.optimizer": "muon",
+    "ppo.muon": "puffer3",
     "ppo.adam_beta1": 0.95,
     "ppo.learning_rate": 0.015,
     "ppo.lr_schedule": "cosine",

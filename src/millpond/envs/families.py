@@ -245,6 +245,11 @@ def load_dotted(path: str, *, key: str = "", error: type[MillpondError] = EnvErr
     except ModuleNotFoundError as missing:
         if missing.name is None or not (module_name == missing.name or module_name.startswith(f"{missing.name}.")):
             raise
+        if module_name.startswith("pufferlib."):
+            raise error(
+                f"{setting} is an environment of PufferLib, which is not installed; name another with env.id=ID "
+                "(millpond envs lists what there is)"
+            ) from missing
         raise error(
             f"{setting}: there is no module {missing.name!r}; it must be on the Python path "
             f"(run from its folder with PYTHONPATH=. or install it){_near(module_name, _modules_here())}"

@@ -31,13 +31,15 @@ def draw_minibatches(
     alpha: float = 0.0,
     beta: float = 1.0,
     count: int | None = None,
+    replacement: bool = False,
 ) -> Iterator[Draw]:
     """Yield the minibatches of one update epoch: as many as there are rows for, or `count` if they are drawn one by one.
 
     `uniform` is a new permutation: every row exactly once. `prioritized` draws each minibatch independently, without
     replacement within it, with probability p_i ~ priority_i ** alpha, and weights (R p_i) ** -beta that correct the bias as
     beta approaches 1; `priority` is called for each minibatch. With alpha 0 it is the permutation. `independent` draws
-    each minibatch independently, too, all rows alike: a row may be in several minibatches, or in none.
+    each minibatch independently, too, all rows alike: a row may be in several minibatches, or in none. With `replacement` a
+    row may also be in one of these minibatches twice.
     """
     count = num_rows // minibatch_rows if count is None else count
     if sampling == "prioritized" and alpha > 0:
@@ -46,12 +48,17 @@ def draw_minibatches(
         for _ in range(count):
             weights = (priority() + SMALLEST) ** alpha
             probability = weights / weights.sum()
-            rows = rng.choice(num_rows, size=minibatch_rows, replace=False, p=probability)
+            rows = rng.choice(num_rows, size=minibatch_rows, replace=replacement, p=probability)
             yield Draw(rows, ((num_rows * probability[rows]) ** -beta).astype(np.float32))
         return
     if sampling == "independent":
         for _ in range(count):
-            yield Draw(rng.permutation(num_rows)[:minibatch_rows], np.ones(minibatch_rows, np.float32))
+            rows = (
+                rng.integers(num_rows, size=minibatch_rows)
+                if replacement
+                else rng.permutation(num_rows)[:minibatch_rows]
+            )
+            yield Draw(rows, np.ones(minibatch_rows, np.float32))
         return
     order = np.arange(num_rows) if sampling == "sequential" else rng.permutation(num_rows)
     ones = np.ones(minibatch_rows, np.float32)

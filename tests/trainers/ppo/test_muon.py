@@ -11,16 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.trainers.ppo.muon import Muon, orthogonal
+from millpond.trainers.ppo.muon import ORIGINAL, PER_ROUND, Muon, MuonForm, orthogonal
 from tests.support.ppo_runs import train_small
 
+STORED = Path(__file__).parents[2] / "data" / "puffer_muon.npz"  # by benchmarks/parity/puffer_muon.py
 
-def orthogonal_reference(matrix: np.ndarray[Any, Any], rounds: int = 5) -> np.ndarray[Any, Any]:
-    """Apply the same polynomial to each singular value, by a real decomposition."""
+
+def orthogonal_reference(matrix: np.ndarray[Any, Any], rounds: Any = ORIGINAL) -> np.ndarray[Any, Any]:
+    """Apply the same polynomials to each singular value, by a real decomposition."""
     u, s, v = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
     s = s / np.sqrt((s**2).sum())
-    for _ in range(rounds):
-        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    for a, b, c in rounds:
+        s = a * s + b * s**3 + c * s**5
     return (u * s) @ v
 
 
@@ -35,6 +37,55 @@ def test_singular_values_follow_the_polynomial(rows: int, columns: int, scale: f
     matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * scale
     expected = orthogonal_reference(matrix.numpy())
     np.testing.assert_allclose(orthogonal(matrix).numpy(), expected, atol=2e-4)
+    expected = orthogonal_reference(matrix.numpy(), PER_ROUND)
+    np.testing.assert_allclose(orthogonal(matrix.double(), PER_ROUND).numpy(), expected, atol=1e-9)
+
+
+def trained_on_stored_gradients(stored: Any, dtype: torch.dtype, form: MuonForm) -> dict[str, list[Any]]:
+    """Return the parameters after each step on the gradients of the file."""
+    names = [name.removeprefix("gradient/") for name in stored if name.startswith("gradient/")]
+    gradients = {name: torch.from_numpy(stored[f"gradient/{name}"]).to(dtype) for name in names}
+    parameters = {name: torch.nn.Parameter(torch.zeros_like(gradients[name][0])) for name in names}
+    optimizer = Muon(parameters.values(), float(stored["learning_rate"]), float(stored["momentum"]), form)
+    after: dict[str, list[Any]] = {name: [] for name in names}
+    for step in range(len(gradients["bias"])):
+        for name in names:
+            parameters[name].grad = gradients[name][step]
+        optimizer.step()
+        for name in names:
+            after[name].append(parameters[name].detach().numpy().copy())
+    return after
+
+
+def test_steps_equal_those_of_pufferlib_3() -> None:
+    """Its optimizer, called, in float64: matrices in float32 it rounds to bfloat16 at random."""
+    with np.load(STORED) as stored:
+        after = trained_on_stored_gradients(stored, torch.float64, "puffer3")
+        assert len(after) == 6
+        for name, steps in after.items():
+            np.testing.assert_allclose(np.stack(steps), stored[f"float64/{name}"], atol=1e-7, err_msg=name)
+        single = trained_on_stored_gradients(stored, torch.float32, "puffer3")
+        for name, steps in single.items():
+            np.testing.assert_allclose(np.stack(steps), stored[f"float64/{name}"], atol=1e-6, err_msg=name)
+            rounded = np.abs(stored[f"float32/{name}"] - stored[f"float64/{name}"]).max()
+            assert rounded < (1e-6 if name == "bias" else 3e-3), name  # what the rounding is worth
+        other = trained_on_stored_gradients(stored, torch.float64, "puffer4")
+        for name in ("bias", "square", "tall"):
+            assert np.abs(other[name][-1] - stored[f"float64/{name}"][-1]).max() > 2e-3, name
+
+
+def test_puffer3_averages_the_momentum_and_the_others_sum_it() -> None:
+    steps = {}
+    forms: tuple[MuonForm, ...] = ("original", "puffer3", "puffer4")
+    for form in forms:
+        vector = torch.nn.Parameter(torch.zeros(1))
+        optimizer = Muon([vector], lr=1.0, momentum=0.9, form=form)
+        for gradient in (1.0, 3.0):
+            vector.grad = torch.tensor([gradient])
+            optimizer.step()
+        steps[form] = float(vector.detach())
+    # puffer3: m = .1, u = 1.1; m = .09 + .3, u = 3 + .39. The others: m = 1, u = 1 + .9; m = .9 + 3, u = 3 + 3.51.
+    assert steps == pytest.approx({"original": -8.41, "puffer3": -4.49, "puffer4": -8.41})
 
 
 def test_well_conditioned_matrix_becomes_nearly_orthogonal() -> None:

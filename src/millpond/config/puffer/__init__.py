@@ -19,8 +19,8 @@ def read(text: str, source: str) -> PufferConfig:
 
 
 def _is_for_v4(file: Mapping[str, Any], source: str) -> bool:
-    """True if a file has keys that only PufferLib 4 and 5 have. Keys of both are an error: sizes would be guessed."""
-    new, old = ([key for key in file if key in only] for only in (v4.ONLY, v3.ONLY))
+    """True if a file has keys that only PufferLib 4 and later have. Keys of both are an error: sizes would be guessed."""
+    new, old = ([key for key in file if key in only] for only in (v4.ONLY | v4.ONLY_5, v3.ONLY))
     if new and old:
         raise RecipeFileError(
             f"{source} mixes keys of PufferLib 4 ({', '.join(new)}) and of PufferLib 3 ({', '.join(old)}); "

@@ -56,7 +56,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
     try:
         parser.read_string(text, source)
     except configparser.Error as error:
-        raise RecipeFileError(f"{source} is not a PufferLib .ini file: {str(error).splitlines()[0]}") from None
+        raise RecipeFileError(f"{source} is not a PufferLib .ini file: {_said(error)}") from None
     if not any(parser.has_section(name) for name in ("base", "vec", "train", "env", "policy")):
         raise RecipeFileError(
             f"{source} is not a PufferLib .ini file: it has none of [base] [env] [vec] [train] [policy]"
@@ -64,6 +64,16 @@ def parse(text: str, source: str) -> dict[str, Any]:
     return {
         f"{section}.{key}": _literal(value) for section in parser.sections() for key, value in parser[section].items()
     }
+
+
+def _said(error: configparser.Error) -> str:
+    """Return what is wrong with a file, in one line."""
+    if isinstance(error, configparser.MissingSectionHeaderError):
+        return f"line {error.lineno} comes before any [section]: {error.line!r}"
+    if isinstance(error, configparser.ParsingError):
+        line, text = error.errors[0]
+        return f"line {line} is neither a [section] nor key = value: {text}"
+    return str(error).splitlines()[0]
 
 
 def _literal(text: str) -> Any:

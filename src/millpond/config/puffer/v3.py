@@ -95,6 +95,8 @@ def translate(file: Mapping[str, Any], source: str) -> PufferConfig:
     flat["policy.core"] = "none" if settings["base.rnn_name"] is None else "lstm"
     flat["ppo.lr_schedule"] = "cosine" if settings["train.anneal_lr"] else "constant"
     flat["ppo.style"] = "puffer"
+    if flat["ppo.optimizer"] == "muon":
+        flat["ppo.muon"] = "puffer3"
     flat["ppo.sampling"] = "prioritized" if settings["train.prio_alpha"] else "independent"
     family = family_of(flat["env.id"])
     agents_open = "env.num_agents" not in file and not (family is not None and family.single_agent)

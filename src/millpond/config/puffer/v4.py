@@ -1,7 +1,8 @@
-"""PufferLib 4 and 5: `vec.total_agents`, `train.horizon`, `train.replay_ratio`, MinGRU.
+"""PufferLib 4: `vec.total_agents`, `train.horizon`, `train.replay_ratio`, MinGRU.
 
-Its native trainer has no Python path, so this is a translation from its source, not a comparison by running both. Where it
-differs from PufferLib 3.0, whose algorithm `ppo.style: puffer` is, a key or a note says so.
+Its native trainer has no Python path, so this is a translation from its public source (`src/pufferlib.cu` and `src/muon.cu`
+before version 5), not a comparison by running both. Where it differs from PufferLib 3.0, whose algorithm
+`ppo.style: puffer` is, a key or a note says so. Files of PufferLib 5, whose algorithm is another, are refused.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ SAME = ini.SAME | {
 WORKED_OUT = {
     *("base.env_name", "vec.total_agents", "vec.num_buffers", "vec.num_threads", "env.num_agents"),
     *("policy.num_layers", "policy.expansion_factor", "torch.network", "selfplay.enabled"),
-    *("train.anneal_lr", "train.anneal_ent_coef"),
+    *("train.anneal_lr", "train.anneal_ent_coef", "base.reset_state"),
 }
 # Keys by which a file of this version is recognised.
 ONLY = {
@@ -71,15 +72,33 @@ ONLY = {
     *("policy.num_layers", "policy.expansion_factor", "selfplay.enabled", "train.horizon", "train.replay_ratio"),
     *("train.beta1", "train.beta2", "train.eps", "train.anneal_ent_coef", "base.cudagraphs"),
 }
+# Keys that only PufferLib 5 has.
+ONLY_5 = {
+    *("base.async", "base.reset_every_horizon", "base.gpu_offset", "base.eval_agents", "base.run_id"),
+    *("vec.num_policies", "vec.hist_policy_percent", "train.momentum", "train.vtrace", "train.verb_eps"),
+}
 CORES = {"MinGRU": "mingru", "LSTM": "lstm", "GRU": "gru", "MLP": "none"}
-NOTES = (
-    "PufferLib 4 has the algorithm of 3.0 but for this: its importance weight is on the reward alone (kept: "
-    "ppo.rho_weights=reward), rows of a minibatch are drawn with replacement (here without), and networks have no biases",
+NOTE = (
+    "PufferLib 4 has the algorithm of 3.0 but for this: rows of a minibatch are drawn with replacement (kept: "
+    "ppo.replacement=true), Muon has its original momentum (ppo.muon=puffer4), networks have no biases and compute in bfloat16 "
+    "(here with biases, in float32)"
 )
+SCALAR_NOTE = (
+    "With train.horizon={horizon}, which is not a multiple of 8, PufferLib 4 computes advantages by another kernel than else, "
+    "in which the importance weight is on the reward alone (kept: ppo.rho_weights=reward)"
+)
+WIDE = 8  # steps that its kernel for advantages reads at once in bfloat16, its default precision
 
 
 def translate(file: Mapping[str, Any], source: str) -> PufferConfig:
     """Translate the keys of a file to what PufferLib 4 would do with it."""
+    newer = [key for key in file if key in ONLY_5]
+    if newer:
+        raise RecipeFileError(
+            f"{source} is for PufferLib 5, since it has {', '.join(newer)}. It acts with weights that are one iteration "
+            "old and estimates advantages from the values of each minibatch. Files of PufferLib 3 and 4 are read; to read "
+            "this one as a file of PufferLib 4, remove these keys"
+        )
     settings = {**DEFAULTS, **file}
     _refuse(settings, source)
     flat: dict[str, Any] = {SAME[key]: value for key, value in settings.items() if key in SAME}
@@ -90,15 +109,20 @@ def translate(file: Mapping[str, Any], source: str) -> PufferConfig:
     flat["policy.core"] = core
     if core == "mingru":
         flat["policy.num_layers"] = whole(settings, "policy.num_layers", source)
-    flat["ppo.optimizer"] = "muon"
+    flat["ppo.optimizer"], flat["ppo.muon"] = "muon", "puffer4"
     flat["ppo.lr_schedule"] = "cosine" if settings["train.anneal_lr"] else "constant"
-    flat["ppo.style"], flat["ppo.rho_weights"] = "puffer", "reward"
+    flat["ppo.style"], flat["ppo.replacement"] = "puffer", True
+    notes = [NOTE]
+    horizon = whole(settings, "train.horizon", source)
+    if horizon % WIDE:
+        flat["ppo.rho_weights"] = "reward"
+        notes.append(SCALAR_NOTE.format(horizon=horizon))
     flat["ppo.sampling"] = "prioritized" if settings["train.prio_alpha"] else "independent"
     family = family_of(flat["env.id"])
     agents_open = "env.num_agents" not in file and not (family is not None and family.single_agent)
     defaulted = {key: value for key, value in DEFAULTS.items() if key not in file}
     ignored = tuple(key for key in file if key not in SAME and key not in WORKED_OUT)
-    return PufferConfig(nest(flat), defaulted, ignored, NOTES, agents_open, version="4")
+    return PufferConfig(nest(flat), defaulted, ignored, tuple(notes), agents_open, version="4")
 
 
 def _refuse(settings: Mapping[str, Any], source: str) -> None:
@@ -111,6 +135,7 @@ def _refuse(settings: Mapping[str, Any], source: str) -> None:
         "policy.num_layers": network != "MinGRU" and layers != DEFAULTS["policy.num_layers"] and layers != 1,
         "selfplay.enabled": bool(settings.get("selfplay.enabled")),
         "train.anneal_ent_coef": bool(settings["train.anneal_ent_coef"]),
+        "base.reset_state": not settings.get("base.reset_state", True),
     }
     for key, is_set in unsupported.items():
         if is_set:

@@ -203,6 +203,8 @@ def _style(recipe: PPORecipe) -> list[str]:
     flat = flatten(recipe)
     lines = ["", "Kept as in PufferLib (ppo.style=puffer; millpond switches to the other)"]
     for one in STYLE_KEYS:
+        if one.key.startswith("ppo.prio_") and recipe.ppo.sampling != "prioritized":
+            continue
         if one.as_millpond and flat[one.key] == one.puffer != one.millpond:
             said = f"{as_override(one.key, one.puffer)}: {one.as_puffer}. Millpond: {one.as_millpond}."
             lines += sentence(said, first="- ")

@@ -85,5 +85,5 @@ def make_optimizer(ppo: PPOConfig, policy: nn.Module) -> torch.optim.Optimizer:
     if ppo.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps, fused=True)
     if ppo.optimizer == "muon":
-        return Muon(parameters, lr=ppo.learning_rate, momentum=ppo.adam_beta1)
+        return Muon(parameters, lr=ppo.learning_rate, momentum=ppo.adam_beta1, form=ppo.muon)
     return torch.optim.RAdam(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps)

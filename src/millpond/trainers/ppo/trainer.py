@@ -267,6 +267,7 @@ class PPOTrainer:
             priority=self._priority,
             alpha=ppo.prio_alpha,
             count=self.share.num_minibatches,
+            replacement=ppo.replacement,
             beta=annealed_beta(ppo.prio_beta0, self._progress(), 1.0 if ppo.prio_beta_end == "one" else ppo.prio_alpha),
         )
 
