@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -117,10 +118,17 @@ def last_line(command: list[str], environment: dict[str, str] | None = None) -> 
     return last_line_and_cpu(command, environment)[0]
 
 
-def last_line_and_cpu(command: list[str], environment: dict[str, str] | None = None) -> tuple[str, float]:
-    """Return the last line that a command prints, and the CPU seconds of it and its child processes."""
+def last_line_and_cpu(
+    command: list[str], environment: dict[str, str] | None = None, *, cpu_limit: float | None = None
+) -> tuple[str, float]:
+    """Return the last line that a command prints, and the CPU seconds of it and its child processes.
+
+    After `cpu_limit` CPU seconds the command gets SIGINT, on which it has to end.
+    """
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=printed, stderr=errors, text=True, env=environment)
+        if cpu_limit is not None:
+            wait_for_cpu_seconds(process.pid, cpu_limit)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         printed.seek(0)
@@ -128,6 +136,16 @@ def last_line_and_cpu(command: list[str], environment: dict[str, str] | None = N
         if process.returncode:
             raise SystemExit(f"{' '.join(command)[:400]} failed:\n{errors.read()[-4000:]}")
         return (printed.read().strip().splitlines() or [""])[-1], usage.ru_utime + usage.ru_stime
+
+
+def wait_for_cpu_seconds(pid: int, limit: float) -> None:
+    """Wait until a child process of this one has spent so many CPU seconds, and send it SIGINT; return earlier if it ends."""
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        if (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") >= limit:
+            os.kill(pid, signal.SIGINT)
+            return
+        time.sleep(0.5)
 
 
 def write_scenario(path: Path) -> None:

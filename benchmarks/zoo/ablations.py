@@ -13,17 +13,21 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numba
+import torch
+
 from benchmarks.zoo.ablations_page import write_page
-from benchmarks.zoo.results import Result, path_of, read_results
+from benchmarks.zoo.results import path_of, read_results
 from benchmarks.zoo.tasks import QUICK_STEPS, Task
-from benchmarks.zoo.training import result_of, train_millpond
+from benchmarks.zoo.training import result_of, train_here
 
 RESULTS = Path(__file__).parent / "ablations"
+THREADS = 1
 SEEDS = (1, 2)
+CHOOSING = (11, 12)  # seeds that the zoo does not have, to choose settings on
 TASKS = {
     task.name: task
     for task in (
@@ -34,10 +38,21 @@ TASKS = {
         Task("hopper", "gymnasium:Hopper-v5", 150_000),
         Task("breakout", "minatar:breakout", 100_000),
         Task("recall", "recall", 100_000),
+        # other lengths, and envs that no setting was chosen on, for the schedule of the learning rate
+        Task("pendulum-200k", "gymnasium:Pendulum-v1", 200_000, seeds=CHOOSING),
+        Task("lunarlander-500k", "gymnasium:LunarLander-v3", 500_000, seeds=CHOOSING),
+        Task("halfcheetah-300k", "gymnasium:HalfCheetah-v5", 300_000, seeds=CHOOSING),
+        Task("breakout-300k", "minatar:breakout", 300_000, seeds=CHOOSING),
+        Task("acrobot-200k", "gymnasium:Acrobot-v1", 200_000, seeds=CHOOSING),
+        Task("mountaincar-200k", "gymnasium:MountainCarContinuous-v0", 200_000, seeds=CHOOSING),
+        Task("walker2d-300k", "gymnasium:Walker2d-v5", 300_000, seeds=CHOOSING),
+        Task("seaquest-300k", "minatar:seaquest", 300_000, seeds=CHOOSING),
     )
 }
 COMMON = ("cartpole", "pendulum", "acrobot", "lunarlander", "hopper", "breakout")
 SCALED = ("cartpole", "pendulum", "breakout")
+LONGER = tuple(name for name, task in TASKS.items() if task.seeds == CHOOSING)
+SCHEDULED = (*COMMON, *LONGER)
 
 
 @dataclass(frozen=True)
@@ -58,12 +73,12 @@ class Setting:
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("recipe", "the recipe", (), (*COMMON, "recall")),
+        Setting("recipe", "the recipe", (), (*SCHEDULED, "recall")),
         Setting("values", "values not normalised", ("ppo.normalize_values=false",)),
         Setting("advantage-minibatch", "advantages normalised per minibatch", ("ppo.normalize_advantage=minibatch",)),
         Setting("advantage-none", "advantages not normalised", ("ppo.normalize_advantage=none",)),
-        Setting("rate-constant", "constant learning rate", ("ppo.lr_schedule=constant",)),
-        Setting("rate-floor", "learning rate ends at a tenth", ("ppo.min_lr_ratio=0.1",)),
+        Setting("rate-constant", "constant learning rate", ("ppo.lr_schedule=constant",), SCHEDULED),
+        Setting("rate-floor", "learning rate ends at a tenth", ("ppo.min_lr_ratio=0.1",), SCHEDULED),
         Setting("critic", "separate critic", ("policy.separate_critic=true",)),
         Setting("observations", "observations normalised (Hopper: not)", (), COMMON[:-1]),  # Breakout shows images
         Setting("lambda", "lambda 0.9", ("ppo.gae_lambda=0.9",)),
@@ -92,17 +107,29 @@ SETTINGS = {
 Job = tuple[str, str, int]  # task, setting, seed
 
 
-def planned(tasks: list[str], settings: list[str], seeds: list[int]) -> list[Job]:
-    """Return all trainings, seed by seed."""
-    return [(task, name, seed) for seed in seeds for name in settings for task in tasks if task in SETTINGS[name].tasks]
+def planned(tasks: list[str], settings: list[str], seeds: list[int] | None) -> list[Job]:
+    """Return all trainings, seed by seed; without seeds, those of each task."""
+    return [
+        (task, name, seed)
+        for seed in seeds or (*SEEDS, *CHOOSING)
+        for name in settings
+        for task in tasks
+        if task in SETTINGS[name].tasks and (seeds or seed in (TASKS[task].seeds or SEEDS))
+    ]
 
 
-def run(job: Job, folder: Path, threads: int | None, quick: bool) -> None:
+def page_tasks() -> tuple[list[Task], list[Task]]:
+    """Return the tasks of all settings, and those on which only the schedule of the learning rate is changed."""
+    scheduled = [TASKS[name] for name in LONGER]
+    return [task for task in TASKS.values() if task not in scheduled], scheduled
+
+
+def run(job: Job, folder: Path, quick: bool) -> None:
     """Train and write the result."""
     task, name, seed = TASKS[job[0]], SETTINGS[job[1]], job[2]
     steps = min(task.steps, QUICK_STEPS) if quick else task.steps
-    trained = train_millpond(task, seed, steps, None, threads, name.overrides_of(task.name), warm_up=False)
-    result: Result = result_of(trained, task.name, name.name, seed, threads)
+    trained = train_here(task, seed, steps, name.overrides_of(task.name))
+    result = result_of(trained, task.name, name.name, seed, THREADS)
     result.write(folder)
     print(f"{task.name} {name.name} {seed}: {result.final} after {result.steps:,} steps", flush=True)
 
@@ -111,24 +138,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--setting", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side, with one thread each")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: two of each task")
     parser.add_argument("--folder", type=Path, help="of the results; default: benchmarks/zoo/ablations")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything runs")
     parser.add_argument("--page", action="store_true", help="train nothing")
     options = parser.parse_args()
     folder = options.folder or (Path(tempfile.mkdtemp(prefix="ablations-")) if options.quick else RESULTS)
     if not options.page:
+        torch.set_num_threads(THREADS)
+        numba.set_num_threads(THREADS)
         jobs = planned(options.task, options.setting, options.seeds)
-        with ThreadPoolExecutor(options.jobs) as pool:
-            pending = [
-                pool.submit(run, job, folder, 1, options.quick) for job in jobs if not path_of(folder, *job).exists()
-            ]
-            for one in pending:
-                one.result()
+        for job in jobs:
+            if not path_of(folder, *job).exists():
+                run(job, folder, options.quick)
         print(f"results: {folder}")
     if folder == RESULTS:
-        write_page(read_results(RESULTS), list(TASKS.values()), {name: one.title for name, one in SETTINGS.items()})
+        write_page(read_results(RESULTS), *page_tasks(), {name: one.title for name, one in SETTINGS.items()})
     return 0
 
 

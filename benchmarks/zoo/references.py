@@ -3,7 +3,7 @@
     references.py TASK PARTY SEED STEPS [SECONDS]
 
 PARTY is sb3 (PPO with the defaults of SB3), tuned (with RL-Zoo's settings), recurrent (RecurrentPPO with its defaults) or
-single-file. Training ends after STEPS env steps, rounded up to whole rollouts, or after SECONDS.
+single-file. Training ends after STEPS env steps, rounded up to whole rollouts, or after SECONDS of CPU time.
 """
 
 from __future__ import annotations
@@ -38,17 +38,14 @@ NAMES = ("stable-baselines3", "sb3-contrib", "torch", "gymnasium", "numpy")
 
 
 class TimeLimit(BaseCallback):
-    """Stop the training after a number of seconds; never if there is none."""
+    """Stop the training when the process has spent a number of CPU seconds; never if there is none."""
 
     def __init__(self, seconds):
         super().__init__()
         self.seconds = seconds
 
-    def _on_training_start(self):
-        self.start = time.perf_counter()
-
     def _on_step(self):
-        return self.seconds is None or time.perf_counter() - self.start < self.seconds
+        return self.seconds is None or time.process_time() < self.seconds
 
 
 def make_env(task):

@@ -15,12 +15,12 @@ TITLES = {
     PUFFER: "PufferLib's trainer",
 }
 SEEDS = {MILLPOND: (1, 2, 3), SB3: (1, 2, 3), TUNED: (1,), RECURRENT: (1,), SINGLE_FILE: (1,), PUFFER: (1,)}
-QUICK_STEPS, QUICK_SECONDS = 8_192, 5
+QUICK_STEPS, QUICK_SECONDS = 8_192, 20
 
 
 @dataclass(frozen=True)
 class Task:
-    """One row of the table: an env that every party trains in, for `steps` env steps or, if set, for `seconds`.
+    """One row of the table: an env that every party trains in, for `steps` env steps or, if set, for `seconds` of CPU time.
 
     `recipe` is what stands after `millpond train`; an env id takes the packaged recipe of its family. `published` are
     numbers of others that were looked up, with the conditions under which they were reached. With `reward_steps`, steps are

@@ -6,15 +6,18 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import millpond
 from benchmarks.hardware import processor
 from benchmarks.peers.environments import interpreter, last_line_and_cpu, peer_command, write_scenario
 from benchmarks.zoo.results import Iteration, Result, curve_of, final_return
 from benchmarks.zoo.tasks import MILLPOND, PUFFER, QUICK_SECONDS, QUICK_STEPS, Task
+from millpond.store.status import read_status
 
 # They change no result: no evaluation but the one at the end, no checkpoint but the last, envs in the trainer's process.
 QUIET = (
@@ -26,6 +29,7 @@ QUIET = (
 )
 PUFFER_BATCH = 12_288  # agent steps of an iteration, as in benchmarks/peers/forage.yaml
 VERSIONS = ("millpond", "torch", "numba", "gymnasium", "numpy")
+_COMPILED: set[str] = set()  # recipes whose code has been compiled by this process
 
 
 def train(task: Task, party: str, seed: int, *, python: str | None, threads: int | None, quick: bool) -> Result:
@@ -78,29 +82,43 @@ def train_millpond(
     seconds: int | None,
     threads: int | None,
     overrides: Sequence[str] = (),
-    *,
-    warm_up: bool = True,
 ) -> dict[str, Any]:
-    """Train with the packaged recipe. With `warm_up` a run of one iteration comes first, so that nothing is compiled later."""
+    """Train with the packaged recipe. Before its first training here is a run of one iteration, so that none compiles code."""
     settings = [f"trainer.total_timesteps={steps}", f"seed={seed}", *overrides]
     options = [f"eval.episodes={task.eval_episodes}"]
-    if seconds is not None:
-        settings.append(f"trainer.max_seconds={seconds}")
     with tempfile.TemporaryDirectory() as folder:
-        if warm_up:
+        if task.recipe not in _COMPILED:
             _run(task.recipe, [*settings, *options, "trainer.total_iterations=1"], folder, "first", threads)
-        run, cpu_seconds = _run(task.recipe, [*settings, *options], folder, "whole", threads)
-        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        host = json.loads((run / "host.json").read_text(encoding="utf-8"))
-        warnings = warnings_of(run)
+            _COMPILED.add(task.recipe)
+        run, cpu_seconds = _run(task.recipe, [*settings, *options], folder, "whole", threads, seconds)
+        return recorded(run, task, settings, cpu_seconds)
+
+
+def train_here(task: Task, seed: int, steps: int, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Train with the packaged recipe in this process: nothing is imported or compiled again for a series of short runs."""
+    settings = [f"trainer.total_timesteps={steps}", f"seed={seed}", *overrides]
+    start = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        quiet = [*QUIET, "eval.episodes=1", "log.console_seconds=1e6", f"run_dir={folder}"]
+        run = millpond.train(task.recipe, overrides=[*settings, *quiet], run="whole")
+        run.close()
+        if read_status(run.folder).state != "finished":  # by a signal
+            raise SystemExit(f"{task.name} was stopped")
+        return recorded(run.folder, task, settings, time.process_time() - start)
+
+
+def recorded(run: Path, task: Task, settings: Sequence[str], cpu_seconds: float) -> dict[str, Any]:
+    """Return what a run's folder says of a training."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    host = json.loads((run / "host.json").read_text(encoding="utf-8"))
     return {
         "iterations": iterations_of(records, task.reward_steps),
         "seconds": records[-1]["seconds"] - sum(record.get("time/evaluate", 0.0) for record in records),
         "versions": {name: host["versions"][name] for name in VERSIONS},
-        "settings": {"recipe": task.recipe, "overrides": settings},
+        "settings": {"recipe": task.recipe, "overrides": list(settings)},
         "cpu_seconds": cpu_seconds,
         "evaluation": records[-1].get("eval/episode_return"),
-        "warnings": warnings,
+        "warnings": warnings_of(run),
     }
 
 
@@ -144,11 +162,13 @@ def warnings_of(run: Path) -> dict[str, int]:
     return dict(Counter(json.loads(line)["cause"] for line in lines))
 
 
-def _run(recipe: str, settings: list[str], folder: str, name: str, threads: int | None) -> tuple[Path, float]:
-    """Train; return the run's folder and the CPU seconds."""
+def _run(
+    recipe: str, settings: list[str], folder: str, name: str, threads: int | None, cpu_limit: int | None = None
+) -> tuple[Path, float]:
+    """Train, until the process has spent `cpu_limit` seconds if set; return the run's folder and the CPU seconds."""
     environment = dict(os.environ)
     if threads is not None:
         environment["OMP_NUM_THREADS"] = environment["NUMBA_NUM_THREADS"] = str(threads)
     command = [sys.executable, "-m", "millpond", "train", recipe, *settings, *QUIET, f"run_dir={folder}", "--run", name]
-    _, cpu_seconds = last_line_and_cpu(command, environment)
+    _, cpu_seconds = last_line_and_cpu(command, environment, cpu_limit=cpu_limit)
     return Path(folder) / name, cpu_seconds

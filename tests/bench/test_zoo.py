@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.peers.environments import interpreter
+from benchmarks.peers.environments import interpreter, last_line_and_cpu
 from benchmarks.zoo.__main__ import planned
-from benchmarks.zoo.page import PAGE, PICTURE, cell, compared, digest, not_run, page_of, warned
+from benchmarks.zoo.page import PAGE, PICTURE, cell, compared, digest, not_run, page_of, places, warned
 from benchmarks.zoo.recall_env import Recall
 from benchmarks.zoo.results import POINTS, RESULTS, Iteration, Result, curve_of, final_return, read_results
 from benchmarks.zoo.tasks import MILLPOND, RECURRENT, SB3, TASKS, TUNED
@@ -57,6 +57,38 @@ def test_a_cell_has_mean_lowest_and_highest_seed_and_seconds_of_the_cheapest() -
     assert cell([*runs[:2], replace(runs[2], cpu_seconds=7.0)]) == "300 (100 to 500); 7 CPU s"
     assert cell(runs[:1]) == "100; 60 s on the clock"
     assert cell([replace(CARTPOLE, final=None)]) == "no episode ended; 6 s on the clock"
+
+
+def test_a_task_with_a_limit_of_time_says_how_far_each_side_came() -> None:
+    pong = replace(CARTPOLE, task="pong", steps=400_000, cpu_seconds=1_800.0)
+    assert cell([pong]) == "20; 400,000 steps in 1,800 CPU s"
+
+
+BUSY = """
+import signal, time
+def stop(*_): raise SystemExit(0)
+signal.signal(signal.SIGINT, stop)
+while True: print(time.process_time(), flush=True)
+"""
+
+
+def test_a_command_is_interrupted_after_its_cpu_seconds() -> None:
+    line, spent = last_line_and_cpu([sys.executable, "-c", BUSY], cpu_limit=0.4)
+    assert float(line) >= 0.3
+    assert spent >= 0.4
+
+
+def test_time_that_a_command_waits_does_not_count_for_its_cpu_limit() -> None:
+    line, _ = last_line_and_cpu([sys.executable, "-c", "import time; time.sleep(1.5); print('done')"], cpu_limit=1)
+    assert line == "done"
+
+
+def test_machines_are_listed_with_their_runs() -> None:
+    other = replace(CARTPOLE, task="pendulum", party=SB3, machine="other cpu")
+    assert places([CARTPOLE, replace(CARTPOLE, seed=2), other]) == [
+        "- cpu: Millpond's recipe (cartpole)",
+        "- other cpu: SB3's PPO, its defaults (pendulum)",
+    ]
 
 
 def test_warnings_are_named_by_run_and_cause() -> None:

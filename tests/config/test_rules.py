@@ -47,6 +47,11 @@ def test_a_wrong_minibatch_of_metta_is_refused_with_fixes() -> None:
         ("mixture", ["eval.deterministic=false"], "try eval.deterministic=true"),
         ("mixture", ["dqn.replay_ratio=4"], "one of them must be null; try mixture.big_updates=null or"),
         ("mixture", ["mixture.big_updates=null"], "are both null: one of them says how much"),
+        (
+            "mixture-best",
+            ["dqn.block_steps=500", "mixture.big_pond_transitions=300"],
+            "does not hold one block of dqn.block_steps=500; try mixture.big_pond_transitions=500",
+        ),
         ("mixture", ["mixture.big_pond_rounds=2"], "needs dqn.target=q_lambda or retrace"),
         ("reward", ["policy.target=my:policy"], "networks of its own; try policy.target=null"),
         ("metta", ["policy.separate_critic=true", "ppo.value_trains_core=false"], "would never train the critic's encoder"),

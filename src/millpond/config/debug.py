@@ -96,6 +96,7 @@ def mixture_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any
     envs, steps = choose("pqn.num_envs", 4), choose("pqn.num_steps", 8)
     batch = choose("dqn.batch_size", 8)
     n_step = choose("dqn.n_step", min(values["dqn.n_step"], 3))
+    block = choose("dqn.block_steps", min(values["dqn.block_steps"], 8))
     lanes = agents * envs
     if values["mixture.mode"] == "live" and values["mixture.own_fraction"]:
         settings["mixture.own_fraction"] = 1 / (agents + 1)  # as many envs as one agent has
@@ -104,7 +105,7 @@ def mixture_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any
         settings["mixture.epsilon_ladder"] = values["mixture.epsilon_ladder"][:agents]
     settings["mixture.pond_transitions"] = 2 * envs * steps
     deepest = max(2 * steps, values["env.frame_stack"] + n_step + 1)
-    settings["mixture.big_pond_transitions"] = max(256, batch + n_step, lanes * deepest)
+    settings["mixture.big_pond_transitions"] = max(256, batch + n_step, block, lanes * deepest)
     settings["mixture.total_frames"] = 2 * lanes * steps * frame_skip(values)
     return settings
 

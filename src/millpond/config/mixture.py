@@ -296,6 +296,16 @@ def _replay_ratio(values: Values) -> Iterator[Violation]:
 
 def _target(values: Values) -> Iterator[Violation]:
     rounds, target = values["mixture.big_pond_rounds"], values["dqn.target"]
+    if target != "n_step" and values["mixture.big_pond_transitions"] < values["dqn.block_steps"]:
+        yield Violation(
+            ("mixture.big_pond_transitions", "dqn.block_steps"),
+            f"mixture.big_pond_transitions={values['mixture.big_pond_transitions']:,} does not hold one block of "
+            f"dqn.block_steps={values['dqn.block_steps']:,}",
+            (
+                {"mixture.big_pond_transitions": values["dqn.block_steps"]},
+                {"dqn.block_steps": values["mixture.big_pond_transitions"]},
+            ),
+        )
     if rounds is None:
         return
     if target == "n_step":

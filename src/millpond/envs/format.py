@@ -183,7 +183,8 @@ def _count(value: Any, space: Any, env_id: str) -> tuple[bool, int]:
     try:
         if inner is not None:
             return _count(value[inner[0][0]], inner[0][1], env_id)
-        extra = np.ndim(value) - len(space.shape or ())
+        shown, own = np.shape(value), tuple(space.shape or ())
+        extra = len(shown) - len(own) if shown[len(shown) - len(own) :] == own else -1
     except (TypeError, LookupError, ValueError):
         extra = -1
     if extra not in (0, 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -73,7 +74,9 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 def render_env(env: Any, env_id: str) -> Frame:
     """Call `render()` of another library's env, and check that it returns an image."""
     try:
-        frame = env.render()
+        with warnings.catch_warnings():  # the error below says it
+            warnings.filterwarnings("ignore", message=".*render method without specifying any render mode")
+            frame = env.render()
     except NotImplementedError as error:
         raise EnvError(
             f"env {env_id!r} cannot be drawn: it has no render(). Give it one that returns a uint8 array "

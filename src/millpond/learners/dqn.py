@@ -109,13 +109,12 @@ class DQN:
     def update_all(self, batches: Sequence[TransitionBatch | GoalBatch]) -> Sequence[Mapping[str, Any]]:
         """Learn from batches of one size, one after the other; return metrics of each.
 
-        Compiled updates stop after one whose metrics are not finite.
+        Compiled updates stop after one whose metrics are not finite. With a mean of the weights, which moves after each
+        update, they are called one by one.
         """
-        if self._compiled is None:
+        if self._compiled is None or self.config.mean_decay is not None:
             return [self.update(batch) for batch in batches]
-        metrics = self._compiled.updates(batches, [batch.reward for batch in batches])
-        self._update_mean(len(metrics))
-        return metrics
+        return self._compiled.updates(batches, [batch.reward for batch in batches])
 
     def update(
         self,
@@ -133,7 +132,7 @@ class DQN:
         reward = batch.reward if reward is None else reward
         if self._compiled is not None and all_reduce is None:
             (metrics,) = self._compiled.updates([batch], [reward])
-            self._update_mean(1)
+            self._update_mean()
             return dict(metrics)
         gradient = self._gradient if self._compiled is None else self._compiled.gradient
         means = gradient(batch, reward, parts)
@@ -146,7 +145,7 @@ class DQN:
         self.optimizer.step([self.learning_rate()])
         self.updates += 1
         self._update_target()
-        self._update_mean(1)
+        self._update_mean()
         return {"q_loss": means[0], "q_value": means[1], "grad_norm": norm[0]}
 
     def _gradient(self, batch: TransitionBatch | GoalBatch, reward: Tensor, parts: int) -> Tensor:
@@ -213,10 +212,9 @@ class DQN:
             self.target_parameters.data.lerp_(self.online.data, weight)
 
     @torch.no_grad()
-    def _update_mean(self, updates: int) -> None:
-        """Move the mean of the weights by the step of so many updates; compiled ones are many at once."""
+    def _update_mean(self) -> None:
         if self.config.mean_decay is not None:
-            self._mean_parameters.data.lerp_(self.online.data, 1 - self.config.mean_decay**updates)
+            self._mean_parameters.data.lerp_(self.online.data, 1 - self.config.mean_decay)
 
     def start_from(self, network: QNetwork) -> None:
         """Copy another network's parameters, and reset the target, the mean and the optimiser."""
@@ -226,9 +224,9 @@ class DQN:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "network": {name: tensor.clone() for name, tensor in self.network.state_dict().items()},
-            "target": {name: tensor.clone() for name, tensor in self.target.state_dict().items()},
-            "mean": {name: tensor.clone() for name, tensor in self.mean.state_dict().items()},
+            "network": _copy(self.network),
+            "target": _copy(self.target),
+            "mean": None if self.mean is self.network else _copy(self.mean),
             "optimizer": self.optimizer.row_state(0),
             "updates": self.updates,
         }
@@ -236,9 +234,13 @@ class DQN:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.network.load_state_dict(state["network"])
         self.target.load_state_dict(state["target"])
-        self.mean.load_state_dict(state.get("mean", state["network"]))  # states of earlier versions have none
+        self.mean.load_state_dict(state.get("mean") or state["network"])  # states of earlier versions have none
         self.optimizer.load_row_state(0, state["optimizer"])
         self.updates = int(state["updates"])
+
+
+def _copy(network: QNetwork) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in network.state_dict().items()}
 
 
 def td_loss(difference: Tensor, kind: str) -> Tensor:

@@ -77,7 +77,7 @@ def start_from(ranks: Ranks, networks: Sequence[QNetwork], big: DQN | None, othe
         if big is not None:
             big.start_from(first)
     if big is not None:
-        ranks.broadcast_tensors([big.online.data, big.target_parameters.data])
+        ranks.broadcast_tensors([big.online.data, big.target_parameters.data, *big.mean.state_dict().values()])
 
 
 # -- what ranks exchange
