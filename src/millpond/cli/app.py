@@ -16,6 +16,7 @@ from millpond.cli.experiment import experiment
 from millpond.cli.export import export
 from millpond.cli.lake import lake
 from millpond.cli.runs import compare, runs
+from millpond.cli.sweep import sweep
 
 app = typer.Typer(
     name="millpond",
@@ -39,6 +40,7 @@ app = typer.Typer(
       millpond compare puffer-metta metta   show two configs side by side
       millpond lake info PATH           describe a lake of transitions
       millpond data audit pendulum      check recorded episodes
+      millpond sweep RECIPE SPACE.yaml  search over settings, with several seeds
       millpond experiment FILE.yaml     compare methods over worlds and seeds
       millpond bench                    measure the speed of this machine
       millpond doctor                   show what is installed on this machine
@@ -72,6 +74,7 @@ app.command(short_help="List the runs.")(runs)
 app.command()(planning.plan)
 app.command(short_help="Compare runs, or two configs.")(compare)
 app.command()(planning.recipes)
+app.command(short_help="Search over the settings of a recipe.")(sweep)
 app.command(short_help="Compare methods over worlds and seeds.")(experiment)
 app.command(short_help="Measure this machine and a recipe on it.")(bench)
 app.command(short_help="Show what this machine has and lacks.")(doctor)

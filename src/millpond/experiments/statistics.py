@@ -197,6 +197,42 @@ def show_detectable(seeds: int, worlds: int) -> str:
     )
 
 
+def student_quantile(probability: float, freedom: int) -> float:
+    """Return the quantile (of at least 1/2) of Student's t distribution with so many degrees of freedom."""
+    log_factor = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
+
+    def below(t: float) -> float:  # substitution x = tan(u) sqrt(freedom): a finite range, whatever t is
+        u = np.linspace(0.0, math.atan(t / math.sqrt(freedom)), 4_001)
+        return 0.5 + math.exp(log_factor) * math.sqrt(freedom) * float(np.trapezoid(np.cos(u) ** (freedom - 1), u))
+
+    low, high = 0.0, 1.0
+    while below(high) < probability:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) < probability else (low, middle)
+    return high
+
+
+def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
+    """Return Student's interval of the mean; None for a single value. For few values it is wider than a bootstrap."""
+    count = len(values)
+    if count < 2:
+        return None
+    half = student_quantile((1 + level) / 2, count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
+
+
+def is_worse(x: Sequence[float], y: Sequence[float], level: float = 0.95) -> bool:
+    """Return True if the mean of x is below that of y with this confidence (one-sided, Student's t, common variance)."""
+    freedom = len(x) + len(y) - 2
+    if len(x) < 2 or len(y) < 2:
+        return False
+    variance = ((len(x) - 1) * np.var(x, ddof=1) + (len(y) - 1) * np.var(y, ddof=1)) / freedom
+    error = math.sqrt(float(variance) * (1 / len(x) + 1 / len(y)))
+    return float(np.mean(y) - np.mean(x)) > student_quantile(level, freedom) * error
+
+
 def _split_differences(a: Array, b: Array, rng: np.random.Generator) -> Array:
     """Probability that x beats y, minus one half, for ways to split the runs of one world."""
     runs, count = np.concatenate([a, b]), len(a)

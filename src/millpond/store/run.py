@@ -83,6 +83,7 @@ class Run:
         self.checkpoints_path = folder / "checkpoints"
         self.report_path = folder / "report.html"
         self.starts_again = False  # resumed, but it had ended before it saved
+        self.writes_report = True  # when its training ends
         self.updates: int | None = None  # of the checkpoint that others read; None is the newest
         self.passed = ""  # arguments of `millpond.resume`, if it was trained with objects that cannot be imported
         self.launcher = ""  # prefix of `millpond` in a command that starts as many ranks

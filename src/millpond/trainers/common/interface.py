@@ -49,8 +49,9 @@ def train_new(
     run: str | None = None,
     overwrite: bool = False,
     trust: bool | None = None,
+    report: bool = True,
 ) -> Run:
-    """Train a recipe to its end and return its run; see `millpond.train`."""
+    """Train a recipe to its end and return its run; see `millpond.train`. `report`: write its page at the end."""
     settings, objects = settings_of(env, policy, settings)
     if recipe is None:
         recipe = name_env(env) or DEFAULT_RECIPE
@@ -63,7 +64,7 @@ def train_new(
         started = start_run(loaded, run, overwrite=overwrite, ranks=ranks, recorded=recorded, cwd=cwd)
         return loaded, started, recorded
 
-    return _train(begin, objects, callbacks, show_objects(env, objects))
+    return _train(begin, objects, callbacks, show_objects(env, objects), report=report)
 
 
 def resume_trained(
@@ -74,6 +75,7 @@ def resume_trained(
     policy: Passed = None,
     callbacks: Any = (),
     trust: bool | None = None,
+    report: bool = True,
 ) -> Run:
     """Continue a run from its newest checkpoint and return it; see `millpond.resume`."""
     if isinstance(run, Run):
@@ -84,7 +86,7 @@ def resume_trained(
     def begin(ranks: int) -> tuple[Loaded, Run, None]:
         return *resume_run(str(opened.shown), settings, ranks=ranks, trust=trust), None
 
-    return _train(begin, objects, callbacks, [])
+    return _train(begin, objects, callbacks, [], report=report)
 
 
 def _train(
@@ -92,6 +94,8 @@ def _train(
     objects: Objects,
     callbacks: Any,
     notes: list[str],
+    *,
+    report: bool,
 ) -> Run:
     """Train the run that `begin` starts or resumes, given the number of ranks."""
     called, recorded = as_callbacks(callbacks), None
@@ -104,6 +108,7 @@ def _train(
 
         loaded, run = begin_on_all_ranks(ranks, begin_here)
         keep_objects(run.folder, objects)
+        run.writes_report = report
         run.passed = as_arguments(loaded.recipe, objects)
         if ranks.first and notes:
             print("\n".join(notes), flush=True)

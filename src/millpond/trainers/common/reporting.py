@@ -30,7 +30,9 @@ def report_run(folder: Path) -> tuple[Path, Picture | None]:
 
 
 def report_at_end(run: Run) -> Picture | None:
-    """Write the report at the end of training and return its picture. A failure is only printed."""
+    """Write the report at the end of training, if the run wants one, and return its picture. A failure is only printed."""
+    if not run.writes_report:
+        return None
     picture = None
     try:
         picture = draw_episode(run.folder, trust=True)  # this process has just trained it
