@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "losses": set(),
     "recipes": set(),
     "envs": {"errors", "formatting", "compiled"},
-    "config": {"errors", "formatting", "kinds", "sizes", "recipes", "envs"},
+    "config": {"errors", "formatting", "kinds", "sizes", "recipes", "envs", "schedules"},
     "trust": {"errors", "durable", "config"},
     "vector": {"errors", "formatting", "cpu", "envs", "sizes"},
     "loop": {"errors", "safe_read"},

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from millpond.losses import PPOLoss, explained_variance, normalise, ppo_loss
+from millpond.losses import PPOLoss, explained_variance, gtd_lambda_loss, normalise, ppo_loss
 
 
 def loss(**changes: Tensor | float | None) -> PPOLoss:
@@ -125,6 +126,39 @@ def test_explained_variance() -> None:
 @pytest.mark.parametrize("name", ["log_prob", "value", "advantage", "target"])
 def test_nan_is_not_hidden(name: str) -> None:
     assert loss(**{name: torch.tensor([float("nan")])}).total.isnan()
+
+
+def test_a_step_beyond_the_clamp_of_its_log_ratio_has_no_gradient_and_a_finite_loss() -> None:
+    log_prob = torch.tensor([200.0, -200.0, 0.5], requires_grad=True)
+    steps: Any = [torch.zeros(3), torch.tensor([-1.0, 1.0, 1.0]), *[torch.zeros(3)] * 4, torch.ones(3)]
+    loss = ppo_loss(log_prob, *steps, clip_coef=1e9, vf_clip_coef=None, vf_coef=0, ent_coef=0, log_ratio_clamp=10.0)
+    assert float(loss.policy) == pytest.approx((math.exp(10) - math.exp(-10) - math.exp(0.5)) / 3)
+    loss.total.backward()
+    assert log_prob.grad is not None
+    assert log_prob.grad.tolist() == pytest.approx([0.0, 0.0, -math.exp(0.5) / 3])
+
+
+def test_gradient_td_is_that_of_its_equations() -> None:
+    """Three steps, gamma lambda = 1/2, weights of one minibatch; gradients of D and V by hand.
+
+    D_2 = d_2, D_1 = d_1 + D_2 / 2, D_0 = d_0 + D_1 / 2, d_t = r_t + V_{t+1} - V_t, and V_3 = 0 is no variable.
+    """
+    value = torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.float64, requires_grad=True)
+    reward = torch.tensor([[1.0, 0.0, 3.0]], dtype=torch.float64)
+    correction = torch.tensor([[0.5, -1.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    d = reward + torch.cat((value[:, 1:], value.new_zeros(1, 1)), 1) - value
+    two = d[:, 2]
+    one = d[:, 1] + two / 2
+    delta = torch.stack((d[:, 0] + one / 2, one, two), 1)
+    assert delta.tolist() == [[2.75, 1.5, -1.0]]
+    critic, aux = gtd_lambda_loss(delta, value, correction, torch.full((1, 3), 1 / 3, dtype=torch.float64))
+    (grad,) = torch.autograd.grad(critic, value, retain_graph=True)
+    # Of sum h D: h as traces e = h_0, h_1 + e_0 / 2, h_2 + e_1 / 2 = .5, -.75, 1.625, and dD/dV: -e_t + e_{t-1}
+    # Of -(D - h) V: -(2.25, 2.5, -3)
+    by_hand = [[(-0.5 - 2.25) / 3, (0.75 + 0.5 - 2.5) / 3, (-1.625 - 0.75 + 3) / 3]]
+    assert grad.tolist()[0] == pytest.approx(by_hand[0])
+    (grad,) = torch.autograd.grad(aux, correction)
+    assert grad.tolist()[0] == pytest.approx([-2.25 / 3, -2.5 / 3, 3 / 3])
 
 
 def test_importance_weights_multiply_the_advantage_alone_or_the_value_loss_too() -> None:

@@ -15,6 +15,7 @@ LAZY_PATH = re.compile(r"(millpond(?:\.\w+)+):\w+")  # as in the table of kinds
 
 # Short modules with one importer that are a concept of their own, each with the reason.
 CONCEPTS: dict[str, str] = {
+    "millpond.planner.ppo.purposes": "the text of settings, apart from the tables of a comparison",
     "millpond.cli.export": "a command, like its siblings",
     "millpond.cli.app": "the commands in one list, which --help prints",
     "millpond.cli.bench": "a command, like its siblings",

@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="of --speed")
     options = parser.parse_args()
     if options.speed:
-        SPEED.write_text(json.dumps(measure(options.rounds), indent=1) + "\n", encoding="utf-8")
+        measure(options.rounds)
     jobs = [
         f"{world}/{side}/{seed}"
         for side in options.side

@@ -26,15 +26,17 @@ SIDES = {
 }
 
 
-def measure(rounds: int) -> dict[str, Any]:
-    """Run all sides in turns; return the median iteration of each round."""
-    sides: dict[str, list[dict[str, float]]] = {name: [] for name in (*SIDES, "PufferLib")}
+def measure(rounds: int) -> None:
+    """Run all sides in turns, and store the median iteration of each as it is measured, after those of earlier rounds."""
+    stored: dict[str, Any] = json.loads(SPEED.read_text()) if SPEED.exists() else {}
+    if stored.get("machine") != processor():  # rounds of one machine only
+        stored = {"machine": processor(), "sides": {name: [] for name in (*SIDES, "PufferLib")}}
     for number in range(1, rounds + 1):
-        for name in sides:
+        for name, measured in stored["sides"].items():
             one = _ours(SIDES[name]) if name in SIDES else _theirs()
-            sides[name].append(one)
+            measured.append(one)
+            SPEED.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
             print(f"round {number}: {name}: {one['per_second']:,.0f} agent steps/s", flush=True)
-    return {"machine": processor(), "rounds": rounds, "sides": sides}
 
 
 def _ours(overrides: tuple[str, ...]) -> dict[str, float]:

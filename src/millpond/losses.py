@@ -28,6 +28,18 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class GTD:
+    """A critic by gradient TD(lambda): coefficients of its auxiliary head's loss, and of that head's weights in it.
+
+    `residual` returns the lambda-weighted temporal differences of values [b, T, a] of the rows [b], with gradients.
+    """
+
+    aux_coef: float
+    aux_decay: float
+    residual: Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
 class Coefficients:
     """Coefficients of the loss and of clipping at this point of the run.
 
@@ -43,6 +55,8 @@ class Coefficients:
     advantage_scale: Scale | None = None
     value_scale: Scale | None = None
     weights_value: bool = True
+    log_ratio_clamp: float | None = None
+    gtd: GTD | None = None  # None: the squared error to the targets
 
 
 @dataclass(frozen=True)
@@ -77,19 +91,23 @@ def ppo_loss(
     vf_coef: float,
     ent_coef: float,
     weights_value: bool = True,
+    log_ratio_clamp: float | None = None,
     denominator: Tensor | float | None = None,
 ) -> PPOLoss:
     """Clipped policy loss, clipped value loss with the usual 0.5, entropy as a bonus (Schulman et al., 2017).
 
         L = policy + vf_coef * value - ent_coef * entropy
 
-    The weights multiply the policy loss and, if `weights_value`, the value loss. A micro-batch passes the number of valid
+    The weights multiply the policy loss and, if `weights_value`, the value loss. `log_ratio_clamp` bounds the logarithm of the
+    probability ratio; a step beyond it has no gradient of its policy loss. A micro-batch passes the number of valid
     steps of the whole minibatch as `denominator`, so that the gradients of all micro-batches add up to exactly that of the
     minibatch.
     """
     valid = weight > 0
     steps = valid.sum() if denominator is None else denominator
     log_ratio = torch.where(valid, log_prob - old_log_prob, 0.0)
+    if log_ratio_clamp is not None:
+        log_ratio = log_ratio.clamp(-log_ratio_clamp, log_ratio_clamp)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     policy = -(torch.minimum(ratio * advantage, clipped * advantage) * weight).sum() / steps
@@ -110,6 +128,20 @@ def _value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: float |
         near = old_value + (value - old_value).clamp(-clip, clip)
         squared = torch.maximum(squared, (near - target).square())
     return 0.5 * squared
+
+
+def gtd_lambda_loss(delta: Tensor, value: Tensor, correction: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient TD(lambda) with an auxiliary head (Sutton et al., 2009; with a regularised correction, Ghiassian et al., 2020).
+
+        critic = sum w_t (h_t D_t - (D_t - h_t) V_t)      gradients: of D_t in the first product, of V_t in the second
+        aux    = sum w_t (D_t - h_t)^2 / 2                gradient: of h_t
+
+    `delta` D_t is the lambda-weighted sum of temporal differences, with gradients through all values in it; `correction` h_t
+    is the auxiliary head's estimate of it. All are of one shape; the weights sum to 1 over a minibatch.
+    """
+    fixed, estimate = delta.detach(), correction.detach()
+    critic = (weight * (estimate * delta - (fixed - estimate) * value)).sum()
+    return critic, (weight * (fixed - correction).square()).sum() / 2
 
 
 def normalise(advantage: Tensor, alive: Tensor, all_reduce: AllReduce | None = None) -> Tensor:

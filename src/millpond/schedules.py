@@ -34,3 +34,21 @@ def named(name: str, start: float, *, over: float, end: float = 0.0) -> Schedule
         "linear": lambda: linear(start, end, over=over),
         "cosine": lambda: cosine(start, end, over=over),
     }[name]()
+
+
+def with_warm_up(schedule: Schedule, start: float, share: float, iterations: int) -> Schedule:
+    """Return a schedule by iteration: it first rises to `start` in a `share` of the run, then follows `schedule`.
+
+        v_i = start (i + 1) / (n + 1)            i < n = share x iterations, rounded up
+        v_i = schedule(i / iterations - share)   after that
+
+    The value is never 0 in the warm-up, and `start` right after it.
+    """
+    rising = math.ceil(share * iterations)
+
+    def value(iteration: float) -> float:
+        if iteration < rising:
+            return start * (iteration + 1) / (rising + 1)
+        return schedule(iteration / max(1, iterations) - share)
+
+    return value

@@ -12,7 +12,7 @@ from millpond.errors import MillpondError
 from tests.support.env_specs import env_spec
 
 PACKAGED_RECIPES = {
-    *("grid", "metta", "mettagrid", "puffer-metta"),
+    *("grid", "metta", "metta-2026", "mettagrid", "puffer-metta"),
     *("mixture", "mixture-minatar", "mixture-gravitar", "mixture-seed", "mixture-best"),
     *("reward", "reward-libero", "reward-online"),
     *("gym", "mujoco", "atari", "minatar", "multiagent"),

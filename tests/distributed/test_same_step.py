@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,13 @@ import torch
 from millpond.config.ppo import NormalizeAdvantage
 from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
-from millpond.losses import Coefficients
+from millpond.losses import GTD, Coefficients
 from millpond.policies import build_policy
 from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
 from millpond.rollout.schema import row_fields
 from millpond.trainers.common.envs import begin_with_weights
-from millpond.trainers.ppo.advantages import Estimator, estimate_advantages, refresh_advantages
+from millpond.trainers.ppo.advantages import Estimator, estimate_advantages, lambda_residual, refresh_advantages
 from millpond.trainers.ppo.update import Updater, train_minibatch, update_value_scale, value_scale_of
 from tests.support.rank_processes import run_ranks
 
@@ -53,7 +54,9 @@ def stored_rows(first: int, count: int) -> Rows:
     return part
 
 
-def two_steps(ranks: Ranks, normalize: NormalizeAdvantage, micro_batch_rows: int) -> dict[str, Any]:
+def two_steps(
+    ranks: Ranks, normalize: NormalizeAdvantage, micro_batch_rows: int, *, gtd: bool = False
+) -> dict[str, Any]:
     """Compute statistics, advantages and two optimiser steps on this rank's rows."""
     share = ROWS // ranks.count
     rows = stored_rows(ranks.rank * share, share)
@@ -64,8 +67,11 @@ def two_steps(ranks: Ranks, normalize: NormalizeAdvantage, micro_batch_rows: int
         core="lstm",
         hidden_size=HIDDEN,
         normalize_observations=True,
-        normalize_values=normalize == "minibatch",
+        normalize_values=normalize == "minibatch" and not gtd,
+        corrects_value=gtd,
     )
+    if gtd:  # its first weights are zeros
+        torch.nn.init.normal_(policy.correction.weight)  # type: ignore[union-attr]
     begin_with_weights(ranks, {"policy": policy}, None)
     policy.update_normalizer(rows["observation"].flatten(0, 2), ranks.all_reduce)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
@@ -74,7 +80,9 @@ def two_steps(ranks: Ranks, normalize: NormalizeAdvantage, micro_batch_rows: int
     estimator = Estimator(0.9, 0.8, rho_clip=1.0, c_clip=1.0, use_ratio=recomputed, normalize=normalize)
     advantages = estimate_advantages(rows, share, estimator, ranks.all_reduce)
     coefficients = Coefficients(clip_coef=0.2, vf_clip_coef=0.2, vf_coef=0.5, ent_coef=0.01, max_grad_norm=0.5)
-    if normalize == "minibatch":
+    if gtd:
+        coefficients = replace(coefficients, gtd=GTD(0.7, 0.5, partial(lambda_residual, rows, estimator)))
+    elif normalize == "minibatch":
         update_value_scale(policy, optimizer, rows, advantages, ranks.all_reduce)
         coefficients = replace(coefficients, value_scale=value_scale_of(policy))
     found = []
@@ -104,7 +112,8 @@ def two_steps(ranks: Ranks, normalize: NormalizeAdvantage, micro_batch_rows: int
 
 def all_cases(ranks: Ranks) -> list[dict[str, Any]]:
     """Whole minibatches, and micro-batches; advantages are normalised over all rows, over each minibatch, or not."""
-    return [two_steps(ranks, "iteration", 6), two_steps(ranks, "none", 2), two_steps(ranks, "minibatch", 2)]
+    return [two_steps(ranks, "iteration", 6), two_steps(ranks, "none", 2), two_steps(ranks, "minibatch", 2),
+            two_steps(ranks, "minibatch", 2, gtd=True)]  # fmt: skip
 
 
 def test_two_ranks_take_the_same_step_as_one() -> None:

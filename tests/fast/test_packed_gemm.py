@@ -42,16 +42,13 @@ def test_products_with_packed_matrices_equal_numpy(rows: int, inner: int, column
     np.testing.assert_allclose(out, before + exact, rtol=1e-5, atol=1e-5)
     packed_gemm.multiply_packed(a, panels, out, False)
     np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-5)
-    out[:] = before
-    packed_gemm.add_transposed_packed(np.ascontiguousarray(a.T), panels, out)
-    np.testing.assert_allclose(out, before + exact, rtol=1e-5, atol=1e-5)
     assert (around[:32] == AROUND).all()
     assert (around[-32:] == AROUND).all()
 
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("rows", [1, 3, 4, 12, 13, 97, 389])
-@pytest.mark.parametrize(("inner", "columns"), [(1, 16), (5, 48), (128, 64), (3, 1), (33, 7), (16, 33)])
+@pytest.mark.parametrize(("inner", "columns"), [(1, 16), (5, 48), (128, 64), (3, 1), (33, 7), (300, 33)])
 def test_products_equal_numpy_packed_or_not(
     monkeypatch: pytest.MonkeyPatch, packed: bool, rows: int, inner: int, columns: int
 ) -> None:
@@ -65,13 +62,13 @@ def test_products_equal_numpy_packed_or_not(
             around, out = guarded(rows, columns)
             out[:] = before
             function(SGEMM, left, right, add, out)
-            np.testing.assert_allclose(out, exact + (before if add else 0), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(out, exact + (before if add else 0), rtol=1e-5, atol=3e-5)
             assert (around[:32] == AROUND).all()
             assert (around[-32:] == AROUND).all()
     first, last = rows // 3, rows
     out = np.empty((last - first, columns), np.float32)
     products.transposed_columns(SGEMM, a_transposed, first, last, b, out)
-    np.testing.assert_allclose(out, exact[first:last], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(out, exact[first:last], rtol=1e-5, atol=3e-5)
 
 
 @pytest.mark.parametrize("packed", [True, False])

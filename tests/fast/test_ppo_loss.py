@@ -22,15 +22,21 @@ def random_inputs() -> dict[str, torch.Tensor]:
     return inputs
 
 
-@pytest.mark.parametrize(("vf_clip_coef", "weights_value"), [(0.1, True), (None, True), (0.1, False)])
-def test_loss_and_gradients_equal_plain_torch_in_float64(vf_clip_coef: float | None, weights_value: bool) -> None:
+@pytest.mark.parametrize(
+    ("vf_clip_coef", "weights_value", "clamp"), [(0.1, True, None), (None, True, 0.1), (0.1, False, 0.3)]
+)
+def test_loss_and_gradients_equal_plain_torch_in_float64(
+    vf_clip_coef: float | None, weights_value: bool, clamp: float | None
+) -> None:
     inputs = random_inputs()
-    coefficients = Coefficients(0.1, vf_clip_coef, 0.44, 0.0021, 0.5, weights_value=weights_value)
+    coefficients = Coefficients(
+        0.1, vf_clip_coef, 0.44, 0.0021, 0.5, weights_value=weights_value, log_ratio_clamp=clamp
+    )
     fast = {name: tensor.clone().requires_grad_(name in LEARNED) for name, tensor in inputs.items()}
     exact = {name: tensor.double().requires_grad_(name in LEARNED) for name, tensor in inputs.items()}
     arguments = loss_arguments(coefficients, float((inputs["weight"] > 0).sum()))
     total, means = PPOLosses.apply(*(fast[name] for name in NAMES), arguments)
-    names = ("clip_coef", "vf_clip_coef", "vf_coef", "ent_coef", "weights_value")
+    names = ("clip_coef", "vf_clip_coef", "vf_coef", "ent_coef", "weights_value", "log_ratio_clamp")
     settings = {name: getattr(coefficients, name) for name in names}
     expected = ppo_loss(**exact, **settings)
     torch.testing.assert_close(total.double(), expected.total, rtol=1e-4, atol=1e-6)

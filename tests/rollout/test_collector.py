@@ -224,6 +224,36 @@ def test_truncated_steps_are_valued_at_the_true_final_observation() -> None:
             torch.testing.assert_close(rows["final_value"][row, t, 0], value[0], rtol=0, atol=1e-5)
 
 
+def test_the_mean_reward_of_an_agent_does_not_move_while_it_is_not_alive() -> None:
+    """A runner gets 1 per step and leaves after 3 of 5 steps; the two chasers get 2."""
+    factory = EnvBatchFactory(f"{Teams.__module__}:Teams", {"kwargs": {"acting": "choices"}})
+    env_batch = factory(1, None, 0)  # type: ignore[arg-type]
+    plan = planned(
+        **{
+            "env.num_agents": 3,
+            "trainer.forward_pass_minibatch_target_size": 12,
+            "trainer.bptt_horizon": 16,
+            "trainer.batch_size": 16 * 8,
+            "trainer.minibatch_size": 16 * 8,
+        }
+    )
+    with make_vector(env_batch.spec, factory, num_envs=plan.num_envs, groups=2, backend="inline") as vector:
+        collector, _ = open_collector(plan, vector, baseline=True)
+        collector.reward_centering = 0.25
+        vector.reset(5)
+        collector.collect()
+        rows = collector.rows
+        alive, baseline = rows["alive"].numpy(), rows["reward_baseline"].numpy()
+        assert 0 < (~alive[..., 0]).sum() < alive[..., 0].size
+        before = np.cumsum(alive[0], 0) - alive[0]  # steps that each agent has taken before each step
+        np.testing.assert_allclose(baseline[0], np.array([1.0, 2.0, 2.0]) * (1 - 0.75**before), rtol=1e-5)
+        saved = collector.state_dict()
+        mean = collector.average_reward.copy()
+        collector.average_reward[...] = 0
+        collector.load_state_dict(saved)
+        np.testing.assert_array_equal(collector.average_reward, mean)
+
+
 def test_rows_of_another_layout_are_an_error_unless_there_are_none() -> None:
     def rows(bytes_seen: int) -> Rows:
         spec = EnvSpec("test", ObservationSpec.single((bytes_seen,), "uint8", "vector"), ActionSpec.discrete(2))

@@ -26,13 +26,14 @@ def planned(**settings: Any) -> PPOPlan:
 
 
 def open_collector(
-    plan: PPOPlan, vector: Vector, core: str = "lstm", *, puffer: bool = False
+    plan: PPOPlan, vector: Vector, core: str = "lstm", *, puffer: bool = False, baseline: bool = False
 ) -> tuple[Collector, Policy]:
-    """Return a collector as a run has it, with the fast actor, and its policy. `puffer`: states as in PufferLib."""
+    """Return a collector as a run has it, with the fast actor, and its policy. `puffer`: states as in PufferLib;
+    `baseline`: rows have room for the mean rewards that rewards are centred by."""
     torch.manual_seed(0)
     policy = build_policy(vector.spec.observation, vector.spec.action, core=core, hidden_size=HIDDEN)
     rows = Rows(
-        row_fields(vector.spec, state_shape(core, HIDDEN)),
+        row_fields(vector.spec, state_shape(core, HIDDEN), baseline=baseline),
         plan.buffer_rows,
         plan.bptt_horizon,
         plan.num_agents,

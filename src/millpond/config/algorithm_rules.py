@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from millpond.config.rules import Rule, Values, Violation, show
 
+WITH_DECAY = ("adamw", "schedule_free_adamw")
+
 
 def _sampling(values: Values) -> Iterator[Violation]:
     sampling, alpha = values["ppo.sampling"], values["ppo.prio_alpha"]
@@ -93,4 +95,64 @@ def _estimator(values: Values) -> Iterator[Violation]:
         )
 
 
-ALGORITHM_RULES: tuple[Rule, ...] = (_sampling, _replay_ratio, _estimator, _layers_of_core, _critic_is_trained)
+def _weight_decay(values: Values) -> Iterator[Violation]:
+    decay, optimizer = values["ppo.weight_decay"], values["ppo.optimizer"]
+    if decay is not None and optimizer not in WITH_DECAY:
+        yield Violation(
+            ("ppo.weight_decay", "ppo.optimizer"),
+            f"ppo.weight_decay={decay:g} has no effect with ppo.optimizer={optimizer}",
+            ({"ppo.weight_decay": None}, {"ppo.optimizer": "adamw"}),
+        )
+    warmup = values["ppo.warmup_updates"]
+    if warmup and optimizer != "schedule_free_adamw":
+        yield Violation(
+            ("ppo.warmup_updates", "ppo.optimizer"),
+            f"ppo.warmup_updates={warmup:,} has no effect with ppo.optimizer={optimizer}; `schedules` has a warm-up for all",
+            ({"ppo.warmup_updates": 0}, {"ppo.optimizer": "schedule_free_adamw"}),
+        )
+
+
+def _refresh_values(values: Values) -> Iterator[Violation]:
+    if values["ppo.refresh_values"] and not values["ppo.recompute_advantage"]:
+        yield Violation(
+            ("ppo.refresh_values", "ppo.recompute_advantage"),
+            "ppo.refresh_values=true computes values anew for advantages that ppo.recompute_advantage=false leaves as they are",
+            ({"ppo.recompute_advantage": True}, {"ppo.refresh_values": False}),
+        )
+
+
+# What a critic by gradient TD(lambda) cannot be combined with, and why.
+WITHOUT_GTD = (
+    ("ppo.advantage", "gae", "its temporal differences have no importance weights"),
+    ("ppo.trace_end", "row", "its traces end with their rows"),
+    ("ppo.normalize_values", False, "its loss is in units of the rewards"),
+    ("ppo.vf_clip_coef", None, "its loss has no old value to stay near"),
+    ("policy.separate_critic", False, "the auxiliary head reads the network that the policy shares"),
+    ("policy.target", None, "a custom policy has no auxiliary head"),
+)
+
+
+def _gtd(values: Values) -> Iterator[Violation]:
+    if values["ppo.critic"] != "gtd_lambda":
+        return
+    broken = [(key, value, reason) for key, value, reason in WITHOUT_GTD if values[key] != value]
+    for key, value, reason in broken:
+        fix = {other: allowed for other, allowed, _ in broken}
+        fixes = ({"ppo.critic": "mse"},) if key == "policy.target" else (fix, {"ppo.critic": "mse"})
+        yield Violation(
+            ("ppo.critic", key),
+            f"ppo.critic=gtd_lambda needs {key}={show(value)}: {reason}; it is {show(values[key])}",
+            fixes,
+        )
+
+
+ALGORITHM_RULES: tuple[Rule, ...] = (
+    _sampling,
+    _replay_ratio,
+    _estimator,
+    _layers_of_core,
+    _critic_is_trained,
+    _weight_decay,
+    _refresh_values,
+    _gtd,
+)

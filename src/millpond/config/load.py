@@ -29,6 +29,7 @@ from millpond.config.for_env import (
 )
 from millpond.config.recipe import EnvConfig, Recipe
 from millpond.config.rules import ConfigError, as_overrides
+from millpond.config.schedules import by_path
 from millpond.config.style import with_optimizer, with_style
 from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
 from millpond.envs.families import family_of
@@ -245,9 +246,9 @@ def _layered(
     """Apply the layers of a config in order. `spec` is that of its environment, if it is known."""
     name, source = _read_any(recipe, spec)
     dotted = _preset(source.values, preset, name) if preset is not None else {}
-    preset_layer: Layer = (_file_of_preset(source.layers, preset), with_style(overlay({}, dotted)))
+    preset_layer: Layer = (_file_of_preset(source.layers, preset), with_style(by_path(overlay({}, dotted))))
     overriding = dict(overrides if isinstance(overrides, Mapping) else (parse_override(text) for text in overrides))
-    nested = with_style(overlay({}, overriding))
+    nested = with_style(by_path(overlay({}, overriding)))
     below, notes = _for_other_env(source.values, nested)
     source = source.without_choices(preset_layer[1]).without_choices(nested)
     values = with_optimizer(_over(_over(below, preset_layer[1]), nested))
@@ -376,7 +377,7 @@ def _env_that_decides(values: Mapping[str, Any]) -> str | None:
 
 def _extended(values: dict[str, Any], name: str, chain: tuple[str, ...], spec: EnvSpec | None) -> _Source:
     """Merge values with those of the recipe that they extend, if any."""
-    parent, values = values.pop("extends", None), with_style(values)
+    parent, values = values.pop("extends", None), with_style(by_path(values))
     own: Layer = (source_file(Path(chain[-1])) if chain else None, values)
     chosen, still_open = choose(read_section(values), spec)
     settings = {one.key: one.value for one in chosen}

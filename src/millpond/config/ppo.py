@@ -18,6 +18,7 @@ from millpond.config.recipe import (
     Count,
     Few,
     Fraction,
+    Natural,
     NonNegative,
     Positive,
     Recipe,
@@ -27,6 +28,7 @@ from millpond.config.recipe import (
     as_choice,
 )
 from millpond.config.rules import Rule, Values, Violation, show
+from millpond.config.schedules import schedule_rules
 from millpond.envs.families import family_of
 from millpond.sizes import envs_per_group, nearest_divisors, nearest_multiples, rows_per_round, trainer_envs
 
@@ -101,6 +103,11 @@ class PPOConfig(ConfigSection):
         description="Recompute the advantages of all rows before every minibatch, with the ratios and values of rows that were "
         "trained on already; false: once per iteration.",
     )
+    refresh_values: Switch = Field(
+        False,
+        description="Before each minibatch, compute the values of its rows with the newest weights, in one more forward pass, "
+        "so that its advantages are of these (Metta). Needs recompute_advantage, which alone uses those of trained rows.",
+    )
     row_end: Literal["bootstrap", "zero"] = Field(
         "bootstrap",
         description="Last step of a row: bootstrap from the value of the next observation, or advantage 0.",
@@ -135,6 +142,17 @@ class PPOConfig(ConfigSection):
         False,
         description="Treat a truncated step as any other, so that the trace goes on into the next episode, as in PufferLib.",
     )
+    reward_centering: Fraction | None = Field(
+        None,
+        description="Subtract from each reward the exponential mean of its agent's rewards so far, which moves by this share "
+        "of the difference at every step (Metta: 0.001, with gamma 1): values are then relative to the average reward. "
+        "null: rewards stay as they are.",
+    )
+    log_ratio_clamp: Positive | None = Field(
+        None,
+        description="Bound of the logarithm of the probability ratio, +- this, beyond which a step has no gradient (Metta: "
+        "10); null: unbounded.",
+    )
     clip_coef: Positive = Field(0.1, description="Policy loss: clip range of the probability ratio, 1 +- this.")
     vf_clip_coef: Positive | None = Field(
         0.1,
@@ -142,6 +160,15 @@ class PPOConfig(ConfigSection):
         "returns' deviation; null: unclipped.",
     )
     vf_coef: NonNegative = Field(0.44, description="Weight of the value loss (which includes the usual factor 0.5).")
+    critic: Literal["mse", "gtd_lambda"] = Field(
+        "mse",
+        description="How the value learns: by the squared error to its targets, or by gradient TD(lambda) with an auxiliary "
+        "head (Metta), whose gradient includes that of the bootstrapped values. Its losses are in plain PyTorch.",
+    )
+    gtd_aux_coef: NonNegative = Field(1.0, description="gtd_lambda: weight of the auxiliary head's loss.")
+    gtd_aux_decay: NonNegative = Field(
+        1.0, description="gtd_lambda: weight of the mean square of the auxiliary head's weights in that loss."
+    )
     value_trains_core: Switch = Field(
         True,
         description="The value loss also trains encoder and core; set false if returns are large and normalize_values is "
@@ -162,9 +189,10 @@ class PPOConfig(ConfigSection):
         None, description="End an iteration's updates when the approximate KL exceeds this; null: never."
     )
     max_grad_norm: Positive = Field(0.5, description="Gradients are clipped to this global norm.")
-    optimizer: Literal["adam", "adamw", "radam", "muon"] = Field(
+    optimizer: Literal["adam", "adamw", "radam", "muon", "schedule_free_adamw"] = Field(
         "adam",
-        description="Optimiser. muon is PufferLib's, with adam_beta1 as its momentum; it needs larger learning rates.",
+        description="Optimiser. muon is PufferLib's, with adam_beta1 as its momentum; it needs larger learning rates. "
+        "schedule_free_adamw is Metta's: evaluations and checkpoints have an average of its weights.",
     )
     muon: Literal["original", "puffer3", "puffer4"] = Field(
         "original",
@@ -175,6 +203,16 @@ class PPOConfig(ConfigSection):
     adam_beta1: Fraction = Field(0.9, description="Adam: decay of the first moment.")
     adam_beta2: Fraction = Field(0.999, description="Adam: decay of the second moment.")
     adam_eps: Positive = Field(1e-8, description="Adam: term added to the denominator.")
+    weight_decay: NonNegative | None = Field(
+        None,
+        description="AdamW: weights shrink by learning_rate times this at each update; null: 0.01 with adamw and "
+        "schedule_free_adamw, none with other optimisers.",
+    )
+    warmup_updates: Natural = Field(
+        0,
+        description="Schedule-free AdamW: updates over which the learning rate rises to its value (Metta: 1,000). Others have "
+        "the section schedules.",
+    )
     lr_schedule: Schedule = Field(
         "constant", description="Schedule of the learning rate: constant, or decay to learning_rate * min_lr_ratio."
     )
@@ -214,6 +252,11 @@ class PPORecipe(Recipe):
     kind: Literal["ppo"] = Field("ppo", description="Kind of recipe.")
     trainer: PPOTrainerConfig = Field(default_factory=PPOTrainerConfig, description="Sizes and length of the run.")
     ppo: PPOConfig = Field(default_factory=PPOConfig, description="The algorithm.")
+    schedules: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Numbers that change during a run, by the path of their key: {kind, start, end, floor, warmup, until}. "
+        "docs/policies.md has the keys that can change.",
+    )
     for_env: ForEnvConfig = Field(
         default_factory=ForEnvConfig, description="Settings that follow from the environment."
     )
@@ -424,5 +467,6 @@ RULES: tuple[Rule, ...] = (
     _at_least_one_iteration,
     _at_least_one_update,
     *ALGORITHM_RULES,
+    schedule_rules,
     known_keys,
 )

@@ -315,6 +315,10 @@ class Recipe(ConfigSection):
 
     description: str = Field("", description="One line about the purpose of the recipe.")
     expect: str = Field("", description="A result of the recipe as it was measured, for `millpond recipes`.")
+    left_out: list[str] = Field(
+        default_factory=list,
+        description="What the system that a recipe follows has and this one does not, for the plan.",
+    )
     seed: Natural = Field(1, description="Seed from which every random generator of the run is derived.")
     device: str = Field(
         "cpu",

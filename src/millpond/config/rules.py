@@ -41,6 +41,8 @@ def as_override(key: str, value: Any) -> str:
         return f"{key}={show(value)}"
     if isinstance(value, (list, tuple)):
         return f"{key}=[{','.join(str(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return " ".join(as_override(f"{key}.{name}", each) for name, each in value.items())
     return f"{key}={value}"
 
 
@@ -61,7 +63,8 @@ class Violation:
         if not self.fixes:
             return self.message
         choices = [as_overrides(fix) for fix in self.fixes]
-        if len({tuple(fix) for fix in self.fixes}) == 1 and len(self.fixes[0]) == 1:  # one key: name it once
+        plain = all(not isinstance(value, Mapping) for fix in self.fixes for value in fix.values())
+        if plain and len({tuple(fix) for fix in self.fixes}) == 1 and len(self.fixes[0]) == 1:  # one key: name it once
             choices[1:] = [choice.partition("=")[2] for choice in choices[1:]]
         return f"{self.message}; try {' or '.join(choices)}"
 

@@ -3,6 +3,7 @@
 Entry points, each asked once when a run is built. They return None if there is nothing faster than plain PyTorch:
 
     actor(policy)       acts for the rollout: arrays in, arrays out
+    compiled_parts(policy)   the same policy with compiled parts, whose graph is torch's
     updater(policy)     gradients of rows
     dqn_updates(dqn)    updates of a DQN
     pqn_updates(group)  updates and values of PQN agents
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from millpond.fast.update import FastUpdater
     from millpond.learners import DQN, SAC, AgentGroup
 
-__all__ = ["actor", "description", "dqn_updates", "is_on", "pqn_updates", "sac_updates", "updater"]
+__all__ = ["actor", "compiled_parts", "description", "dqn_updates", "is_on", "pqn_updates", "sac_updates", "updater"]
 
 
 def is_on() -> bool:
@@ -52,10 +53,21 @@ def actor(policy: nn.Module, *, autocast: bool = False) -> RecurrentActor | Feed
     return RecurrentActor(fitting) if is_compiled_after_encoder(fitting, autocast) else NetworkActor(fitting, autocast)
 
 
+def compiled_parts(policy: nn.Module, *, autocast: bool = False) -> nn.Module | None:
+    """Return a built-in policy whose encoder, core and head are compiled where possible; it shares all parameters."""
+    from millpond.fast.network import is_builtin, with_compiled_parts
+
+    if not _is_usable() or not is_builtin(policy):
+        return None
+    fitting: Any = policy
+    return with_compiled_parts(fitting, autocast)
+
+
 def updater(policy: nn.Module, *, autocast: bool = False) -> FastUpdater | None:
     """Return an updater for a policy. Threads share the rows of any policy; built-in ones are compiled, too.
 
-    Those with a separate critic are left to plain PyTorch, unless they have no memory and see vectors.
+    Those with a separate critic are left to plain PyTorch, unless they have no memory and see vectors, and so are those with
+    the auxiliary head of gradient TD(lambda).
     """
     from millpond.fast.feedforward import is_compiled_feedforward
     from millpond.fast.network import is_builtin, on_cpu_in_float32
@@ -64,6 +76,8 @@ def updater(policy: nn.Module, *, autocast: bool = False) -> FastUpdater | None:
     if not _is_usable() or not on_cpu_in_float32(policy):
         return None
     fitting: Any = policy
+    if is_builtin(policy) and fitting.correction is not None:
+        return None
     if is_builtin(policy) and fitting.critic is not None and (autocast or not is_compiled_feedforward(fitting)):
         return None
     return FastUpdater(policy, autocast=autocast)

@@ -23,7 +23,6 @@ from millpond.fast.gemm import SGEMM
 from millpond.fast.images import FastPixels
 from millpond.fast.limits import LSTM_BLOCK, MIN_PACKED_OBSERVATIONS
 from millpond.fast.products import (
-    add_of_transposed,
     add_transposed,
     is_packed,
     multiply,
@@ -139,7 +138,6 @@ def tokens_backward(
     tables = weights.where, weights.low, weights.high
     packed = len(tokens) >= MIN_PACKED_OBSERVATIONS and is_packed(size, size)
     panels = panels_of(weights.linear, packed)
-    block_panels = np.empty(LSTM_BLOCK * size if packed else 0, np.float32)
     for start in range(0, len(tokens), LSTM_BLOCK):
         stop = min(len(tokens), start + LSTM_BLOCK)
         out, d_out, sums = features[start:stop], d_features[start:stop], summed[start:stop]
@@ -148,7 +146,7 @@ def tokens_backward(
                 d_out[n, h] = ZERO if out[n, h] <= ZERO else d_out[n, h]
             for h in range(size):
                 gradients.bias[h] += d_out[n, h]
-        add_of_transposed(sgemm, d_out, sums, block_panels, gradients.linear)
+        transposed_product(sgemm, d_out, sums, True, gradients.linear)
         multiply(sgemm, d_out, weights.linear, panels, sums)
         sum_tokens_backward(tokens[start:stop], *tables, sums, gradients.where, gradients.low, gradients.high, 0, size)
 

@@ -20,12 +20,12 @@ from millpond.fast.activations import fast_sigmoid, fast_tanh
 from millpond.fast.limits import GRU_BLOCK, LSTM_BLOCK
 from millpond.fast.lstm import copy_unless
 from millpond.fast.products import (
-    add_of_transposed,
     add_transposed,
     is_packed,
     multiply,
     panels_of,
     panels_of_transposed,
+    transposed_product,
 )
 from millpond.policies.cores import GRU, blocks_backward, states_before
 
@@ -222,7 +222,6 @@ def rows_backward(
     never = np.zeros(batch, np.bool_)
     packed = is_packed(inputs.shape[2], size)
     input_panels, hidden_panels = panels_of(w_input, packed), panels_of(w_hidden, packed)
-    step_panels = np.empty(block * batch * max(inputs.shape[2], size) if packed else 0, np.float32)
     d_carried = np.zeros((batch, size), np.float32)  # gradient of the hidden state that enters the next step
     direct = np.empty((batch, size), np.float32)
     for stop in range(steps, 0, -block):
@@ -241,10 +240,10 @@ def rows_backward(
         d_sums = d_from_inputs[: stop - start].reshape(length, 3 * size)
         d_hidden_sums = d_from_hidden[: stop - start].reshape(length, 3 * size)
         block_inputs = inputs[start:stop].reshape(length, inputs.shape[2])
-        add_of_transposed(sgemm, d_sums, block_inputs, step_panels, d_w_input)
+        transposed_product(sgemm, d_sums, block_inputs, True, d_w_input)
         multiply(sgemm, d_sums, w_input, input_panels, d_inputs[start:stop].reshape(length, inputs.shape[2]))
         began_rows = began[: stop - start].reshape(length, size)
-        add_of_transposed(sgemm, d_hidden_sums, began_rows, step_panels, d_w_hidden)
+        transposed_product(sgemm, d_hidden_sums, began_rows, True, d_w_hidden)
         for row in range(length):
             for k in range(3 * size):
                 d_bias[k] += d_sums[row, k]

@@ -179,7 +179,7 @@ def loss_gradients(
         d_entropy,
     )
     if len(steps.ratio):
-        value_mean, value_factor = arguments[8], arguments[9]
+        value_mean, value_factor = arguments[9], arguments[10]
         for n in range(count):
             steps.ratio[n] = np.exp(log_prob[n] - steps.log_prob[n])
             steps.new_value[n] = value[n] / value_factor + value_mean

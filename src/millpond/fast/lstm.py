@@ -21,12 +21,12 @@ from millpond.fast.activations import fast_sigmoid, fast_tanh
 from millpond.fast.gemm import SGEMM
 from millpond.fast.limits import LSTM_BLOCK, MIN_SEQUENCES_PER_THREAD
 from millpond.fast.products import (
-    add_of_transposed,
     add_transposed,
     is_packed,
     multiply,
     panels_of,
     panels_of_transposed,
+    transposed_product,
 )
 from millpond.policies.cores import LSTM
 from millpond.threads import in_threads, one_each
@@ -231,7 +231,6 @@ def rows_backward(
     never = np.zeros(batch, np.bool_)
     packed = is_packed(inputs.shape[2], size)
     input_panels, hidden_panels = panels_of(w_input, packed), panels_of(w_hidden, packed)
-    step_panels = np.empty(block * batch * max(inputs.shape[2], size) if packed else 0, np.float32)
     d_hidden0[:] = ZERO  # gradient of the hidden state that enters the next step; in the end, of the first
     for stop in range(steps, 0, -block):
         start = max(0, stop - block)
@@ -244,9 +243,9 @@ def rows_backward(
             copy_unless(reset[t], hidden[t - 1] if t else hidden0, began[t - start])
         sums = d_gates[: stop - start].reshape(length, 4 * size)
         block_inputs = inputs[start:stop].reshape(length, inputs.shape[2])
-        add_of_transposed(sgemm, sums, block_inputs, step_panels, d_w_input)
+        transposed_product(sgemm, sums, block_inputs, True, d_w_input)
         multiply(sgemm, sums, w_input, input_panels, d_inputs[start:stop].reshape(length, inputs.shape[2]))
-        add_of_transposed(sgemm, sums, began[: stop - start].reshape(length, size), step_panels, d_w_hidden)
+        transposed_product(sgemm, sums, began[: stop - start].reshape(length, size), True, d_w_hidden)
         for row in range(length):
             for k in range(4 * size):
                 d_bias[k] += sums[row, k]

@@ -46,6 +46,7 @@ PANEL = 2 * LANES
 MAX_ROWS = 12 if LANES == 16 else 6  # their sums, two vectors each, fit into 32 or 16 registers beside the factors
 LINE = 16  # floats of a cache line
 STEPS_AT_ONCE = 256  # of a panel that is packed right before its use: 32 kB, or 16
+AHEAD = 8  # steps of a transposed matrix that are fetched before they are used
 ROWS_AT_ONCE = 384  # stay in the second-level cache while all panels are used
 
 
@@ -85,17 +86,31 @@ class _Emitter:
         function = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
         return self.builder.call(function, [a, b, c])
 
+    def prefetch(self, pointer: Any) -> None:
+        """Begin to bring the cache line of a pointer near."""
+        flag, kind = ir.IntType(32), ir.IntType(8).as_pointer()
+        function = ir.FunctionType(ir.VoidType(), [kind, flag, flag, flag])
+        prefetch = cgutils.get_or_insert_function(self.builder.module, function, "llvm.prefetch.p0i8")
+        self.builder.call(prefetch, [self.builder.bitcast(pointer, kind), *(ir.Constant(flag, n) for n in (0, 3, 1))])
+
     def add_and_relu(self, value: Any, bias: Any) -> Any:
         """Return max(value + bias, 0); a NaN stays a NaN."""
         total, zeros = self.builder.fadd(value, bias), ir.Constant(self.vector, [0.0] * LANES)
         return self.builder.select(self.builder.fcmp_ordered("<", total, zeros), zeros, total)
 
     def block(
-        self, rows: int, a: Any, a_row: Any, a_step: Any, b: Any, steps: Any, out: Any, out_row: Any
+        self, rows: int, transposed: bool, a: Any, a_row: Any, a_step: Any, b: Any, steps: Any, out: Any, out_row: Any
     ) -> list[tuple[Any, Any, int]]:
-        """Emit the product of `rows` rows and one panel; return pointers to its sums, to where they belong, and the half."""
+        """Emit the product of `rows` rows and one panel; return pointers to its sums, to where they belong, and the half.
+
+        Rows begin every `a_row` numbers, and their steps are neighbours; `transposed` ones are neighbours, and their steps
+        begin every `a_step` numbers. Each of these is in another line of the cache, often in another page, so it is fetched
+        ahead.
+        """
         builder, halves = self.builder, range(2)
-        left = [builder.gep(a, [builder.mul(a_row, self.number(r))]) for r in range(rows)]
+        left = [
+            builder.gep(a, [self.number(r) if transposed else builder.mul(a_row, self.number(r))]) for r in range(rows)
+        ]
         sums = [[cgutils.alloca_once(builder, self.vector) for _ in halves] for _ in range(rows)]
         for total in (total for row in sums for total in row):
             builder.store(ir.Constant(self.vector, [0.0] * LANES), total)
@@ -103,8 +118,13 @@ class _Emitter:
         def step(index: Any) -> None:
             at = builder.mul(index, self.number(PANEL))
             right = [self.load(b, builder.add(at, self.number(h * LANES))) for h in halves]
+            place = builder.mul(index, a_step) if transposed else index
+            if transposed:
+                ahead = builder.add(place, builder.mul(a_step, self.number(AHEAD)))
+                for pointer in left[:: max(1, rows - 1)]:  # the first and the last
+                    self.prefetch(builder.gep(pointer, [ahead]))
             for r in range(rows):
-                factor = self.spread(builder.load(builder.gep(left[r], [builder.mul(index, a_step)])))
+                factor = self.spread(builder.load(builder.gep(left[r], [place])))
                 for h in halves:
                     builder.store(self.multiply_add(factor, right[h], builder.load(sums[r][h])), sums[r][h])
 
@@ -144,8 +164,8 @@ def _multiply_block(
 ) -> Any:
     """out[r, c] (+)= sum over k of a[a_at + r * a_row + k * a_step] * b[b_at + PANEL * k + c] for 1 to MAX_ROWS rows.
 
-    Or, if it is to `activate`, the maximum of 0 and the sum + bias[bias_at + c]; nothing is added then.
-    All arrays are flat. It is written as LLVM IR, one loop for each number of rows: numba would not keep the sums in
+    Or, if it is to `activate`, the maximum of 0 and the sum + bias[bias_at + c]; nothing is added then. All arrays are flat;
+    a_row or a_step is 1. It is written as LLVM IR, one loop for each number of rows: numba would not keep the sums in
     registers.
     """
     for array in (a, b, out, bias):
@@ -161,12 +181,13 @@ def _multiply_block(
             for which, array, at in ((1, a, a_at), (5, b, b_at), (8, out, out_at), (13, bias, bias_at))
         )
         end = builder.append_basic_block("end")
-        choice = builder.switch(rows, end)
-        for count in range(1, MAX_ROWS + 1):
-            case = builder.append_basic_block(f"rows{count}")
-            choice.add_case(emit.number(count), case)
+        transposed = builder.icmp_signed("!=", a_step, emit.number(1))
+        choice = builder.switch(builder.select(transposed, builder.add(rows, emit.number(MAX_ROWS)), rows), end)
+        for number in range(2 * MAX_ROWS):
+            case = builder.append_basic_block(f"case{number + 1}")
+            choice.add_case(emit.number(number + 1), case)
             builder.position_at_end(case)
-            results = emit.block(count, a, a_row, a_step, b, steps, out, out_row)
+            results = emit.block(number % MAX_ROWS + 1, number >= MAX_ROWS, a, a_row, a_step, b, steps, out, out_row)
             with builder.if_else(activate) as (to_activate, otherwise):
                 with to_activate:
                     biases = [emit.load(bias, emit.number(half * LANES)) for half in range(2)]
@@ -216,8 +237,8 @@ def _transpose_square(typing_context: Any, a: Any, a_at: Any, a_row: Any, out: A
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _copy_panel_row(typing_context: Any, a: Any, a_at: Any, out: Any, out_at: Any) -> Any:
-    """out[out_at : out_at + PANEL] = a[a_at : a_at + PANEL]; both arrays flat."""
+def _copy_vector(typing_context: Any, a: Any, a_at: Any, out: Any, out_at: Any) -> Any:
+    """out[out_at : out_at + LANES] = a[a_at : a_at + LANES]; both arrays flat."""
     for array in (a, out):
         require_floats(array)
     signature = types.void(a, types.intp, out, types.intp)
@@ -226,8 +247,7 @@ def _copy_panel_row(typing_context: Any, a: Any, a_at: Any, out: Any, out_at: An
         a, a_at, out, out_at = arguments
         emit = _Emitter(context, builder)
         a, out = emit.start(signature.args[0], a, a_at), emit.start(signature.args[2], out, out_at)
-        for at in (emit.number(0), emit.number(LANES)):
-            builder.store(emit.load(a, at), emit.place(out, at), align=4)
+        builder.store(emit.load(a, emit.number(0)), emit.place(out, emit.number(0)), align=4)
         return context.get_dummy_value()
 
     return signature, generate
@@ -275,7 +295,9 @@ def _pack_panel(b: Floats, columns: int, panel: int, begin: int, end: int, out: 
     count, steps = min(PANEL, columns - first), end - begin
     if count == PANEL:
         for k in range(steps):
-            _copy_panel_row(b, (begin + k) * columns + first, out, out_at + k * PANEL)
+            at, to = (begin + k) * columns + first, out_at + k * PANEL
+            _copy_vector(b, at, out, to)
+            _copy_vector(b, at + LANES, out, to + LANES)
         return
     out[out_at : out_at + steps * PANEL] = ZERO
     for k in range(steps):
@@ -348,50 +370,38 @@ def _multiply_panel(
     """
     activate = len(bias) > 0
     blocks, width = -(-rows // MAX_ROWS), min(PANEL, columns - panel * PANEL)
-    edge = np.empty(MAX_ROWS * PANEL if width < PANEL else 0, np.float32)
+    whole = width == PANEL
+    sums, line = (out, columns) if whole else (np.empty(MAX_ROWS * PANEL, np.float32), PANEL)
+    to_add, to_activate = add and whole, activate and whole
+    smallest, larger, start = rows // blocks, rows % blocks, 0
     for block in range(blocks):
-        start = rows * block // blocks
-        count = rows * (block + 1) // blocks - start
-        from_row, to = a_at + start * a_row, (first + start) * columns + panel * PANEL
-        if width == PANEL:
-            left = a, from_row, a_row, a_step
-            at = panel * PANEL
-            _multiply_block(count, *left, packed, b_at, steps, out, to, columns, add, activate, bias, at)
-            continue
-        _multiply_block(count, a, from_row, a_row, a_step, packed, b_at, steps, edge, 0, PANEL, False, False, bias, 0)
-        for r in range(count):
+        count = smallest + (block < larger)
+        to, at = (first + start) * columns + panel * PANEL, panel * PANEL
+        from_row = a_at + start * a_row
+        place = to if whole else 0
+        _multiply_block(
+            count, a, from_row, a_row, a_step, packed, b_at, steps, sums, place, line, to_add, to_activate, bias, at
+        )
+        for r in range(0 if whole else count):
             for c in range(width):
-                value = edge[r * PANEL + c]
+                value = sums[r * PANEL + c]
                 if activate:
                     value += bias[panel * PANEL + c]
                     value = ZERO if value < ZERO else value
                 out[to + r * columns + c] = out[to + r * columns + c] + value if add else value
-
-
-@compiled_fast
-def _multiply_packed(
-    a: Floats, a_row: int, a_step: int, steps: int, packed: Floats, out: Floats, columns: int, add: bool
-) -> None:
-    """out [m, n] (+)= the product with a packed matrix [k, n]; all arrays flat."""
-    m = len(out) // columns
-    for first in range(0, m, ROWS_AT_ONCE):
-        rows = min(ROWS_AT_ONCE, m - first)
-        for panel in range(panel_count(columns)):
-            b_at = panel * PANEL * steps
-            left = a, first * a_row, a_row, a_step
-            _multiply_panel(*left, rows, packed, b_at, steps, panel, out, first, columns, add, NO_BIAS)
+        start += count
 
 
 @compiled_fast
 def multiply_packed(a: Floats, packed: Floats, out: Floats, add: bool) -> None:
     """out [m, n] = a [m, k] @ b [k, n], or is added to; contiguous."""
-    _multiply_packed(a.reshape(a.size), a.shape[1], 1, a.shape[1], packed, out.reshape(out.size), out.shape[1], add)
-
-
-@compiled_fast
-def add_transposed_packed(a: Floats, packed: Floats, out: Floats) -> None:
-    """out [m, n] += a [k, m].T @ b [k, n]."""
-    _multiply_packed(a.reshape(a.size), 1, a.shape[1], a.shape[0], packed, out.reshape(out.size), out.shape[1], True)
+    (m, steps), columns = a.shape, out.shape[1]
+    flat_a, flat_out = a.reshape(a.size), out.reshape(out.size)
+    for first in range(0, m, ROWS_AT_ONCE):
+        rows = min(ROWS_AT_ONCE, m - first)
+        for panel in range(panel_count(columns)):
+            right = packed, panel * PANEL * steps, steps, panel
+            _multiply_panel(flat_a, first * steps, steps, 1, rows, *right, flat_out, first, columns, add, NO_BIAS)
 
 
 @compiled_fast
@@ -414,27 +424,13 @@ def multiply_panels(
     a_row, a_step = (1, a.shape[1]) if a_transposed else (a.shape[1], 1)
     flat_a, flat_b, flat_out = a.reshape(a.size), b.reshape(b.size), out.reshape(out.size)
     packed = aligned(PANEL * min(inner, STEPS_AT_ONCE))
-    for panel in range(panel_count(columns)):
-        for first in range(0, inner, STEPS_AT_ONCE):
-            last = min(inner, first + STEPS_AT_ONCE)
+    for first in range(0, inner, STEPS_AT_ONCE):
+        last = min(inner, first + STEPS_AT_ONCE)
+        for panel in range(panel_count(columns)):
             if b_transposed:
                 _pack_panel_transposed(flat_b, columns, inner, panel, first, last, packed, 0)
             else:
                 _pack_panel(flat_b, columns, panel, first, last, packed, 0)
-            a_at, to_add = begin * a_row + first * a_step, add or first > 0
-            _multiply_panel(
-                flat_a,
-                a_at,
-                a_row,
-                a_step,
-                end - begin,
-                packed,
-                0,
-                last - first,
-                panel,
-                flat_out,
-                0,
-                columns,
-                to_add,
-                bias,
-            )
+            left = flat_a, begin * a_row + first * a_step, a_row, a_step, end - begin
+            right, to_add = (packed, 0, last - first, panel), add or first > 0
+            _multiply_panel(*left, *right, flat_out, 0, columns, to_add, bias)

@@ -17,7 +17,7 @@ from millpond.compiled import compiled
 from millpond.losses import METRICS, Coefficients, Scale
 
 Floats = npt.NDArray[np.float32]
-LossArguments = tuple[float, float, float, float, float, float, float, float, float, float]
+LossArguments = tuple[float, float, float, float, float, float, float, float, float, float, float]
 POLICY, VALUE, ENTROPY, KL, CLIPPED = range(5)
 
 
@@ -37,6 +37,7 @@ def ppo_losses(
     vf_coef: float,
     ent_coef: float,
     weights_value: float,
+    log_ratio_clamp: float,
     advantage_mean: float,
     advantage_factor: float,
     value_mean: float,
@@ -49,7 +50,8 @@ def ppo_losses(
 
     Advantages, old values and targets are normalised here, as (x - mean) * factor; `value` is normalised already, as the
     network gives it. Gradients are those of policy + vf_coef * value - ent_coef * entropy. An infinite `vf_clip_coef` does
-    not clip. Weights multiply the value loss, too, unless `weights_value` is 0. Comparisons are in a form that preserves a NaN.
+    not clip, and beyond +- `log_ratio_clamp` a step has no gradient of its policy loss. Weights multiply the value loss, too,
+    unless `weights_value` is 0. Comparisons are in a form that preserves a NaN.
     """
     sums = np.zeros(5)
     for s in range(len(weight)):
@@ -58,7 +60,9 @@ def ppo_losses(
             continue
         share = weight[s] / steps
         value_share = share if weights_value > 0.0 else 1.0 / steps
-        log_ratio = np.float64(log_prob[s] - old_log_prob[s])
+        log_ratio, slope = np.float64(log_prob[s] - old_log_prob[s]), 1.0
+        if log_ratio > log_ratio_clamp or log_ratio < -log_ratio_clamp:
+            log_ratio, slope = np.float64(log_ratio_clamp if log_ratio > 0.0 else -log_ratio_clamp), 0.0
         ratio = exp(log_ratio)
         advantage_s = np.float32((advantage[s] - advantage_mean) * advantage_factor)
         bounded = 1.0 - clip_coef if ratio < 1.0 - clip_coef else 1.0 + clip_coef if ratio > 1.0 + clip_coef else ratio
@@ -66,7 +70,7 @@ def ppo_losses(
             sums[POLICY] -= share * bounded * advantage_s
         else:
             sums[POLICY] -= share * ratio * advantage_s
-            d_log_prob[s] = -share * ratio * advantage_s
+            d_log_prob[s] = -share * ratio * advantage_s * slope
         target_s = np.float32((target[s] - value_mean) * value_factor)
         old_value_s = np.float32((old_value[s] - value_mean) * value_factor)
         error, moved = np.float64(value[s] - target_s), np.float64(value[s] - old_value_s)
@@ -96,6 +100,7 @@ def loss_arguments(coefficients: Coefficients, valid_steps: float) -> LossArgume
     return (
         *weights,
         weights_value,
+        inf if coefficients.log_ratio_clamp is None else coefficients.log_ratio_clamp,
         *_mean_and_factor(coefficients.advantage_scale),
         *_mean_and_factor(coefficients.value_scale),
     )

@@ -23,7 +23,6 @@ from millpond.fast.packed_gemm import (
     PANEL,
     STEPS_AT_ONCE,
     USE_PACKED_GEMM,
-    add_transposed_packed,
     aligned,
     multiply_packed,
     multiply_panels,
@@ -36,6 +35,11 @@ Floats = npt.NDArray[np.float32]
 ONE, ZERO = np.float32(1.0), np.float32(0.0)
 MIN_PACKED_ROWS = 4  # with fewer rows, packing takes longer than the product
 MIN_PACKED_COLUMNS = 8  # of a transposed matrix: a panel is always computed as a whole
+
+
+def calls_no_blas(rows: int, columns: int) -> bool:
+    """Return True if `product_transposed` with an output of this size packs."""
+    return USE_PACKED_GEMM and rows >= MIN_PACKED_ROWS and columns >= MIN_PACKED_COLUMNS
 
 
 @compiled_fast
@@ -132,14 +136,3 @@ def add_transposed(sgemm: int, a: Floats, b: Floats, panels: Floats, out: Floats
         multiply_packed(a, panels, out, True)
     else:
         blas_product_transposed(sgemm, a, b, ONE, out)
-
-
-@compiled_fast
-def add_of_transposed(sgemm: int, a: Floats, b: Floats, workspace: Floats, out: Floats) -> None:
-    """out [m, n] += a [k, m].T @ b [k, n]; b is packed into `workspace`, which may be longer, or is empty."""
-    if len(workspace):
-        panels = workspace[: packed_size(b.shape[0], b.shape[1])]
-        pack(b, panels)
-        add_transposed_packed(a, panels, out)
-    else:
-        blas_transposed_product(sgemm, a, b, ONE, out)

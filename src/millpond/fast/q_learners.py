@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from millpond.fast.barrier import new_barrier
 from millpond.fast.gemm import SGEMM
 from millpond.fast.network import on_cpu_in_float32
+from millpond.fast.products import calls_no_blas
 from millpond.fast.q_network import (
     METRICS,
     DQNBatches,
@@ -26,10 +27,9 @@ from millpond.fast.q_network import (
     QLayout,
     QShared,
     dqn_gradient,
-    forward,
+    q_values,
     train_dqn,
     train_pqn,
-    weights_of,
 )
 from millpond.fast.simd import WIDTH
 from millpond.fast.small_images import EPSILON, SIDE
@@ -296,13 +296,17 @@ class CompiledDQN:
 def values_of(layout: QLayout, memory: QMemory, row: Floats, frames: npt.NDArray[Any], scale: np.float32) -> Tensor:
     """Return Q [N, actions] of the network with parameters `row` for frames [N, pixels]."""
     count = len(frames)
-    shared, index = memory.for_batch(count, threads_for(count, MIN_ROWS_PER_THREAD)), np.arange(count)
+    threads = threads_for(count, MIN_ROWS_PER_THREAD)
+    out = memory.for_batch(count, threads).other
 
     def run(first: int, last: int) -> None:
-        forward(SGEMM, layout, weights_of(row, layout), frames, index, scale, first, last, shared.other)
+        q_values(SGEMM, layout, row, frames, scale, first, last, out)
 
-    in_threads(run, count, MIN_ROWS_PER_THREAD)
-    return torch.from_numpy(shared.other.q.copy())
+    if threads == 1 and calls_no_blas(count, layout.hidden):
+        run(0, count)  # then there are no threads of BLAS to limit, which takes as long as a few rows
+    else:
+        in_threads(run, count, MIN_ROWS_PER_THREAD)
+    return torch.from_numpy(out.q.copy())
 
 
 class CompiledPQN:

@@ -140,9 +140,13 @@ def forward(
     scale: np.float32,
     begin: int,
     end: int,
+    keep: bool,
     out: QActivations,
 ) -> None:
-    """Compute Q of the observations frames[index[begin:end]] into the rows begin:end."""
+    """Compute Q of the observations frames[index[begin:end]] into the rows begin:end.
+
+    Not to `keep` what only the gradient needs leaves more of the cache to the rest.
+    """
     if end <= begin:
         return
     filters, hidden = layout.filters, layout.hidden
@@ -150,8 +154,9 @@ def forward(
     convolved, values = np.empty(places * filters, np.float32), np.empty(pixels + 1, np.float32)
     where = np.empty(pixels + 1, np.int64)
     padded = np.zeros((margin(width) + height * width) * filters, np.float32)
+    scratch = np.empty(places * filters, np.float32)
     for row in range(begin, end):
-        normal = out.normal[row]
+        normal = out.normal[row] if keep else scratch
         count = list_pixels(frames[index[row]], scale, where, values)
         convolve(where, values, count, height, width, weights.filters, weights.filter_bias, padded)
         without_padding(padded, height, width, filters, convolved)
@@ -172,6 +177,14 @@ def forward(
                     load_eight(active_row, k), load_eight(weights.output, action * hidden + k), sums
                 )
             out.q[row, action] = sum_eight(sums) + weights.output_bias[action]
+
+
+@compiled_fast
+def q_values(
+    sgemm: int, layout: QLayout, flat: Floats, frames: Array, scale: np.float32, begin: int, end: int, out: QActivations
+) -> None:
+    """Compute Q of frames[begin:end] from flat parameters: acting, in one call."""
+    forward(sgemm, layout, weights_of(flat, layout), frames, np.arange(len(frames)), scale, begin, end, False, out)
 
 
 @compiled_fast
@@ -436,12 +449,12 @@ def dqn_gradient(
     mine, theirs = weights_of(online, layout), weights_of(target, layout)
     bootstraps = len(batches.next_frames) > 0
     if double and bootstraps:
-        forward(sgemm, layout, mine, batches.next_frames, index, scale, begin, end, other)
+        forward(sgemm, layout, mine, batches.next_frames, index, scale, begin, end, False, other)
         for row in range(begin, end):
             shared.action[row] = best_of(other.q[row], batches.next_allowed, start + row)
     if bootstraps:
-        forward(sgemm, layout, theirs, batches.next_frames, index, scale, begin, end, other)
-    forward(sgemm, layout, mine, batches.frames, index, scale, begin, end, kept)
+        forward(sgemm, layout, theirs, batches.next_frames, index, scale, begin, end, False, other)
+    forward(sgemm, layout, mine, batches.frames, index, scale, begin, end, True, kept)
     share = ONE / np.float32(batch * parts)
     loss, total = 0.0, 0.0
     for row in range(begin, end):
@@ -549,7 +562,7 @@ def train_pqn(
     for update in range(len(metrics)):
         weights = weights_of(optimizer.data, layout)
         places = collected.places[update * batch : (update + 1) * batch]
-        forward(sgemm, layout, weights, collected.frames, places, scale, begin, end, shared.kept)
+        forward(sgemm, layout, weights, collected.frames, places, scale, begin, end, True, shared.kept)
         valid = 0
         for row in range(batch):
             valid += not collected.lost[places[row]]

@@ -22,7 +22,7 @@ MAX_VALUES = 32  # of a key that is scaled
 MAX_NAME_LENGTH = 16  # leaves room for the columns
 
 # Settings that the table already shows, or that do not affect learning.
-_IN_TABLE = ("trainer.", "env.num_agents", "env.id", "description", "expect", "presets", "run_dir", "kind")
+_IN_TABLE = ("trainer.", "env.num_agents", "env.id", "description", "expect", "left_out", "presets", "run_dir", "kind")
 _SHOWN_ANYWAY = ("trainer.precision", "trainer.compile", "trainer.cpu_offload")
 
 

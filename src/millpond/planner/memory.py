@@ -29,7 +29,13 @@ PLAIN_TOKEN_BLOCK = 256  # observations whose tokens are looked up together, in 
 PLAIN_TOKEN_VECTORS = 6  # per token of such a block
 MINGRU_PLAIN_VECTORS = 13  # vectors of a step in the backward pass of a MinGRU layer in plain torch
 PLAIN_VECTORS = 21  # vectors of one step of a core's backward pass in plain torch
-MOMENTS = {"adam": 2, "adamw": 2, "radam": 2, "muon": 1}  # numbers that an optimiser stores per parameter
+MOMENTS = {
+    "adam": 2,
+    "adamw": 2,
+    "radam": 2,
+    "muon": 1,
+    "schedule_free_adamw": 3,
+}  # numbers that an optimiser stores per parameter
 
 
 def parameters(

@@ -237,6 +237,9 @@ def show_source(planned: Planned) -> list[str]:
     lines: list[str] = []
     if loaded.notes:
         lines += ["", "Notes", *(line for note in loaded.notes for line in sentence(f"{note}.", 2, "- "))]
+    if left_out := loaded.recipe.left_out:
+        lines += ["", "Left out of the system that this recipe follows"]
+        lines += [line for one in left_out for line in sentence(f"{one}.", 2, "- ")]
     if loaded.defaulted:
         shown = ", ".join(as_override(key, value) for key, value in loaded.defaulted.items())
         lines += ["", f"Defaults of PufferLib {loaded.puffer_version}", *sentence(shown)]

@@ -33,11 +33,12 @@ class Act(NamedTuple):
 
 
 class Unrolled(NamedTuple):
-    """The current policy's view of collected rows: each [B, T], with gradients."""
+    """The current policy's view of collected rows: each [B, T], with gradients. `correction` is that of an auxiliary head."""
 
     log_prob: Tensor
     entropy: Tensor
     value: Tensor
+    correction: Tensor | None = None
 
 
 class Critic(nn.Module):
@@ -72,6 +73,7 @@ class Policy(nn.Module):
         hidden_size: int,
         critic: Critic | None = None,
         value_scale: ValueScale | None = None,
+        correction: nn.Linear | None = None,
     ) -> None:
         super().__init__()
         self.hidden_size = hidden_size
@@ -82,6 +84,7 @@ class Policy(nn.Module):
         self.output = nn.Linear(hidden_size, self.head.outputs + (critic is None))
         self.critic = critic  # None: the value shares encoder and core
         self.value_scale = value_scale  # None: the value's layer gives values in units of the rewards
+        self.correction = correction  # auxiliary head of a critic by gradient TD(lambda)
         self.value_trains_core = True  # else the value loss trains only the value's weights of `output`
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -98,6 +101,9 @@ class Policy(nn.Module):
             self.critic.reset_parameters(generator)
         if self.value_scale is not None:
             nn.init.zeros_(self.value_layer.weight[-1])
+        if self.correction is not None:  # last, so that the other weights are those of a policy without it
+            nn.init.zeros_(self.correction.weight)
+            nn.init.zeros_(self.correction.bias)
 
     @property
     def value_layer(self) -> nn.Linear:
@@ -173,7 +179,11 @@ class Policy(nn.Module):
             value = nn.functional.linear(hidden.detach(), self.output.weight[-1:], self.output.bias[-1:])
         mask = None if action_mask is None else action_mask.transpose(0, 1)
         log_prob, entropy = self.head.evaluate(numbers, action.transpose(0, 1), mask)
-        return Unrolled(log_prob.t(), entropy.t(), self.in_reward_units(value.squeeze(-1).t().float()))
+        correction = None
+        if self.correction is not None:
+            seen_by_value = hidden if self.value_trains_core else hidden.detach()
+            correction = self.correction(seen_by_value).squeeze(-1).t().float()
+        return Unrolled(log_prob.t(), entropy.t(), self.in_reward_units(value.squeeze(-1).t().float()), correction)
 
     @torch.no_grad()
     def update_normalizer(self, observation: Tensor, all_reduce: AllReduce | None = None) -> None:
@@ -223,14 +233,16 @@ def build_policy(
     num_layers: int = 1,
     separate_critic: bool = False,
     normalize_values: bool = False,
+    corrects_value: bool = False,
     cell_kinds: int = 16,
     generator: torch.Generator | None = None,
 ) -> Policy:
     """Build the policy for an environment. Its weights are drawn from `generator` (default: torch's global one).
 
     `num_layers` is for a MinGRU. `separate_critic` gives the value an encoder and a core of the same sizes;
-    `normalize_values` normalises it by the running statistics of returns. `cell_kinds` is for grids whose environment does
-    not declare how many kinds of cells there are.
+    `normalize_values` normalises it by the running statistics of returns; `corrects_value` adds the auxiliary head of a
+    critic by gradient TD(lambda). `cell_kinds` is for grids whose environment does not declare how many kinds of cells there
+    are.
     """
     if hidden_size < 1:
         raise PolicyError(f"policy.hidden_size={hidden_size} must be at least 1")
@@ -241,7 +253,8 @@ def build_policy(
 
     critic = Critic(*network(), hidden_size) if separate_critic else None
     value_scale = ValueScale() if normalize_values else None
-    policy = Policy(*network(), make_head(action), hidden_size, critic, value_scale)
+    correction = nn.Linear(hidden_size, 1) if corrects_value else None
+    policy = Policy(*network(), make_head(action), hidden_size, critic, value_scale, correction)
     policy.reset_parameters(generator)
     return policy
 

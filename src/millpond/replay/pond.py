@@ -160,6 +160,7 @@ class Pond:
         self._episodes = LaneState.fresh(self.lanes)
         self._runs: Array | None = None  # first slots of the runs that `fill` wrote; None: rings
         self._view: RingView | None = None
+        self.content = object()  # another one as soon as records are replaced, not only added
 
     @property
     def room(self) -> int:
@@ -292,6 +293,10 @@ class Pond:
         planned = plan_at([view], stream, index, transition_plan(stack or 1, n_step, padding == "repeat"))
         return self._gather(DrawnTransitions(stream, *planned), gamma, self._columns(), stacked=stack is not None)
 
+    def rewards(self, slots: Array) -> Array:
+        """Return the rewards stored in slots [n]."""
+        return self._take("reward", slots).cpu().numpy()
+
     def read_steps(self, records: Array, *, stack: int | None = None) -> PondBatch:
         """Return the transitions of one step that begin with these records [n], named by their slots, as `blocks` does."""
         valid, columns = transition_plan(stack or 1, 1, False)(self.view(), records)
@@ -390,7 +395,7 @@ class Pond:
         opened = host["open"].astype(bool)
         self._episodes = LaneState(host["episode"], host["episode_step"], opened, int(host["next_episode"]))
         self._runs = host["runs"] if len(host["runs"]) else None
-        self._view = None
+        self._view, self.content = None, object()
 
     def continue_with(self, episodes: LaneState) -> None:
         """Set the current episodes, after the rings were written by `restore_rings`."""

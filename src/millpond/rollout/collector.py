@@ -148,6 +148,7 @@ class _Slice:
         self.mask = _joined(batch.action_mask) if batch.action_mask.shape[-1] else None
         self.state, self.joined_state = state, state.flatten(0, 1)  # [n, A, S, H], and [n * A, S, H] of the same memory
         self.remembers = state.numel() > 0
+        self.alive = np.zeros(self.agents, bool)  # when they acted; only if rewards are centred
         self._rows, self._places = rows, rows.places(row, batch.num_envs)
 
     def write(self, name: str, t: int, values: Array | Tensor) -> None:
@@ -187,6 +188,10 @@ class Collector:
         self._store: AbstractContextManager[Any] = nullcontext()
         agents = vector.spec.num_agents
         self.state = torch.zeros((vector.num_envs, agents, *state_shape), device=self.device)  # [N, A, S, H]
+        self.reward_centering: float | None = None  # share by which the means below move at each step
+        self.average_reward = np.zeros(
+            (vector.num_envs, agents), np.float32
+        )  # exponential mean of each agent's rewards
         self.first_top_up = 0  # first env of the next top-up round
         self.kept_rows = 0  # surplus rows of the last iteration, at the front of the buffer
         self._surplus_from = 0
@@ -325,6 +330,8 @@ class Collector:
             write("alive", t, batch.alive)
             write("log_prob", t, log_prob.reshape(envs.agents))
             write("value", t, value.reshape(envs.agents))
+        if self.reward_centering is not None:
+            envs.alive[...] = batch.alive
         done.env_steps += envs.agents[0]
         done.agent_steps += int(np.count_nonzero(batch.alive))
 
@@ -339,6 +346,8 @@ class Collector:
             envs.write("reward", t, batch.reward)
             envs.write("terminated", t, terminated)
             envs.write("truncated", t, batch.truncated)
+            if self.reward_centering is not None:
+                self._center(envs, t, self.reward_centering)
         if batch.episodes:
             done.episodes.extend(batch.episodes)
         truncated = np.count_nonzero(batch.truncated)
@@ -347,6 +356,19 @@ class Collector:
                 self._value_final_observations(batch, envs.row, t)
         if envs.remembers and self.rows.resets_state and (truncated or np.count_nonzero(terminated)):
             envs.state[torch.from_numpy(terminated | batch.truncated).to(self.device)] = 0.0
+
+    def _center(self, envs: _Slice, t: int, share: float) -> None:
+        """Store the mean reward of each agent before this step, and move it towards this reward.
+
+            mean <- mean + share * (r - mean)
+
+        Agents that were not alive, and envs that were restarted, keep their mean.
+        """
+        batch = envs.batch
+        mean = self.average_reward[batch.first : batch.last]
+        envs.write("reward_baseline", t, mean)
+        counts = envs.alive & ~batch.restarted[:, None]
+        mean += np.where(counts, np.float32(share) * (batch.reward - mean), np.float32(0.0))
 
     def _value_final_observations(self, batch: Batch, row: int, t: int) -> None:
         """Store the values of true final observations, with the states before the reset, for truncated steps."""
@@ -377,6 +399,7 @@ class Collector:
             "kept_rows": self.kept_rows,
             "rows": self.rows.state_dict(self.kept_rows),
             "generator": self.generator.get_state(),
+            "average_reward": torch.from_numpy(self.average_reward.copy()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -384,6 +407,8 @@ class Collector:
         self.first_top_up, self.kept_rows = int(state["first_top_up"]), int(state["kept_rows"])
         self.rows.load_state_dict(state["rows"])
         self.generator.set_state(state["generator"])
+        if "average_reward" in state:  # checkpoints of earlier versions have none
+            self.average_reward[...] = state["average_reward"].numpy()
 
 
 def _joined(array: Array) -> Array:

@@ -35,11 +35,13 @@ def state_shape(core: str, hidden_size: int, separate_critic: bool = False, num_
     return STATES[core] * num_layers * (2 if separate_critic else 1), hidden_size
 
 
-def row_fields(spec: EnvSpec | None, state_shape: tuple[int, ...], *, ratio: bool = False) -> list[RowField]:
+def row_fields(
+    spec: EnvSpec | None, state_shape: tuple[int, ...], *, ratio: bool = False, baseline: bool = False
+) -> list[RowField]:
     """Return every array of the rows; without a spec, all but observations and actions.
 
     `state_shape` is the shape of one agent's recurrent state; it contains a 0 if the policy has no memory. `ratio`: advantages
-    are recomputed, which needs the newest probability ratio of every step.
+    are recomputed, which needs the newest probability ratio of every step. `baseline`: rewards are centred.
     """
     fields = []
     if spec is not None:
@@ -67,6 +69,7 @@ def row_fields(spec: EnvSpec | None, state_shape: tuple[int, ...], *, ratio: boo
         ("final_value", "float32", False),
         ("advantage", "float32", True),
         *([("ratio", "float32", False)] if ratio else []),
+        *([("reward_baseline", "float32", False)] if baseline else []),
     ):
         size = 1 if dtype == "bool" else FLOAT
         fields.append(RowField(name, (), dtype, size, per_step=True, trained=trained))

@@ -100,7 +100,11 @@ def trainer(tmp_path: Path) -> Any:
 
 def test_share_of_the_value_is_that_of_separate_gradients(trainer: PPOTrainer) -> None:
     trainer._collect()
-    advantages, coefficients, policy = trainer._estimate(), trainer._coefficients(), trainer.policy
+    advantages, coefficients, policy = (
+        trainer._estimate(),
+        trainer.now.coefficients(trainer.policy, trainer.rows),
+        trainer.policy,
+    )
     rows = trainer.share.minibatch_segments
     state = torch.get_rng_state()
     share = value_gradient_share(policy, trainer.rows, advantages, coefficients, rows, trainer.device)

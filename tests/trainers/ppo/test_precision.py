@@ -46,7 +46,7 @@ def take_step(
         trainer.rows,
         advantages,
         draw,
-        trainer._coefficients(),
+        trainer.now.coefficients(trainer.policy, trainer.rows),
         micro_batch_rows=len(draw.rows),
         device=trainer.device,
     )
@@ -65,9 +65,10 @@ def prepared(core: str, tmp_path: Path) -> Any:
         trainer._collect()
         advantages = trainer.advantages = trainer._estimate()
         draws = list(trainer._draws())
+        coefficients = trainer.now.coefficients(trainer.policy, trainer.rows)
         for draw in draws:
             train_minibatch(
-                trainer.updater, trainer.optimizer, trainer.rows, advantages, draw, trainer._coefficients(),
+                trainer.updater, trainer.optimizer, trainer.rows, advantages, draw, coefficients,
                 micro_batch_rows=len(draw.rows), device=trainer.device,
             )  # fmt: skip
         yield trainer, advantages, draws[0]

@@ -21,6 +21,9 @@ MIN_SPEEDUP = 1.1  # that benches must show before another precision is advised
 CRITIC_IN_PLAIN_PYTORCH = (
     "on the CPU a separate critic trains in compiled code only without memory, on vectors and in float32"
 )
+GTD_IN_PLAIN_PYTORCH = (
+    "the losses with gradient TD(lambda) are in plain PyTorch; encoder, core and head are compiled parts"
+)
 MEMORY_SHARE = 0.8  # of the machine's memory that a run should not exceed
 
 
@@ -36,6 +39,14 @@ def advise_ppo(recipe: PPORecipe, plan: PPOPlan, inputs: PlanInputs) -> list[Adv
     elif plan.num_agents <= FEW_AGENTS:
         advice += _few_agents(context)
     return [*advice, *_critic(context, spec), *_speed(context), *_precision(context, inputs.measured)]
+
+
+def plain_reasons(recipe: PPORecipe) -> list[str]:
+    """Return why a run whose compiled code is switched on may train in plain PyTorch."""
+    if not recipe.trainer.fast or recipe.policy.target is not None:
+        return []
+    reasons = [f"plain PyTorch; {CRITIC_IN_PLAIN_PYTORCH}"] if recipe.policy.separate_critic else []
+    return [*reasons, GTD_IN_PLAIN_PYTORCH] if recipe.ppo.critic == "gtd_lambda" else reasons
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from millpond.formatting import number, plural, size, verb
 from millpond.planner.kind import ComparisonRow
 from millpond.planner.planned import Planned
 from millpond.planner.ppo.numbers import PPOPlan
+from millpond.planner.ppo.purposes import purposes
 
 
 def _plan(planned: Planned) -> PPOPlan:
@@ -113,6 +114,7 @@ def ppo_differences(a: Planned, b: Planned) -> Iterator[str]:
         )
     if _recipe(a).ppo.style != _recipe(b).ppo.style:
         yield from _styles(a, b)
+    yield from purposes(_recipe(a), _recipe(b))
     if p.gradient_updates != q.gradient_updates:
         yield (
             f"Updates: {p.gradient_updates:,} against {q.gradient_updates:,} per iteration. Per million agent steps this "

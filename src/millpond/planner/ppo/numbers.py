@@ -137,7 +137,12 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1, vector: st
     buffer_rows = rows + (agents - 1 if agents_per_row == 1 and rows % agents else 0)
     policy = recipe.policy
     state_of_agent = state_shape(policy.core, policy.hidden_size, policy.separate_critic, policy.num_layers)
-    all_fields = row_fields(spec, state_of_agent, ratio=recipe.ppo.recompute_advantage)
+    all_fields = row_fields(
+        spec,
+        state_of_agent,
+        ratio=recipe.ppo.recompute_advantage,
+        baseline=recipe.ppo.reward_centering is not None,
+    )
     fields = [field for field in all_fields if field.bytes_each]
     sizes = [field_bytes(field, buffer_rows, horizon, agents_per_row) for field in fields]
     shapes = [

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from millpond.config import PPORecipe
 from millpond.config.check import flatten
 from millpond.config.rules import as_override
+from millpond.config.schedules import schedules_of
 from millpond.config.style import STYLE_KEYS
 from millpond.formatting import bar, box, exact_size, figures, number, plural, sentence, size, verb
 from millpond.planner.kind import KindText
@@ -31,6 +34,7 @@ def show_ppo(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         *_training(recipe, plan),
         *_style(recipe),
         *_run(recipe, plan),
+        *_schedules(recipe, plan),
         *_rows_memory(recipe, plan),
         *_training_memory(recipe, plan),
     ]
@@ -231,6 +235,23 @@ def _run(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         ("passes over each row", number(plan.passes_over_data), passes),
     ]
     return ["", "The run", *figures(rows)]
+
+
+def _schedules(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
+    """List what changes during the run."""
+    rows = []
+    for one in schedules_of(flatten(recipe)):
+        parts = [one.kind]
+        if one.warmup:
+            first = min(ceil(one.warmup * plan.iterations), plan.iterations)
+            parts.append(f"after a warm-up of {plural(first, 'iteration')}")
+        if one.until < 1:
+            parts.append(f"until {one.until:.3g} of the run")
+        if one.floor is not None:
+            parts.append(f"never below {one.floor:.3g}")
+        change = f"{one.start:.3g}" if one.kind == "constant" else f"{one.start:.3g} to {one.end:.3g}"
+        rows.append((one.path, change, ", ".join(parts)))
+    return ["", "Schedules", *figures(rows)] if rows else []
 
 
 def _rows_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:

@@ -33,6 +33,8 @@ def make_policy(recipe: PPORecipe, spec: EnvSpec, device: torch.device) -> Any:
         "separate_critic": policy.separate_critic,
         "normalize_values": recipe.ppo.normalize_values,
     }
+    if recipe.ppo.critic == "gtd_lambda":
+        settings["corrects_value"] = True
     if policy.num_layers != 1:  # custom policies need not know it
         settings["num_layers"] = policy.num_layers
     if policy.target is None:

@@ -93,13 +93,32 @@ def refresh_advantages(
     return _finished(before, rows, estimator, all_reduce)
 
 
-def _advantage(rows: Rows, num_rows: int, estimator: Estimator) -> torch.Tensor:
-    """Compute the recursion into `rows["advantage"]`, and return it [R, T, a]."""
-    arrays: dict[str, Any] = {name: rows[name][:num_rows] for name in INPUTS}
+def inputs_of(rows: Rows, some: slice | torch.Tensor, estimator: Estimator) -> dict[str, Any]:
+    """Return the arrays [R, T, a] of some rows from which the recursion is computed."""
+    arrays: dict[str, Any] = {name: rows[name][some] for name in INPUTS}
+    if "reward_baseline" in rows.fields:
+        arrays["reward"] = arrays["reward"] - rows["reward_baseline"][some]
     if estimator.ignore_truncation:
         arrays["truncated"] = torch.zeros_like(arrays["truncated"])
     elif not estimator.bootstrap_truncation:
         arrays["terminated"] = arrays["terminated"] | arrays["truncated"]
+    return arrays
+
+
+def lambda_residual(rows: Rows, estimator: Estimator, picked: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return the lambda-weighted temporal differences of values [b, T, a] of the rows `picked`, with gradients through them.
+
+    Values after the row, and of final observations, are those of the collection; they have no gradient.
+    """
+    arrays = inputs_of(rows, picked.to(rows.device), estimator)
+    arrays = {name: array.to(value.device) for name, array in arrays.items()} | {"value": value}
+    row_end = estimator.bootstrap_row_end
+    return advantage_torch(**arrays, gamma=estimator.gamma, lam=estimator.lam, bootstrap_row_end=row_end)
+
+
+def _advantage(rows: Rows, num_rows: int, estimator: Estimator) -> torch.Tensor:
+    """Compute the recursion into `rows["advantage"]`, and return it [R, T, a]."""
+    arrays = inputs_of(rows, slice(num_rows), estimator)
     if estimator.use_ratio:
         arrays["ratio"] = rows["ratio"][:num_rows]
     options = ("gamma", "lam", "rho_clip", "c_clip", "bootstrap_row_end", "rho_on_reward")

@@ -21,8 +21,11 @@ from millpond.store import Run
 from millpond.trainers.common.backend import VectorSizes, choose_vector, time_actor
 from millpond.trainers.common.envs import build_vector, rank_vector
 from millpond.trainers.ppo.muon import Muon
+from millpond.trainers.ppo.schedule_free import ScheduleFreeAdamW
 from millpond.trainers.ppo.update import GradientsOfRows, Updater
 from millpond.vector import Vector
+
+WEIGHT_DECAY = 0.01  # torch's for AdamW
 
 
 def make_vector(
@@ -67,8 +70,17 @@ def make_updater(policy: Any, trainer: PPOTrainerConfig, device: torch.device) -
     updater: GradientsOfRows | None = None
     if trainer.fast and device.type == "cpu" and not trainer.compile:
         updater = fast.updater(policy, autocast=trainer.precision == "bfloat16")
-    precision = partial(autocast, trainer, device)
-    return updater or Updater(policy, device=device, autocast=precision, compiled=trainer.compile)
+    precision, compiled = partial(autocast, trainer, device), trainer.compile
+    network = policy if compiled else make_network(policy, trainer, device)
+    return updater or Updater(network, device=device, autocast=precision, compiled=compiled)
+
+
+def make_network(policy: Any, trainer: PPOTrainerConfig, device: torch.device) -> Any:
+    """Return the policy, with compiled parts if it can have any: as a whole it may be trained in plain PyTorch."""
+    network = None
+    if trainer.fast and device.type == "cpu" and getattr(policy, "critic", None) is None:
+        network = fast.compiled_parts(policy, autocast=trainer.precision == "bfloat16")
+    return policy if network is None else network
 
 
 def autocast(trainer: PPOTrainerConfig, device: torch.device) -> torch.autocast:
@@ -82,8 +94,14 @@ def make_optimizer(ppo: PPOConfig, policy: nn.Module) -> torch.optim.Optimizer:
     betas = (ppo.adam_beta1, ppo.adam_beta2)
     if ppo.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps, fused=True)
+    decay = WEIGHT_DECAY if ppo.weight_decay is None else ppo.weight_decay
+    with_decay: dict[str, Any] = {
+        "lr": ppo.learning_rate, "betas": betas, "eps": ppo.adam_eps, "weight_decay": decay,
+    }  # fmt: skip
     if ppo.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps, fused=True)
+        return torch.optim.AdamW(parameters, **with_decay, fused=True)
+    if ppo.optimizer == "schedule_free_adamw":
+        return ScheduleFreeAdamW(parameters, **with_decay, warmup=ppo.warmup_updates)
     if ppo.optimizer == "muon":
         return Muon(parameters, lr=ppo.learning_rate, momentum=ppo.adam_beta1, form=ppo.muon)
     return torch.optim.RAdam(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps)

@@ -26,19 +26,18 @@ from millpond.distributed import (
 )
 from millpond.formatting import sentence
 from millpond.loop import Address, LevelEnd, Loop, NonFiniteError
-from millpond.losses import Coefficients, mean_and_variance
+from millpond.losses import mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.planned import plan_over_ranks, share_of_rank
-from millpond.planner.ppo.advice import CRITIC_IN_PLAIN_PYTORCH
+from millpond.planner.ppo.advice import plain_reasons
 from millpond.processor import prepare_bfloat16
 from millpond.record import Counters, Recorder, Sink, Timer
 from millpond.report import Picture
 from millpond.rollout.collector import Collected, Collector
 from millpond.rollout.micro_batch import Advantages
 from millpond.rollout.rows import Rows
-from millpond.rollout.sampling import Draw, annealed_beta, draw_minibatches
+from millpond.rollout.sampling import Draw, draw_minibatches
 from millpond.rollout.schema import row_fields
-from millpond.schedules import named
 from millpond.store import Checkpoints, Parts, RandomState, Run, seed_global_generators
 from millpond.threads import torch_in_one_thread, torch_threads
 from millpond.trainers.common.build import make_policy
@@ -59,9 +58,11 @@ from millpond.trainers.common.policy import LoadedPolicy
 from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.advantages import Estimator, estimate_advantages, refresh_advantages
-from millpond.trainers.ppo.build import autocast, make_actor, make_optimizer, make_updater, make_vector
+from millpond.trainers.ppo.build import autocast, make_actor, make_network, make_optimizer, make_updater, make_vector
 from millpond.trainers.ppo.measures import EVERY, gradient_is_due, observation_ranges, value_gradient_share
-from millpond.trainers.ppo.update import Step, Updater, train_minibatch, update_value_scale, value_scale_of
+from millpond.trainers.ppo.schedule_free import ScheduleFreeAdamW, averaged
+from millpond.trainers.ppo.scheduled import ScheduledSettings
+from millpond.trainers.ppo.update import Step, Updater, refresh_rows, train_minibatch, update_value_scale
 
 
 class PPOTrainer:
@@ -99,13 +100,19 @@ class PPOTrainer:
         begin_with_weights(ranks, {"policy": policy}, weights_from)
         self.optimizer = make_optimizer(recipe.ppo, self.policy)
         self.updater = make_updater(policy, recipe.trainer, self.device)
+        self.network = make_network(policy, recipe.trainer, self.device)  # the same policy, to refresh values with
         actor = make_actor(policy, recipe.trainer, self.device)
         assert isinstance(share.recipe, PPORecipe)
         self.vector = make_vector(share.recipe, planned, spec, policy, actor, run, ranks, self.device)
         self.named_agents = spec.named_agents
         agents_per_row = planned.num_agents if planned.batch_unit == "env_steps" else 1
         self.rows = Rows(
-            row_fields(spec, state_shape, ratio=recipe.ppo.recompute_advantage),
+            row_fields(
+                spec,
+                state_shape,
+                ratio=recipe.ppo.recompute_advantage,
+                baseline=recipe.ppo.reward_centering is not None,
+            ),
             planned.buffer_rows,
             planned.bptt_horizon,
             planned.num_agents,
@@ -126,7 +133,8 @@ class PPOTrainer:
             bootstraps_truncation=recipe.ppo.bootstrap_truncation and not recipe.ppo.ignore_truncation,
             bootstraps_row_end=recipe.ppo.row_end == "bootstrap",
         )
-        self.estimator = Estimator.of(recipe.ppo)
+        self.scheduled = ScheduledSettings(recipe, total.iterations)
+        self.now = self.scheduled.at(0)  # settings of the current iteration
         self.advantages: Advantages  # of the current rows
         self.vector.reset(seeds[4])
 
@@ -158,6 +166,8 @@ class PPOTrainer:
         self.picture: Picture | None = None
         if run.resumed:
             restore_over_ranks(ranks, self.checkpoints, self.parts)
+            if isinstance(self.optimizer, ScheduleFreeAdamW):
+                self.optimizer.to_training_point()
 
     def _make_sinks(self) -> list[Sink]:
         checks = ppo_checks(self.recipe, self.vector.spec, self.plan.num_envs)
@@ -169,6 +179,7 @@ class PPOTrainer:
             self.callbacks.start()
             for at in self.loop.run(max_seconds=self.timer.seconds_left(self.recipe.trainer.max_seconds)):
                 if at.begins("iteration"):
+                    self.now = self.scheduled.at(self.loop.totals["iteration"])
                     collected = self._collect()
                     self.advantages = self._estimate()
                     self._measure(self.advantages)
@@ -177,7 +188,10 @@ class PPOTrainer:
                 if at.begins("update_epoch"):
                     draws = self._draws()
                     self._updates_of_epoch = self._updates_of_epoch[-1:]
-                self._update(at, next(draws), self.advantages)
+                draw = next(draws)
+                if self.recipe.ppo.refresh_values:
+                    self._refresh(draw)
+                self._update(at, draw, self.advantages)
                 if at.begins("iteration"):
                     self._record_collection(collected, self.advantages)
             self.callbacks.end()
@@ -193,8 +207,8 @@ class PPOTrainer:
     def opening(self) -> list[str]:
         """Describe how the envs are stepped, and why, and what keeps training from compiled code."""
         lines = sentence(f"vector: {self.vector.backend}; {self.vector.reason}")
-        if self.recipe.policy.separate_critic and self.recipe.trainer.fast and isinstance(self.updater, Updater):
-            lines += sentence(f"training: plain PyTorch; {CRITIC_IN_PLAIN_PYTORCH}")
+        for reason in plain_reasons(self.recipe) if isinstance(self.updater, Updater) else ():
+            lines += sentence(f"training: {reason}")
         return lines
 
     def summary(self) -> list[str]:
@@ -210,6 +224,7 @@ class PPOTrainer:
     # -- the stages of an iteration
 
     def _collect(self) -> Collected:
+        self.collector.reward_centering = self.now.ppo.reward_centering
         with self.timer("collect"), self._autocast(), torch_threads(self._acting_threads()):
             collected = collected_by_all(self.ranks, self.collector.collect(), self.share.num_envs)
         self.counters.env_steps += collected.env_steps
@@ -241,6 +256,20 @@ class PPOTrainer:
         with self.timer("advantage"), torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
             yield
 
+    def _refresh(self, draw: Draw) -> None:
+        """Use the values of the drawn rows as the newest weights give them."""
+        with self.timer("advantage"), self._autocast():
+            refresh_rows(self.network.unroll, self.rows, self.advantages, draw, self._micro_batch_rows, self.device)
+        self.advantages = self._estimate_again()
+
+    @property
+    def estimator(self) -> Estimator:
+        return Estimator.of(self.now.ppo)
+
+    @property
+    def _micro_batch_rows(self) -> int:
+        return self.share.minibatch_segments // self.share.accumulated_parts
+
     def _measure(self, advantages: Advantages) -> None:
         """Record what warnings need and records would not have otherwise. Nothing else changes."""
         iteration = self.loop.totals["iteration"]
@@ -248,27 +277,26 @@ class PPOTrainer:
             return
         for name, value in observation_ranges(self.rows, self.share.segments, self.vector.spec.observation).items():
             self.loop.record(name, value)
-        shared = self.recipe.ppo.value_trains_core and not self.recipe.policy.separate_critic
+        ppo = self.recipe.ppo
+        shared = ppo.value_trains_core and ppo.critic == "mse" and not self.recipe.policy.separate_critic
         if gradient_is_due(iteration) and self.recipe.policy.target is None and shared:
-            rows = self.share.minibatch_segments // self.share.accumulated_parts
+            rows = self._micro_batch_rows
             with torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
-                share = value_gradient_share(
-                    self.policy, self.rows, advantages, self._coefficients(), rows, self.device
-                )
+                coefficients = self.now.coefficients(self.policy, self.rows)
+                share = value_gradient_share(self.policy, self.rows, advantages, coefficients, rows, self.device)
             self.loop.record("value_gradient_share", share)
 
     def _draws(self) -> Iterator[Draw]:
-        ppo = self.recipe.ppo
         return draw_minibatches(
-            ppo.sampling,
+            self.now.ppo.sampling,
             self.share.segments,
             self.share.minibatch_segments,
             self.sampler,
             priority=self._priority,
-            alpha=ppo.prio_alpha,
+            alpha=self.now.ppo.prio_alpha,
             count=self.share.num_minibatches,
-            replacement=ppo.replacement,
-            beta=annealed_beta(ppo.prio_beta0, self._progress(), 1.0 if ppo.prio_beta_end == "one" else ppo.prio_alpha),
+            replacement=self.now.ppo.replacement,
+            beta=self.now.prio_beta(),
         )
 
     def _priority(self) -> npt.NDArray[np.float64]:
@@ -278,15 +306,15 @@ class PPOTrainer:
 
     def _update(self, at: Address, draw: Draw, advantages: Advantages) -> None:
         with self.timer("train"):
-            self._set_learning_rate()
+            self.now.set_optimizer(self.optimizer)
             step = train_minibatch(
                 self.updater,
                 self.optimizer,
                 self.rows,
                 advantages,
                 draw,
-                self._coefficients(),
-                micro_batch_rows=self.share.minibatch_segments // self.share.accumulated_parts,
+                self.now.coefficients(self.policy, self.rows),
+                micro_batch_rows=self._micro_batch_rows,
                 device=self.device,
                 all_reduce=self.ranks.all_reduce,
             )
@@ -297,30 +325,6 @@ class PPOTrainer:
             self.loop.record(name, value, weight=weight)
         if self.recipe.ppo.target_kl is not None:
             self._end_early(at, float(step.metrics["approx_kl"]))
-
-    # -- current values of the schedules
-
-    def _progress(self) -> float:
-        return self.loop.totals["iteration"] / max(1, self.plan.iterations)
-
-    def _set_learning_rate(self) -> None:
-        ppo = self.recipe.ppo
-        lowest = ppo.learning_rate * ppo.min_lr_ratio
-        rate = named(ppo.lr_schedule, ppo.learning_rate, over=1.0, end=lowest)(self._progress())
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-
-    def _coefficients(self) -> Coefficients:
-        ppo, progress = self.recipe.ppo, self._progress()
-        return Coefficients(
-            clip_coef=named(ppo.clip_schedule, ppo.clip_coef, over=1.0)(progress),
-            vf_clip_coef=ppo.vf_clip_coef,
-            vf_coef=ppo.vf_coef,
-            ent_coef=named(ppo.ent_schedule, ppo.ent_coef, over=1.0)(progress),
-            max_grad_norm=ppo.max_grad_norm,
-            value_scale=value_scale_of(self.policy) if ppo.normalize_values else None,
-            weights_value=ppo.prio_weights == "loss",
-        )
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.recipe.trainer, self.device)
@@ -347,7 +351,8 @@ class PPOTrainer:
     def _save(self) -> None:
         """Save a checkpoint. It has a score only right after an evaluation, which the score belongs to."""
         score, self.score = self.score, None
-        save_over_ranks(self.ranks, self.checkpoints, self.counters.updates, self.parts, score)
+        with averaged(self.optimizer):
+            save_over_ranks(self.ranks, self.checkpoints, self.counters.updates, self.parts, score)
         self.callbacks.checkpoint(self.checkpoints.path(self.counters.updates))
 
     def _explaining_failures(self) -> AbstractContextManager[None]:
@@ -372,8 +377,8 @@ class PPOTrainer:
         )
 
     def _end_early(self, at: Address, approx_kl: float) -> None:
-        assert self.recipe.ppo.target_kl is not None
-        over = approx_kl > self.recipe.ppo.target_kl
+        assert self.now.ppo.target_kl is not None
+        over = approx_kl > self.now.ppo.target_kl
         if over or at["minibatch"] + 1 == self.plan.num_minibatches:
             self.loop.end("minibatch")
             if over or at["update_epoch"] + 1 == self.plan.update_epochs:
@@ -390,7 +395,11 @@ class PPOTrainer:
         self.loop.record("reward_per_agent_step", mean_reward, steps)
         self.loop.record("reward_std", variance.sqrt(), steps)
         self.loop.record("termination_rate", terminated / steps, steps)
+        if self.now.ppo.reward_centering is not None:
+            self.loop.record("average_reward", float(self.collector.average_reward.mean()))
         self.loop.record("explained_variance", advantages.explained_variance)
+        for path, number in self.now.scheduled.items():
+            self.loop.record(f"schedule/{path}", number)
         if collected.dropped_agent_steps:
             self.loop.record("dropped_agent_steps", float(collected.dropped_agent_steps))
         for episode in collected.episodes:
@@ -425,7 +434,7 @@ class PPOTrainer:
     def _evaluate(self, ended: LevelEnd) -> None:
         self.loop.request_save()
         if self.ranks.first:
-            with self.timer("evaluate"):
+            with self.timer("evaluate"), averaged(self.optimizer):
                 self.last_evaluation = self.final_evaluation = self.evaluate(self.recipe.eval.episodes)
             self.score = self.last_evaluation.mean
         self.callbacks.evaluation(self.last_evaluation)

@@ -19,12 +19,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from millpond.losses import AllReduce, Coefficients, PPOLoss, Scale, ppo_loss, scale_of
+from millpond.losses import AllReduce, Coefficients, PPOLoss, Scale, gtd_lambda_loss, ppo_loss, scale_of
 from millpond.policies import Policy
 from millpond.rollout.micro_batch import Advantages, MicroBatch, gather, newest
 from millpond.rollout.rows import Rows, by_row
 from millpond.rollout.sampling import Draw
 from millpond.threads import torch_threads
+from millpond.trainers.ppo.schedule_free import follow_value_scale
 
 POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum": 1}  # of the gradients, in the optimizers' moments
 
@@ -41,13 +42,14 @@ def update_value_scale(
     Gradients of the value's layer change by a factor; so do the optimizer's means of them, and those of their squares by its
     square. Otherwise Adam's steps would be too small or too large until it has forgotten the gradients before.
     """
-    count = len(advantages.raw)
+    count, before = len(advantages.raw), policy.value_layer.bias.detach()[-1].clone()
     factor = policy.update_value_scale(advantages.raw + rows["value"][:count], rows["alive"][:count], all_reduce)
     for parameter in policy.value_layer.parameters():
         for name, power in POWERS.items():
             moment = optimizer.state.get(parameter, {}).get(name)
             if moment is not None:
                 moment[-1].mul_(factor.to(moment.dtype) ** power)
+    follow_value_scale(optimizer, policy.value_layer, before, factor.to(before.dtype))
 
 
 def value_scale_of(policy: Policy) -> Scale:
@@ -114,6 +116,8 @@ class Updater:
         self.parameters: list[nn.Parameter] = list(policy.parameters())
         self.unroll = torch.compile(policy.unroll) if compiled else policy.unroll
         self.device, self.autocast = device, autocast
+        correction = getattr(policy, "correction", None)
+        self.correction_weights = [] if correction is None else list(correction.parameters())
 
     def backward(
         self,
@@ -126,7 +130,7 @@ class Updater:
     ) -> list[dict[str, Tensor]]:
         """Add the gradients of the rows `picked` to `parameters`: gather, unroll, loss, backward."""
         micro_batch = gather(rows, advantages, picked, weight, self.device)
-        metrics, unrolled = self._backward(micro_batch, coefficients, valid_steps)
+        metrics, unrolled = self._backward(micro_batch, coefficients, valid_steps, rows, picked)
         if "ratio" in rows.fields:
             ratio, value = newest(unrolled, micro_batch)
             rows.write_back(picked, by_row(ratio, rows), by_row(value, rows))
@@ -141,14 +145,52 @@ class Updater:
         return [self._backward(micro_batch, coefficients, valid_steps)[0] for micro_batch in shares]
 
     def _backward(
-        self, micro_batch: MicroBatch, coefficients: Coefficients, valid_steps: Tensor
+        self,
+        micro_batch: MicroBatch,
+        coefficients: Coefficients,
+        valid_steps: Tensor,
+        rows: Rows | None = None,
+        picked: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], Any]:
         """Add the gradients of gathered rows; return metrics, and the unrolled policy."""
         with self.autocast():
             unrolled = unroll_micro_batch(self.unroll, micro_batch)
-            loss = unrolled_loss(unrolled, micro_batch, coefficients, valid_steps)
-        loss.total.backward()  # type: ignore[no-untyped-call]
-        return loss.metrics(), unrolled
+            if coefficients.gtd is not None:  # the loss of the squared error has no weight
+                loss = unrolled_loss(unrolled, micro_batch, replace(coefficients, vf_coef=0.0), valid_steps)
+                assert rows is not None
+                assert picked is not None
+                total, metrics = self._gtd_loss(unrolled, micro_batch, coefficients, valid_steps, rows, picked)
+                total, metrics = loss.total + total, loss.metrics() | metrics
+            else:
+                loss = unrolled_loss(unrolled, micro_batch, coefficients, valid_steps)
+                total, metrics = loss.total, loss.metrics()
+        total.backward()  # type: ignore[no-untyped-call]
+        return metrics, unrolled
+
+    def _gtd_loss(
+        self,
+        unrolled: Any,
+        micro_batch: MicroBatch,
+        coefficients: Coefficients,
+        valid_steps: Tensor,
+        rows: Rows,
+        picked: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the losses of a critic by gradient TD(lambda) and of its auxiliary head, weighted, and metrics."""
+        gtd = coefficients.gtd
+        assert gtd is not None
+        value, correction, weight = (
+            by_row(sequences.float(), rows) for sequences in (unrolled.value, unrolled.correction, micro_batch.weight)
+        )
+        delta = gtd.residual(picked, value)
+        counted = weight if coefficients.weights_value else (weight > 0).to(weight.dtype)
+        share = (micro_batch.weight > 0).sum() / valid_steps  # of the minibatch; shares add up to 1
+        critic, aux = gtd_lambda_loss(delta, value, correction, counted / valid_steps)
+        weights = torch.cat([parameter.flatten() for parameter in self.correction_weights])
+        aux = aux + gtd.aux_decay * share * weights.square().mean() / 2
+        error = (delta.detach().square() * counted).sum() / (2 * valid_steps)
+        metrics = {"value_loss": error, "gtd_aux_loss": aux.detach()}
+        return coefficients.vf_coef * critic + gtd.aux_coef * aux, metrics
 
     def clip(self, max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(self.parameters, max_norm)
@@ -190,6 +232,7 @@ def unrolled_loss(unrolled: Any, micro_batch: MicroBatch, coefficients: Coeffici
         vf_coef=coefficients.vf_coef,
         ent_coef=coefficients.ent_coef,
         weights_value=coefficients.weights_value,
+        log_ratio_clamp=coefficients.log_ratio_clamp,
         denominator=valid_steps,
     )
 
@@ -238,6 +281,24 @@ def scale_of_minibatch(
     chosen = picked.to(rows.device)
     advantage, alive = (array.index_select(0, chosen) for array in (advantages.raw, rows["alive"]))
     return scale_of(advantage.to(device), alive.to(device), all_reduce)
+
+
+def refresh_rows(
+    unroll: Callable[..., Any],
+    rows: Rows,
+    advantages: Advantages,
+    draw: Draw,
+    micro_batch_rows: int,
+    device: torch.device,
+) -> None:
+    """Store the newest ratios and values of the drawn rows, computed in one forward pass."""
+    picked = torch.from_numpy(draw.rows)
+    with torch.no_grad():
+        for first in range(0, len(picked), micro_batch_rows):
+            some = slice(first, first + micro_batch_rows)
+            batch = gather(rows, advantages, picked[some], draw.weight[some], device)
+            ratio, value = newest(unroll_micro_batch(unroll, batch), batch)
+            rows.write_back(picked[some], by_row(ratio, rows), by_row(value, rows))
 
 
 def take_step(

@@ -22,9 +22,9 @@ from millpond.errors import MillpondError
 from millpond.learners import DQN, SAC, Epsilon, QNetwork, epsilon_greedy
 from millpond.learners.sac import SACActor
 from millpond.replay.pond import Pond
-from millpond.replay.schema import FINAL, Schema
+from millpond.replay.ring_episodes import RingEpisodes
+from millpond.replay.schema import Schema
 from millpond.replay.steps import PROVENANCE, Steps
-from millpond.replay.transitions import complete_episodes
 from millpond.rewards import objectives
 from millpond.rewards.batches import StepSampler
 from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch
@@ -70,25 +70,16 @@ class PondBatches:
     def __init__(self, pond: Pond, network: RewardNetwork, *, per_batch: int, steps: int) -> None:
         self.pond, self.network = pond, network
         self._sizes = (per_batch, steps)
+        self._found = RingEpisodes(pond)
         self.episodes = 0
 
     def refresh(self) -> None:
         """Find the whole episodes again, after steps were added."""
-        view = self.pond.view()
-        start, records = complete_episodes(view)
-        if not len(start):
-            self.episodes = 0
-            return
-        lengths = records - ((view.flags[view.later(start, records - 1)] & FINAL) > 0)
-        cumulative = np.concatenate([[0.0], np.cumsum(self.pond.fields["reward"].cpu().numpy(), dtype=np.float64)])
-        self._view, self._start, self.lengths = view, start, lengths
-        last = view.later(start, lengths - 1)
-        begin = view.runs.begin
-        run = np.searchsorted(begin, start, side="right")
-        around = np.where(last < start, cumulative[begin[run]] - cumulative[begin[run - 1]], 0.0)  # past a ring's end
-        self.mean_return = (cumulative[last + 1] - cumulative[start] + around) / lengths
-        self.sampler = StepSampler(lengths, *self._sizes)
-        self.episodes = len(start)
+        self._start, self.lengths, self.mean_return = self._found.find()
+        self.episodes = len(self._start)
+        if self.episodes:
+            self._view = self.pond.view()
+            self.sampler = StepSampler(self.lengths, *self._sizes)
 
     def loss(self, rng: np.random.Generator) -> Tensor:
         """Sample a batch and compute its loss."""
