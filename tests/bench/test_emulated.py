@@ -9,19 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from millpond.bench.emulated import count_run, show_run
+from millpond.bench.emulated import count_run
 from millpond.errors import MillpondError
-
-
-def test_counts_of_a_run_name_its_phases_and_lines() -> None:
-    run = count_run("reward-online")
-    assert set(run.entered) >= {"train", "act", "test"}
-    assert run.entered["train"] == 1
-    assert run.per_entry("train")["launch"] > 10
-    assert sum(run.counts.of("launch", phase) for phase in run.entered) <= run.counts.of("launch")
-    text = "\n".join(show_run(run))
-    assert "reward-online, preset debug, on the emulated device" in text
-    assert "learners/sac.py:" in text
 
 
 def test_device_and_folder_cannot_be_set() -> None:

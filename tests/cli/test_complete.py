@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_bash_completes_runs_and_recipes(folder: Path) -> None:
     assert complete("millpond", "eval", "cr", cwd=folder) == ["creek"]
-    assert complete("millpond", "plan", "met", cwd=folder)[:2] == ["metta", "mettagrid"]
+    assert complete("millpond", "plan", "met", cwd=folder)[:3] == ["metta", "metta-2026", "mettagrid"]
     assert complete("millpond", "train", "--resume", "r", cwd=folder) == ["river"]
     assert complete("millpond", "plan", "mixture", "pqn.lear", cwd=folder)[0] == "pqn.learning_rate="
     assert complete("millpond", "train", "gymnasium", ":", "CartP", cwd=folder) == ["CartPole-v0", "CartPole-v1"]

@@ -160,7 +160,12 @@ def test_all_ranks_start_with_the_weights_of_another_run(two: tuple[Path, list[d
 
 def arguments(name: str) -> list[str]:
     settings = {**SMALL, **LONG, "log.tensorboard": "false"}
-    return ["mixture", *(f"{key}={value}" for key, value in settings.items()), "--run", name]
+    return [
+        "mixture",
+        *(f"{key}={'null' if value is None else value}" for key, value in settings.items()),
+        "--run",
+        name,
+    ]
 
 
 def kill_and_resume(two: tuple[Path, list[dict[str, Any]]], root: Path, rank: int) -> str:

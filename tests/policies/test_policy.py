@@ -282,10 +282,11 @@ def test_bfloat16_autocast_agrees_with_float32(core: str, action: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         low = policy.unroll(*inputs)
         acted = policy.act(seen[:, 0], policy.initial_state(B), deterministic=True)
-    assert {tensor.dtype for tensor in low} == {torch.float32}
+    assert {tensor.dtype for tensor in low if tensor is not None} == {torch.float32}
     assert acted.state.dtype == acted.log_prob.dtype == acted.value.dtype == torch.float32
     for ours, theirs in zip(low, exact, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05)
+        if ours is not None or theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05)
     for ours, theirs in zip(gradients(low), gradients(exact), strict=True):
         assert ours.dtype == torch.float32
         assert nn.functional.cosine_similarity(ours.flatten(), theirs.flatten(), 0) > 0.99
