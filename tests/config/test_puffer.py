@@ -91,7 +91,7 @@ def test_keys_without_a_meaning_are_listed() -> None:
     loaded = load(METTA, ["env.num_agents=64"])
     listed = {"base.policy_name", "env.ore_reward", "train.name", "sweep.metric", "sweep.train.total_timesteps.min"}
     assert listed <= set(loaded.ignored)
-    assert "sweep.metric" in show(plan(METTA, ["env.num_agents=64"]))
+    assert "[sweep] with 3 keys" in " ".join(show(plan(METTA, ["env.num_agents=64"])).split())
 
 
 def test_a_file_may_leave_the_number_of_agents_open() -> None:
@@ -243,12 +243,11 @@ def test_agents_of_pufferlib_4_are_divided_among_envs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (("num_layers = 2", "num_layers = 2\nexpansion_factor = 2"), "policy.expansion_factor=2 has no counterpart"),
         (("[policy]", "[torch]\nnetwork = Mamba\n[policy]"), "torch.network=Mamba is not one of MinGRU"),
         (("[policy]", "[selfplay]\nenabled = 1\n[policy]"), "selfplay.enabled=1 has no counterpart"),
-        (("min_lr_ratio = 0.1", "anneal_ent_coef = 1"), "train.anneal_ent_coef=1 has no counterpart"),
         (("[base]", "[base]\nreset_state = False"), "base.reset_state=False has no counterpart"),
-        (("min_lr_ratio = 0.1", "adam_beta1 = 0.7"), "mixes keys of PufferLib 4"),
+        (("num_buffers = 2", "num_envs = 2"), "mixes keys of PufferLib 4"),
+        (("total_agents = 256", "batch_size = auto"), "mixes keys of PufferLib 4"),
         (("total_agents = 256", "total_agents = 255"), "vec.total_agents=255 is not a multiple"),
     ],
 )
@@ -257,3 +256,73 @@ def test_what_pufferlib_4_has_and_millpond_has_not_is_refused_by_name(
 ) -> None:
     with pytest.raises(MillpondError, match=says):
         load(write(tmp_path, BREAKOUT.replace(*change)))
+
+
+def test_keys_of_pufferlib_3_that_pufferlib_4_does_not_read_are_ignored(tmp_path: Path) -> None:
+    """Many of its own files still have them."""
+    left = "[train]\nadam_beta1 = 0.7\nadam_eps = 1e-8\nupdate_epochs = 3\nseed = 5"
+    file = BREAKOUT.replace("[train]", left).replace("num_layers = 2", "num_layers = 2\nexpansion_factor = 2")
+    loaded = load(write(tmp_path, file))
+    recipe = loaded.recipe
+    assert isinstance(recipe, PPORecipe)
+    assert {"train.adam_beta1", "train.update_epochs", "policy.expansion_factor", "train.seed"} <= set(loaded.ignored)
+    assert (loaded.puffer_version, recipe.ppo.adam_beta1, recipe.trainer.update_epochs, recipe.seed) == (
+        "4",
+        0.95,
+        1,
+        73,
+    )
+
+
+def test_arguments_of_a_network_of_pufferlib_3_do_not_make_its_file_one_of_pufferlib_4() -> None:
+    config = read("[vec]\nnum_envs = 8\n[policy]\nnum_layers = 2\n", "here")
+    assert config.version == "3.0"
+    assert "policy.num_layers" in config.ignored
+
+
+def test_the_entropy_coefficient_of_pufferlib_4_may_fall_along_a_cosine(tmp_path: Path) -> None:
+    change = "min_lr_ratio = 0.1\nent_coef = 0.1\nanneal_ent_coef = 1\nmin_ent_coef_ratio = 0.2"
+    recipe = load(write(tmp_path, BREAKOUT.replace("min_lr_ratio = 0.1", change))).recipe
+    assert isinstance(recipe, PPORecipe)
+    assert recipe.ppo.ent_coef == 0.1
+    assert recipe.schedules == {"ppo.ent_coef": {"kind": "cosine", "end": pytest.approx(0.02)}}
+
+
+@pytest.mark.parametrize("folder", [".", "config/ocean"])
+def test_a_file_is_read_on_top_of_the_default_file_of_its_folder(tmp_path: Path, folder: str) -> None:
+    """As PufferLib reads it: only with it may it be clear which version the file is for."""
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    default = (tmp_path / folder).parent / "default.ini" if folder != "." else tmp_path / "default.ini"
+    default.write_text(BREAKOUT.replace("env_name = breakout", "env_name = None\ncheckpoint_dir = checkpoints"))
+    path = tmp_path / folder / "snake.ini"
+    path.write_text("[base]\nenv_name = snake\n[train]\nhorizon = 16\n")
+    planned = plan(path)
+    p, loaded = planned.plan, planned.loaded
+    assert isinstance(p, PPOPlan)
+    assert (loaded.puffer_version, p.total_agents, p.bptt_horizon) == ("4", 256, 16)
+    assert loaded.recipe.env.id == "pufferlib.environments:snake"
+    assert loaded.ignored == ()  # keys of the default file are not listed
+    assert any(f"read on top of {default}" in note for note in loaded.notes)
+    assert any("names no environment" in note for note in load(default).notes)
+
+
+def test_a_default_file_in_an_unrelated_folder_above_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "default.ini").write_text(BREAKOUT)
+    (tmp_path / "mine").mkdir()
+    assert (
+        load(write(tmp_path / "mine", "[vec]\nnum_envs = 2\n"), ["trainer.minibatch_size=64"]).puffer_version == "3.0"
+    )
+
+
+def test_a_file_of_pufferlib_2_is_refused_with_the_names_of_pufferlib_3(tmp_path: Path) -> None:
+    with pytest.raises(
+        MillpondError, match=r"for PufferLib 2, since it has train.num_envs.*write vec.num_envs instead of"
+    ):
+        load(write(tmp_path, "[base]\npackage = metta\n[train]\nnum_envs = 128\nbatch_size = 262144\n"))
+
+
+def test_a_key_that_is_nearly_a_known_one_is_pointed_out() -> None:
+    notes = read("[vec]\nnum_envs = 8\n[train]\nlearning_rat = 0.01\nname = somebody\n", "here").notes
+    assert [note for note in notes if "so it is ignored" in note] == [
+        "train.learning_rat is no key of PufferLib 3.0, so it is ignored; train.learning_rate is one"
+    ]

@@ -31,7 +31,7 @@ from millpond.config.recipe import EnvConfig, Recipe
 from millpond.config.rules import ConfigError, as_overrides
 from millpond.config.schedules import by_path
 from millpond.config.style import with_optimizer, with_style
-from millpond.config.yaml import RecipeFileError, parse, read_mapping, read_text
+from millpond.config.yaml import RecipeFileError, parse, read_mapping
 from millpond.envs.families import family_of
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
@@ -345,7 +345,7 @@ def _read(name: str, chain: tuple[str, ...], spec: EnvSpec | None) -> _Source:
     if str(path) in chain:
         raise RecipeFileError(f"{' extends '.join([*chain, str(path)])}: a recipe cannot extend itself")
     if path.suffix == ".ini":
-        read = puffer.read(read_text(path), str(path))
+        read = puffer.read_file(path)
         layers = ((source_file(path), read.values),)
         return _Source(
             with_style(read.values), layers, read.defaulted, read.version, read.ignored, read.notes, read.agents_open

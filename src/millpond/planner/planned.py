@@ -244,7 +244,11 @@ def show_source(planned: Planned) -> list[str]:
         shown = ", ".join(as_override(key, value) for key, value in loaded.defaulted.items())
         lines += ["", f"Defaults of PufferLib {loaded.puffer_version}", *sentence(shown)]
     if loaded.ignored:
-        lines += ["", "Ignored, since it has no meaning here", *sentence(", ".join(loaded.ignored))]
+        sweep = sum(key.startswith("sweep.") for key in loaded.ignored)
+        names = [key for key in loaded.ignored if not key.startswith("sweep.")] + (
+            [f"[sweep] with {sweep} keys"] if sweep else []
+        )
+        lines += ["", "Ignored, since it has no meaning here", *sentence(", ".join(names))]
     return lines
 
 

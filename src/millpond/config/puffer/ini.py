@@ -18,7 +18,6 @@ AGENTS_OPEN = (
 
 # Keys of every version that are copied unchanged -> their name here.
 SAME = {
-    "train.seed": "seed",
     "train.total_timesteps": "trainer.total_timesteps",
     "train.minibatch_size": "trainer.minibatch_size",
     "train.learning_rate": "ppo.learning_rate",

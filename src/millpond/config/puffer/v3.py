@@ -52,6 +52,7 @@ DEFAULTS: dict[str, Any] = {
 
 # Keys that are copied unchanged -> their name here.
 SAME = ini.SAME | {
+    "train.seed": "seed",
     "train.device": "device",
     "train.precision": "trainer.precision",
     "train.compile": "trainer.compile",

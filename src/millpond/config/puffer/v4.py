@@ -18,15 +18,14 @@ from millpond.sizes import divisors
 
 # PufferLib 4, config/default.ini, under its own names.
 DEFAULTS: dict[str, Any] = {
+    "base.seed": 73,
     "base.checkpoint_interval": 500,
     "vec.total_agents": 4_096,
     "vec.num_buffers": 2,
     "vec.num_threads": 16,
     "policy.hidden_size": 128,
     "policy.num_layers": 4,
-    "policy.expansion_factor": 1,
     "torch.network": "MinGRU",
-    "train.seed": 42,
     "train.total_timesteps": 10_000_000,
     "train.learning_rate": 0.015,
     "train.anneal_lr": 1,
@@ -40,6 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "train.max_grad_norm": 1.5,
     "train.ent_coef": 0.001,
     "train.anneal_ent_coef": 0,
+    "train.min_ent_coef_ratio": 0.1,
     "train.beta1": 0.95,
     "train.beta2": 0.999,
     "train.eps": 1e-12,
@@ -53,6 +53,7 @@ DEFAULTS: dict[str, Any] = {
 
 # Keys that are copied unchanged -> their name here.
 SAME = ini.SAME | {
+    "base.seed": "seed",  # not train.seed, which its trainer does not read
     "base.checkpoint_interval": "checkpoint.interval",
     "train.replay_ratio": "trainer.replay_ratio",
     "train.horizon": "trainer.bptt_horizon",
@@ -63,8 +64,8 @@ SAME = ini.SAME | {
 # Keys that are translated together, below.
 WORKED_OUT = {
     *("base.env_name", "vec.total_agents", "vec.num_buffers", "vec.num_threads", "env.num_agents"),
-    *("policy.num_layers", "policy.expansion_factor", "torch.network", "selfplay.enabled"),
-    *("train.anneal_lr", "train.anneal_ent_coef", "base.reset_state"),
+    *("policy.num_layers", "torch.network", "selfplay.enabled"),
+    *("train.anneal_lr", "train.anneal_ent_coef", "train.min_ent_coef_ratio", "base.reset_state"),
 }
 # Keys by which a file of this version is recognised.
 ONLY = {
@@ -112,6 +113,9 @@ def translate(file: Mapping[str, Any], source: str) -> PufferConfig:
     flat["ppo.optimizer"], flat["ppo.muon"] = "muon", "puffer4"
     flat["ppo.lr_schedule"] = "cosine" if settings["train.anneal_lr"] else "constant"
     flat["ppo.style"], flat["ppo.replacement"] = "puffer", True
+    if settings["train.anneal_ent_coef"]:
+        floor = settings["train.min_ent_coef_ratio"] * settings["train.ent_coef"]
+        flat["schedules"] = {"ppo.ent_coef": {"kind": "cosine", "end": floor}}
     notes = [NOTE]
     horizon = whole(settings, "train.horizon", source)
     if horizon % WIDE:
@@ -131,10 +135,8 @@ def _refuse(settings: Mapping[str, Any], source: str) -> None:
     if network not in CORES:
         raise RecipeFileError(f"{source}: torch.network={network} is not one of {', '.join(CORES)}")
     unsupported = {
-        "policy.expansion_factor": settings["policy.expansion_factor"] != 1,
         "policy.num_layers": network != "MinGRU" and layers != DEFAULTS["policy.num_layers"] and layers != 1,
         "selfplay.enabled": bool(settings.get("selfplay.enabled")),
-        "train.anneal_ent_coef": bool(settings["train.anneal_ent_coef"]),
         "base.reset_state": not settings.get("base.reset_state", True),
     }
     for key, is_set in unsupported.items():
