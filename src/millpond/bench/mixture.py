@@ -29,7 +29,7 @@ from millpond.bench.measure import (
     median_seconds,
 )
 from millpond.bench.products import BetweenRounds, Repeated, dqn_update, pqn_update, q_acting
-from millpond.bench.run import Bench, Iteration, KindBench, Measurement
+from millpond.bench.run import Bench, Iteration, KindBench, Measurement, Unit
 from millpond.config import Loaded, MixtureRecipe
 from millpond.formatting import plural
 from millpond.planner import MixturePlan, plan_loaded
@@ -308,6 +308,17 @@ def describe_mixture(sizes: dict[str, int], vector: str, precision: str) -> str:
     )
 
 
+def mixture_units(trainer: MixtureTrainer) -> dict[str, Unit]:
+    """Return the units that launches and copies are counted by; agents that act together are one group."""
+    group, counts = trainer.group, trainer.timer.entered()
+    acts = group.config.num_steps * len(group.q.slices) * len(group.vectors[0])
+    units = {
+        "group step": Unit("collect", counts.get("collect", 0) * acts),
+        "update": Unit("learn", counts.get("learn", 0) * group.updates_per_collection),
+    }
+    return units if trainer.big is None else {**units, "BigAgent step": Unit("train_big", trainer.big.dqn.updates)}
+
+
 BENCH = KindBench(
     level="round",
     phases={
@@ -336,4 +347,5 @@ BENCH = KindBench(
     for_plans=mixture_for_plans,
     describe=describe_mixture,
     size=("env_steps_per_round", "env step"),
+    units=mixture_units,
 )

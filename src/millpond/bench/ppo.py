@@ -33,7 +33,7 @@ from millpond.bench.measure import (
     median_seconds,
 )
 from millpond.bench.products import BetweenRounds, Products, Repeated
-from millpond.bench.run import Arithmetic, Bench, Iteration, KindBench, Measurement
+from millpond.bench.run import Arithmetic, Bench, Iteration, KindBench, Measurement, Unit
 from millpond.config import Loaded
 from millpond.config.env_options import env_options
 from millpond.envs.env_batch import Buffers
@@ -392,6 +392,12 @@ def describe_ppo(sizes: dict[str, int], vector: str, precision: str) -> str:
     )
 
 
+def ppo_units(trainer: PPOTrainer) -> dict[str, Unit]:
+    """Return the units that launches and copies are counted by."""
+    steps = trainer.counters.env_steps // (trainer.share.envs_per_group * trainer.ranks.count)
+    return {"group step": Unit("collect", steps), "update": Unit("train", trainer.counters.updates)}
+
+
 BENCH = KindBench(
     level="iteration",
     phases={
@@ -423,5 +429,6 @@ BENCH = KindBench(
     for_plans=ppo_for_plans,
     describe=describe_ppo,
     size=("agent_steps", "agent step"),
+    units=ppo_units,
     show_empty_phases=True,
 )

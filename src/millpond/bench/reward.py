@@ -35,7 +35,7 @@ from millpond.bench.products import (
     sac_acting,
     sac_update,
 )
-from millpond.bench.run import Bench, Iteration, KindBench, Measurement
+from millpond.bench.run import Bench, Iteration, KindBench, Measurement, Unit
 from millpond.config import Loaded
 from millpond.formatting import plural
 from millpond.learners import SAC
@@ -217,6 +217,14 @@ def describe_reward(sizes: dict[str, int], vector: str, precision: str) -> str:
     return f"a cycle: {plural(sizes['batches'], 'batch')} of {plural(sizes['steps_per_batch'], 'step')}{acting}"
 
 
+def reward_units(trainer: RewardTrainer) -> dict[str, Unit]:
+    """Return the units that launches and copies are counted by."""
+    units = {"update": Unit("train", trainer.counters.updates)}
+    if trainer.agent is None:
+        return units
+    return {"group step": Unit("act", trainer.counters.env_steps // trainer.agent.vector.num_envs), **units}
+
+
 BENCH = KindBench(
     level="cycle",
     phases={"act": "acting", "train": "batches", "other": "loop and records"},
@@ -230,4 +238,5 @@ BENCH = KindBench(
     for_plans=reward_for_plans,
     describe=describe_reward,
     size=("batches", "batch"),
+    units=reward_units,
 )

@@ -117,6 +117,14 @@ class Bench:
         return (stage.alone if stage.together is None else stage.together) / self.iteration.seconds.median
 
 
+@dataclass(frozen=True)
+class Unit:
+    """A unit of a run's work: the phase in which it is done, and how often it was done."""
+
+    phase: str
+    count: int
+
+
 class Measure(Protocol):
     """Run `timed`, a shorter version of the `requested` recipe, and measure. Everything is written to `folder`."""
 
@@ -139,6 +147,7 @@ class KindBench:
     for_plans: Callable[[Bench], tuple[dict[str, float], dict[str, float]]]
     describe: Callable[[dict[str, int], str, str], str]  # sizes, vector and precision in a sentence
     size: tuple[str, str]  # the main size and its unit, for the title of the picture
+    units: Callable[[Any], dict[str, Unit]]  # of what a trainer has done, by name
     show_empty_phases: bool = False
 
 
