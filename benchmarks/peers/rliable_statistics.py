@@ -3,8 +3,8 @@
     python -m venv VENV && VENV/bin/pip install rliable==1.2.0 "pandas<3"
     VENV/bin/python benchmarks/peers/rliable_statistics.py tests/data/rliable.json
 
-The test `tests/experiments/test_rliable.py` compares Millpond's statistics with the stored numbers, without rliable. Figures are
-exact; intervals are those of a bootstrap with `REPETITIONS` resamples, so they differ by the noise of resampling.
+The test `tests/experiments/test_rliable.py` compares Millpond's statistics with the stored numbers, without rliable. Figures
+are exact; intervals are those of a bootstrap with `REPETITIONS` resamples, so they differ by the noise of resampling.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def figures(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 
 
 def main() -> None:
-    np.random.seed(0)  # rliable draws from the global generator
+    np.random.seed(0)  # noqa: NPY002  rliable draws from the global generator
     stored = {
         "rliable": version("rliable"),
         "thresholds": THRESHOLDS,
