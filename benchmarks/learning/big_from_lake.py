@@ -23,7 +23,7 @@ from pqn import VECTOR, setting
 
 from millpond import fast
 from millpond.config import MixtureRecipe, load
-from millpond.config.mixture import DQNConfig
+from millpond.config.mixture import DQNConfig, longest_n_step
 from millpond.learners import DQN, AgentGroup, QNetwork, build_q_network
 from millpond.learners.returns import block_returns, goal_batches
 from millpond.replay import Lake, Schema
@@ -61,18 +61,20 @@ def play(name: str, folder: Path, env_steps: int, seed: int) -> tuple[QNetwork, 
 def learn(lake: Lake, spec: Any, hidden: int, config: DQNConfig, updates: int, seed: int) -> QNetwork:
     """Train a BigAgent on the whole lake; return the network that would be evaluated."""
     generator, rng = torch.Generator().manual_seed(1_000 + seed), np.random.default_rng(seed)
-    network = build_q_network(spec.observation, spec.action, hidden_size=hidden, generator=generator)
-    dqn = DQN(network, config, total_updates=updates, compiled=fast.dqn_updates)
+
+    def initial(reset: int) -> QNetwork:
+        return build_q_network(spec.observation, spec.action, hidden_size=hidden, generator=generator)
+
+    dqn = DQN(initial(0), config, total_updates=updates, compiled=fast.dqn_updates, initial=initial)
     pond = Pond.init(lake.schema, sum(lake.view(name).num_records for name in lake.streams))
     per_call = config.updates_per_target
     if config.target == "n_step":
-        fill(pond, lake, lake.transitions(n_step=config.n_step), rng, n_step=config.n_step)
-        for done in range(0, updates, per_call):
-            count = min(per_call, updates - done)
+        longest = longest_n_step(config.target, config.n_step, config.n_step_from)
+        fill(pond, lake, lake.transitions(n_step=longest), rng, n_step=longest)
+        while dqn.updates < updates:
+            count = dqn.updates_with_same_targets(updates - dqn.updates)
             dqn.update_all(
-                pond.sample_many(
-                    count, config.batch_size, rng, n_step=config.n_step, gamma=config.gamma, columns=("agent",)
-                )
+                pond.sample_many(count, config.batch_size, rng, n_step=dqn.n_step, gamma=dqn.gamma, columns=("agent",))
             )
         return dqn.mean
     fill_blocks(pond, lake, lake.transitions(), rng, length=config.block_steps)

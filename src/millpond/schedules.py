@@ -27,6 +27,13 @@ def cosine(start: float, end: float, *, over: float) -> Schedule:
     return lambda counter: end + (start - end) * 0.5 * (1 + math.cos(math.pi * min(max(counter / over, 0.0), 1.0)))
 
 
+def geometric(start: float, end: float, *, over: float) -> Schedule:
+    """Multiply by a constant factor per step, from start to end while the counter goes from 0 to `over`; then end."""
+    if over <= 0:
+        return constant(end)
+    return lambda counter: start * (end / start) ** min(max(counter / over, 0.0), 1.0)
+
+
 def named(name: str, start: float, *, over: float, end: float = 0.0) -> Schedule:
     """Return the schedule of this name: constant, or linear or cosine from `start` to `end`."""
     return {

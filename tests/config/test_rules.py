@@ -53,6 +53,8 @@ def test_a_wrong_minibatch_of_metta_is_refused_with_fixes() -> None:
             "does not hold one block of dqn.block_steps=500; try mixture.big_pond_transitions=500",
         ),
         ("mixture", ["mixture.big_pond_rounds=2"], "needs dqn.target=q_lambda or retrace"),
+        ("mixture-best", ["dqn.n_step_from=10"], "no effect with dqn.target=q_lambda, which has blocks"),
+        ("mixture", ["dqn.gamma_from=0.97", "dqn.gamma=1"], "needs dqn.gamma below 1"),
         ("reward", ["policy.target=my:policy"], "networks of its own; try policy.target=null"),
         ("metta", ["policy.separate_critic=true", "ppo.value_trains_core=false"], "would never train the critic's encoder"),
         ("metta", ["trainer.replay_ratio=1.5"], "uses every row once per update epoch"),

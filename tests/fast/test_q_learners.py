@@ -158,6 +158,26 @@ def test_updates_with_action_masks_equal_the_plain_ones(double: bool, threads: i
     assert without["q_loss"] != pytest.approx(float(expected[0]["q_loss"]), rel=1e-3)  # masks make a difference
 
 
+def test_partial_resets_within_a_call_equal_the_plain_ones() -> None:
+    def learner(compiled: Any) -> DQN:
+        return DQN(
+            network_of(), DQNConfig(reset_every=3, learning_rate=1e-3), total_updates=20, compiled=compiled,
+            initial=lambda reset: network_of(seed=reset + 1),
+        )  # fmt: skip
+
+    plain, quick = learner(None), learner(fast.dqn_updates)
+    batches = [transitions(40, seed) for seed in range(11)]
+    expected = [plain.update(batch) for batch in batches]
+    metrics = [*quick.update_all(batches[:8]), *quick.update_all(batches[8:9]), *quick.update_all(batches[9:])]
+    for mine, theirs in zip(metrics, expected, strict=True):
+        assert dict(mine) == pytest.approx({name: float(value) for name, value in theirs.items()}, rel=1e-4, abs=1e-5)
+    torch.testing.assert_close(
+        quick.online.data, plain.online.data, atol=3e-4, rtol=0
+    )  # weights that were not reset differ by 0.1
+    assert quick.resets == plain.resets == 3
+    assert quick.optimizer.updates == plain.optimizer.updates == [2]
+
+
 def test_hard_target_is_copied_at_its_interval() -> None:
     _, quick = pair(target_tau=0, target_interval=3)
     quick.update_all([transitions(16, seed) for seed in range(2)])

@@ -15,6 +15,7 @@ from millpond.config.mixture import DQNConfig
 from millpond.config.recipe import EnvConfig
 from millpond.learners import DQN, build_q_network
 from millpond.learners.dqn import td_loss
+from millpond.learners.q_network import LearnerError
 from millpond.replay import Schema
 from millpond.replay.pond import Pond
 from millpond.trainers.common.play import evaluate
@@ -191,3 +192,61 @@ def test_start_from_copies_parameters_and_resets_target_and_optimizer() -> None:
     for network in (dqn.network, dqn.target):
         assert all(torch.equal(a, b) for a, b in zip(network.parameters(), other.parameters(), strict=True))
     assert not dqn.optimizer.first.any()
+
+
+def test_partial_reset_keeps_a_share_of_the_weights_and_replaces_the_last_layer() -> None:
+    new = cartpole_dqn().network
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
+    asked: list[int] = []
+
+    def initial(reset: int) -> Any:
+        asked.append(reset)
+        return new
+
+    vector = make(EnvConfig(id="gymnasium:CartPole-v1"), 1)
+    config = DQNConfig(reset_every=4, reset_keep=0.75, learning_rate=1e-12)
+    dqn = DQN(network_for(vector, 1), config, total_updates=11, initial=initial)
+    for k in range(4):
+        dqn.update(transitions(8, k))
+    before = {name: parameter.detach().clone() for name, parameter in dqn.network.named_parameters()}
+    target = {name: parameter.detach().clone() for name, parameter in dqn.target.named_parameters()}
+    assert (asked, dqn.resets, dqn.since_reset) == ([], 1, 0)  # due, and done before the next update
+    dqn.update(transitions(8, 4))
+    assert asked == [1]
+    assert dqn.optimizer.updates == [1]
+    for name, parameter in new.named_parameters():
+        keep = 0.0 if name.startswith("output.") else 0.75
+        for network, old in ((dqn.network, before), (dqn.target, target)):
+            mixed = keep * old[name] + (1 - keep) * parameter
+            torch.testing.assert_close(dict(network.named_parameters())[name], mixed, atol=1e-6, rtol=1e-6)
+    for k in range(5, 11):
+        dqn.update(transitions(8, k))
+    assert asked == [1]  # a reset after 8 updates would leave fewer than 4 to recover
+    assert (dqn.resets, dqn.since_reset) == (1, 7)
+
+
+def test_discount_and_steps_are_annealed_geometrically_after_each_reset() -> None:
+    vector = make(EnvConfig(id="gymnasium:CartPole-v1"), 1)
+    config = DQNConfig(
+        gamma=0.99, gamma_from=0.96, n_step=2, n_step_from=8, anneal_over=128, reset_every=256
+    )  # fmt: skip
+    dqn = DQN(network_for(vector, 1), config, total_updates=1_000, initial=lambda reset: network_for(vector, 1))
+    seen = {}
+    for updates in (0, 31, 32, 64, 96, 128, 200, 256, 320, 512, 768, 999):
+        dqn.updates = updates
+        seen[updates] = (round(dqn.gamma, 6), dqn.n_step)
+    # 1 - gamma: 0.04, 0.04 / sqrt(2), 0.02, 0.02 / sqrt(2), 0.01; steps: 8, 5.66, 4, 2.83, 2
+    start, half, end = (0.96, 8), (0.98, 4), (0.99, 2)
+    assert seen == {
+        0: start, 31: start, 32: (0.971716, 6), 64: half, 96: (0.985858, 3), 128: end, 200: end,
+        256: start, 320: half, 512: start, 768: end, 999: end,
+    }  # fmt: skip
+    dqn.updates = 40
+    assert dqn.updates_with_same_targets(100) == 1  # not compiled: one by one
+
+
+def test_partial_resets_need_new_initial_weights() -> None:
+    with pytest.raises(LearnerError, match="reset_every needs `initial`"):
+        cartpole_dqn(reset_every=10)

@@ -65,6 +65,16 @@ BLOCKS: dict[str, Any] = {
 }
 BLOCKS_LIVE = {**BLOCKS, "dqn.target": "retrace", "dqn.replay_ratio": 1.0, "mixture.big_pond_rounds": None}
 
+# What high replay ratios need: partial resets of the BigAgent, annealing after them, and augmentation.
+ANNEALED: dict[str, Any] = {
+    "dqn.n_step": 1,
+    "dqn.n_step_from": 3,
+    "dqn.gamma_from": 0.9,
+    "dqn.anneal_over": 64,
+    "dqn.reset_every": 4,
+    "dqn.random_shift": 1,
+}
+
 
 def start(root: Path, name: str, changes: dict[str, Any]) -> MixtureTrainer:
     loaded = load("mixture", {**SMALL, "run_dir": str(root), **changes})

@@ -121,7 +121,7 @@ def mixture_products(trainer: MixtureTrainer, full: MixturePlan, effort: Effort)
     learning = Repeated("learn", pqn_update(network, minibatch), updates, effort.updates)
     if big is None:
         return [acting, learning]
-    (batch,) = big.pond.sample(1, np.random.default_rng(0))
+    (batch,) = big.pond.sample(1, np.random.default_rng(0), n_step=big.dqn.n_step, gamma=big.dqn.gamma)
     return [acting, learning, Repeated("train_big", dqn_update(big.dqn, batch), full.big_updates, effort.updates)]
 
 

@@ -96,6 +96,8 @@ def mixture_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any
     envs, steps = choose("pqn.num_envs", 4), choose("pqn.num_steps", 8)
     batch = choose("dqn.batch_size", 8)
     n_step = choose("dqn.n_step", min(values["dqn.n_step"], 3))
+    if values["dqn.n_step_from"] is not None:
+        n_step = max(n_step, choose("dqn.n_step_from", min(values["dqn.n_step_from"], 3)))
     block = choose("dqn.block_steps", min(values["dqn.block_steps"], 8))
     lanes = agents * envs
     if values["mixture.mode"] == "live" and values["mixture.own_fraction"]:

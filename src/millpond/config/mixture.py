@@ -102,7 +102,30 @@ class DQNConfig(ConfigSection):
     )
     batch_size: Size = Field(32, description="Transitions per gradient step.")
     gamma: Fraction = Field(0.99, description="Discount factor.")
+    gamma_from: Fraction | None = Field(
+        None,
+        lt=1,
+        description="Discount factor at the start and after each partial reset; it goes to gamma in anneal_over updates. "
+        "null: gamma.",
+    )
     n_step: Few = Field(1, description="Number of rewards summed before the bootstrap value, with target n_step.")
+    n_step_from: Few | None = Field(
+        None,
+        description="n_step at the start and after each partial reset; it goes to n_step in anneal_over updates. null: n_step.",
+    )
+    anneal_over: Count = Field(10_000, description="Updates in which gamma_from and n_step_from are annealed.")
+    reset_every: Count | None = Field(
+        None,
+        description="Updates between partial resets of the BigAgent (shrink and perturb); null: it is never reset.",
+    )
+    reset_keep: Fraction = Field(
+        0.5,
+        description="Share of the weights that a partial reset keeps; the rest is from new initial weights. The last layer is "
+        "all new.",
+    )
+    random_shift: Natural = Field(
+        0, description="Pixels by which observed images are shifted at random when learned from (DrQ's augmentation)."
+    )
     double: Switch = Field(
         True, description="Double DQN: the online network chooses the action, the target network values it."
     )
@@ -181,6 +204,11 @@ def frame_skip(values: Values) -> int:
     return int(values["env.atari.frame_skip"]) if values["env.id"].startswith("atari:") else 1
 
 
+def longest_n_step(target: str, n_step: int, n_step_from: int | None) -> int:
+    """The largest number of rewards that a target sums."""
+    return max(n_step, n_step_from or 1) if target == "n_step" else 1
+
+
 def own_envs(values: Values) -> float:
     """Envs of the BigAgent, so that its share of all env steps is own_fraction. Not always an integer."""
     fraction = values["mixture.own_fraction"]
@@ -256,7 +284,7 @@ def _ponds(values: Values) -> Iterator[Violation]:
             f"{collection:,} transitions and as many final observations",
             ({"mixture.pond_transitions": 2 * collection},),
         )
-    batch, n_step = values["dqn.batch_size"], values["dqn.n_step"]
+    batch, n_step = values["dqn.batch_size"], max(values["dqn.n_step"], values["dqn.n_step_from"] or 1)
     if values["mixture.big_pond_transitions"] < batch + n_step:
         yield Violation(
             ("mixture.big_pond_transitions", "dqn.batch_size", "dqn.n_step"),
@@ -305,6 +333,18 @@ def _target(values: Values) -> Iterator[Violation]:
                 {"mixture.big_pond_transitions": values["dqn.block_steps"]},
                 {"dqn.block_steps": values["mixture.big_pond_transitions"]},
             ),
+        )
+    if target != "n_step" and values["dqn.n_step_from"] is not None:
+        yield Violation(
+            ("dqn.n_step_from", "dqn.target"),
+            f"dqn.n_step_from={values['dqn.n_step_from']:,} has no effect with dqn.target={target}, which has blocks",
+            ({"dqn.n_step_from": None}, {"dqn.target": "n_step"}),
+        )
+    if values["dqn.gamma_from"] is not None and values["dqn.gamma"] == 1:
+        yield Violation(
+            ("dqn.gamma_from", "dqn.gamma"),
+            f"dqn.gamma_from={values['dqn.gamma_from']:g} needs dqn.gamma below 1: 1 - gamma is annealed geometrically",
+            ({"dqn.gamma_from": None}, {"dqn.gamma": 0.997}),
         )
     if rounds is None:
         return

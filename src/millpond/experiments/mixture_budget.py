@@ -31,21 +31,24 @@ def equal_budget(
 ) -> dict[str, Any]:
     """Return the overrides that give a method the budget.
 
-    A mixture round has the same frames for every method: a single agent collects as often as all agents together.
+    A mixture round has the same frames for every method: a single agent collects as often as all agents together, and a
+    method with smaller collections collects more often.
     `shared` are the overrides of all methods in a world, `changes` those and the method's own.
     """
     base = load(recipe, shared).recipe
     if not isinstance(base, MixtureRecipe):
         raise MillpondError(f"recipe {recipe} is of kind {base.kind}; mixture_budget needs one of kind mixture")
     agents = base.mixture.agents
-    own = int(changes.get("mixture.agents", agents))
     planned = make_plan(recipe, shared).plan
     assert isinstance(planned, MixturePlan)
     frames_per_collection = (agents * planned.transitions_per_collection) * planned.frame_skip
-    collections = max(1, budget.frames // (budget.rounds * frames_per_collection))
+    frames_per_round = frames_per_collection * max(1, budget.frames // (budget.rounds * frames_per_collection))
+    envs = int(changes.get("pqn.num_envs", base.pqn.num_envs))
+    steps = int(changes.get("pqn.num_steps", base.pqn.num_steps))
+    own = int(changes.get("mixture.agents", agents)) * envs * steps * planned.frame_skip
     settings: dict[str, Any] = {
         "mixture.total_frames": budget.frames,
-        "mixture.collections_per_round": collections * agents // own,
+        "mixture.collections_per_round": max(1, frames_per_round // own),
     }
     if "dqn.replay_ratio" not in changes:
         settings |= {"dqn.replay_ratio": budget.replay_ratio, "mixture.big_updates": None}

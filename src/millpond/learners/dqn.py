@@ -5,6 +5,10 @@
 The maximum is over the actions that are allowed in s', if the batch has their masks. A `GoalBatch` has y itself: returns over
 many steps are computed in `returns`.
 
+A partial reset (shrink and perturb; Ash and Adams, 2020) keeps a share of the weights, takes the rest from new initial
+weights, all of those of the last layer, and resets the optimiser. Discount and number of steps are annealed after it
+(Schwarzer et al., 2023).
+
 B transitions
 """
 
@@ -20,9 +24,11 @@ from torch import Tensor
 
 from millpond.config.mixture import DQNConfig
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
-from millpond.learners.q_network import QNetwork, with_mask
-from millpond.schedules import named
+from millpond.learners.q_network import LearnerError, QNetwork, with_mask
+from millpond.schedules import geometric, named
 
+LAST_LAYER = "output."
+ANNEALING_STEP = 32  # updates for which discount and number of steps stay the same
 UPDATES_AT_ONCE = 32  # of compiled updates: threads are started once for all of them
 
 
@@ -70,6 +76,7 @@ class DQN:
 
     `total_updates`  of the whole run: the length of the learning rate's schedule
     `compiled`       returns a faster version of the updates, or None if there is none for this network
+    `initial`        returns new initial weights for partial reset number 1, 2, ...; needed with `dqn.reset_every`
 
     With `dqn.mean_decay`, `mean` is a network with the exponential mean of the weights; else it is `network`.
     """
@@ -82,8 +89,11 @@ class DQN:
         device: torch.device | str = "cpu",
         total_updates: int = 0,
         compiled: Callable[[DQN], DQNUpdates | None] | None = None,
+        initial: Callable[[int], QNetwork] | None = None,
     ) -> None:
-        self.config, self.device = config, torch.device(device)
+        self.config, self.device, self._initial = config, torch.device(device), initial
+        if config.reset_every is not None and initial is None:
+            raise LearnerError("dqn.reset_every needs `initial`, new initial weights for each partial reset")
         self.network = network.to(self.device)
         self.target = copy.deepcopy(self.network)
         self.online = FlatParameters([self.network])
@@ -114,7 +124,15 @@ class DQN:
         """
         if self._compiled is None or self.config.mean_decay is not None:
             return [self.update(batch) for batch in batches]
-        return self._compiled.updates(batches, [batch.reward for batch in batches])
+        done: list[Mapping[str, Any]] = []
+        while len(done) < len(batches):
+            self._reset_if_due()
+            now = batches[len(done) : len(done) + self._updates_before_reset()]
+            metrics = self._compiled.updates(now, [batch.reward for batch in now])
+            done += metrics
+            if len(metrics) < len(now):
+                break
+        return done
 
     def update(
         self,
@@ -130,6 +148,7 @@ class DQN:
         over all of them, in place.
         """
         reward = batch.reward if reward is None else reward
+        self._reset_if_due()
         if self._compiled is not None and all_reduce is None:
             (metrics,) = self._compiled.updates([batch], [reward])
             self._update_mean()
@@ -179,6 +198,63 @@ class DQN:
             return self._compiled.values(observation, target=target)
         q: Tensor = (self.target if target else self.network)(self._as_network_input(observation))
         return q
+
+    # -- partial resets and annealing: functions of the number of updates
+
+    @property
+    def resets(self) -> int:
+        """Number of partial resets that are due so far: none in the last `reset_every` updates of the run."""
+        every = self.config.reset_every
+        return 0 if every is None else max(0, min(self.updates // every, self.total_updates // every - 1))
+
+    @property
+    def since_reset(self) -> int:
+        """Updates since the last partial reset, or since the start."""
+        return self.updates - self.resets * (self.config.reset_every or 0)
+
+    def _updates_before_reset(self) -> int:
+        every = self.config.reset_every
+        return self.total_updates + UPDATES_AT_ONCE if every is None else every - self.updates % every
+
+    @torch.no_grad()
+    def _reset_if_due(self) -> None:
+        """Reset partially before the first update after `reset_every` of them."""
+        if self._initial is None or self.resets == 0 or self.since_reset > 0:
+            return
+        new = self._initial(self.resets).to(self.device).state_dict()
+        keep = self.config.reset_keep
+        for network in (self.network, self.target):
+            for name, parameter in network.named_parameters():
+                parameter.lerp_(new[name], 1.0 if name.startswith(LAST_LAYER) else 1 - keep)
+        self.optimizer.reset(0)
+
+    @property
+    def _annealed(self) -> float:
+        """Progress of the annealing, in steps of `ANNEALING_STEP` updates, so that batches drawn together have the same."""
+        return min(1.0, self.since_reset // ANNEALING_STEP * ANNEALING_STEP / self.config.anneal_over)
+
+    @property
+    def gamma(self) -> float:
+        """The discount factor now; 1 - gamma is annealed geometrically."""
+        config = self.config
+        if config.gamma_from is None:
+            return config.gamma
+        return 1 - geometric(1 - config.gamma_from, 1 - config.gamma, over=1.0)(self._annealed)
+
+    @property
+    def n_step(self) -> int:
+        """The number of rewards to sum now, annealed geometrically."""
+        config = self.config
+        if config.n_step_from is None:
+            return config.n_step
+        return round(geometric(config.n_step_from, config.n_step, over=1.0)(self._annealed))
+
+    def updates_with_same_targets(self, most: int) -> int:
+        """Return how many of the next `most` updates have the same discount and number of steps; at most those `at_once`."""
+        most = min(most, self.updates_at_once)
+        if self.config.gamma_from is None and self.config.n_step_from is None:
+            return most
+        return min(most, ANNEALING_STEP - self.since_reset % ANNEALING_STEP, self._updates_before_reset())
 
     @property
     def target_is_online(self) -> bool:

@@ -65,7 +65,7 @@ def block_returns(dqn: DQN, blocks: BlockBatch, *, stacked: bool = False) -> Ten
     missing = grid(torch.zeros_like(truncated), fill=1)  # after the end of a short block
     arrays = [grid(steps.reward), grid(value), torch.zeros(count, device=value.device)]
     arrays += [grid(steps.terminated), grid(truncated), grid(final_value), missing]
-    on_cpu, gamma, lam = value.device.type == "cpu", config.gamma, config.q_lambda
+    on_cpu, gamma, lam = value.device.type == "cpu", dqn.gamma, config.q_lambda
     if config.target == "retrace":
         taken = q.gather(1, steps.action.long().view(-1, 1)).squeeze(1)
         arrays += [grid(taken), grid(lam * (steps.action == greedy).to(value.dtype))]

@@ -22,9 +22,20 @@ from millpond.trainers.common.session import resume_run, start_run
 from millpond.trainers.mixture import trainer as module
 from millpond.trainers.mixture.trainer import MixtureTrainer
 from tests.support.corridor import allowed_in
-from tests.support.mixture_runs import BLOCKS, BLOCKS_LIVE, LIVE, SMALL, assert_same_run, finish, start, watch
+from tests.support.mixture_runs import (
+    ANNEALED,
+    BLOCKS,
+    BLOCKS_LIVE,
+    LIVE,
+    SMALL,
+    assert_same_run,
+    finish,
+    start,
+    watch,
+)
 from tests.support.records import records
 
+RESETS = {name: value for name, value in ANNEALED.items() if not name.startswith("dqn.n_step")}
 ONE = {"mixture.agents": 1, "mixture.total_frames": 8 * 32}
 
 
@@ -53,8 +64,9 @@ def resume(root: Path, name: str) -> MixtureTrainer:
         {"mixture.mode": "no-resets"},
         BLOCKS,
         {**LIVE, **BLOCKS_LIVE},
+        ANNEALED,
     ],
-    ids=["rounds", "live", "live-ratio", "single", "single-resets", "no-resets", "blocks", "live-blocks"],
+    ids=["rounds", "live", "live-ratio", "single", "single-resets", "no-resets", "blocks", "live-blocks", "annealed"],
 )
 def test_run_matches_its_plan(tmp_path: Path, changes: dict[str, Any]) -> None:
     trainer = finish(start(tmp_path, "pond", changes))
@@ -160,6 +172,7 @@ def test_recovery_after_a_reset_is_measured(tmp_path: Path) -> None:
         (LIVE, [2, 5]),
         (BLOCKS, [4, 6, 12]),
         ({**LIVE, **BLOCKS_LIVE}, [2, 5]),
+        (ANNEALED, [4, 5, 9]),
         pytest.param({}, [3, 5, 9], marks=pytest.mark.slow),
         pytest.param(LIVE, [1, 3], marks=pytest.mark.slow),
         pytest.param({"mixture.mode": "single", **ONE}, [1, 4], marks=pytest.mark.slow),
@@ -218,7 +231,11 @@ def killed_at(make: Callable[[], MixtureTrainer], round_number: int, phase: int,
 
 
 @pytest.mark.filterwarnings("ignore:lake. stream:UserWarning")
-@pytest.mark.parametrize("changes", [{}, LIVE, BLOCKS], ids=["rounds", "live", "blocks"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, LIVE, BLOCKS, ANNEALED, {**BLOCKS, **RESETS}],
+    ids=["rounds", "live", "blocks", "annealed", "blocks-resets"],
+)
 def test_run_killed_in_each_phase_resumes_to_the_same_result(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Before the first checkpoint, in the agents' phase, in the BigAgent's, and in a short last round."""
     finish(start(tmp_path, "whole", changes))
@@ -284,7 +301,7 @@ def test_big_agent_sees_the_stacks_that_agents_saw(tmp_path: Path) -> None:
     trainer.group.collect = collect_and_remember  # type: ignore[method-assign]
     finish(trainer)
     assert trainer.big is not None
-    (batch,) = trainer.big.pond.sample(1, np.random.default_rng(1))
+    (batch,) = trainer.big.pond.sample(1, np.random.default_rng(1), n_step=3, gamma=0.99)
     assert all(observation.tobytes() in observed for observation in batch.observation.numpy())
 
 
@@ -352,7 +369,7 @@ def test_action_masks_hold_from_collection_to_the_big_agent(tmp_path: Path, mode
     assert not trainer.loop.done
     trainer = finish(resume(tmp_path, "pond"))
     assert trainer.big is not None
-    (batch,) = trainer.big.pond.sample(1, np.random.default_rng(1))
+    (batch,) = trainer.big.pond.sample(1, np.random.default_rng(1), n_step=3, gamma=0.99)
     cells = batch.next_observation.reshape(len(batch.reward), 4, 10, 10)[:, 0, 0].float().argmax(-1)
     assert batch.next_action_mask is not None
     for cell, mask, discount in zip(cells.tolist(), batch.next_action_mask.tolist(), batch.discount, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 from millpond.config import MixtureRecipe
 from millpond.config.check import flatten
-from millpond.config.mixture import SINGLE, frame_skip, own_envs
+from millpond.config.mixture import SINGLE, frame_skip, longest_n_step, own_envs
 from millpond.envs.spec import EnvSpec
 from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
 from millpond.planner.kind import Plan
@@ -117,7 +117,7 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None, vector: str = AT_T
     if mixture.mode == "live":
         big_pond_rows = big_pond // lanes * lanes
     else:
-        deepest = recipe.env.frame_stack + (dqn.n_step if dqn.target == "n_step" else 1)
+        deepest = recipe.env.frame_stack + longest_n_step(dqn.target, dqn.n_step, dqn.n_step_from)
         big_pond_rows = big_pond * deepest if uses_lake else 0
     frame = observation = pond_record = lake_record = lake_frame = None
     measured = compressed = False
@@ -209,7 +209,7 @@ def mixture_speed_settings(recipe: MixtureRecipe) -> dict[str, Any]:
             mode="json", include={"num_envs", "num_steps", "num_minibatches", "update_epochs"}
         ),
         "dqn": recipe.dqn.model_dump(
-            mode="json", include={"target", "batch_size", "n_step", "double", "loss", "target_tau"}
+            mode="json", include={"target", "batch_size", "n_step", "double", "loss", "target_tau", "random_shift"}
         ),
     }
 

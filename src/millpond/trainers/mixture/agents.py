@@ -22,7 +22,9 @@ from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
 from millpond.formatting import plural
 from millpond.learners import DQN, AgentGroup, Collection, Epsilon, QNetwork, build_q_network
+from millpond.learners.augment import random_shift
 from millpond.learners.dqn import GoalBatch
+from millpond.learners.q_network import LearnerError
 from millpond.learners.returns import block_returns, goal_batches
 from millpond.planner import MixturePlan
 from millpond.replay import Lake
@@ -101,7 +103,12 @@ class BigAgent:
             device=device,
             total_updates=plan.big_updates_in_all,
             compiled=fast.dqn_updates if recipe.trainer.fast else None,
+            initial=lambda reset: make_network(recipe, spec, plan.agents + reset),
         )
+        if recipe.dqn.random_shift and [part.kind for part in spec.observation.parts] != ["pixels"]:
+            raise LearnerError(
+                f"dqn.random_shift={recipe.dqn.random_shift} shifts images, but {recipe.env.id} has none"
+            )
         self.epsilon = Epsilon(
             recipe.mixture.big_epsilon_reset_to, recipe.dqn.epsilon_end, over=recipe.dqn.epsilon_over
         )
@@ -154,9 +161,14 @@ class BigAgent:
         """Yield `count` batches, some at once; with returns over blocks, those that have the same parameters' returns."""
         config = self.dqn.config
         if config.target == "n_step":
-            at_once = self.dqn.updates_at_once
-            for done in range(0, count, at_once):
-                yield self.pond.sample(min(at_once, count - done), self.sampler, self._part)
+            done = 0
+            while done < count:
+                updates = self.dqn.updates_with_same_targets(count - done)
+                drawn = self.pond.sample(
+                    updates, self.sampler, self._part, n_step=self.dqn.n_step, gamma=self.dqn.gamma
+                )
+                done += updates
+                yield self._shifted(drawn)
             return
         stacked = self.pond.stack is not None
         for done in range(0, count, config.updates_per_target):
@@ -166,7 +178,24 @@ class BigAgent:
             # The last block may have more steps than are needed; a random few are left out.
             order = self.sampler.permutation(len(returns))[: updates * config.batch_size].reshape(updates, -1)
             mine = torch.from_numpy(np.ascontiguousarray(order[:, self._part])).to(returns.device)
-            yield goal_batches(blocks, returns, mine, stacked=stacked)
+            yield self._shifted(goal_batches(blocks, returns, mine, stacked=stacked))
+
+    def _shifted(self, batches: Sequence[PondBatch | GoalBatch]) -> Sequence[PondBatch | GoalBatch]:
+        """Return the batches with observations shifted at random, if the config says so; next ones have shifts of their own."""
+        most = self.dqn.config.random_shift
+        if most == 0:
+            return batches
+
+        def shift(images: Tensor) -> Tensor:
+            drawn = self.sampler.integers(-most, most + 1, (self.dqn.config.batch_size, 2))[self._part]
+            return random_shift(images, torch.from_numpy(drawn).to(images.device))
+
+        def shifted(batch: PondBatch | GoalBatch) -> PondBatch | GoalBatch:
+            if isinstance(batch, GoalBatch):
+                return replace(batch, observation=shift(batch.observation))
+            return replace(batch, observation=shift(batch.observation), next_observation=shift(batch.next_observation))
+
+        return [shifted(batch) for batch in batches]
 
     def _learn(self, batches: Sequence[PondBatch | GoalBatch]) -> Iterable[Mapping[str, Any]]:
         """Take one gradient step per batch; yield metrics of each. With several ranks all of them take every step together."""

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from millpond.config import MixtureRecipe
+from millpond.config.mixture import longest_n_step
 from millpond.distributed import ALONE, Ranks
 from millpond.planner import MixturePlan
 from millpond.replay import Lake, LakeError, Schema, Steps, Writer
@@ -242,7 +243,8 @@ class BigPond:
 
         `begins`: it is the first fill of this round, and none that repeats it after a resume.
         """
-        n_step = self.recipe.dqn.n_step if self.recipe.dqn.target == "n_step" else 1
+        dqn = self.recipe.dqn
+        n_step = longest_n_step(dqn.target, dqn.n_step, dqn.n_step_from)
         count = min(self.plan.big_pond_transitions, self.lake.transitions(self.stack, n_step))
         if count == 0:
             raise LakeError(f"{self.lake.folder} has no transitions with stack {self.stack or 1} and n_step {n_step}")
@@ -250,7 +252,7 @@ class BigPond:
         records = min(self.plan.big_pond_rows, sum(self.lake.view(name).num_records for name in self.lake.streams))
         self.pond = Pond.init(self.lake.schema, records, device=self.device)
         rng = np.random.default_rng([self.recipe.seed, FILL, round_number])
-        if self.recipe.dqn.target == "n_step":
+        if dqn.target == "n_step":
             fill(self.pond, self.lake, count, rng, stack=self.stack, n_step=n_step)
         else:
             count = self._fill_with_blocks(count, rng)
@@ -285,18 +287,19 @@ class BigPond:
             self.pond = Pond.init(self.lake.schema, self.plan.big_pond_rows, lanes=lanes, device=self.device)
         return self.pond
 
-    def sample(self, count: int, rng: np.random.Generator, part: slice = slice(None)) -> list[PondBatch]:
+    def sample(
+        self, count: int, rng: np.random.Generator, part: slice = slice(None), *, n_step: int, gamma: float
+    ) -> list[PondBatch]:
         """Draw batches and return the given part of each, with stacks of frames."""
         if self.pond is None:
             raise LakeError("the BigPond is empty: fill it or add to it before sampling")
-        dqn = self.recipe.dqn
         batches = self.pond.sample_many(
             count,
-            dqn.batch_size,
+            self.recipe.dqn.batch_size,
             rng,
             stack=self.stack,
-            n_step=dqn.n_step,
-            gamma=dqn.gamma,
+            n_step=n_step,
+            gamma=gamma,
             part=part,
             columns=("agent",),
         )
