@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millpond.bench.emulated import count_run
-from tests.devices.budgets import BUDGETS, Budget
+from tests.support.gpu_budgets import BUDGETS, Budget
 
 
 @pytest.mark.parametrize("recipe", BUDGETS)
