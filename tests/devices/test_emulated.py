@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-MODULES = ["emulated_device.py", "emulated_run.py", "emulated_budgets.py", "emulated_transfers.py"]
+MODULES = [
+    "emulated_device.py",
+    "emulated_run.py",
+    "emulated_budgets.py",
+    "emulated_transfers.py",
+    "emulated_learners.py",
+]
 HERE = Path(__file__).parent
 
 
