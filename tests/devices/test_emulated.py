@@ -15,6 +15,7 @@ MODULES = [
     "emulated_transfers.py",
     "emulated_cores.py",
     "triton_kernels.py",
+    "emulated_learners.py",
 ]
 HERE = Path(__file__).parent
 
