@@ -140,5 +140,5 @@ def _finished(advantages: Advantages, rows: Rows, estimator: Estimator, all_redu
     return replace(
         advantages,
         scaled=normalise(raw, alive, all_reduce) if estimator.normalize == "iteration" else raw,
-        priority=raw.abs().sum(dim=(1, 2)).double().cpu().numpy() if estimator.prioritized else None,
+        priority=raw.abs().sum(dim=(1, 2)).cpu().double().numpy() if estimator.prioritized else None,
     )
