@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "processor": {"errors", "durable"},
     "threads": {"cpu"},
     "devices": {"errors"},
-    "kernels": set(),
+    "kernels": {"devices"},
     "losses": set(),
     "recipes": set(),
     "envs": {"errors", "formatting", "compiled"},

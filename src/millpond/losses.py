@@ -59,6 +59,7 @@ class Coefficients:
     weights_value: bool = True
     log_ratio_clamp: float | None = None
     gtd: GTD | None = None  # None: the squared error to the targets
+    on_device: Tensor | None = None  # the numbers among them, of `trainers.ppo.device_loss.NUMBERS`; None on the CPU
 
 
 @dataclass(frozen=True)

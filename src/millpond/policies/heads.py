@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from millpond.devices import precise_dtype
 from millpond.envs.spec import ActionSpec
+from millpond.policies.device_steps import draw_choices
 from millpond.policies.errors import PolicyError
 
 
@@ -64,6 +65,16 @@ class ChoiceHead(nn.Module):
     def sample(
         self, numbers: Tensor, mask: Tensor | None, generator: torch.Generator | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
+        shape = len(numbers), len(self.sizes), 1
+        if numbers.device.type != "cpu":
+            wide = torch.float32 if numbers.device.type == "mps" else torch.float64  # MPS has no float64
+            drawn = (
+                None
+                if deterministic
+                else torch.rand(*shape[:2], dtype=wide, device=numbers.device, generator=generator)
+            )
+            action, log_prob = draw_choices(numbers, mask, drawn, list(self.sizes))
+            return (action if self.several else action[:, 0]), log_prob
         log_probs = self._log_probs(numbers, mask)
         if deterministic:
             actions = [choice.argmax(-1, keepdim=True) for choice in log_probs]

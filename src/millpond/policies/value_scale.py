@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from millpond.policies.device_steps import rescaled
 from millpond.policies.normalizer import AllReduce
 
 RATE = 0.03  # of the exponential mean, per update: it covers about the last 33 iterations
@@ -39,6 +40,9 @@ class ValueScale(nn.Module):
         return torch.maximum(self.variance.sqrt(), lowest)
 
     def forward(self, normalised: Tensor) -> Tensor:
+        if normalised.device.type != "cpu" and not torch.is_grad_enabled() and normalised.dim() == 1:
+            scaled: Tensor = rescaled(normalised, self.mean, self.variance, MIN_RELATIVE_DEVIATION, MIN_DEVIATION)
+            return scaled
         return self.mean.to(normalised.dtype) + self.deviation().to(normalised.dtype) * normalised
 
     @torch.no_grad()

@@ -26,7 +26,7 @@ from millpond.distributed import (
 )
 from millpond.formatting import sentence
 from millpond.loop import Address, LevelEnd, Loop, NonFiniteError
-from millpond.losses import mean_and_variance
+from millpond.losses import Coefficients, mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.planned import plan_over_ranks, share_of_rank
 from millpond.planner.ppo.advice import plain_reasons
@@ -59,6 +59,7 @@ from millpond.trainers.common.reporting import next_steps, report_at_end, summar
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.advantages import Estimator, estimate_advantages, refresh_advantages
 from millpond.trainers.ppo.build import autocast, make_actor, make_network, make_optimizer, make_updater, make_vector
+from millpond.trainers.ppo.device_loss import DrawUploads
 from millpond.trainers.ppo.measures import EVERY, gradient_is_due, observation_ranges, value_gradient_share
 from millpond.trainers.ppo.schedule_free import ScheduleFreeAdamW, averaged
 from millpond.trainers.ppo.scheduled import ScheduledSettings
@@ -136,6 +137,9 @@ class PPOTrainer:
         self.scheduled = ScheduledSettings(recipe, total.iterations)
         self.now = self.scheduled.at(0)  # settings of the current iteration
         self.advantages: Advantages  # of the current rows
+        self.coefficients: Coefficients  # of the current iteration
+        on_cpu = self.device.type == "cpu"
+        self.uploads = None if on_cpu else DrawUploads(planned.minibatch_segments, self.device)
         self.vector.reset(seeds[4])
 
         self.loop = self._make_loop()
@@ -182,6 +186,7 @@ class PPOTrainer:
                     self.now = self.scheduled.at(self.loop.totals["iteration"])
                     collected = self._collect()
                     self.advantages = self._estimate()
+                    self.coefficients = self.now.coefficients(self.policy, self.rows)
                     self._measure(self.advantages)
                 elif self.recipe.ppo.recompute_advantage:
                     self.advantages = self._estimate_again()
@@ -282,8 +287,7 @@ class PPOTrainer:
         if gradient_is_due(iteration) and self.recipe.policy.target is None and shared:
             rows = self._micro_batch_rows
             with torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
-                coefficients = self.now.coefficients(self.policy, self.rows)
-                share = value_gradient_share(self.policy, self.rows, advantages, coefficients, rows, self.device)
+                share = value_gradient_share(self.policy, self.rows, advantages, self.coefficients, rows, self.device)
             self.loop.record("value_gradient_share", share)
 
     def _draws(self) -> Iterator[Draw]:
@@ -313,10 +317,11 @@ class PPOTrainer:
                 self.rows,
                 advantages,
                 draw,
-                self.now.coefficients(self.policy, self.rows),
+                self.coefficients,
                 micro_batch_rows=self._micro_batch_rows,
                 device=self.device,
                 all_reduce=self.ranks.all_reduce,
+                uploads=self.uploads,
             )
         self.counters.updates += 1
         self._updates_of_epoch.append((draw, step))
