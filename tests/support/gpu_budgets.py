@@ -39,6 +39,6 @@ BUDGETS: dict[str, dict[str, Budget]] = {
     },
     "reward-online": {
         "group step": Budget(6.1, 0, 0.4, 0, 0.2),
-        "update": Budget(298, 0, 2, 0, 0),
+        "update": Budget(274, 0, 2, 0, 0),
     },
 }

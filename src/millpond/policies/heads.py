@@ -67,7 +67,7 @@ class ChoiceHead(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         shape = len(numbers), len(self.sizes), 1
         if numbers.device.type != "cpu":
-            wide = torch.float32 if numbers.device.type == "mps" else torch.float64  # MPS has no float64
+            wide = precise_dtype(numbers.device)
             drawn = (
                 None
                 if deterministic
@@ -79,8 +79,7 @@ class ChoiceHead(nn.Module):
         if deterministic:
             actions = [choice.argmax(-1, keepdim=True) for choice in log_probs]
         else:
-            shape = len(numbers), len(self.sizes), 1
-            draws = torch.rand(shape, dtype=precise_dtype(numbers.device), device=numbers.device, generator=generator)
+            draws = torch.rand(shape, dtype=torch.float64, device=numbers.device, generator=generator)
             actions = [_draw(choice, draws[:, k]) for k, choice in enumerate(log_probs)]
         chosen = [choice.gather(-1, action).squeeze(-1) for choice, action in zip(log_probs, actions, strict=True)]
         action = torch.cat(actions, -1) if self.several else actions[0].squeeze(-1)
@@ -96,7 +95,7 @@ class ChoiceHead(nn.Module):
 
 def _draw(log_prob: Tensor, draw: Tensor) -> Tensor:
     """log_prob [N, K], draw [N, 1] from [0, 1) -> action [N, 1]: the first whose cumulative probability exceeds the draw."""
-    cumulative = log_prob.to(precise_dtype(log_prob.device)).exp().cumsum(-1)
+    cumulative = log_prob.double().exp().cumsum(-1)
     below = cumulative <= draw * cumulative[:, -1:]
     return below.sum(-1, keepdim=True).clamp(max=log_prob.shape[-1] - 1)
 
