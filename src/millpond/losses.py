@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from millpond.devices import precise_dtype
+
 AllReduce = Callable[[Tensor], object]
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
@@ -165,7 +167,7 @@ def explained_variance(value: Tensor, target: Tensor, alive: Tensor, all_reduce:
 
 def mean_and_variance(values: Tensor, alive: Tensor, all_reduce: AllReduce | None = None) -> tuple[Tensor, Tensor]:
     """Return both over the valid steps. `all_reduce` sums a tensor over ranks in place: ranks share sums and counts."""
-    wide = torch.float32 if values.device.type == "mps" else torch.float64  # MPS has no float64
+    wide = precise_dtype(values.device)
     sums = torch.stack((alive.sum().to(wide), torch.where(alive, values, 0.0).sum().to(wide)))
     if all_reduce is not None:
         all_reduce(sums)
