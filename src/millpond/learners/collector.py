@@ -1,6 +1,6 @@
 """Epsilon-greedy exploration, and collecting steps of PQN agents into memory that is preallocated on the device.
 
-A agents   T steps   E envs per agent   a agents evaluated together
+A agents   T steps   E envs per agent   a agents evaluated together   S state vectors   H hidden
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import EnvSpec
 from millpond.learners.q_network import StackedQNetworks, with_mask
-from millpond.replay.schema import ACTION_MASK, Schema
+from millpond.replay.schema import ACTION_MASK, STATE, Schema
 from millpond.replay.steps import Steps, validate
 from millpond.schedules import linear
 from millpond.vector import Batch, FiniteCheck, Vector
@@ -24,12 +24,16 @@ from millpond.vector.finite import is_finite
 
 
 class Final(NamedTuple):
-    """The final observation of a step, and the mask of the actions that were allowed there; empty without masks."""
+    """The final observation of a step, the mask of the actions that were allowed there, and the agent's state [S, H].
+
+    Mask and state are empty if there are none.
+    """
 
     t: int
     env: int
     observation: np.ndarray[Any, Any]
     mask: np.ndarray[Any, np.dtype[np.bool_]]
+    state: Tensor
 
 
 class Epsilon:
@@ -93,8 +97,9 @@ class Collection:
     """The steps of one agent; views that are valid until the next collection begins.
 
     `value` and `final_value` are the largest Q of each observation and, where truncated, of the final one.
-    `lost`: the env crashed and was restarted, so that this step was never taken. Masks have no columns if the environment
-    has none.
+    `lost`: the env crashed and was restarted, so that this step was never taken. `state` is that of the agent's memory before
+    each step, zero where an episode begins. Masks have no columns if the environment has none, and neither has the state of
+    an agent without memory.
     """
 
     observation: Tensor  # [T, E, *observation]
@@ -106,6 +111,7 @@ class Collection:
     value: Tensor  # [T, E]
     final_value: Tensor  # [T, E]
     action_mask: Tensor  # [T, E, actions]
+    state: Tensor  # [T, E, S, H]
     next_value: Tensor  # [E]
     epsilon: float
     final_observation: np.ndarray[Any, Any]  # [K, *observation], of the steps in `has_final`, ordered by step, then env
@@ -140,6 +146,7 @@ class Collection:
             truncated=self.truncated.cpu().numpy() | self.lost.cpu().numpy(),
             final_observation=final,
             has_final=self.has_final,
+            extra={each.name: self.state.cpu().numpy().copy() for each in schema.extra if each.name == STATE},
             agent=agent,
             round=round_number,
             policy_version=policy_version,
@@ -161,9 +168,18 @@ class CollectionStorage:
         "value",
         "final_value",
         "action_mask",
+        "state",
     )
 
-    def __init__(self, spec: EnvSpec, agents: int, steps: int, envs: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        agents: int,
+        steps: int,
+        envs: int,
+        device: torch.device,
+        state_shape: Sequence[int] = (0, 0),
+    ) -> None:
         self.agents, self.steps, self.envs, self.device = agents, steps, envs, device
         lead = (agents, steps, envs)
 
@@ -179,6 +195,7 @@ class CollectionStorage:
         self.next_value = torch.zeros((agents, envs), device=device)
         actions = spec.action.mask_size if spec.action_masks else 0
         self.action_mask = torch.zeros((*lead, actions), dtype=torch.bool, device=device)
+        self.state = torch.zeros((*lead, *state_shape), device=device)
 
     def write(self, name: str, where: Any, values: np.ndarray[Any, Any] | Tensor) -> None:
         """Write one field at `where`: an index of agents, steps and envs."""
@@ -214,7 +231,7 @@ class CollectionStorage:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name in (*self.NAMES, "next_value"):
-            if name in state or name != "action_mask":  # states of earlier versions have no masks
+            if name in state or name not in ("action_mask", "state"):  # states of earlier versions lack them
                 getattr(self, name).copy_(state[name])
 
 
@@ -234,6 +251,7 @@ class QCollector:
         self._q_values = q if q_values is None else q_values
         self.agents = range(len(self.vectors))
         self.masks = storage.action_mask.shape[-1] > 0
+        self.state = torch.zeros_like(storage.state[:, 0])  # [A, E, S, H] of every env, before its next step
         self._finite = [FiniteCheck(v, name) for v, name in zip(vectors, names or [""] * len(vectors), strict=True)]
 
     def collect(self, epsilons: Sequence[Epsilon], generators: Sequence[torch.Generator]) -> list[Collection]:
@@ -325,7 +343,12 @@ class QCollector:
         """Choose the actions of some agents and send them; after the last step, only compute values."""
         storage, envs = self.storage, slice(batches[0].first, batches[0].last)
         observation = torch.from_numpy(np.stack([batch.observation[:, 0] for batch in batches])).to(storage.device)
-        q, mask = self._q_values(together, observation), None
+        before, mask = self.state[together, envs], None
+        if before.shape[2]:  # with memory, agents act one after the other
+            q, after = self.q.networks[together.start].step(observation[0], before[0])
+            q = q.unsqueeze(0)
+        else:
+            q, after = self._q_values(together, observation), before
         if self.masks:
             mask = torch.from_numpy(np.stack([batch.action_mask[:, 0] for batch in batches])).to(storage.device)
         value, best = best_actions(with_mask(q, mask))
@@ -343,6 +366,9 @@ class QCollector:
         storage.write("observation", where, observation)
         storage.write("value", where, value)
         storage.write("action", where, action)
+        if before.shape[2]:
+            storage.state[where] = before
+            self.state[together, envs] = after
         for batch, vector, actions in zip(batches, self.vectors[together], action, strict=True):
             batch.action[:, 0] = actions
             vector.send()
@@ -363,8 +389,15 @@ class QCollector:
         for name, values in columns.items():
             storage.write(name, (agent, t, envs), values)
         ended = _where(truncated)
+        state = self.state[agent, envs]
         finals = [
-            Final(t, batch.first + env, batch.final_observation[env, 0].copy(), batch.final_action_mask[env, 0].copy())
+            Final(
+                t,
+                batch.first + env,
+                batch.final_observation[env, 0].copy(),
+                batch.final_action_mask[env, 0].copy(),
+                state[env].clone(),
+            )
             for env in ended
         ]
         if ended:
@@ -376,15 +409,19 @@ class QCollector:
                 array[agent, t, batch.first + env].cpu().numpy().copy()
                 for array in (storage.observation, storage.action_mask)
             )
-            finals.append(Final(t, batch.first + env, seen, mask))
+            finals.append(Final(t, batch.first + env, seen, mask, state[env].clone()))
+        if state.shape[1]:
+            begins = batch.terminated[:, 0] | batch.truncated[:, 0] | batch.restarted
+            state[torch.from_numpy(begins).to(storage.device)] = 0
         return finals
 
     def _value_finals(self, agent: int, finals: list[Final]) -> None:
         """Compute the values that truncated steps bootstrap from."""
         finals.sort(key=lambda final: final[:2])
         if finals:
-            steps, envs, seen, masks = zip(*finals, strict=True)
-            q = self.q.networks[agent](torch.from_numpy(np.stack(seen)).to(self.storage.device))
+            steps, envs, seen, masks, states = zip(*finals, strict=True)
+            observation = torch.from_numpy(np.stack(seen)).to(self.storage.device)
+            q, _ = self.q.networks[agent].step(observation, torch.stack(states))
             mask = torch.from_numpy(np.stack(masks)).to(self.storage.device) if self.masks else None
             self.storage.final_value[agent, list(steps), list(envs)] = with_mask(q, mask).amax(-1)
 

@@ -9,7 +9,10 @@ A partial reset (shrink and perturb; Ash and Adams, 2020) keeps a share of the w
 weights, all of those of the last layer, and resets the optimiser. Discount and number of steps are annealed after it
 (Schwarzer et al., 2023).
 
-B transitions
+A network with memory learns from sequences, from the states that the agents had (R2D2; Kapturowski et al., 2019): the first
+steps of each, the burn-in, only bring the state up to date with the current weights.
+
+B transitions   T steps   k sequences   S state vectors   H hidden
 """
 
 from __future__ import annotations
@@ -54,6 +57,27 @@ class GoalBatch:
     action: Tensor
     reward: Tensor
     column: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class SequenceBatch:
+    """Steps [T, k, ...] of k sequences, for a network with memory; `reward` is the whole return.
+
+    `state` is that before the first step; where `reset`, an episode begins. `valid` steps are learned from: not the burn-in,
+    which is the first `burn_in` steps, and not those after the end of a short sequence. `column` has their provenance.
+    """
+
+    observation: Tensor
+    state: Tensor  # [k, S, H]
+    reset: Tensor
+    action: Tensor
+    reward: Tensor
+    valid: Tensor
+    burn_in: int
+    column: dict[str, Tensor]
+
+
+Replayed = TransitionBatch | GoalBatch | SequenceBatch
 
 
 class DQNUpdates(Protocol):
@@ -116,7 +140,7 @@ class DQN:
         """Number of batches that are best passed to `update_all` together."""
         return 1 if self._compiled is None else UPDATES_AT_ONCE
 
-    def update_all(self, batches: Sequence[TransitionBatch | GoalBatch]) -> Sequence[Mapping[str, Any]]:
+    def update_all(self, batches: Sequence[Replayed]) -> Sequence[Mapping[str, Any]]:
         """Learn from batches of one size, one after the other; return metrics of each.
 
         Compiled updates stop after one whose metrics are not finite. With a mean of the weights, which moves after each
@@ -127,7 +151,8 @@ class DQN:
         done: list[Mapping[str, Any]] = []
         while len(done) < len(batches):
             self._reset_if_due()
-            now = batches[len(done) : len(done) + self._updates_before_reset()]
+            count = self._updates_before_reset()
+            now = [self._without_memory(batch) for batch in batches[len(done) : len(done) + count]]
             metrics = self._compiled.updates(now, [batch.reward for batch in now])
             done += metrics
             if len(metrics) < len(now):
@@ -136,7 +161,7 @@ class DQN:
 
     def update(
         self,
-        batch: TransitionBatch | GoalBatch,
+        batch: Replayed,
         reward: Tensor | None = None,
         *,
         parts: int = 1,
@@ -150,11 +175,13 @@ class DQN:
         reward = batch.reward if reward is None else reward
         self._reset_if_due()
         if self._compiled is not None and all_reduce is None:
-            (metrics,) = self._compiled.updates([batch], [reward])
+            (metrics,) = self._compiled.updates([self._without_memory(batch)], [reward])
             self._update_mean()
             return dict(metrics)
-        gradient = self._gradient if self._compiled is None else self._compiled.gradient
-        means = gradient(batch, reward, parts)
+        if self._compiled is None:
+            means = self._gradient(batch, reward, parts)
+        else:
+            means = self._compiled.gradient(self._without_memory(batch), reward, parts)
         if all_reduce is not None:  # one call for everything: a small one costs as much as a large one
             together = torch.cat([self.online.grad[0], means])
             all_reduce(together)
@@ -167,15 +194,35 @@ class DQN:
         self._update_mean()
         return {"q_loss": means[0], "q_value": means[1], "grad_norm": norm[0]}
 
-    def _gradient(self, batch: TransitionBatch | GoalBatch, reward: Tensor, parts: int) -> Tensor:
+    @staticmethod
+    def _without_memory(batch: Replayed) -> TransitionBatch | GoalBatch:
+        assert not isinstance(batch, SequenceBatch)  # networks with memory are not compiled
+        return batch
+
+    def _gradient(self, batch: Replayed, reward: Tensor, parts: int) -> Tensor:
         """Compute the gradient of the loss; return loss and mean Q [2]."""
-        target = self.targets(batch, reward)
-        q_of_actions = self.network(self._as_network_input(batch.observation))
-        q = q_of_actions.gather(1, batch.action.long().view(-1, 1)).squeeze(1)
-        loss = td_loss(q - target, self.config.loss) / parts
+        if isinstance(batch, SequenceBatch):  # steps that are not valid count as 0 in both means
+            share = batch.valid.float().mean().clamp(min=1e-6)
+            q, target = self._unroll(batch) * batch.valid / share, reward * batch.valid
+            loss = td_loss(q * share - target, self.config.loss) / share / parts
+        else:
+            target = self.targets(batch, reward)
+            q_of_actions = self.network(self._as_network_input(batch.observation))
+            q = q_of_actions.gather(1, batch.action.long().view(-1, 1)).squeeze(1)
+            loss = td_loss(q - target, self.config.loss) / parts
         self.online.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         return torch.stack([loss.detach(), q.detach().mean() / parts])
+
+    def _unroll(self, batch: SequenceBatch) -> Tensor:
+        """Return Q [T, k] of the actions after the burn-in, and 0 in it."""
+        first, state = batch.burn_in, batch.state
+        if first:
+            _, states = self.network.play(batch.observation[:first], state, batch.reset[:first])
+            state = states[-1]
+        q = self.network.unroll(batch.observation[first:], state, batch.reset[first:])
+        q = q.gather(2, batch.action[first:].long().unsqueeze(-1)).squeeze(2)
+        return torch.cat([torch.zeros_like(batch.reward[:first]), q])
 
     @torch.no_grad()
     def targets(self, batch: TransitionBatch | GoalBatch, reward: Tensor) -> Tensor:
@@ -260,6 +307,11 @@ class DQN:
     def target_is_online(self) -> bool:
         """True if the target network always equals the online network."""
         return self.config.target_tau == 1
+
+    @property
+    def needs_both(self) -> bool:
+        """True if the online network chooses the actions that another one, the target network, values."""
+        return self.config.double and not self.target_is_online
 
     def learning_rate(self, updates: int | None = None) -> float:
         """Return the learning rate after so many updates; None: now."""

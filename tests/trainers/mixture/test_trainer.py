@@ -27,6 +27,8 @@ from tests.support.mixture_runs import (
     BLOCKS,
     BLOCKS_LIVE,
     LIVE,
+    MEMORY,
+    MEMORY_LIVE,
     SMALL,
     assert_same_run,
     finish,
@@ -173,6 +175,7 @@ def test_recovery_after_a_reset_is_measured(tmp_path: Path) -> None:
         (BLOCKS, [4, 6, 12]),
         ({**LIVE, **BLOCKS_LIVE}, [2, 5]),
         (ANNEALED, [4, 5, 9]),
+        (MEMORY, [2, 4, 9]),
         pytest.param({}, [3, 5, 9], marks=pytest.mark.slow),
         pytest.param(LIVE, [1, 3], marks=pytest.mark.slow),
         pytest.param({"mixture.mode": "single", **ONE}, [1, 4], marks=pytest.mark.slow),
@@ -233,8 +236,8 @@ def killed_at(make: Callable[[], MixtureTrainer], round_number: int, phase: int,
 @pytest.mark.filterwarnings("ignore:lake. stream:UserWarning")
 @pytest.mark.parametrize(
     "changes",
-    [{}, LIVE, BLOCKS, ANNEALED, {**BLOCKS, **RESETS}],
-    ids=["rounds", "live", "blocks", "annealed", "blocks-resets"],
+    [{}, LIVE, BLOCKS, ANNEALED, {**BLOCKS, **RESETS}, MEMORY, MEMORY_LIVE],
+    ids=["rounds", "live", "blocks", "annealed", "blocks-resets", "memory", "memory-live"],
 )
 def test_run_killed_in_each_phase_resumes_to_the_same_result(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Before the first checkpoint, in the agents' phase, in the BigAgent's, and in a short last round."""
@@ -246,6 +249,37 @@ def test_run_killed_in_each_phase_resumes_to_the_same_result(tmp_path: Path, cha
         killed_at(lambda: resume(tmp_path, "parts"), *death)
     finish(resume(tmp_path, "parts"))
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_plan_of_agents_with_memory_counts_their_states(tmp_path: Path) -> None:
+    trainer = finish(start(tmp_path, "pond", MEMORY))
+    plan, last = trainer.plan, records(tmp_path / "pond")[-1]
+    assert trainer.ponds is not None
+    assert [pond.nbytes for pond in trainer.ponds.ponds] == [plan.pond_bytes] * plan.agents
+    without = start(tmp_path, "without", {**MEMORY, "policy.core": "none", "dqn.burn_in": 0})
+    assert plan.pond_bytes is not None
+    assert without.plan.pond_bytes is not None
+    assert plan.pond_bytes - without.plan.pond_bytes == plan.pond_rows * 16 * 4
+    without.close()
+    assert last["big/updates"] == plan.big_updates_in_all
+    # Short blocks have fewer steps, and the burn-in is not learned from.
+    replayed = sum(value for name, value in last.items() if name.startswith("replayed/"))
+    assert 0 < replayed <= plan.big_updates_in_all * 8
+    assert verify(tmp_path / "pond" / "lake").good
+
+
+def test_big_agent_with_memory_is_loaded_and_remembers(tmp_path: Path) -> None:
+    trainer = finish(start(tmp_path, "pond", MEMORY))
+    loaded = millpond.load(tmp_path / "pond")
+    observation = torch.randint(0, 2, (3, 5), dtype=torch.uint8)
+    action, state = loaded.act(observation)
+    assert trainer.big is not None
+    network = trainer.big.dqn.mean
+    q, after = network.step(observation, network.initial_state(3))
+    assert torch.equal(action, q.argmax(-1).int())
+    torch.testing.assert_close(state, after)
+    _, later = loaded.act(observation, state)
+    torch.testing.assert_close(later, network.step(observation, after)[1])
 
 
 def test_grid_environment_is_supported(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from millpond.envs.spec import EnvSpec
 from millpond.formatting import plural
 from millpond.learners import DQN, AgentGroup, Collection, Epsilon, QNetwork, build_q_network
 from millpond.learners.augment import random_shift
-from millpond.learners.dqn import GoalBatch
+from millpond.learners.dqn import GoalBatch, Replayed
 from millpond.learners.q_network import LearnerError
-from millpond.learners.returns import block_returns, goal_batches
+from millpond.learners.returns import block_returns, goal_batches, sequence_batches
 from millpond.planner import MixturePlan
 from millpond.replay import Lake
 from millpond.replay.pond import PondBatch
@@ -57,6 +57,7 @@ def make_network(recipe: MixtureRecipe, spec: EnvSpec, number: int = 0) -> QNetw
         spec.action,
         encoder=recipe.policy.encoder,
         hidden_size=recipe.policy.hidden_size,
+        core=recipe.policy.core,
         normalize_observations=recipe.policy.normalize_observations,
         generator=torch.Generator().manual_seed(seed_for(recipe.seed, NETWORK, number)),
     )
@@ -157,7 +158,7 @@ class BigAgent:
             self.ranks.all_reduce(replayed)
         self.replayed += replayed
 
-    def _batches(self, count: int) -> Iterator[Sequence[PondBatch | GoalBatch]]:
+    def _batches(self, count: int) -> Iterator[Sequence[Any]]:
         """Yield `count` batches, some at once; with returns over blocks, those that have the same parameters' returns."""
         config = self.dqn.config
         if config.target == "n_step":
@@ -170,9 +171,14 @@ class BigAgent:
                 done += updates
                 yield self._shifted(drawn)
             return
-        stacked = self.pond.stack is not None
+        stacked, learned = self.pond.stack is not None, config.block_steps - config.burn_in
         for done in range(0, count, config.updates_per_target):
             updates = min(config.updates_per_target, count - done)
+            if self.dqn.network.states:
+                blocks = self.pond.next_blocks(blocks=updates * config.batch_size // learned)
+                returns = block_returns(self.dqn, blocks, stacked=stacked)
+                yield sequence_batches(self.dqn, blocks, returns, updates, stacked=stacked)
+                continue
             blocks = self.pond.next_blocks(updates * config.batch_size)
             returns = block_returns(self.dqn, blocks, stacked=stacked)
             # The last block may have more steps than are needed; a random few are left out.
@@ -197,7 +203,7 @@ class BigAgent:
 
         return [shifted(batch) for batch in batches]
 
-    def _learn(self, batches: Sequence[PondBatch | GoalBatch]) -> Iterable[Mapping[str, Any]]:
+    def _learn(self, batches: Sequence[Replayed]) -> Iterable[Mapping[str, Any]]:
         """Take one gradient step per batch; yield metrics of each. With several ranks all of them take every step together."""
         if self.ranks.all_reduce is None:
             return self.dqn.update_all(batches)
@@ -234,6 +240,7 @@ class BigAgent:
             "blocks": self.pond.order.state_dict(),
             "replayed": self.replayed.clone(),
             "exploration": None if actor is None else actor.generators[0].get_state(),
+            "memory": None if actor is None else actor.collector.state.clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -245,6 +252,13 @@ class BigAgent:
             self.pond.order.load_state_dict(state["blocks"])
         if self._actor is not None:
             self._actor.generators[0].set_state(state["exploration"])
+            if state.get("memory") is not None:  # states of earlier versions have none
+                self._actor.collector.state.copy_(state["memory"])
+
+    def begin_episodes(self) -> None:
+        """Forget its own episodes: its envs begin new ones."""
+        if self._actor is not None:
+            self._actor.begin_episodes()
 
 
 @dataclass

@@ -118,6 +118,10 @@ class MixtureTrainer:
         start_from(ranks, self.group.networks, None if self.big is None else self.big.dqn, weights_from)
         if run.resumed and restore_over_ranks(ranks, self.checkpoints, self.parts):
             ranks.run_on_first(self._check_position)
+            if not self.players.spec.savable:  # episodes restart
+                self.group.begin_episodes()
+                if self.big is not None:
+                    self.big.begin_episodes()
         if self.ponds is not None and self.big is not None:
             self.ponds.open()
             if self.live and run.resumed:
