@@ -62,6 +62,8 @@ def test_a_wrong_minibatch_of_metta_is_refused_with_fixes() -> None:
         ("puffer-metta", ["trainer.replay_ratio=0.1"], "is less than one minibatch"),
         ("metta", ["policy.num_layers=2"], "policy.core=lstm has one layer"),
         ("mixture-best", ["policy.core=mingru"], "an LSTM, a GRU, or no memory; try policy.core=none"),
+        ("mixture", ["dqn.priority_exponent=0.6"], "needs dqn.target=q_lambda or retrace: a priority"),
+        ("mixture-best", ["policy.core=gru", "dqn.priority_exponent=0.6"], "dqn.priority_exponent=0.6 is for networks without"),
         ("mixture", ["dqn.burn_in=4"], "has no effect with policy.core=none"),
         ("mixture", ["policy.core=gru"], "needs sequences; try dqn.target=q_lambda"),
         ("mixture-best", ["policy.core=gru", "pqn.num_minibatches=512"], "whole collections of some envs; try pqn.num_mini"),

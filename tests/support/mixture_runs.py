@@ -75,6 +75,9 @@ ANNEALED: dict[str, Any] = {
     "dqn.random_shift": 1,
 }
 
+# Prioritised replay: priorities are not saved, but computed when they are needed.
+PRIORITIES: dict[str, Any] = {**BLOCKS, "dqn.priority_exponent": 0.6, "dqn.priority_pool": 2}
+
 # Agents with memory, whose BigAgent learns from blocks and their states.
 MEMORY: dict[str, Any] = {
     **BLOCKS,

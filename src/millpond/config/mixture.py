@@ -103,6 +103,18 @@ class DQNConfig(ConfigSection):
     updates_per_target: Size = Field(
         32, description="Gradient steps between two computations of the returns, with target q_lambda or retrace."
     )
+    priority_exponent: Fraction = Field(
+        0.0,
+        description="Prioritised replay (Schaul et al., 2016), with target q_lambda or retrace: transitions are drawn in "
+        "proportion to |return - Q| to this power, both computed together; 0: uniformly.",
+    )
+    priority_correction: Fraction = Field(
+        0.4,
+        description="Prioritised replay: power of the importance weights; 1 corrects for the priorities completely.",
+    )
+    priority_pool: Few = Field(
+        4, description="Prioritised replay: transitions with a priority per transition that is drawn from them."
+    )
     batch_size: Size = Field(32, description="Transitions per gradient step.")
     gamma: Fraction = Field(0.99, description="Discount factor.")
     gamma_from: Fraction | None = Field(

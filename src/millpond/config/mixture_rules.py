@@ -128,6 +128,13 @@ def _target(values: Values) -> Iterator[Violation]:
                 {"dqn.block_steps": values["mixture.big_pond_transitions"]},
             ),
         )
+    if target == "n_step" and values["dqn.priority_exponent"]:
+        yield Violation(
+            ("dqn.priority_exponent", "dqn.target"),
+            f"dqn.priority_exponent={values['dqn.priority_exponent']:g} needs dqn.target=q_lambda or retrace: a priority is "
+            "how far Q is from such a return",
+            ({"dqn.priority_exponent": 0}, {"dqn.target": "q_lambda"}),
+        )
     if target != "n_step" and values["dqn.n_step_from"] is not None:
         yield Violation(
             ("dqn.n_step_from", "dqn.target"),
@@ -227,12 +234,13 @@ def _memory(values: Values) -> Iterator[Violation]:
             f"(dqn.block_steps={block} - dqn.burn_in={burn_in}): with policy.core={core} a batch is whole blocks",
             tuple({"dqn.batch_size": size} for size in nearest_multiples(batch, learned)),
         )
-    if values["dqn.random_shift"]:
-        yield Violation(
-            ("dqn.random_shift", "policy.core"),
-            f"dqn.random_shift={values['dqn.random_shift']} is for networks without memory; policy.core={core}",
-            ({"dqn.random_shift": 0}, {"policy.core": "none"}),
-        )
+    for key in ("dqn.random_shift", "dqn.priority_exponent"):
+        if values[key]:
+            yield Violation(
+                (key, "policy.core"),
+                f"{key}={values[key]:g} is for networks without memory; policy.core={core}",
+                ({key: 0}, {"policy.core": "none"}),
+            )
 
 
 def _networks(values: Values) -> Iterator[Violation]:

@@ -51,12 +51,13 @@ class TransitionBatch(Protocol):
 
 @dataclass(frozen=True)
 class GoalBatch:
-    """Transitions [B, ...] whose reward is the whole return; `column` has provenance."""
+    """Transitions [B, ...] whose reward is the whole return; `column` has provenance. `weight`: importance; None: all 1."""
 
     observation: Tensor
     action: Tensor
     reward: Tensor
     column: dict[str, Tensor]
+    weight: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,8 @@ class DQN:
             target = self.targets(batch, reward)
             q_of_actions = self.network(self._as_network_input(batch.observation))
             q = q_of_actions.gather(1, batch.action.long().view(-1, 1)).squeeze(1)
-            loss = td_loss(q - target, self.config.loss) / parts
+            weight = batch.weight if isinstance(batch, GoalBatch) else None
+            loss = td_loss(q - target, self.config.loss, weight) / parts
         self.online.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         return torch.stack([loss.detach(), q.detach().mean() / parts])
@@ -371,8 +373,12 @@ def _copy(network: QNetwork) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in network.state_dict().items()}
 
 
-def td_loss(difference: Tensor, kind: str) -> Tensor:
-    """Return the mean over a batch of 0.5 d^2, or of Huber's loss, which is |d| - 0.5 beyond 1."""
+def td_loss(difference: Tensor, kind: str, weight: Tensor | None = None) -> Tensor:
+    """Return the mean over a batch of 0.5 d^2, or of Huber's loss, which is |d| - 0.5 beyond 1; each times its weight."""
+    if weight is not None:
+        size = difference.abs()
+        each = torch.where(size < 1, 0.5 * size.square(), size - 0.5) if kind == "huber" else 0.5 * size.square()
+        return (weight * each).mean()
     if kind == "huber":
         return torch.nn.functional.huber_loss(difference, torch.zeros_like(difference))
     return 0.5 * difference.square().mean()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,8 @@ from millpond.learners.dqn import DQN, GoalBatch, SequenceBatch
 from millpond.learners.q_network import QNetwork, with_mask
 from millpond.replay.blocks import BlockBatch
 from millpond.replay.schema import ACTION_MASK, STATE
+
+SMALLEST_ERROR = 1e-3  # added to the size of every error, so that each step can be drawn
 
 
 @dataclass(frozen=True)
@@ -146,14 +149,38 @@ class Memory:
         return _greedy(q[0], q[-1], observed.mask)[0]
 
 
-def goal_batches(blocks: BlockBatch, returns: Tensor, order: Tensor, *, stacked: bool = False) -> list[GoalBatch]:
-    """Return the steps `order` [U, B] of the blocks as U batches, which lie side by side in memory."""
+def goal_batches(
+    blocks: BlockBatch, returns: Tensor, order: Tensor, *, stacked: bool = False, weight: Tensor | None = None
+) -> list[GoalBatch]:
+    """Return the steps `order` [U, B] of the blocks as U batches, which lie side by side in memory.
+
+    `weight` [U, B] is the importance of each.
+    """
     steps, flat = blocks.steps, order.reshape(-1)
     size = order.shape[1]
     frames = torch.split(Observations.of(steps.observation, stacked=stacked).frames[flat], size)
     action, goal = torch.split(steps.action[flat], size), torch.split(returns[flat], size)
     agent = torch.split(steps.column["agent"][flat], size)
-    return [GoalBatch(frames[u], action[u], goal[u], {"agent": agent[u]}) for u in range(len(order))]
+    weights = [None] * len(order) if weight is None else [*weight]
+    return [GoalBatch(frames[u], action[u], goal[u], {"agent": agent[u]}, weights[u]) for u in range(len(order))]
+
+
+@torch.no_grad()
+def prioritised_order(
+    dqn: DQN, blocks: BlockBatch, returns: Tensor, count: int, rng: np.random.Generator, *, stacked: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Draw `count` steps of the blocks, each in proportion to |G - Q|^exponent; return them and their importance weights.
+
+    Weights are (N p)^-correction, divided by the largest of all steps, so that none exceeds 1.
+    """
+    steps, config = blocks.steps, dqn.config
+    q = dqn.values(Observations.of(steps.observation, stacked=stacked).frames, target=False)
+    error = (returns - q.gather(1, steps.action.long().view(-1, 1)).squeeze(1)).abs()
+    priority = (error.double() + SMALLEST_ERROR).pow(config.priority_exponent).cpu().numpy()
+    ends = np.cumsum(priority)
+    drawn = np.searchsorted(ends, rng.random(count) * ends[-1], side="right").clip(max=len(ends) - 1)
+    weight = (priority[drawn] / priority.min()) ** -config.priority_correction
+    return torch.from_numpy(drawn).to(q.device), torch.from_numpy(weight).to(q.device, q.dtype)
 
 
 def sequence_batches(

@@ -29,6 +29,7 @@ from tests.support.mixture_runs import (
     LIVE,
     MEMORY,
     MEMORY_LIVE,
+    PRIORITIES,
     SMALL,
     assert_same_run,
     finish,
@@ -67,8 +68,9 @@ def resume(root: Path, name: str) -> MixtureTrainer:
         BLOCKS,
         {**LIVE, **BLOCKS_LIVE},
         ANNEALED,
+        PRIORITIES,
     ],
-    ids=["rounds", "live", "live-ratio", "single", "single-resets", "no-resets", "blocks", "live-blocks", "annealed"],
+    ids=lambda changes: changes.get("mixture.mode", "rounds"),
 )
 def test_run_matches_its_plan(tmp_path: Path, changes: dict[str, Any]) -> None:
     trainer = finish(start(tmp_path, "pond", changes))
@@ -236,8 +238,8 @@ def killed_at(make: Callable[[], MixtureTrainer], round_number: int, phase: int,
 @pytest.mark.filterwarnings("ignore:lake. stream:UserWarning")
 @pytest.mark.parametrize(
     "changes",
-    [{}, LIVE, BLOCKS, ANNEALED, {**BLOCKS, **RESETS}, MEMORY, MEMORY_LIVE],
-    ids=["rounds", "live", "blocks", "annealed", "blocks-resets", "memory", "memory-live"],
+    [{}, LIVE, BLOCKS, ANNEALED, {**BLOCKS, **RESETS}, MEMORY, MEMORY_LIVE, PRIORITIES],
+    ids=["rounds", "live", "blocks", "annealed", "blocks-resets", "memory", "memory-live", "priorities"],
 )
 def test_run_killed_in_each_phase_resumes_to_the_same_result(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Before the first checkpoint, in the agents' phase, in the BigAgent's, and in a short last round."""

@@ -25,7 +25,7 @@ from millpond.learners import DQN, AgentGroup, Collection, Epsilon, QNetwork, bu
 from millpond.learners.augment import random_shift
 from millpond.learners.dqn import GoalBatch, Replayed
 from millpond.learners.q_network import LearnerError
-from millpond.learners.returns import block_returns, goal_batches, sequence_batches
+from millpond.learners.returns import block_returns, goal_batches, prioritised_order, sequence_batches
 from millpond.planner import MixturePlan
 from millpond.replay import Lake
 from millpond.replay.pond import PondBatch
@@ -165,11 +165,11 @@ class BigAgent:
             done = 0
             while done < count:
                 updates = self.dqn.updates_with_same_targets(count - done)
-                drawn = self.pond.sample(
+                batches = self.pond.sample(
                     updates, self.sampler, self._part, n_step=self.dqn.n_step, gamma=self.dqn.gamma
                 )
                 done += updates
-                yield self._shifted(drawn)
+                yield self._shifted(batches)
             return
         stacked, learned = self.pond.stack is not None, config.block_steps - config.burn_in
         for done in range(0, count, config.updates_per_target):
@@ -179,10 +179,18 @@ class BigAgent:
                 returns = block_returns(self.dqn, blocks, stacked=stacked)
                 yield sequence_batches(self.dqn, blocks, returns, updates, stacked=stacked)
                 continue
-            blocks = self.pond.next_blocks(updates * config.batch_size)
+            drawn = updates * config.batch_size
+            blocks = self.pond.next_blocks(drawn * (config.priority_pool if config.priority_exponent else 1))
             returns = block_returns(self.dqn, blocks, stacked=stacked)
+            if config.priority_exponent:
+                places, weight = (
+                    each.view(updates, -1)
+                    for each in prioritised_order(self.dqn, blocks, returns, drawn, self.sampler, stacked=stacked)
+                )
+                yield self._shifted(goal_batches(blocks, returns, places, stacked=stacked, weight=weight))
+                continue
             # The last block may have more steps than are needed; a random few are left out.
-            order = self.sampler.permutation(len(returns))[: updates * config.batch_size].reshape(updates, -1)
+            order = self.sampler.permutation(len(returns))[:drawn].reshape(updates, -1)
             mine = torch.from_numpy(np.ascontiguousarray(order[:, self._part])).to(returns.device)
             yield self._shifted(goal_batches(blocks, returns, mine, stacked=stacked))
 
