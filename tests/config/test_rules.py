@@ -64,6 +64,8 @@ def test_a_wrong_minibatch_of_metta_is_refused_with_fixes() -> None:
         ("mixture-best", ["policy.core=mingru"], "an LSTM, a GRU, or no memory; try policy.core=none"),
         ("mixture", ["dqn.priority_exponent=0.6"], "needs dqn.target=q_lambda or retrace: a priority"),
         ("mixture-best", ["policy.core=gru", "dqn.priority_exponent=0.6"], "dqn.priority_exponent=0.6 is for networks without"),
+        ("mixture-best", ["dqn.quantiles=8"], "with Huber's loss, not dqn.loss=squared; try dqn.loss=huber"),
+        ("mixture-best", ["policy.core=gru", "dqn.quantiles=8", "dqn.loss=huber"], "is for networks without memory"),
         ("mixture", ["dqn.burn_in=4"], "has no effect with policy.core=none"),
         ("mixture", ["policy.core=gru"], "needs sequences; try dqn.target=q_lambda"),
         ("mixture-best", ["policy.core=gru", "pqn.num_minibatches=512"], "whole collections of some envs; try pqn.num_mini"),

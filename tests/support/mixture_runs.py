@@ -78,6 +78,8 @@ ANNEALED: dict[str, Any] = {
 # Prioritised replay: priorities are not saved, but computed when they are needed.
 PRIORITIES: dict[str, Any] = {**BLOCKS, "dqn.priority_exponent": 0.6, "dqn.priority_pool": 2}
 
+QUANTILES: dict[str, Any] = {**ANNEALED, "dqn.quantiles": 5}
+
 # Agents with memory, whose BigAgent learns from blocks and their states.
 MEMORY: dict[str, Any] = {
     **BLOCKS,

@@ -141,6 +141,12 @@ class DQNConfig(ConfigSection):
     random_shift: Natural = Field(
         0, description="Pixels by which observed images are shifted at random when learned from (DrQ's augmentation)."
     )
+    quantiles: Few | None = Field(
+        None,
+        ge=2,
+        description="Quantiles of the return that the BigAgent learns for each action (QR-DQN); its values are their mean. "
+        "null: the mean alone.",
+    )
     double: Switch = Field(
         True, description="Double DQN: the online network chooses the action, the target network values it."
     )

@@ -128,6 +128,12 @@ def _target(values: Values) -> Iterator[Violation]:
                 {"dqn.block_steps": values["mixture.big_pond_transitions"]},
             ),
         )
+    if values["dqn.quantiles"] is not None and values["dqn.loss"] != "huber":
+        yield Violation(
+            ("dqn.quantiles", "dqn.loss"),
+            f"dqn.quantiles={values['dqn.quantiles']} are learned with Huber's loss, not dqn.loss={values['dqn.loss']}",
+            ({"dqn.loss": "huber"}, {"dqn.quantiles": None}),
+        )
     if target == "n_step" and values["dqn.priority_exponent"]:
         yield Violation(
             ("dqn.priority_exponent", "dqn.target"),
@@ -234,12 +240,12 @@ def _memory(values: Values) -> Iterator[Violation]:
             f"(dqn.block_steps={block} - dqn.burn_in={burn_in}): with policy.core={core} a batch is whole blocks",
             tuple({"dqn.batch_size": size} for size in nearest_multiples(batch, learned)),
         )
-    for key in ("dqn.random_shift", "dqn.priority_exponent"):
+    for key in ("dqn.random_shift", "dqn.priority_exponent", "dqn.quantiles"):
         if values[key]:
             yield Violation(
                 (key, "policy.core"),
                 f"{key}={values[key]:g} is for networks without memory; policy.core={core}",
-                ({key: 0}, {"policy.core": "none"}),
+                ({key: None if key == "dqn.quantiles" else 0}, {"policy.core": "none"}),
             )
 
 

@@ -12,7 +12,11 @@ weights, all of those of the last layer, and resets the optimiser. Discount and 
 A network with memory learns from sequences, from the states that the agents had (R2D2; Kapturowski et al., 2019): the first
 steps of each, the burn-in, only bring the state up to date with the current weights.
 
-B transitions   T steps   k sequences   S state vectors   H hidden
+With `dqn.quantiles` the network has quantiles of the return (QR-DQN; Dabney et al., 2018), and Q is their mean:
+
+    sum over i, mean over j of |tau_i - (d < 0)| huber(d)      d = y_j - theta_i, tau_i = (2 i + 1) / (2 N)
+
+B transitions   N quantiles   T steps   k sequences   S state vectors   H hidden
 """
 
 from __future__ import annotations
@@ -103,7 +107,8 @@ class DQN:
     `compiled`       returns a faster version of the updates, or None if there is none for this network
     `initial`        returns new initial weights for partial reset number 1, 2, ...; needed with `dqn.reset_every`
 
-    With `dqn.mean_decay`, `mean` is a network with the exponential mean of the weights; else it is `network`.
+    `mean` is the network to act with and to clone. With `dqn.mean_decay` it has the exponential mean of the weights, with
+    `dqn.quantiles` one output per action, the mean of its quantiles; else it is `network`.
     """
 
     def __init__(
@@ -124,8 +129,15 @@ class DQN:
         self.online = FlatParameters([self.network])
         self.target_parameters = FlatParameters([self.target], trained=False)
         self.mean, self._mean_parameters = self.network, self.online
-        if config.mean_decay is not None:
+        if config.quantiles is not None:
+            if self.network.quantiles != config.quantiles:
+                raise LearnerError(
+                    f"dqn.quantiles={config.quantiles}, but the network has {self.network.quantiles}; build it with as many"
+                )
+            self.mean = copy.deepcopy(self.network).without_quantiles()
+        elif config.mean_decay is not None:
             self.mean = copy.deepcopy(self.network)
+        if self.mean is not self.network:
             self._mean_parameters = FlatParameters([self.mean], trained=False)
         self.optimizer = RowOptimizer(
             self.online.data,
@@ -206,6 +218,9 @@ class DQN:
             share = batch.valid.float().mean().clamp(min=1e-6)
             q, target = self._unroll(batch) * batch.valid / share, reward * batch.valid
             loss = td_loss(q * share - target, self.config.loss) / share / parts
+        elif self.network.quantiles > 1:
+            q, loss = self._quantile_loss(batch, reward)
+            loss = loss / parts
         else:
             target = self.targets(batch, reward)
             q_of_actions = self.network(self._as_network_input(batch.observation))
@@ -215,6 +230,24 @@ class DQN:
         self.online.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         return torch.stack([loss.detach(), q.detach().mean() / parts])
+
+    def _quantile_loss(self, batch: TransitionBatch | GoalBatch, reward: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Q [B] of the actions, and the loss."""
+        with torch.no_grad():
+            if isinstance(batch, GoalBatch):
+                target = reward.unsqueeze(1)  # [B, 1]: one sample of the return
+            else:
+                following = self._as_network_input(batch.next_observation)
+                of_target = self.target.of_quantiles(following)  # [B, actions, N]
+                chosen_by = self.network(following) if self.config.double else of_target.mean(-1)
+                best = with_mask(chosen_by, batch.next_action_mask).argmax(-1)
+                future = of_target[torch.arange(len(best), device=best.device), best]
+                target = torch.addcmul(reward.unsqueeze(1), batch.discount.unsqueeze(1), future)
+        of_actions = self.network.of_quantiles(self._as_network_input(batch.observation))
+        action = batch.action.long().view(-1, 1, 1).expand(-1, 1, self.network.quantiles)
+        quantiles = of_actions.gather(1, action).squeeze(1)  # [B, N]
+        weight = batch.weight if isinstance(batch, GoalBatch) else None
+        return quantiles.mean(1), quantile_loss(quantiles, target, weight)
 
     def _unroll(self, batch: SequenceBatch) -> Tensor:
         """Return Q [T, k] of the actions after the burn-in, and 0 in it."""
@@ -343,13 +376,15 @@ class DQN:
 
     @torch.no_grad()
     def _update_mean(self) -> None:
-        if self.config.mean_decay is not None:
+        if self.config.quantiles is not None:
+            self.mean.pull(self.network, 1 - (self.config.mean_decay or 0.0))
+        elif self.config.mean_decay is not None:
             self._mean_parameters.data.lerp_(self.online.data, 1 - self.config.mean_decay)
 
     def start_from(self, network: QNetwork) -> None:
         """Copy another network's parameters, and reset the target, the mean and the optimiser."""
         for own in (self.network, self.target, self.mean):
-            own.load_state_dict(network.state_dict())
+            own.pull(network)
         self.optimizer.reset(0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -382,3 +417,14 @@ def td_loss(difference: Tensor, kind: str, weight: Tensor | None = None) -> Tens
     if kind == "huber":
         return torch.nn.functional.huber_loss(difference, torch.zeros_like(difference))
     return 0.5 * difference.square().mean()
+
+
+def quantile_loss(quantiles: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return the loss of quantiles theta [B, N] against samples y [B, M] of the return, the mean over a batch."""
+    count = quantiles.shape[1]
+    tau = (2 * torch.arange(count, device=quantiles.device) + 1) / (2 * count)
+    difference = target.unsqueeze(1) - quantiles.unsqueeze(2)  # [B, N, M]
+    size = difference.abs()
+    huber = torch.where(size < 1, 0.5 * size.square(), size - 0.5)
+    each = ((tau.view(1, -1, 1) - (difference.detach() < 0).float()).abs() * huber).mean(2).sum(1)
+    return each.mean() if weight is None else (weight * each).mean()

@@ -41,14 +41,16 @@ class QNetwork(nn.Module):
         actions: int,
         hidden_size: int,
         core: LSTM | GRU | None = None,
+        quantiles: int = 1,
     ) -> None:
         super().__init__()
         self.observation_shape, self.actions, self.hidden_size = observation_shape, actions, hidden_size
+        self.quantiles = quantiles  # of the return of each action; Q is their mean
         self.encoder, self.core = encoder, core
         self.hidden: nn.Module = nn.Identity()
         if core is None and "pixels" not in encoder.kinds:
             self.hidden = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.LayerNorm(hidden_size), nn.ReLU())
-        self.output = nn.Linear(hidden_size, actions)
+        self.output = nn.Linear(hidden_size, actions * quantiles)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw orthogonal weights, as for policies; the initial values are small."""
@@ -73,7 +75,35 @@ class QNetwork(nn.Module):
         if self.core is not None:
             features, _ = self.core.step(features, self.initial_state(len(features), features.device))
         q: Tensor = self.output(self.hidden(features))
-        return q
+        return q if self.quantiles == 1 else q.unflatten(-1, (self.actions, self.quantiles)).mean(-1)
+
+    def of_quantiles(self, observation: Tensor) -> Tensor:
+        """observation [N, *obs] -> quantiles of the return of each action [N, actions, quantiles]."""
+        q: Tensor = self.output(self.hidden(self.encoder(observation)))
+        return q.unflatten(-1, (self.actions, self.quantiles))
+
+    @torch.no_grad()
+    def pull(self, other: QNetwork, weight: float = 1.0) -> None:
+        """Move the parameters to those of another network, by this share of the way.
+
+        One of the two may have quantiles: Q of a network with their mean weights is the mean of the quantiles.
+        """
+        theirs = dict(other.named_parameters())
+        for name, own in self.named_parameters():
+            value = theirs[name]
+            if name.startswith("output.") and other.quantiles > self.quantiles:
+                value = value.unflatten(0, (self.actions, other.quantiles)).mean(1)
+            elif name.startswith("output.") and other.quantiles < self.quantiles:
+                value = value.repeat_interleave(self.quantiles, 0)
+            own.lerp_(value, weight)
+
+    def without_quantiles(self) -> QNetwork:
+        """Return a network with the same Q, one output per action, which shares the other layers."""
+        mean = QNetwork(self.encoder, self.observation_shape, self.actions, self.hidden_size)
+        mean.hidden = self.hidden
+        mean.to(self.output.weight.device)
+        mean.pull(self)
+        return mean
 
     # -- with memory
 
@@ -146,6 +176,7 @@ def build_q_network(
     encoder: EncoderKind = "auto",
     hidden_size: int = 128,
     core: CoreKind = "none",
+    quantiles: int = 1,
     normalize_observations: bool = False,
     cell_kinds: int = 16,
     generator: torch.Generator | None = None,
@@ -166,8 +197,10 @@ def build_q_network(
     if core != "none" and core not in CORES:
         raise LearnerError(f"policy.core={core}: Q-networks have one of {', '.join(CORES)}, or none")
     reader = ObservationEncoder(observation, hidden_size, encoder, False, cell_kinds, layer_norm=True)
+    if core != "none" and quantiles > 1:
+        raise LearnerError(f"policy.core={core} with quantiles={quantiles}: quantiles are for networks without memory")
     memory = None if core == "none" else CORES[core](hidden_size)
-    network = QNetwork(reader, observation.shape, action.sizes[0], hidden_size, memory)
+    network = QNetwork(reader, observation.shape, action.sizes[0], hidden_size, memory, quantiles)
     network.reset_parameters(generator)
     return network
 

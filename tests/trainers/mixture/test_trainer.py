@@ -30,6 +30,7 @@ from tests.support.mixture_runs import (
     MEMORY,
     MEMORY_LIVE,
     PRIORITIES,
+    QUANTILES,
     SMALL,
     assert_same_run,
     finish,
@@ -69,6 +70,7 @@ def resume(root: Path, name: str) -> MixtureTrainer:
         {**LIVE, **BLOCKS_LIVE},
         ANNEALED,
         PRIORITIES,
+        {**LIVE, **QUANTILES},
     ],
     ids=lambda changes: changes.get("mixture.mode", "rounds"),
 )
@@ -238,8 +240,8 @@ def killed_at(make: Callable[[], MixtureTrainer], round_number: int, phase: int,
 @pytest.mark.filterwarnings("ignore:lake. stream:UserWarning")
 @pytest.mark.parametrize(
     "changes",
-    [{}, LIVE, BLOCKS, ANNEALED, {**BLOCKS, **RESETS}, MEMORY, MEMORY_LIVE, PRIORITIES],
-    ids=["rounds", "live", "blocks", "annealed", "blocks-resets", "memory", "memory-live", "priorities"],
+    [{}, LIVE, BLOCKS, ANNEALED, {**BLOCKS, **RESETS}, MEMORY, MEMORY_LIVE, PRIORITIES, QUANTILES],
+    ids=["rounds", "live", "blocks", "annealed", "blocks-resets", "memory", "memory-live", "priorities", "quantiles"],
 )
 def test_run_killed_in_each_phase_resumes_to_the_same_result(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Before the first checkpoint, in the agents' phase, in the BigAgent's, and in a short last round."""
@@ -282,6 +284,19 @@ def test_big_agent_with_memory_is_loaded_and_remembers(tmp_path: Path) -> None:
     torch.testing.assert_close(state, after)
     _, later = loaded.act(observation, state)
     torch.testing.assert_close(later, network.step(observation, after)[1])
+
+
+def test_clones_of_a_big_agent_with_quantiles_have_their_mean(tmp_path: Path) -> None:
+    trainer = finish(start(tmp_path, "pond", {**QUANTILES, "mixture.total_frames": 6 * 64}))
+    assert trainer.big is not None
+    observation = torch.randint(0, 2, (5, 4, 10, 10), dtype=torch.uint8)
+    expected = trainer.big.dqn.network.of_quantiles(observation)
+    assert expected.shape == (5, 3, 5)
+    for network in trainer.group.networks:
+        torch.testing.assert_close(network(observation), expected.mean(-1))
+    loaded = millpond.load(tmp_path / "pond")
+    assert torch.equal(loaded.act(observation)[0], expected.mean(-1).argmax(-1).int())
+    assert not any("big_raw/eval/episode_return" in record for record in records(tmp_path / "pond"))
 
 
 def test_grid_environment_is_supported(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ draw the same batches, and each learns from its part of them.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,7 +49,7 @@ def seed_for(seed: int, purpose: int, number: int = 0) -> int:
     return int(np.random.SeedSequence([seed, purpose, number]).generate_state(1)[0])
 
 
-def make_network(recipe: MixtureRecipe, spec: EnvSpec, number: int = 0) -> QNetwork:
+def make_network(recipe: MixtureRecipe, spec: EnvSpec, number: int = 0, quantiles: int | None = None) -> QNetwork:
     """Build the Q-network of agent `number`."""
     return build_q_network(
         spec.observation,
@@ -58,6 +57,7 @@ def make_network(recipe: MixtureRecipe, spec: EnvSpec, number: int = 0) -> QNetw
         encoder=recipe.policy.encoder,
         hidden_size=recipe.policy.hidden_size,
         core=recipe.policy.core,
+        quantiles=quantiles or 1,
         normalize_observations=recipe.policy.normalize_observations,
         generator=torch.Generator().manual_seed(seed_for(recipe.seed, NETWORK, number)),
     )
@@ -99,12 +99,12 @@ class BigAgent:
     ) -> None:
         device, self.ranks = torch.device(recipe.device), ranks
         self.dqn = DQN(
-            make_network(recipe, spec, plan.agents),
+            make_network(recipe, spec, plan.agents, recipe.dqn.quantiles),
             recipe.dqn,
             device=device,
             total_updates=plan.big_updates_in_all,
             compiled=fast.dqn_updates if recipe.trainer.fast else None,
-            initial=lambda reset: make_network(recipe, spec, plan.agents + reset),
+            initial=lambda reset: make_network(recipe, spec, plan.agents + reset, recipe.dqn.quantiles),
         )
         if recipe.dqn.random_shift and [part.kind for part in spec.observation.parts] != ["pixels"]:
             raise LearnerError(
@@ -122,7 +122,7 @@ class BigAgent:
         self._actor: AgentGroup | None = None
         if vector is not None:
             self._actor = AgentGroup(
-                [copy.deepcopy(self.dqn.network)],
+                [make_network(recipe, spec)],
                 [vector],
                 recipe.pqn.model_copy(update={"num_envs": vector.num_envs}),
                 seeds=[seed_for(recipe.seed, EXPLORATION, plan.agents)],
@@ -138,7 +138,7 @@ class BigAgent:
         if self._actor is None:
             return {}
         since = self.epsilon.since_reset
-        self._actor.networks[0].load_state_dict(self.dqn.network.state_dict())
+        self._actor.networks[0].pull(self.dqn.network)
         (collection,) = self._actor.collect()
         self.epsilon.since_reset = since  # it counts updates, not steps
         return {"big": collection}

@@ -300,7 +300,7 @@ class MixtureTrainer:
         if self.big is not None:
             self.extra["big/eval/episode_return"] = evaluation.mean
             weights = self.big.dqn.network
-            if self.players.policy is not weights:  # it is the mean of the weights
+            if self.recipe.dqn.mean_decay is not None:
                 raw = evaluate_on_first(self.ranks, lambda: self.evaluator(weights))
                 self.extra["big_raw/eval/episode_return"] = raw.mean
         if self.plan.resets:
