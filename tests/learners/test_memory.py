@@ -101,7 +101,7 @@ def test_bootstrap_at_the_end_of_a_collection_does_not_advance_the_memory() -> N
 def test_minibatches_of_whole_envs_have_the_gradient_of_all_steps() -> None:
     group = make_group(RECALL, "gru", num_minibatches=2)
     (collection,) = group.collect()
-    targets = group._targets(collection)
+    targets = group._targets([collection])[0]
     network = copy.deepcopy(group.networks[0])
     minibatches = [envs[0] for envs in group._shuffled()]
     assert sorted(torch.cat(minibatches).tolist()) == [*range(ENVS)]
@@ -185,7 +185,7 @@ def test_one_collection_from_the_lake_reproduces_an_update_of_pqn(
         getattr(shorter.storage, name)[0].copy_(getattr(collection, name)[:-1])
     shorter.storage.next_value[0].copy_(collection.value[-1])
     shorter._pending = [shorter.storage.view(0, 0.0, [], [])]
-    targets = shorter._targets(shorter._pending[0])
+    targets = shorter._targets(shorter._pending)[0]
     grid = Grid(blocks.place, blocks.shape)
     whole = grid(torch.ones_like(blocks.last)).all(0)
     assert int(whole.sum()) == ENVS
@@ -230,7 +230,8 @@ def test_burn_in_moves_the_state_and_is_not_learned_from(tmp_path: Path) -> None
     (batch,) = sequence_batches(big, blocks, block_returns(big, blocks), 1)
     assert not batch.valid[:4].any()
     assert batch.valid[4:].any()
-    assert len(batch.column["agent"]) == int(batch.valid.sum())
+    assert int((batch.column["agent"] == 0).sum()) == int(batch.valid.sum())
+    assert int((batch.column["agent"] == -1).sum()) == int((~batch.valid).sum())
     assert not big._unroll(batch)[:4].any()
     whole = big.network.unroll(batch.observation, batch.state, batch.reset)
     whole = whole.gather(2, batch.action.long().unsqueeze(-1)).squeeze(2)

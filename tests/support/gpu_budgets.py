@@ -33,12 +33,12 @@ BUDGETS: dict[str, dict[str, Budget]] = {
         "update": Budget(3459, 12, 4, 4, 0),
     },
     "mixture": {
-        "group step": Budget(23, 0.1, 6.4, 6.4, 1.4),
-        "update": Budget(204, 0, 0, 0, 0),
-        "BigAgent step": Budget(104, 1, 11, 11, 1),
+        "group step": Budget(19, 0, 1.3, 0.1, 1),
+        "update": Budget(163, 0, 0, 0, 0),
+        "BigAgent step": Budget(96, 0, 1, 0, 0),
     },
     "reward-online": {
-        "group step": Budget(6.1, 0, 2.7, 2.7, 0.2),
-        "update": Budget(343, 0, 13, 13, 0),
+        "group step": Budget(6.1, 0, 0.4, 0, 0.2),
+        "update": Budget(298, 0, 2, 0, 0),
     },
 }

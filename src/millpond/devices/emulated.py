@@ -248,6 +248,7 @@ def kernel(function: Function) -> Function:
         if not any(isinstance(value, EmulatedTensor) for value in tree_flatten((args, kwargs))[0]):
             return function(*args, **kwargs)
         count("launch", function.__name__)
+        used([value.host for value in tree_flatten((args, kwargs))[0] if isinstance(value, EmulatedTensor)])
         with torch.no_grad():
             return tree_map(_wrap, function(*tree_map(_host, args), **tree_map(_host, kwargs)))
 

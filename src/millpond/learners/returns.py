@@ -75,8 +75,7 @@ def block_returns(dqn: DQN, blocks: BlockBatch, *, stacked: bool = False) -> Ten
     then = Observations.of(steps.next_observation, stacked=stacked)
     # The last step of a block bootstraps as a truncated one does.
     truncated = (steps.truncated | blocks.last) & ~steps.terminated
-    where = truncated.nonzero().squeeze(1)  # one sync for all the updates that learn from these returns
-    grid = Grid(blocks.place, blocks.shape)
+    where, grid = blocks.bootstraps, Grid(blocks.place, blocks.shape)
     if dqn.network.states:
         along = Memory.of(dqn, blocks, grid)
         q, value, greedy, states = along.values(now)
@@ -197,16 +196,16 @@ def sequence_batches(
     size = blocks.shape[1] // updates
 
     def batch(own: slice) -> SequenceBatch:
-        mine = valid[:, own]
+        agents = agent[:, own].masked_fill(~valid[:, own], -1)  # no agent's, where nothing is learned
         return SequenceBatch(
             observation[:, own],
             memory.state[own],
             memory.reset[:, own],
             action[:, own],
             goal[:, own],
-            mine,
+            valid[:, own],
             burn_in,
-            {"agent": agent[:, own][mine]},
+            {"agent": agents.flatten()},
         )
 
     return [batch(slice(k * size, (k + 1) * size)) for k in range(updates)]
