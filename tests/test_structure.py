@@ -20,7 +20,6 @@ CONCEPTS: dict[str, str] = {
     "millpond.cli.app": "the commands in one list, which --help prints",
     "millpond.cli.bench": "a command, like its siblings",
     "millpond.cli.experiment": "a command, like its siblings",
-    "millpond.learners.augment": "augmentation, a concept apart from the BigAgent that uses it",
     "millpond.config.algorithm_rules": "rules of the algorithm, beside those of sizes in config.ppo",
     "millpond.report.comparison_picture": "drawing, apart from what is drawn; imports matplotlib",
     "millpond.config.draft": "loads what no command may run, apart from what loads recipes",
