@@ -63,6 +63,20 @@ def _agents_and_batch(values: Values, ranks: int) -> Iterator[Violation]:
             f"mixture.agents={agents}, which {ranks} ranks cannot share equally; start one rank per agent{fewer}: "
             f"torchrun --nproc-per-node={agents} -m -- millpond train ...",
         )
+    elif values["policy.core"] != "none":
+        yield Violation(
+            ("policy.core",),
+            f"policy.core={values['policy.core']}: one process trains a mixture of agents with memory, not {ranks} ranks; "
+            "start it without torchrun",
+            ({"policy.core": "none"},),
+        )
+    elif values["dqn.priority_exponent"]:
+        yield Violation(
+            ("dqn.priority_exponent",),
+            f"dqn.priority_exponent={values['dqn.priority_exponent']:g}: {ranks} ranks might not draw the same batches, since "
+            f"their priorities are rounded differently; start it without torchrun",
+            ({"dqn.priority_exponent": 0},),
+        )
     elif batch % ranks:
         yield _share(BIG_BATCH, batch, ranks, tuple({BIG_BATCH: size} for size in nearest_multiples(batch, ranks)))
 
