@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,7 +130,9 @@ def test_points_that_do_not_fit_into_the_hours_are_not_started(tmp_path: Path) -
     SweepWorker(folder).work()
     assert len(folder.trials()) == 1
     reasons = SweepWorker(folder).study.reasons().values()
-    assert any(re.fullmatch(r".* expected; of the .* that were left, .* were kept for the winner.*", one) for one in reasons)
+    assert any(
+        re.fullmatch(r".* expected; of the .* that were left, .* were kept for the winner.*", one) for one in reasons
+    )
 
 
 def claimed(folder: SweepFolder):  # type: ignore[no-untyped-def]

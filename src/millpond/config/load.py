@@ -331,7 +331,9 @@ def _value(values: Mapping[str, Any], key: str) -> Any:
 def parse_override(text: str) -> tuple[str, Any]:
     """Parse `trainer.batch_size=262_144` to key and value."""
     if not isinstance(text, str):  # from Python
-        raise MillpondError(f"{text!r} is not an override; write 'section.key=value', such as 'trainer.batch_size=262_144'")
+        raise MillpondError(
+            f"{text!r} is not an override; write 'section.key=value', such as 'trainer.batch_size=262_144'"
+        )
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key or any(not part for part in key.split(".")):

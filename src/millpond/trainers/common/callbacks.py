@@ -15,9 +15,9 @@ before `on_start` when the run is resumed. It consists of plain values, arrays a
 
 from __future__ import annotations
 
+import difflib
 import math
 import warnings
-import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
