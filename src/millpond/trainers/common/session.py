@@ -29,6 +29,7 @@ from millpond.planner.estimate import require_device
 from millpond.planner.planned import plan_over_ranks
 from millpond.record import Axis, Console, Counters, Sink, TensorBoard, Timer, WeightsAndBiases
 from millpond.store import Run, check_changes, find_run
+from millpond.store.stop import StopRequests
 from millpond.trainers.common.envs import make_spec
 from millpond.trainers.common.health.checks import Check
 from millpond.trainers.common.health.monitor import HealthSink
@@ -233,7 +234,7 @@ def make_sinks(
         title=" · ".join([run.name, recipe.kind, *([recipe.env.id] if recipe.acts else [])]),
         limit_left=lambda: timer.seconds_left(recipe.trainer.max_seconds),
     )
-    sinks: list[Sink] = [console]
+    sinks: list[Sink] = [console, StopRequests(run.folder, loop)]
     if checks:
         sinks.append(HealthSink(run.warnings_path, checks, console.warn))
     if recipe.log.tensorboard:
