@@ -100,7 +100,9 @@ class LiveRun(threading.Thread):
 
     def __init__(self, root: Path) -> None:
         super().__init__(daemon=True)
-        self.run_folder = Run.start(root, "grid-live", config_yaml=config_text(load("grid")), plan=plan("grid").to_json())
+        self.run_folder = Run.start(
+            root, "grid-live", config_yaml=config_text(load("grid")), plan=plan("grid").to_json()
+        )
         write_status(self.run_folder.folder, "running")
         assert Process.this().is_alive()
         self.ended = threading.Event()
@@ -173,17 +175,22 @@ def measure(root: Path, runs: int, long: int) -> None:
         began = time.perf_counter()
         statuses: dict[int, int] = {}
         for number in range(2000):
-            status = fetch(address, ("/api/runs?since=999999999", "/../../etc/passwd", "/api/run?run=../../etc")[number % 3])[1]
+            status = fetch(
+                address, ("/api/runs?since=999999999", "/../../etc/passwd", "/api/run?run=../../etc")[number % 3]
+            )[1]
             statuses[status] = statuses.get(status, 0) + 1
         print(f"2,000 requests              {time.perf_counter() - began:8.1f} s, by status {statuses}")
         reason = browsers.missing()
         if reason is None:
             with browsers.browser(1280, 900) as page:
                 page.get(address)
-                browsers.wait(page, "document.querySelectorAll('[data-run]').length > 10 && document.querySelector('.js-plotly-plot')")
+                browsers.wait(
+                    page,
+                    "document.querySelectorAll('[data-run]').length > 10 && document.querySelector('.js-plotly-plot')",
+                )
                 paints = page.execute_script(
-                    "return Object.fromEntries([...performance.getEntriesByType('paint'), ...performance.getEntriesByType('mark')]"
-                    ".map((each) => [each.name, each.startTime]))"
+                    "const entries = ['paint', 'mark'].flatMap((kind) => performance.getEntriesByType(kind));"
+                    "return Object.fromEntries(entries.map((each) => [each.name, each.startTime]))"
                 )
                 drawn = page.execute_script("return performance.now()")
             print(f"first contentful paint      {paints['first-contentful-paint']:8.0f} ms")

@@ -1,4 +1,4 @@
-"""The board: a page in the browser with all runs of a folder, their curves while they train, sweeps and episodes (extra `board`).
+"""The board: a page in the browser with all runs of a folder, live curves, sweeps and episodes. Needs the extra `board`.
 
 catalog   the runs and sweeps of a folder, read again only where a file has changed
 records   the records of a run in bounded memory, read from where the last reading ended

@@ -55,7 +55,9 @@ class RunEntry:
     @property
     def group(self) -> str:
         """Name shared by runs whose settings differ in nothing but what is not learned from, such as the seed."""
-        learning = sorted((key, repr(value)) for key, value in self.settings.items() if not key.startswith(NOT_LEARNING))
+        learning = sorted(
+            (key, repr(value)) for key, value in self.settings.items() if not key.startswith(NOT_LEARNING)
+        )
         return sha256(repr(learning).encode("utf-8", "replace") if learning else self.id.encode()).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:
@@ -115,6 +117,11 @@ class Catalog:
             self._scanned_at = time.monotonic()
             return self._waiting
 
+    def scan_again(self) -> None:
+        """Let the next call of `refresh` look for changes at once: something was written."""
+        with self._lock:
+            self._scanned_at = -1e9
+
     def changes(self, since: int) -> dict[str, Any]:
         """Return the runs that changed after a version, those that are gone, and the version now."""
         with self._lock:
@@ -143,7 +150,9 @@ class Catalog:
     def processes(self) -> dict[str, int]:
         """Return the processes of running runs on this machine, by the run's name."""
         with self._lock:
-            running = [entry for entry in self._entries.values() if entry.row is not None and entry.row.state == "running"]
+            running = [
+                entry for entry in self._entries.values() if entry.row is not None and entry.row.state == "running"
+            ]
         statuses = ((entry.id, read_status(entry.folder).process) for entry in running[:64])
         return {run: process.pid for run, process in statuses if process.here and process.pid}
 

@@ -24,7 +24,13 @@ from millpond.report.comparison import mean_interval
 Floats = npt.NDArray[np.float64]
 Trend = Literal["new", "improving", "flat", "worse"]
 
-AXES = {"agent_steps": "agent steps", "updates": "updates", "frames": "frames", "env_steps": "env steps", "seconds": "hours"}
+AXES = {
+    "agent_steps": "agent steps",
+    "updates": "updates",
+    "frames": "frames",
+    "env_steps": "env steps",
+    "seconds": "hours",
+}
 MAX_POINTS = 400  # of a curve that is sent
 GROUP_POINTS = 150  # places at which the curves of a group are averaged
 SPARKS = 24  # points of the small curve in the list

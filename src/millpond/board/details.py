@@ -17,9 +17,9 @@ from millpond.config.rules import show as show_value
 from millpond.errors import MillpondError
 from millpond.record import RETURNS
 from millpond.report.comparison import NOT_LEARNING
-from millpond.safe_read import JSON_BYTES, read_json_object, read_regular
+from millpond.safe_read import read_json_object, read_regular
 from millpond.store import read_warnings
-from millpond.store.checkpoints import list_checkpoints
+from millpond.store.checkpoints import CheckpointInfo, list_checkpoints
 from millpond.store.folder import CONFIG, HOST, PLAN
 
 T = TypeVar("T")
@@ -44,13 +44,16 @@ def run_details(catalog: Catalog, entry: RunEntry) -> dict[str, Any]:
             problems.append(str(error))
             return otherwise
 
-    checkpoints, damaged = attempt(lambda: list_checkpoints(folder / "checkpoints"), ([], []))
+    nothing: dict[str, Any] = {}
+    none: tuple[list[CheckpointInfo], list[str]] = ([], [])
+    no_warnings: list[dict[str, Any]] = []
+    checkpoints, damaged = attempt(lambda: list_checkpoints(folder / "checkpoints"), none)
     return {
         **entry.to_json(),
         "config": attempt(lambda: read_regular(folder / CONFIG)[:MAX_CONFIG].decode("utf-8", "replace"), ""),
-        "plan": attempt(lambda: read_json_object(folder / PLAN, finite=False), {}),
-        "host": attempt(lambda: read_json_object(folder / HOST, finite=False), {}),
-        "warning_texts": attempt(lambda: read_warnings(folder), [])[-MAX_ROWS:],
+        "plan": attempt(lambda: read_json_object(folder / PLAN, finite=False), nothing),
+        "host": attempt(lambda: read_json_object(folder / HOST, finite=False), nothing),
+        "warning_texts": attempt(lambda: read_warnings(folder), no_warnings)[-MAX_ROWS:],
         "phases": phases(records),
         "evaluations": evaluations(records),
         "checkpoints": [

@@ -161,7 +161,7 @@ async def _read_body(receive: Receive) -> bytes | None:
         message = await receive()
         if message["type"] != "http.request":
             return b""  # the client is gone
-        body += message.get("body", b"")
+        body += bytes(message.get("body", b""))
         if len(body) > MAX_BODY:
             return None
         if not message.get("more_body"):

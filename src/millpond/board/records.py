@@ -86,7 +86,8 @@ class RunRecords:
     def column(self, name: str) -> Floats:
         """Return the means of a metric [R], NaN where no record has it."""
         with self._lock:
-            return self._column(self._mean, name)
+            column: Floats = self._column(self._mean, name)
+            return column
 
     def table(self, names: Sequence[str]) -> dict[str, Floats]:
         """Return several columns [R] of the same moment."""
@@ -127,8 +128,8 @@ class RunRecords:
             return  # a line that is no record: curves end before it
         if size - self._offset > WHOLE_BYTES:
             self.sampled = True
-            for record in _sample(file, self._offset, size):
-                self._add(record)
+            for sample in _sample(file, self._offset, size):
+                self._add(sample)
             self._offset = _end_of_line(file, size)
         else:
             file.seek(self._offset)

@@ -15,6 +15,8 @@ import contextlib
 import hashlib
 import json
 import math
+import re
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -164,10 +166,12 @@ class Board:
     def labels(self, values: Mapping[str, Any]) -> dict[str, Any]:
         entry = self._writable(values)
         write_labels(entry.folder, values.get("tags", []), values.get("note", ""))
+        self.catalog.scan_again()
         return {"written": True}
 
     def stop(self, values: Mapping[str, Any]) -> dict[str, Any]:
         ask_to_stop(self._writable(values).folder)
+        self.catalog.scan_again()
         return {"requested": True}
 
     def episode(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,9 +278,7 @@ def make_app(board: Board, *, host: str = "127.0.0.1", token: str | None = None)
     def post(path: str, method: Callable[[Mapping[str, Any]], Any]) -> Route:
         async def endpoint(request: Request) -> Response:
             body = await request.body()
-            return await run_in_threadpool(
-                answer, lambda: method(parse_json_object(body, "the request")), request
-            )
+            return await run_in_threadpool(answer, lambda: method(parse_json_object(body, "the request")), request)
 
         return Route(path, endpoint, methods=["POST"], name=path)
 
@@ -323,22 +325,21 @@ def serve(root: Path, *, host: str, port: int, token: str | None, ready: Callabl
             f"--host {host} lets other machines reach the board, so it needs --token: a secret of {MIN_TOKEN} characters or "
             "more. Without --host it is served to this machine alone; `ssh -L` then reaches it from another one"
         )
-    if token is not None and (len(token) < MIN_TOKEN or not (token.isascii() and token.replace("-", "").replace("_", "").isalnum())):
+    if token is not None and not re.fullmatch(rf"[A-Za-z0-9_-]{{{MIN_TOKEN},}}", token):
         raise BoardError(f"--token must have {MIN_TOKEN} or more letters, digits, '-' and '_'")
     import uvicorn
+
+    sock = _listen(host, port)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/"
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             if self.started:
-                listening = self.servers[0].sockets[0].getsockname()
-                name = f"[{host}]" if ":" in host else host
-                ready(f"http://{name}:{listening[1]}/" + (f"?token={token}" if token is not None else ""))
+                ready(address + (f"?token={token}" if token is not None else ""))
 
     config = uvicorn.Config(
         make_app(Board(root), host=host, token=token),
-        host=host,
-        port=port,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -350,4 +351,14 @@ def serve(root: Path, *, host: str, port: int, token: str | None, ready: Callabl
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=2,
     )
-    Server(config).run()
+    Server(config).run(sockets=[sock])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; a port that is taken or an address that is not this machine's is an error."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place[:2], family=family, backlog=128)
+    except OSError as error:
+        free = "; --port 0 takes a free one" if port else ""
+        raise BoardError(f"the board cannot listen on {host}, port {port}: {error.strerror or error}{free}") from None

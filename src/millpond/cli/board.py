@@ -23,7 +23,8 @@ def board(
     ] = Path("."),
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = 6710,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; another than loopback needs --token.")
+        str,
+        typer.Option("--host", metavar="ADDRESS", help="Address to listen on; another than loopback needs --token."),
     ] = "127.0.0.1",
     token: Annotated[
         str | None,

@@ -33,6 +33,7 @@ EXTRAS = {  # extra: its distribution, and its purpose
     "minatar": ("MinAtar", "MinAtar's five games"),
     "mujoco": ("mujoco", "MuJoCo, for Gymnasium's robots such as HalfCheetah"),
     "pettingzoo": ("pettingzoo", "multi-agent environments"),
+    "trackio": ("trackio", "logging to trackio, on this machine"),
     "wandb": ("wandb", "logging to Weights & Biases"),
     "dev": ("pytest", "tests and checks"),
 }

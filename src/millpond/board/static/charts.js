@@ -65,7 +65,7 @@ export function traces(curves, { smoothing = 0 } = {}) {
   return [...bands, ...lines];
 }
 
-export function layout({ xTitle = "", yTitle = "", log = false, logX = false, levels = {}, small = false, bare = false, key = "" }) {
+export function layout({ xTitle = "", yTitle = "", log = false, logX = false, levels = {}, marks = [], small = false, bare = false, key = "" }) {
   const ink = variable("--quiet"), axis = {
     gridcolor: variable("--grid"), linecolor: variable("--rule"), zeroline: false, automargin: true, fixedrange: small,
     tickfont: { size: small ? 11 : 13 }, exponentformat: "SI",
@@ -76,13 +76,15 @@ export function layout({ xTitle = "", yTitle = "", log = false, logX = false, le
     margin: { l: small ? 40 : 56, r: 14, t: 8, b: small ? 28 : 46 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 13, color: ink },
     xaxis: { ...(bare ? { visible: false, fixedrange: true } : {}), ...(bare ? {} : axis), type: logX ? "log" : "linear", title: small ? undefined : { text: plain(xTitle), font: { size: 14 } }, showgrid: false, nticks: small ? 4 : 7 },
-    yaxis: { ...(bare ? { visible: false, fixedrange: true, range: [-0.08, 1.2] } : {}), ...(bare ? {} : axis), type: log ? "log" : "linear", title: small ? undefined : { text: plain(yTitle), font: { size: 14 } }, nticks: small ? 4 : 7 },
+    yaxis: { ...(bare ? { visible: false, fixedrange: true, range: [-0.12, 1.2] } : {}), ...(bare ? {} : axis), type: log ? "log" : "linear", title: small ? undefined : { text: plain(yTitle), font: { size: 14 } }, nticks: small ? 4 : 7 },
     shapes: named.map(([, value]) => ({
       type: "line", xref: "paper", x0: 0, x1: 1, y0: value, y1: value, line: { color: ink, dash: "dash", width: 1 },
     })),
-    annotations: named.map(([name, value]) => ({
+    annotations: [...named.map(([name, value]) => ({
       xref: "paper", x: 1, xanchor: "right", y: value, yanchor: "bottom", text: plain(name), showarrow: false,
-    })),
+    })), ...marks.map(({ x, y, text, strong }) => ({
+      x, y, text, showarrow: false, bgcolor: variable("--card"), font: { size: 13, color: variable(strong ? "--ink" : "--quiet") },
+    }))],
     hoverlabel: { bgcolor: variable("--card"), bordercolor: variable("--rule"), font: { color: variable("--ink"), size: 13 }, namelength: 60 },
   };
 }

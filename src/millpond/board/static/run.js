@@ -12,13 +12,13 @@ export function runPage(main, id, runs) {
   const top = h("section", { class: "run-top" }), labels = h("section", { class: "panel labels" });
   const wide = h("div", { class: "chart" }), small = h("div", { class: "multiples" }), constant = h("p", { class: "quiet" });
   const rest = h("div"), player = episodePlayer(id);
+  const legend = h("ul", { class: "legend" });
   main.append(top,
     h("div", { class: "columns" },
-      h("section", { class: "panel" }, h("h2", {}, "Return"), wide),
+      h("div", {}, h("section", { class: "panel" }, h("h2", {}, "Return"), wide, legend), labels),
       h("section", { class: "panel" }, h("h2", {}, "An episode, step by step"), player.element)),
-    labels,
     h("section", { class: "panel" }, h("h2", {}, "All metrics"), constant, small), rest);
-  let gone = false, shown = null, editing = false;
+  let gone = false, shown = null;
   const charts = new Map();
 
   async function details(fresh) {
@@ -27,8 +27,12 @@ export function runPage(main, id, runs) {
     shown = run;
     document.title = `${run.name}: Millpond board`;
     head(run);
-    if (!editing) label(run);
-    replace(rest, problems(run), evaluations(run), phases(run), checkpoints(run), warnings(run), lake(run), plan(run), text("Config", run.config), text("Host", JSON.stringify(run.host, null, 2)));
+    const open = rest.querySelector(".changing details")?.open ?? false;
+    if (fresh) {
+      label(run);
+      replace(rest, h("div", { class: "changing" }), lake(run), plan(run), text("Config", run.config), text("Host", JSON.stringify(run.host, null, 2)));
+    }
+    replace(rest.querySelector(".changing"), problems(run), evaluations(run), phases(run, open), checkpoints(run), warnings(run));
   }
 
   function head(run) {
@@ -46,14 +50,13 @@ export function runPage(main, id, runs) {
   }
 
   function label(run) {
-    const tags = h("input", { value: run.tags.join(", "), "aria-label": "tags", placeholder: "tags, separated by commas", input: () => { editing = true; } });
-    const note = h("textarea", { "aria-label": "note", rows: 2, placeholder: "note", input: () => { editing = true; } });
+    const tags = h("input", { value: run.tags.join(", "), "aria-label": "tags", placeholder: "tags, separated by commas" });
+    const note = h("textarea", { "aria-label": "note", rows: 2, placeholder: "note" });
     note.value = run.remark;
     const saved = h("span", { class: "quiet" });
     const save = h("button", { click: async () => {
       try {
         await post("/api/labels", { run: id, tags: tags.value.split(",").map((tag) => tag.trim()).filter(Boolean), note: note.value });
-        editing = false;
         saved.textContent = "saved";
       } catch (error) { saved.textContent = error.message; }
     } }, "save");
@@ -70,8 +73,10 @@ export function runPage(main, id, runs) {
     const overlaid = FIRST.slice(0, 2).filter((name) => names.includes(name));
     const lines = (overlaid.length ? overlaid : [main_name]).map((name, slot) => curve(answered, name, slot));
     draw(wide, traces(lines, { smoothing: 0.05 }), { xTitle: words(axis), yTitle: overlaid.length ? "return" : main_name, key: "return" });
+    replace(legend, lines.length > 1 ? lines.map((line) => h("li", {}, h("i", { class: `key f${line.slot}` }), line.label === FIRST[0] ? "training episodes" : "evaluations", h("b", {}, number(line.last)))) : null);
     const flat = (name) => new Set(answered.curves[name].y).size < 2;
-    const rows = names.filter((name) => !name.endsWith("_low") && !name.endsWith("_high"));
+    const rank = (name) => (FIRST.includes(name) ? FIRST.indexOf(name) : name.startsWith("env/") || name.startsWith("eval/") ? 5 : 9);
+    const rows = names.filter((name) => name !== "episodes" && !name.endsWith("_low") && !name.endsWith("_high")).sort((a, b) => rank(a) - rank(b));
     constant.textContent = rows.filter(flat).length ? `Constant: ${rows.filter(flat).map((name) => `${name} ${number(answered.curves[name].last)}`).join(", ")}` : "";
     for (const name of rows.filter((each) => !flat(each)).slice(0, MOST_CHARTS)) {
       if (!charts.has(name)) {
@@ -115,7 +120,7 @@ function evaluations(run) {
     each[`${name}_low`] === undefined ? "" : `${number(each[`${name}_low`])} to ${number(each[`${name}_high`])}`, number(each["eval/episode_length"])]), 0));
 }
 
-function phases(run) {
+function phases(run, open) {
   const all = Object.entries(run.phases), outer = all.filter(([name]) => !name.includes("/"));
   if (!outer.length) return null;
   const bar = h("div", { class: "phases" }, outer.map(([name, share], k) => {
@@ -123,7 +128,7 @@ function phases(run) {
     piece.style.flexGrow = Math.max(share, 0.001);
     return piece;
   }));
-  return panel("Time by phase", bar, h("details", {}, h("summary", {}, "all phases"), table(["phase", "share"], all.sort(([a], [b]) => (a < b ? -1 : 1)).map(([name, share]) => [name, `${(100 * share).toFixed(1)}%`]))));
+  return panel("Time by phase", bar, h("details", { open }, h("summary", {}, "all phases"), table(["phase", "share"], all.sort(([a], [b]) => (a < b ? -1 : 1)).map(([name, share]) => [name, `${(100 * share).toFixed(1)}%`]))));
 }
 
 function checkpoints(run) {

@@ -13,7 +13,7 @@ export function sweepList(main, sweeps) {
 export function sweepPage(main, name) {
   const top = h("section", { class: "run-top" }), parallel = h("div", { class: "chart wide" }), pareto = h("div", { class: "chart" }), trials = h("section", { class: "panel" });
   const importance = h("div");
-  main.append(top, h("section", { class: "panel" }, h("h2", {}, "Trials, one line each"), h("p", { class: "quiet" }, "From parameter to parameter, to the score; better trials are darker and in front."), parallel),
+  main.append(top, h("section", { class: "panel" }, h("h2", {}, "Trials, one line each"), h("p", { class: "quiet" }, "From parameter to parameter, to the score; the better a trial, the stronger its line."), parallel),
     h("div", { class: "columns" }, h("section", { class: "panel" }, h("h2", {}, "Return for the hours"), pareto), h("section", { class: "panel" }, h("h2", {}, "Importance"), importance)), trials);
   let gone = false, seen = false;
   return {
@@ -71,12 +71,10 @@ function drawParallel(element, sweep, done) {
     return { x: axes.map((_, k) => k), y: points, mode: "lines", opacity: 0.15 + 0.85 * share ** 2, line: { color: colour(rank === ordered.length - 1 ? 1 : 0), width: rank === ordered.length - 1 ? 4 : 1.5 },
       text: axes.map(([key, value]) => plain(`${key} ${typeof value(trial) === "number" ? number(value(trial)) : value(trial)}`)), hovertemplate: `%{text}<extra>trial ${trial.number}</extra>` };
   });
-  // Axes are vertical lines with their values as texts beside them.
-  const levels = {};
-  draw(element, [...data, ...scales.map(({ ticks }, k) => ({ x: ticks.map(() => k), y: ticks.map(([place]) => place), mode: "lines+markers+text", text: ticks.map(([, text]) => plain(text)),
-    textposition: k === axes.length - 1 ? "middle left" : "middle right", textfont: { size: 13 }, line: { color: colour(5), width: 1 }, marker: { size: 4, color: colour(5) }, hoverinfo: "skip", cliponaxis: false })),
-  { x: axes.map((_, k) => k), y: axes.map(() => 1.1), mode: "text", text: axes.map(([key]) => plain(key.split(".").at(-1))), textfont: { size: 13 }, hoverinfo: "skip", cliponaxis: false }],
-  { levels, key: "parallel", bare: true });
+  const lines = scales.map(({ ticks }, k) => ({ x: [k, k], y: [0, 1], mode: "lines", line: { color: colour(5), width: 1 }, hoverinfo: "skip" }));
+  const marks = scales.flatMap(({ ticks }, k) => [{ x: k, y: 1.13, text: plain(axes[k][0].split(".").at(-1)), strong: true },
+    ...ticks.map(([y, text]) => ({ x: k, y: y === 0 ? -0.06 : y === 1 ? 1.05 : y, text: plain(text) }))]);
+  draw(element, [...data, ...lines], { marks, key: "parallel", bare: true });
 }
 
 function drawPareto(element, sweep, done) {
