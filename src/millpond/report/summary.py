@@ -205,7 +205,7 @@ def returns(facts: Facts) -> Block | None:
         legend(names),
         tag("figcaption", _caption(facts)),
     )
-    title = "Return" if facts.has_agent else facts.score_name.replace("_", " ")
+    title = "Return" if facts.has_agent else facts.score_name.removeprefix("held_out/").replace("_", " ").capitalize()
     if shown is None:
         return Block(title, figure)
     return Block(title, tag("div", figure, shown, class_="pair"))
