@@ -57,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "policies": {"errors", "devices", "envs", "sizes"},
     "fast": {"devices", "compiled", "threads", "losses", "envs", "policies", "rollout", "sizes", "learners"},
-    "replay": {"errors", "formatting", "durable", "compiled", "envs"},
+    "replay": {"devices", "errors", "formatting", "durable", "compiled", "envs"},
     "data": {"errors", "formatting", "safe_read", "durable", "replay"},
     "rewards": {"devices", "compiled", "envs", "policies", "data"},
     "rollout": {"errors", "devices", "envs", "vector"},
@@ -182,7 +182,7 @@ ALLOWED: dict[str, set[str]] = {
         "sweep",
         "bench",
     },
-    "__init__": {"config", "loop", "store", "distributed", "planner", "replay", "trainers"},
+    "__init__": {"config", "errors", "loop", "store", "distributed", "planner", "replay", "trainers"},
     "__main__": {"cli"},
 }
 

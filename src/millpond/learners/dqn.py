@@ -29,7 +29,9 @@ from millpond.schedules import geometric, named
 
 LAST_LAYER = "output."
 ANNEALING_STEP = 32  # updates for which discount and number of steps stay the same
-UPDATES_AT_ONCE = 32  # of compiled updates: threads are started once for all of them
+UPDATES_AT_ONCE = (
+    32  # threads are started once for all of them, and their batches are drawn and sent to a device together
+)
 
 
 class TransitionBatch(Protocol):
@@ -114,7 +116,7 @@ class DQN:
     @property
     def updates_at_once(self) -> int:
         """Number of batches that are best passed to `update_all` together."""
-        return 1 if self._compiled is None else UPDATES_AT_ONCE
+        return 1 if self._compiled is None and self.device.type == "cpu" else UPDATES_AT_ONCE
 
     def update_all(self, batches: Sequence[TransitionBatch | GoalBatch]) -> Sequence[Mapping[str, Any]]:
         """Learn from batches of one size, one after the other; return metrics of each.
@@ -173,8 +175,7 @@ class DQN:
         q_of_actions = self.network(self._as_network_input(batch.observation))
         q = q_of_actions.gather(1, batch.action.long().view(-1, 1)).squeeze(1)
         loss = td_loss(q - target, self.config.loss) / parts
-        self.online.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.online.backward(loss)
         return torch.stack([loss.detach(), q.detach().mean() / parts])
 
     @torch.no_grad()

@@ -20,7 +20,8 @@ from torch import Tensor
 from millpond.config.mixture import PQNConfig
 from millpond.devices import make_generator
 from millpond.kernels.lambda_return import lambda_return_numba, lambda_return_torch
-from millpond.learners.collector import Collection, CollectionStorage, Epsilon, QCollector
+from millpond.learners.collection import Collection, CollectionStorage
+from millpond.learners.collector import Epsilon, QCollector
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
 from millpond.learners.q_network import LearnerError, QNetwork, StackedQNetworks, check_spec
 from millpond.schedules import named
@@ -112,7 +113,7 @@ class AgentGroup:
         """Train every agent on its newest collection; return metrics of each, scalars on the device."""
         if self._pending is None:
             raise LearnerError("nothing was collected: call collect() once before each learn()")
-        targets = torch.stack([self._targets(collection) for collection in self._pending])
+        targets = self._targets(self._pending)
         self._pending = None
         if self._compiled is not None:
             places = torch.stack([torch.stack(self._shuffled(), 1) for _ in range(self.config.update_epochs)], 1)
@@ -126,14 +127,18 @@ class AgentGroup:
         count = self.updates_per_collection
         return [{name: total[agent] / count for name, total in sums.items()} for agent in range(self.agents)]
 
-    def _targets(self, collection: Collection) -> Tensor:
+    def _targets(self, collections: list[Collection]) -> Tensor:
+        """Return the lambda returns [A, T, E] of all agents."""
         names = ("reward", "value", "next_value", "terminated", "truncated", "final_value", "lost")
-        arrays = {name: getattr(collection, name) for name in names}
         gamma, lam = self.config.gamma, self.config.q_lambda
         if self.device.type == "cpu":
-            numpy = {name: array.numpy() for name, array in arrays.items()}
-            return torch.from_numpy(lambda_return_numba(**numpy, gamma=gamma, lam=lam))
-        return lambda_return_torch(**arrays, gamma=gamma, lam=lam)
+            arrays = [{name: getattr(collection, name).numpy() for name in names} for collection in collections]
+            return torch.stack([torch.from_numpy(lambda_return_numba(**own, gamma=gamma, lam=lam)) for own in arrays])
+        # The envs of all agents side by side: [T, A E], so that the loop over time is the same for one agent and for many.
+        stored = {name: getattr(self.storage, name) for name in names}
+        joined = {name: array.transpose(0, 1).flatten(1) for name, array in stored.items() if name != "next_value"}
+        returns = lambda_return_torch(**joined, next_value=stored["next_value"].flatten(), gamma=gamma, lam=lam)
+        return returns.view(len(returns), self.agents, -1).transpose(0, 1)
 
     def _shuffled(self) -> list[Tensor]:
         """Return the minibatches of one epoch: [A, B] places in each agent's collection, every one exactly once."""
@@ -143,7 +148,6 @@ class AgentGroup:
 
     def _train(self, minibatch: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Update every agent once; each metric is [A]."""
-        self.parameters.zero_grad()
         agents = torch.arange(self.agents, device=self.device).unsqueeze(1)
         storage, losses, means = self.storage, [], []
         for together in self.q.slices:
@@ -154,7 +158,7 @@ class AgentGroup:
             valid = ~storage.lost.flatten(1)[where]
             error = (q - targets.flatten(1)[where]).square() * valid
             loss = 0.5 * error.sum(1) / valid.sum(1).clamp(min=1)
-            self.q.backward(loss)
+            self.q.backward(together, loss)
             losses.append(loss.detach())
             means.append(q.detach().mean(1))
         norms = clip_rows(self.parameters.grad, self.config.max_grad_norm)

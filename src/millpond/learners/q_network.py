@@ -160,12 +160,12 @@ class StackedQNetworks:
             return q.unsqueeze(0)
         return self._forward_all(observation)
 
-    def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of the networks of one slice from their losses [a]."""
+    def backward(self, which: slice, loss: Tensor) -> None:
+        """Compute the gradients of the networks of one of `slices` from their losses [a]."""
         if self.batched:
             self.parameters.put_gradients(torch.autograd.grad(loss.sum(), list(self.stacked.values())))
         else:
-            loss.sum().backward()  # type: ignore[no-untyped-call]
+            self.parameters.backward(loss.sum(), which.start)
 
     def _forward_all(self, observation: Tensor) -> Tensor:
         """Apply the layers of `QNetwork` on plain vectors, for all networks at once."""

@@ -51,8 +51,7 @@ def block_returns(dqn: DQN, blocks: BlockBatch, *, stacked: bool = False) -> Ten
     q, value, greedy = _state_values(dqn, now)
     # The last step of a block bootstraps as a truncated one does.
     truncated = (steps.truncated | blocks.last) & ~steps.terminated
-    where = truncated.nonzero().squeeze(1)  # one sync for all the updates that learn from these returns
-    final_value = torch.zeros_like(value)
+    where, final_value = blocks.bootstraps, torch.zeros_like(value)
     _, final_value[where], _ = _state_values(dqn, Observations.of(steps.next_observation, stacked=stacked)[where])
 
     length, count = blocks.shape

@@ -42,7 +42,8 @@ from millpond.vector import BackendChoice, Vector
 
 # Purposes of seeds: each purpose and agent has an independent generator. `ponds` has others.
 NETWORK, EXPLORATION, ENVS, SAMPLER = range(4)
-GLOBAL_NUMPY = 5
+GLOBAL_NUMPY, SHIFTS = 5, 7
+MAX_DRAWN_BYTES = 256 << 20  # of observations in the batches that the BigAgent draws together
 
 
 def seed_for(seed: int, purpose: int, number: int = 0) -> int:
@@ -114,7 +115,9 @@ class BigAgent:
         )
         self.pond = BigPond(recipe, plan, lake, device)
         self.sampler = np.random.default_rng([recipe.seed, SAMPLER])
-        self.replayed = torch.zeros(plan.agents + 1, dtype=torch.int64)
+        self._seed = recipe.seed
+        self._most_drawn = max(1, MAX_DRAWN_BYTES // (2 * spec.observation.nbytes * recipe.dqn.batch_size))
+        self.replayed = torch.zeros(plan.agents + 1, dtype=torch.int64, device=device)  # read with the metrics
         own = recipe.dqn.batch_size // ranks.count
         self._part = slice(ranks.rank * own, (ranks.rank + 1) * own)  # of each batch
         self._newest: list[tuple[Any, Mapping[str, Any]]] = []  # batches and metrics of the last two updates
@@ -145,6 +148,7 @@ class BigAgent:
     def update(self, count: int, record: Callable[[str, Tensor], None]) -> None:
         """Take `count` gradient steps, each on a new batch."""
         replayed = torch.zeros_like(self.replayed)
+        numbers = torch.arange(len(replayed), device=self.dqn.device)
         for batches in self._batches(count):
             for batch, metrics in zip(batches, self._learn(batches), strict=False):  # fewer if one is not finite
                 self._newest = [*self._newest[-1:], (batch, metrics)]
@@ -152,7 +156,7 @@ class BigAgent:
                     record(f"big/{name}", value)
                 self.epsilon.advance(1)
             agents = torch.cat([batch.column["agent"] for batch in batches])
-            replayed += torch.bincount(agents, minlength=len(replayed)).cpu()
+            replayed += (agents.unsqueeze(1) == numbers).sum(0)  # bincount would be a sync
         if self.ranks.all_reduce is not None:
             self.ranks.all_reduce(replayed)
         self.replayed += replayed
@@ -163,7 +167,7 @@ class BigAgent:
         if config.target == "n_step":
             done = 0
             while done < count:
-                updates = self.dqn.updates_with_same_targets(count - done)
+                updates = self.dqn.updates_with_same_targets(min(count - done, self._most_drawn))
                 drawn = self.pond.sample(
                     updates, self.sampler, self._part, n_step=self.dqn.n_step, gamma=self.dqn.gamma
                 )
@@ -177,7 +181,7 @@ class BigAgent:
             returns = block_returns(self.dqn, blocks, stacked=stacked)
             # The last block may have more steps than are needed; a random few are left out.
             order = self.sampler.permutation(len(returns))[: updates * config.batch_size].reshape(updates, -1)
-            mine = torch.from_numpy(np.ascontiguousarray(order[:, self._part])).to(returns.device)
+            mine = self.pond.send(order[:, self._part])
             yield self._shifted(goal_batches(blocks, returns, mine, stacked=stacked))
 
     def _shifted(self, batches: Sequence[PondBatch | GoalBatch]) -> Sequence[PondBatch | GoalBatch]:
@@ -186,16 +190,21 @@ class BigAgent:
         if most == 0:
             return batches
 
-        def shift(images: Tensor) -> Tensor:
-            drawn = self.sampler.integers(-most, most + 1, (self.dqn.config.batch_size, 2))[self._part]
-            return random_shift(images, torch.from_numpy(drawn).to(images.device))
+        first, size = self.dqn.updates, self.dqn.config.batch_size
+        # Each update has a generator of its own, so that shifts do not depend on how many batches are drawn together.
+        generators = [np.random.default_rng([self._seed, SHIFTS, first + k]) for k in range(len(batches))]
+        drawn = np.stack([rng.integers(-most, most + 1, (2, size, 2))[:, self._part] for rng in generators])
+        shifts = self.pond.send(drawn)  # [updates, 2, B, 2]
 
-        def shifted(batch: PondBatch | GoalBatch) -> PondBatch | GoalBatch:
+        def shifted(batch: PondBatch | GoalBatch, shift: Tensor) -> PondBatch | GoalBatch:
+            observation = random_shift(batch.observation, shift[0])
             if isinstance(batch, GoalBatch):
-                return replace(batch, observation=shift(batch.observation))
-            return replace(batch, observation=shift(batch.observation), next_observation=shift(batch.next_observation))
+                return replace(batch, observation=observation)
+            return replace(
+                batch, observation=observation, next_observation=random_shift(batch.next_observation, shift[1])
+            )
 
-        return [shifted(batch) for batch in batches]
+        return [shifted(batch, shift) for batch, shift in zip(batches, shifts, strict=True)]
 
     def _learn(self, batches: Sequence[PondBatch | GoalBatch]) -> Iterable[Mapping[str, Any]]:
         """Take one gradient step per batch; yield metrics of each. With several ranks all of them take every step together."""

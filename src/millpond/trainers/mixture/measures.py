@@ -98,7 +98,7 @@ class Diversity:
             share = max(1, DIVERSITY_OBSERVATIONS // self.agents)
             picked = []
             for collection in collections:
-                flat = collection.observation.flatten(0, 1)
+                flat = torch.from_numpy(collection.host["observation"]).flatten(0, 1)
                 picked.append(flat[torch.linspace(0, len(flat) - 1, min(share, len(flat))).long()])
             of_ranks = self.ranks.all_gather_bytes(tree_to_bytes(torch.cat(picked)))
             self.observation = torch.cat([tree_from_bytes(data, "observations") for data in of_ranks]).to(self.device)

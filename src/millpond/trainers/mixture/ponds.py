@@ -51,7 +51,10 @@ def steps_per_append(num_steps: int, lanes: int, acknowledge_every: int) -> int:
 
 
 class Ponds:
-    """A pond and a writer for each stream of this rank. Call `open` once before adding."""
+    """A pond and a writer for each stream of this rank. Call `open` once before adding.
+
+    These ponds are in the memory of the CPU: steps come from envs, and the lake is on disk.
+    """
 
     def __init__(
         self,
@@ -61,15 +64,12 @@ class Ponds:
         num_steps: int,
         acknowledge_every: int,
         collections_per_pour: int,
-        device: torch.device,
         savable: bool,
         ranks: Ranks = ALONE,
     ) -> None:
         self.lake, self.streams, self.savable, self.ranks = lake, streams, savable, ranks
         self.collections_per_pour = collections_per_pour
-        self.ponds = [
-            Pond.init(lake.schema, each.pond_records, lanes=each.lanes, device=device, guarded=True) for each in streams
-        ]
+        self.ponds = [Pond.init(lake.schema, each.pond_records, lanes=each.lanes, guarded=True) for each in streams]
         self._steps_per_append = [steps_per_append(num_steps, each.lanes, acknowledge_every) for each in streams]
         self._writers: list[Writer] = []
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="pour")
@@ -215,7 +215,6 @@ def make_ponds(recipe: MixtureRecipe, plan: MixturePlan, folder: Path, ranks: Ra
         num_steps=recipe.pqn.num_steps,
         acknowledge_every=recipe.lake.acknowledge_every,
         collections_per_pour=plan.collections_per_pour,
-        device=torch.device(recipe.device),
         savable=spec.savable,
         ranks=ranks,
     )
@@ -286,6 +285,11 @@ class BigPond:
             lanes = self.plan.agents * self.plan.envs_per_agent + self.plan.own_envs
             self.pond = Pond.init(self.lake.schema, self.plan.big_pond_rows, lanes=lanes, device=self.device)
         return self.pond
+
+    def send(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        """Return an array on the pond's device; the host does not wait."""
+        assert self.pond is not None
+        return self.pond.send({"array": np.ascontiguousarray(array)})["array"]
 
     def sample(
         self, count: int, rng: np.random.Generator, part: slice = slice(None), *, n_step: int, gamma: float

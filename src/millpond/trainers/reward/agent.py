@@ -83,24 +83,27 @@ class PondBatches:
 
     def loss(self, rng: np.random.Generator) -> Tensor:
         """Sample a batch and compute its loss."""
-        device = self.pond.device
         episodes, steps = self.sampler(rng)
-        reward = self.network.outputs(self._batch(episodes, steps)).view(steps.shape)
-        target = torch.from_numpy(self.mean_return[episodes].astype(np.float32)).to(device)
-        valid = None
-        if not self.sampler.always_filled:
-            valid = torch.from_numpy(self.sampler.valid_steps(episodes)).to(device)
+        sent = self._send(episodes, steps)
+        reward = self.network.outputs(self._batch(sent)).view(steps.shape)
         if self.network.objective == "rrd":
-            return objectives.rrd_loss(reward, target, valid)
-        length = torch.from_numpy(self.lengths[episodes].astype(np.float32)).to(device)
-        return objectives.lrd_loss(reward, target, length, valid)
+            return objectives.rrd_loss(reward, sent["target"], sent.get("valid"))
+        return objectives.lrd_loss(reward, sent["target"], sent["length"], sent.get("valid"))
 
-    def _batch(self, episodes: Any, steps: Any) -> StepBatch:
+    def _send(self, episodes: Any, steps: Any) -> dict[str, Tensor]:
+        """Send the records of sampled steps [B, K] and what the losses need to the pond's device, in one copy."""
         first = self._start[episodes][:, None]
-        records = (self._view.later(first, steps + k).reshape(-1) for k in (0, 1))
-        now, after = (torch.from_numpy(at).to(self.pond.device) for at in records)
-        frames = self.pond.fields["observation/observation"]
-        return pond_step_batch(frames[now], self.pond.fields["action"][now], frames[after], self.network.inputs)
+        arrays = {name: self._view.later(first, steps + k).reshape(-1) for k, name in enumerate(("now", "after"))}
+        arrays["target"] = self.mean_return[episodes].astype(np.float32)
+        arrays["length"] = self.lengths[episodes].astype(np.float32)
+        if not self.sampler.always_filled:
+            arrays["valid"] = self.sampler.valid_steps(episodes)
+        return self.pond.send(arrays)
+
+    def _batch(self, sent: dict[str, Tensor]) -> StepBatch:
+        frames, now, after = self.pond.fields["observation/observation"], sent["now"], sent["after"]
+        action = self.pond.fields["action"].index_select(0, now)
+        return pond_step_batch(frames.index_select(0, now), action, frames.index_select(0, after), self.network.inputs)
 
     def skip(self, rng: np.random.Generator) -> None:
         """Take as many numbers from the generator as one batch does."""
@@ -108,7 +111,7 @@ class PondBatches:
 
     def sample(self, rng: np.random.Generator) -> dict[str, Tensor]:
         """The next batch as tensors, for a dump."""
-        batch = self._batch(*self.sampler(rng))
+        batch = self._batch(self._send(*self.sampler(rng)))
         return {"observation": batch.observation, "action": batch.action, "next_observation": batch.next_observation}
 
 
@@ -231,7 +234,8 @@ class RewardAgent:
 
     def observations(self) -> Tensor:
         """Return the observations of the last `act`, [T x E, D]."""
-        return torch.from_numpy(self._acted["observation"]).to(self.device).flatten(0, 1).flatten(1).float()
+        sent = self.pond.send({"observation": self._acted["observation"]})
+        return sent["observation"].flatten(0, 1).flatten(1).float()
 
     def reward_stats(self) -> dict[str, float]:
         """Return metrics of the last `act`, for the record."""
@@ -289,7 +293,7 @@ class RewardAgent:
         return self.rng.uniform(action.low, action.high, (envs, *action.shape)).astype(action.dtype)
 
     def _actions(self, observation: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        tensor = torch.from_numpy(observation).to(self.device)
+        tensor = self.pond.send({"observation": observation})["observation"]
         if isinstance(self.learner, SAC):
             action = self.learner.act(tensor)
         else:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from millpond.config import Loaded, RewardRecipe
-from millpond.devices import make_generator
+from millpond.devices import is_emulated, make_generator
 from millpond.distributed import ALONE
 from millpond.errors import MillpondError
 from millpond.formatting import plural, sentence
@@ -77,9 +77,8 @@ class RewardTrainer:
             self.network = make_network(recipe, self.agent.inputs, int(seeds[3]))
         self.network.to(self.device)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
-        self.optimizer = torch.optim.Adam(
-            self.network.parameters(), lr=recipe.reward.learning_rate, fused=self.device.type in ("cpu", "cuda")
-        )
+        fused = self.device.type in ("cpu", "cuda") or is_emulated(self.device)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=recipe.reward.learning_rate, fused=fused)
 
         self.timer, self.counters = Timer(), Counters()
         self.loop = self._make_loop()
