@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from millpond.board import catalog as module
-from millpond.board.catalog import Catalog
+from millpond.board.catalog import Catalog, read_settings
 from millpond.board.labels import LabelError, ask_to_stop, read_labels, write_labels
+from millpond.config.check import flatten_mapping
+from millpond.config.yaml import read_mapping
+from millpond.errors import MillpondError
 from tests.support.board import append, make_run, record_at
 
 
@@ -161,3 +164,25 @@ def test_scanning_again_reads_no_run_that_has_not_changed(tmp_path: Path, monkey
     time.sleep(0.01)
     catalog.refresh(60)
     assert read == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kind: ppo\nseed: 1\nenv:\n  id: grid\n  list:\n  - 1\n  - a\nlog:\n- x\n- y\n# a comment\nlast: true\n",
+        "{kind: ppo, env: {id: grid}}\n",
+        "---\nkind: ppo\nenv: {id: [1,\n2]}\n",
+    ],
+)
+def test_settings_are_those_of_the_whole_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert read_settings(path) == flatten_mapping(read_mapping(path))
+
+
+@pytest.mark.parametrize("text", ["a: 1\na: 2\n", "a: [\n", "a: &x 1\nb: *x\n", "- 1\n", ""])
+def test_config_that_is_an_error_is_one(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(MillpondError):
+        read_settings(path)

@@ -89,7 +89,9 @@ def test_return_comes_first_with_training_evaluations_and_baselines_beside_the_e
 
 
 def test_metrics_that_never_change_are_folded(tmp_path: Path) -> None:
-    rows = [{"updates": k, "agent_steps": 0, "seconds": k, "R_loss": 1 / k, "fixed": 0.25, "lone": 1.0} for k in (1, 2, 3)]
+    rows = [
+        {"updates": k, "agent_steps": 0, "seconds": k, "R_loss": 1 / k, "fixed": 0.25, "lone": 1.0} for k in (1, 2, 3)
+    ]
     del rows[0]["lone"], rows[1]["lone"]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = write_report(tmp_path).read_text()

@@ -7,11 +7,13 @@ asked for, so that no path from outside is ever opened. Links that lead out of t
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from millpond.board.curves import Overview, describe_progress
 from millpond.board.labels import LABELS, Labels, read_labels
 from millpond.board.records import RunRecords
 from millpond.config.check import flatten_mapping
-from millpond.config.yaml import read_mapping
+from millpond.config.yaml import parse, read_mapping, read_text
 from millpond.errors import MillpondError
 from millpond.formatting import printable
 from millpond.report.comparison import NOT_LEARNING
@@ -36,6 +38,7 @@ WATCHED = (STATE_FILE, METRICS, WARNINGS, CONFIG, "checkpoints", LABELS, STOP)
 SECONDS_BETWEEN_SCANS = 1.0
 MAX_CACHED_BYTES = 1 << 27  # of records
 MAX_TEXT = 2000  # characters of a note
+SECTION, MAX_SECTION = re.compile(r"^(?=[^\s#-])", re.MULTILINE), 20_000
 
 
 @dataclass
@@ -236,12 +239,30 @@ class Catalog:
         except (MillpondError, OSError):
             return  # it is being removed
         try:
-            entry.settings = flatten_mapping(read_mapping(entry.folder / CONFIG))
+            entry.settings = read_settings(entry.folder / CONFIG)
         except MillpondError:
             entry.settings = {}
         entry.labels = read_labels(entry.folder)
         entry.progress = describe_progress(entry.folder / METRICS, entry.row.headline)
         entry.version = self.version
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the flat config of a run. Its sections are parsed apart: most are the same in many runs, and parsed once."""
+    text = read_text(path)
+    try:
+        parts = [_parsed(part) for part in SECTION.split(text) if part.strip()]
+    except MillpondError:
+        parts = []
+    keys = [key for part in parts if isinstance(part, dict) for key in part]
+    if not parts or not all(isinstance(part, dict) for part in parts) or len(keys) > len(set(keys)):
+        return flatten_mapping(read_mapping(path))  # another layout than that of a run's own config, or an error
+    return flatten_mapping({key: value for part in parts for key, value in part.items()})
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> Any:
+    return parse(text, CONFIG) if len(text) < MAX_SECTION else None
 
 
 def _stamps(folder: Path) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from millpond.formatting import plural
 from millpond.record import COUNTERS, show_number, show_seconds
-from millpond.report.chart import COLOURS, chart, legend, series
+from millpond.report.chart import COLOURS, Series, chart, legend, series
 from millpond.report.facts import Facts
 from millpond.report.markup import Block, Markup, join, table, tag
 
@@ -104,10 +104,14 @@ def charted_metrics(facts: Facts) -> dict[str, list[str]]:
     return charts
 
 
+def metric_series(facts: Facts, metrics: Sequence[str]) -> list[Series]:
+    """Return the curves of one chart."""
+    return [series(facts.records, facts.axis, metric, name=_chart_and_curve(metric)[1]) for metric in metrics]
+
+
 def metric_chart(facts: Facts, title: str, metrics: Sequence[str]) -> Markup | None:
     """Draw one metric, of one or several learners, over the run's axis."""
-    lines = [series(facts.records, facts.axis, metric, name=_chart_and_curve(metric)[1]) for metric in metrics]
-    return chart(lines, x_label=facts.axis.replace("_", " "), y_label=title)
+    return chart(metric_series(facts, metrics), x_label=facts.axis.replace("_", " "), y_label=title)
 
 
 def _figure(facts: Facts, title: str, metrics: Sequence[str]) -> Markup | None:
@@ -116,7 +120,7 @@ def _figure(facts: Facts, title: str, metrics: Sequence[str]) -> Markup | None:
         return None
     caption = CAPTIONS.get(title)
     names = legend([_chart_and_curve(metric)[1] for metric in metrics])
-    return tag("figure", picture, names, tag("figcaption", caption) if caption else None)
+    return tag("figure", picture, names, tag("figcaption", caption) if caption else None, data_chart=title)
 
 
 def _group(title: str) -> str:

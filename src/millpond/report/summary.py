@@ -193,17 +193,16 @@ def returns(facts: Facts) -> Block | None:
     Of a run that learns a reward, it is the curve of its score.
     """
     shown = _episode(facts)
-    chart_of = return_chart if facts.has_agent else score_chart
-    drawn = chart_of(facts, WIDE if shown is not None else FULL), chart_of(facts, (WIDTH, HEIGHT))
-    if drawn[0] is None or drawn[1] is None:
+    broad = return_chart(facts, WIDE if shown is not None else FULL)
+    if broad is None:
         return None if shown is None else Block("An episode", shown)
-    names = [curve.name for curve in _return_curves(facts)] if facts.has_agent else []
     figure = tag(
         "figure",
-        tag("div", drawn[0], class_="broad"),
-        tag("div", drawn[1], class_="narrow"),
-        legend(names),
+        tag("div", broad, class_="broad"),
+        tag("div", return_chart(facts, (WIDTH, HEIGHT)), class_="narrow"),
+        legend([curve.name for curve in return_curves(facts)]),
         tag("figcaption", _caption(facts)),
+        data_chart="return",
     )
     title = "Return" if facts.has_agent else facts.score_name.removeprefix("held_out/").replace("_", " ").capitalize()
     if shown is None:
@@ -231,8 +230,10 @@ def _episode(facts: Facts) -> Markup | None:
     return tag("figure", tag("img", src=source, alt="an episode of the policy, animated"), caption, class_="episode")
 
 
-def _return_curves(facts: Facts) -> list[Series]:
-    """Return the curves of the return, those with points: evaluations, and the episodes of training."""
+def return_curves(facts: Facts) -> list[Series]:
+    """Return the curves of the return, those with points: evaluations, and the episodes of training; or that of the score."""
+    if not facts.has_agent:
+        return [series(facts.records, facts.axis, facts.score_name, name="learned")]
     curves = [
         series(evaluation_records(facts), facts.axis, RETURN, name="evaluations", band=(LOW, HIGH)),
         series(facts.records, facts.axis, "episode_return", name="training"),
@@ -240,20 +241,21 @@ def _return_curves(facts: Facts) -> list[Series]:
     return [curve for curve in curves if curve.points]
 
 
+def return_levels(facts: Facts) -> dict[str, float]:
+    """Return the values to compare the return, or the score, with."""
+    return run_baselines(facts) if facts.has_agent else score_baselines(facts)
+
+
 def return_chart(facts: Facts, size: tuple[int, int] = WIDE) -> Markup | None:
-    """Draw the return over the run's axis, with the baselines as levels."""
-    levels = run_baselines(facts)
+    """Draw the return over the run's axis with the baselines as levels; or the score of a learned reward with its own."""
+    label = "return" if facts.has_agent else facts.score_name.removeprefix("held_out/").replace("_", " ")
     return chart(
-        _return_curves(facts), x_label=facts.axis.replace("_", " "), y_label="return", levels=levels, size=size
+        return_curves(facts),
+        x_label=facts.axis.replace("_", " "),
+        y_label=label,
+        levels=return_levels(facts),
+        size=size,
     )
-
-
-def score_chart(facts: Facts, size: tuple[int, int] = WIDE) -> Markup | None:
-    """Draw the score of a learned reward over the run's axis, with those of the baselines at last as levels."""
-    name = facts.score_name
-    curve = series(facts.records, facts.axis, name)
-    label = name.removeprefix("held_out/").replace("_", " ")
-    return chart([curve], x_label=facts.axis.replace("_", " "), y_label=label, levels=score_baselines(facts), size=size)
 
 
 def score_baselines(facts: Facts) -> dict[str, float]:

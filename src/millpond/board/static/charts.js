@@ -73,10 +73,10 @@ export function layout({ xTitle = "", yTitle = "", log = false, logX = false, le
   const named = Object.entries(levels);
   return {
     autosize: true, showlegend: false, uirevision: key, dragmode: small ? false : "zoom", hovermode: "closest",
-    margin: { l: small ? 40 : 56, r: 14, t: 8, b: small ? 28 : 46 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    margin: { l: small ? 40 : 56, r: 14, t: 8, b: bare ? 4 : small ? 28 : 46 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 13, color: ink },
     xaxis: { ...(bare ? { visible: false, fixedrange: true } : {}), ...(bare ? {} : axis), type: logX ? "log" : "linear", title: small ? undefined : { text: plain(xTitle), font: { size: 14 } }, showgrid: false, nticks: small ? 4 : 7 },
-    yaxis: { ...(bare ? { visible: false, fixedrange: true, range: [-0.12, 1.2] } : {}), ...(bare ? {} : axis), type: log ? "log" : "linear", title: small ? undefined : { text: plain(yTitle), font: { size: 14 } }, nticks: small ? 4 : 7 },
+    yaxis: { ...(bare ? { visible: false, fixedrange: true, range: [-0.12, 1.26] } : {}), ...(bare ? {} : axis), type: log ? "log" : "linear", title: small ? undefined : { text: plain(yTitle), font: { size: 14 } }, nticks: small ? 4 : 7 },
     shapes: named.map(([, value]) => ({
       type: "line", xref: "paper", x0: 0, x1: 1, y0: value, y1: value, line: { color: ink, dash: "dash", width: 1 },
     })),

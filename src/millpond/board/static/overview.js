@@ -20,7 +20,7 @@ export const trend = (run) => h("span", { class: `trend ${run.trend ?? "new"}`, 
 export const state = (run) => h("span", { class: `state ${run.state}`, title: run.note || run.state }, run.stopping ? "stopping" : run.state);
 const world = (run) => run.env || run.kind || "unknown";
 
-const chosen = { runs: new Map(), touched: false, filter: "", env: "", state: "", order: "return", shown: FIRST_ROWS,
+const chosen = { runs: new Map(), touched: false, filter: "", env: null, state: "", order: "return", shown: FIRST_ROWS,
   metric: "", axis: "agent_steps", smoothing: 0.05, log: false, seeds: false };
 
 export function overview(main, runs) {
@@ -31,7 +31,7 @@ export function overview(main, runs) {
   const metric = choice("metric", [], () => { chosen.metric = metric.value; curves(true); });
   const axis = choice("axis", Object.entries(AXES), () => { chosen.axis = axis.value; curves(true); });
   axis.value = chosen.axis;
-  const envs = choice("environment", [], () => { chosen.env = envs.value; chosen.touched = false; list(); selectFirst(); });
+  const envs = choice("environment", [], () => { chosen.env = envs.value; chosen.by_hand = true; chosen.touched = false; list(); selectFirst(); });
   const order = choice("order", [["return", "return"], ["best", "best return"], ["age", "newest"], ["speed", "speed"], ["steps", "steps"], ["name", "name"]],
     () => { chosen.order = order.value; list(); });
   order.value = chosen.order;
@@ -65,15 +65,24 @@ export function overview(main, runs) {
       .sort(([a, x], [b, y]) => (a < b ? -1 : a > b ? 1 : y.since - x.since)).map(([, run]) => run);
   }
 
+  // Returns of different environments cannot be compared: at first, the one that trains is shown, or the one with most runs.
+  function firstWorld(all) {
+    const counts = new Map();
+    for (const run of all) counts.set(world(run), (counts.get(world(run)) ?? 0) + 1 + (run.state === "running" ? 1e6 : 0));
+    return [...counts].sort(([, a], [, b]) => b - a)[0]?.[0] ?? null;
+  }
+
   function list() {
-    const all = [...runs.values()], shown = sorted(visible());
+    const all = [...runs.values()];
+    if (!chosen.touched && !chosen.by_hand) chosen.env = firstWorld(all);
+    const shown = sorted(visible());
     const by = (name) => all.filter((run) => run.state === name).length;
     replace(counts, ["running", "finished", "stopped", "failed"].filter(by).map((name) =>
       h("button", { class: `count ${name}`, click: () => { filter.value = chosen.filter = chosen.filter === name ? "" : name; list(); } }, `${by(name)} ${name}`)),
       shown.length < all.length ? h("span", {}, `${shown.length} shown`) : null);
     const worlds = new Map();
     for (const run of all) worlds.set(world(run), (worlds.get(world(run)) ?? 0) + 1);
-    setChoices(envs, [["", "all environments"], ...[...worlds].map(([name, count]) => [name, `${name} (${count})`])], chosen.env);
+    setChoices(envs, [["", "all environments"], ...[...worlds].map(([name, count]) => [name, `${name} (${count})`])], chosen.env ?? "");
     envs.hidden = worlds.size < 2;
     replace(rows, shown.slice(0, chosen.shown).map(row));
     more.hidden = shown.length <= chosen.shown;
@@ -88,7 +97,7 @@ export function overview(main, runs) {
       click: (event) => { if (!event.target.closest("a, button")) pick(run.id); } },
     h("td", {}, h("button", { class: slot === undefined ? "pick" : `pick f${slot % 10}`, "aria-label": `draw ${run.name}`, "aria-pressed": String(slot !== undefined),
       click: () => pick(run.id) })),
-    h("td", { class: "name" }, h("a", { href: address(run.id) }, run.sweep ? run.id : run.name), run.state === "finished" ? null : state(run),
+    h("td", { class: "name" }, h("a", { href: address(run.id) }, run.name), run.sweep ? h("a", { class: "quiet", href: `#/sweep/${encodeURIComponent(run.sweep)}` }, run.sweep.split("/").at(-1)) : null, run.state === "finished" ? null : state(run),
       run.tags.map((tag) => h("span", { class: "tag" }, tag)), run.warnings.length ? h("span", { class: "warned", title: run.warnings.join(", ") }, "!") : null),
     h("td", {}, spark(run.spark, { slot: slot ?? null })),
     h("td", { class: "figure", title: run.headline ?? "" }, number(run.return), run.headline && !run.headline.includes("return") ? h("sup", { title: run.headline }, "*") : null),
@@ -100,11 +109,11 @@ export function overview(main, runs) {
   function best(all) {
     const worlds = new Map();
     for (const run of all) {
-      if (figure(run) === null || figure(run) === undefined || (chosen.env && world(run) !== chosen.env)) continue;
+      if (figure(run) === null || figure(run) === undefined) continue;
       const one = worlds.get(world(run)) ?? { best: run, count: 0, newest: 0 };
       worlds.set(world(run), { best: beats(run, one.best) ? run : one.best, count: one.count + 1, newest: Math.max(one.newest, run.since) });
     }
-    const cards = [...worlds].sort(([, a], [, b]) => b.newest - a.newest).slice(0, 4).map(([name, { best: run, count }]) => {
+    const cards = [...worlds].sort(([x, a], [y, b]) => (y === chosen.env) - (x === chosen.env) || b.newest - a.newest).slice(0, 4).map(([name, { best: run, count }]) => {
       const [mark, text] = TRENDS[run.trend ?? "new"];
       return h("a", { class: "card", href: address(run.id) },
         h("span", { class: "quiet" }, `best of ${count} on ${name}`),

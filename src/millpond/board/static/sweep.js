@@ -72,7 +72,7 @@ function drawParallel(element, sweep, done) {
       text: axes.map(([key, value]) => plain(`${key} ${typeof value(trial) === "number" ? number(value(trial)) : value(trial)}`)), hovertemplate: `%{text}<extra>trial ${trial.number}</extra>` };
   });
   const lines = scales.map(({ ticks }, k) => ({ x: [k, k], y: [0, 1], mode: "lines", line: { color: colour(5), width: 1 }, hoverinfo: "skip" }));
-  const marks = scales.flatMap(({ ticks }, k) => [{ x: k, y: 1.13, text: plain(axes[k][0].split(".").at(-1)), strong: true },
+  const marks = scales.flatMap(({ ticks }, k) => [{ x: k, y: 1.19, text: plain(axes[k][0].split(".").at(-1)), strong: true },
     ...ticks.map(([y, text]) => ({ x: k, y: y === 0 ? -0.06 : y === 1 ? 1.05 : y, text: plain(text) }))]);
   draw(element, [...data, ...lines], { marks, key: "parallel", bare: true });
 }
