@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -31,7 +32,7 @@ from millpond.board.guard import MIN_TOKEN, Guard, is_loopback
 from millpond.board.labels import LabelError, ask_to_stop, write_labels
 from millpond.board.machine import MachineMeter
 from millpond.board.sweeps import sweep_details
-from millpond.board.tasks import Tasks
+from millpond.board.tasks import BoardTasks
 from millpond.envs.families import install_command
 from millpond.errors import MillpondError
 from millpond.formatting import plural, printable
@@ -74,7 +75,7 @@ class Board:
 
     root: Path
     catalog: Catalog = field(init=False)
-    tasks: Tasks = field(default_factory=Tasks)
+    tasks: BoardTasks = field(default_factory=BoardTasks)
     machine: MachineMeter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -359,6 +360,10 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(place[:2], family=family, backlog=128)
+    except socket.gaierror as error:
+        raise BoardError(f"--host {host} is no address: {error.strerror}") from None
     except OSError as error:
         free = "; --port 0 takes a free one" if port else ""
-        raise BoardError(f"the board cannot listen on {host}, port {port}: {error.strerror or error}{free}") from None
+        raise BoardError(
+            f"the board cannot listen on {host}, port {port}: {os.strerror(error.errno or 0)}{free}"
+        ) from None

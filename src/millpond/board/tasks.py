@@ -34,7 +34,7 @@ class BusyError(MillpondError):
 
 
 @dataclass
-class Task:
+class BoardTask:
     """A command, and what became of it: `result` is the JSON that it printed."""
 
     key: str
@@ -45,16 +45,16 @@ class Task:
     error: str = ""
 
 
-class Tasks:
+class BoardTasks:
     """Tasks by id. The newest ones are kept; an equal one that waits or has succeeded is not started again."""
 
     def __init__(self) -> None:
-        self._tasks: OrderedDict[str, Task] = OrderedDict()
+        self._tasks: OrderedDict[str, BoardTask] = OrderedDict()
         self._lock, self._turn = threading.Lock(), threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
-    def start(self, arguments: Sequence[str], *, key: str) -> Task:
+    def start(self, arguments: Sequence[str], *, key: str) -> BoardTask:
         """Run `python -m ARGUMENTS`. Tasks with the same key have the same result."""
         with self._lock:
             for task in self._tasks.values():
@@ -62,7 +62,7 @@ class Tasks:
                     return task
             if sum(task.state in ("waiting", "working") for task in self._tasks.values()) >= MAX_WAITING:
                 raise BusyError(f"{MAX_WAITING} tasks are waiting already; try again when one has ended")
-            task = Task(key, [sys.executable, "-m", *arguments])
+            task = BoardTask(key, [sys.executable, "-m", *arguments])
             self._tasks[task.id] = task
             while len(self._tasks) > MAX_KEPT:
                 done = next((each.id for each in self._tasks.values() if each.state in ("done", "failed")), None)
@@ -72,7 +72,7 @@ class Tasks:
         threading.Thread(target=self._run, args=(task,), daemon=True, name="board-task").start()
         return task
 
-    def get(self, task: str) -> Task | None:
+    def get(self, task: str) -> BoardTask | None:
         with self._lock:
             return self._tasks.get(task)
 
@@ -82,7 +82,7 @@ class Tasks:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
 
-    def _run(self, task: Task) -> None:
+    def _run(self, task: BoardTask) -> None:
         with self._turn:
             if self._closed:
                 return
@@ -94,7 +94,7 @@ class Tasks:
                 task.error = str(error)
                 task.state = "failed"
 
-    def _output(self, task: Task) -> Any:
+    def _output(self, task: BoardTask) -> Any:
         environment = {**os.environ, **ONE_THREAD}
         with tempfile.TemporaryDirectory() as scratch:
             out, errors = Path(scratch) / "out", Path(scratch) / "errors"
