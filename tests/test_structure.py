@@ -18,7 +18,7 @@ CONCEPTS: dict[str, str] = {
     "millpond.board.machine": "measures the machine, apart from what is served",
     "millpond.board.sweeps": "reads a sweep, apart from what is served",
     "millpond.cli.board": "a command, like its siblings",
-    "millpond.trainers.common.videos": "a callback, apart from the session that adds it; imports play, which imports the session",
+    "millpond.trainers.common.videos": "a callback; it imports play, which imports the session that adds it",
     "millpond.planner.ppo.purposes": "the text of settings, apart from the tables of a comparison",
     "millpond.cli.export": "a command, like its siblings",
     "millpond.cli.app": "the commands in one list, which --help prints",
