@@ -143,7 +143,22 @@ ALLOWED: dict[str, set[str]] = {
         "trainers",
         "experiments",
     },
+    "board": {
+        "errors",
+        "formatting",
+        "cpu",
+        "safe_read",
+        "durable",
+        "envs",
+        "config",
+        "record",
+        "store",
+        "report",
+        "trainers",
+        "sweep",
+    },
     "cli": {
+        "board",
         "devices",
         "record",
         "errors",
@@ -282,6 +297,7 @@ LIGHT = [
     ["recipes"],
     ["--help"],
     ["lake", "--help"],
+    ["board", "--help"],
 ]
 
 

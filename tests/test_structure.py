@@ -15,6 +15,10 @@ LAZY_PATH = re.compile(r"(millpond(?:\.\w+)+):\w+")  # as in the table of kinds
 
 # Short modules with one importer that are a concept of their own, each with the reason.
 CONCEPTS: dict[str, str] = {
+    "millpond.board.machine": "measures the machine, apart from what is served",
+    "millpond.board.sweeps": "reads a sweep, apart from what is served",
+    "millpond.cli.board": "a command, like its siblings",
+    "millpond.trainers.common.videos": "a callback; it imports play, which imports the session that adds it",
     "millpond.planner.ppo.purposes": "the text of settings, apart from the tables of a comparison",
     "millpond.cli.export": "a command, like its siblings",
     "millpond.cli.app": "the commands in one list, which --help prints",
