@@ -20,6 +20,7 @@ from torch import Tensor
 
 from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import ActionSpec
+from millpond.rollout.following import FollowingObservations
 from millpond.rollout.rows import Rows
 from millpond.vector import Batch, FiniteCheck, Vector
 from millpond.vector.finite import is_finite
@@ -176,14 +177,19 @@ class Collector:
         zero_state: bool = False,
         bootstraps_truncation: bool = True,
         bootstraps_row_end: bool = True,
+        next_observations: FollowingObservations | None = None,
     ) -> None:
-        """`zero_state`: every row begins with a state of zeros. Values that nothing bootstraps from are not computed."""
+        """`zero_state`: every row begins with a state of zeros. Values that nothing bootstraps from are not computed.
+
+        `next_observations` gets the observations after steps that rows do not store.
+        """
         self.vector, self.rows, self.actor, self.num_rows = vector, rows, actor, num_rows
         self.device = torch.device(device)
         self.generator = generator
         self.zero_state = zero_state
         self.bootstraps_truncation, self.bootstraps_row_end = bootstraps_truncation, bootstraps_row_end
         self.phase: Phase = phase or (lambda name: nullcontext())
+        self.next_observations = next_observations
         self._infer: AbstractContextManager[Any] = nullcontext()  # phases of the current round
         self._store: AbstractContextManager[Any] = nullcontext()
         agents = vector.spec.num_agents
@@ -212,6 +218,8 @@ class Collector:
         done = Collected()
         self._finite.begin()
         self._rounds.clear()
+        if self.next_observations is not None:
+            self.next_observations.clear()
         self.rows.following[:], self._latest_row[:] = -1, -1
         try:
             self._fill(done)
@@ -354,6 +362,8 @@ class Collector:
         if truncated and self.bootstraps_truncation:
             with self._infer:
                 self._value_final_observations(batch, envs.row, t)
+        if self.next_observations is not None:
+            self.next_observations.after_ends(envs.row, t, terminated | batch.truncated, batch.final_observation)
         if envs.remembers and self.rows.resets_state and (truncated or np.count_nonzero(terminated)):
             envs.state[torch.from_numpy(terminated | batch.truncated).to(self.device)] = 0.0
 
@@ -385,6 +395,8 @@ class Collector:
     def _bootstrap(self, batch: Batch, envs: _Slice) -> None:
         """Store the value of the observation that begins the next row."""
         self._finite.current(batch)
+        if self.next_observations is not None:
+            self.next_observations.after_rows(envs.row, batch.first, batch.observation)
         if not self.bootstraps_row_end:
             return
         with self._infer:
