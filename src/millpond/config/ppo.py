@@ -152,9 +152,9 @@ class PPOConfig(ConfigSection):
     reward_model: str | None = Field(
         None,
         min_length=1,
-        description="Estimate advantages from learned rewards, for envs that pay only at the end of an episode: `online` learns "
-        "them beside the policy from the returns of its own episodes (section reward_model), and the name or folder of a "
-        "finished reward run uses its network. Returns are reported as the env gives them. null: the env's rewards.",
+        description="Estimate advantages from learned rewards, for envs that pay only at the end of an episode: `online` "
+        "learns them beside the policy from the returns of its own episodes (section reward_model), and the name or folder of "
+        "a finished reward run uses its network. Returns are reported as the env gives them. null: the env's rewards.",
     )
     log_ratio_clamp: Positive | None = Field(
         None,

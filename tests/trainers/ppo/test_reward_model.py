@@ -27,9 +27,9 @@ from tests.support.records import records
 
 ONLINE = {
     "ppo.reward_model": "online",
-    "reward_model.min_episodes": 8,
+    "reward_model.min_episodes": 30,
     "reward_model.updates": 3,
-    "reward_model.records": 2_000,
+    "reward_model.records": 6_000,
     "reward_model.hidden_size": 8,
     "env.episodic": True,
 }
@@ -170,7 +170,9 @@ def reward_run(root: Path, **changes: Any) -> Run:
     from millpond.trainers.reward.trainer import RewardTrainer
 
     sizes = {"reward.epochs": 1, "reward.cycles": 1, "reward.iterations": 1, "reward.train_batches": 5}
-    loaded = load("reward", {**sizes, "reward.hidden_size": 16, "run_dir": str(root), "log.tensorboard": False, **changes})
+    loaded = load(
+        "reward", {**sizes, "reward.hidden_size": 16, "run_dir": str(root), "log.tensorboard": False, **changes}
+    )
     trainer = RewardTrainer(loaded, start_run(loaded, "reward"))
     try:
         trainer.train()
@@ -204,7 +206,9 @@ def test_network_of_a_reward_run_gives_the_rewards_and_is_kept_with_the_run(tmp_
         trainer.train()
         assert trainer.reward_model is not None
         weights = source.checkpoint().weights["reward"]
-        assert all(torch.equal(weights[name], tensor) for name, tensor in trainer.reward_model.network.state_dict().items())
+        assert all(
+            torch.equal(weights[name], tensor) for name, tensor in trainer.reward_model.network.state_dict().items()
+        )
     finally:
         trainer.close()
     assert trainer.predicted == [True] * len(trainer.predicted)
@@ -221,7 +225,9 @@ def test_network_of_a_reward_run_gives_the_rewards_and_is_kept_with_the_run(tmp_
 def test_reward_run_of_another_env_is_refused(tmp_path: Path) -> None:
     source = reward_run(tmp_path)
     loaded = load("grid", {**SMALL, "ppo.reward_model": str(source.folder), "run_dir": str(tmp_path)})
-    with pytest.raises(MillpondError, match=r"does not take the 124 numbers of an observation and the \d+ of an action of grid"):
+    with pytest.raises(
+        MillpondError, match=r"does not take the 124 numbers of an observation and the \d+ of an action"
+    ):
         PPOTrainer(loaded, start_run(loaded, "run"))
 
 

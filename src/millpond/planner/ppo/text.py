@@ -263,7 +263,9 @@ def _reward_model(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         return []
     lines = ["", "Reward model (ppo.reward_model)"]
     if name != ONLINE:
-        return lines + sentence(f"Advantages are estimated from the rewards that run {name} predicts; it learns no more.")
+        return lines + sentence(
+            f"Advantages are estimated from the rewards that run {name} predicts; it learns no more."
+        )
     steps = settings.episodes_per_batch * settings.steps_per_episode
     memory = "" if plan.reward_model_bytes is None else f"{size(plan.reward_model_bytes)}; "
     shape = f"{settings.episodes_per_batch:,} episodes x {settings.steps_per_episode:,} steps = {steps:,} steps each"

@@ -24,7 +24,7 @@ from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
 from millpond.rewards import objectives
 from millpond.rewards.batches import StepSampler
-from millpond.rewards.network import RewardInputs, RewardNetwork, reset_parameters
+from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch, reset_parameters
 from millpond.rewards.own_episodes import EpisodeStore, env_inputs, env_step_batch
 from millpond.rollout.following import Filled, FollowingObservations, write_by_agent
 from millpond.rollout.rows import Rows
@@ -72,12 +72,14 @@ class RewardModel:
                 reward[some] = self.network.reward(batch).cpu().numpy()
         return reward.reshape(shape)
 
-    def _batch(self, observation: Array, action: Array, next_observation: Array) -> Any:
+    def _batch(self, observation: Array, action: Array, next_observation: Array) -> StepBatch:
         """Steps [N, ...] as inputs of the network. Actions are stored as drawn; the env got them clipped."""
         if self.spec.action.kind == "continuous":
             action = np.clip(action, self.spec.action.low, self.spec.action.high).astype(np.float32)
-        tensors = (torch.from_numpy(array).to(self.device) for array in (observation, action, next_observation))
-        return env_step_batch(*tensors, self.network.inputs)
+        now, acted, after = (
+            torch.from_numpy(array).to(self.device) for array in (observation, action, next_observation)
+        )
+        return env_step_batch(now, acted, after, self.network.inputs)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -237,7 +239,9 @@ def _copy_network(name: str, spec: EnvSpec, run: Run, run_dir: str) -> None:
     loaded, other = open_run(name, run_dir)
     recipe = loaded.recipe
     if not isinstance(recipe, RewardRecipe):
-        raise RunError(f"ppo.reward_model={name}: run {other.name!r} is of kind {recipe.kind}; set a run of kind reward")
+        raise RunError(
+            f"ppo.reward_model={name}: run {other.name!r} is of kind {recipe.kind}; set a run of kind reward"
+        )
     checkpoint = other.checkpoint()
     inputs = env_inputs(spec)
     network = make_network(recipe, inputs, seed=0)
