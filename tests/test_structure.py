@@ -23,8 +23,10 @@ CONCEPTS: dict[str, str] = {
     "millpond.config.algorithm_rules": "rules of the algorithm, beside those of sizes in config.ppo",
     "millpond.report.comparison_picture": "drawing, apart from what is drawn; imports matplotlib",
     "millpond.config.draft": "loads what no command may run, apart from what loads recipes",
+    "millpond.devices.streams": "streams of any device, apart from what is copied on them",
     "millpond.experiments.mixture_budget": "of one kind of recipe, which nothing else asks for",
     "millpond.experiments.page": "the page, apart from what it shows",
+    "millpond.learners.augment": "a method with a paper and tests of its own",
     "millpond.policies.value_scale": "a method with a paper and tests of its own",
     "millpond.trainers.ppo.muon": "an optimiser with a paper and tests of its own",
 }

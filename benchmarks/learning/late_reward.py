@@ -5,9 +5,8 @@
 trains with Millpond's rows, with PufferLib's, and with one part of each (`late_reward.yaml`), and prints the share of
 right choices.
 
-One of eight cues asks for one of two actions at the first step. A lamp of that cue then shows if that was right, and goes
-out shortly before the middle of the episode; from there on all observations are zeros. The last step gives 1 if the first
-was right.
+One of eight cues asks for one of two actions at the first step. A lamp of that cue then shows if that was right, and goes out
+shortly before the middle of the episode; from there on observations are zeros. The last step gives 1 if the first was right.
 
     step          0      1 .. length/2 - dark - 1    length/2 - dark .. length - 2    length - 1
     observation   cue    lamp                        zeros                            zeros

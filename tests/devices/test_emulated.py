@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+MODULES = ["emulated_device.py", "emulated_run.py", "emulated_budgets.py", "emulated_transfers.py"]
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("module", ["emulated_device.py", "emulated_run.py", "emulated_budgets.py"])
+@pytest.mark.parametrize("module", MODULES)
 def test_module_passes_in_a_separate_process(module: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / module)]
     done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True)

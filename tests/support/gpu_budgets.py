@@ -21,16 +21,16 @@ class Budget(NamedTuple):
 BUDGETS: dict[str, dict[str, Budget]] = {
     # recipe: unit: launches, syncs, uploads, of them blocking, downloads
     "grid": {
-        "group step": Budget(72, 0.01, 7.3, 7.3, 1.1),
-        "update": Budget(3253, 0, 4, 4, 0),
+        "group step": Budget(71, 0.01, 1.1, 0, 1),
+        "update": Budget(3244, 0, 4, 4, 0),
     },
     "metta": {
-        "group step": Budget(59, 0.01, 7.6, 7.6, 1.2),
-        "update": Budget(3248, 0, 4, 4, 0),
+        "group step": Budget(56, 0.01, 1.1, 0, 1),
+        "update": Budget(3239, 0, 4, 4, 0),
     },
     "mettagrid": {
-        "group step": Budget(64, 1.1, 7.1, 7.1, 1.1),
-        "update": Budget(3468, 12, 4, 4, 0),
+        "group step": Budget(63, 1.1, 1.1, 0, 1),
+        "update": Budget(3459, 12, 4, 4, 0),
     },
     "mixture": {
         "group step": Budget(23, 0.1, 6.4, 6.4, 1.4),

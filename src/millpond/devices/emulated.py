@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from millpond.devices import EMULATED, DeviceError
 from millpond.devices.counts import count
+from millpond.devices.emulated_streams import host_waits, start_download, start_upload, used
 
 CPU = torch.device("cpu")
 # Operations that return a view, or memory that is not written: no kernel runs.
@@ -121,8 +122,13 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     others = [tensor for tensor in tensors if not isinstance(tensor, EmulatedTensor)]
     target = kwargs.get("device")
     on_device = target is None or torch.device(target).type == EMULATED
+    if not func.is_view:
+        used([tensor.host for tensor in own if tensor is not args[0] or name != "copy_"])
     if name in COPIES:
         on_device = _count_copy(name, args, kwargs, on_device)
+        asynchronous = name == "copy_" and (kwargs.get("non_blocking") or (len(args) > 2 and bool(args[2])))
+        if asynchronous and _start_copy(args[0], args[1]):
+            return args[0]
     else:
         _count_kernel(func, name, args, own, others)
     host_kwargs = tree_map(_host, kwargs)
@@ -141,6 +147,23 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return tree_map(_wrap, result)
 
 
+def _start_copy(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Start a copy between pinned memory and the device that the host does not wait for; return False if it has to wait."""
+    if isinstance(target, EmulatedTensor) == isinstance(source, EmulatedTensor):
+        return False
+    upload = isinstance(target, EmulatedTensor)
+    if not is_pinned(source if upload else target) or target.shape != source.shape:
+        return False
+    if upload and target.dtype == source.dtype and target.is_contiguous():
+        start_upload(_host(target), source)
+    elif upload:
+        start_upload(torch.empty_like(source), source)  # to a buffer of the device first
+        _host(target).copy_(source)
+    else:
+        start_download(target, _host(source).to(target.dtype))
+    return True
+
+
 def _count_copy(name: str, args: Any, kwargs: dict[str, Any], on_device: bool) -> bool:
     """Count a copy; return True if the result is on the device."""
     source, target = (args[0], None) if name == "_to_copy" else (args[1], args[0])
@@ -151,6 +174,11 @@ def _count_copy(name: str, args: Any, kwargs: dict[str, Any], on_device: bool) -
         count("launch", name)
     elif from_device:
         count("download", name, source.nbytes)
+        asynchronous = target is not None and (kwargs.get("non_blocking") or (len(args) > 2 and bool(args[2])))
+        if target is None or not (asynchronous and is_pinned(target)):
+            host_waits()
+        if target is not None and target.dtype != source.dtype:
+            count("launch", "copy_ to another dtype")
     else:
         asynchronous = kwargs.get("non_blocking") or (len(args) > 2 and bool(args[2]))
         count("upload" if asynchronous and is_pinned(source) else "blocking upload", name, source.nbytes)
@@ -178,6 +206,7 @@ def _count_kernel(func: Any, name: str, args: Any, own: list[Any], others: list[
         )
     if name in SYNCING:
         count("sync", name)
+        host_waits()
     if name not in WITHOUT_KERNEL and not func.is_view and name != "_local_scalar_dense":
         count("launch", name)
 
@@ -275,6 +304,7 @@ def register() -> None:
     class Module(_DummyBackendModule):
         def synchronize(self, device: Any = None) -> None:
             count("sync", "synchronize")
+            host_waits()
 
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
             return []

@@ -18,16 +18,14 @@ from millpond.fast.barrier import new_barrier
 from millpond.fast.gemm import SGEMM
 from millpond.fast.network import on_cpu_in_float32
 from millpond.fast.products import calls_no_blas
-from millpond.fast.q_network import (
+from millpond.fast.q_network import QActivations, QLayout, q_values
+from millpond.fast.q_updates import (
     METRICS,
     DQNBatches,
     FlatOptimizer,
     PQNCollection,
-    QActivations,
-    QLayout,
     QShared,
     dqn_gradient,
-    q_values,
     train_dqn,
     train_pqn,
 )

@@ -59,10 +59,12 @@ def observation_ranges(rows: Rows, num_rows: int, spec: ObservationSpec) -> dict
 
 def _sample(rows: Rows, num_rows: int, spec: ObservationSpec) -> Tensor:
     """Return observations [N, *observation] of steps at equal distances; those of agents that were not alive are replaced."""
-    observation, alive = (rows[name][:num_rows].flatten(0, 2) for name in ("observation", "alive"))
+    steps = num_rows * rows.horizon * rows.agents_per_row
     count = max(32, min(MAX_STEPS, MAX_NUMBERS // int(np.prod(spec.shape, dtype=np.int64))))
-    stride = len(alive) // count | 1  # odd, so that it is no multiple of the length of rows or of short episodes
-    observation, alive = observation[::stride], alive[::stride]
+    stride = steps // count | 1  # odd, so that it is no multiple of the length of rows or of short episodes
+    shape = num_rows, rows.horizon, rows.agents_per_row
+    at = torch.from_numpy(np.stack(np.unravel_index(np.arange(0, steps, stride), shape))).to(rows.device).unbind()
+    observation, alive = rows["observation"][at], rows["alive"][at]
     first = observation.index_select(0, alive.int().argmax().view(1))
     return torch.where(alive.view(-1, *[1] * len(spec.shape)), observation, first)
 
