@@ -34,6 +34,13 @@ def rank_rules(ranks: int) -> Rule:
         yield from _device(values, ranks)
         yield from _workers(values, ranks)
         yield from _rows(values, ranks)
+        if values["ppo.reward_model"] is not None:
+            yield Violation(
+                ("ppo.reward_model",),
+                f"ppo.reward_model={values['ppo.reward_model']} is learned by one process, and there are {ranks} ranks; start "
+                "it without torchrun",
+                ({"ppo.reward_model": None},),
+            )
 
     return rule
 
