@@ -167,7 +167,7 @@ ALLOWED: dict[str, set[str]] = {
         "sweep",
         "bench",
     },
-    "__init__": {"config", "loop", "store", "distributed", "planner", "replay", "trainers"},
+    "__init__": {"errors", "config", "loop", "store", "distributed", "planner", "replay", "trainers"},
     "__main__": {"cli"},
 }
 
