@@ -6,12 +6,13 @@ the rules and errors that all kinds share, `rank_rules` those of several ranks. 
 """
 
 from millpond.config.files import recipe_names
-from millpond.config.load import Loaded, RecipeSource, load
+from millpond.config.load import Loaded, load
 from millpond.config.mixture import MixtureRecipe
 from millpond.config.ppo import PPORecipe
 from millpond.config.recipe import Recipe
 from millpond.config.reward import RewardRecipe
 from millpond.config.rules import ConfigError, Violation
+from millpond.config.sources import RecipeSource
 
 __all__ = [
     "ConfigError",

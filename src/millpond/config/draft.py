@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from millpond.config.check import check
-from millpond.config.load import SECTION, Loaded, RecipeSource, _layered, _validated, _without_section
+from millpond.config.load import SECTION, Loaded, _layered, _validated, _without_section
+from millpond.config.sources import RecipeSource
 
 
 def load_draft(recipe: RecipeSource, overrides: Mapping[str, Any]) -> Loaded:

@@ -14,19 +14,9 @@ from torch import Tensor
 
 from millpond.fast.barrier import new_barrier
 from millpond.fast.gemm import SGEMM
+from millpond.fast.mlp import MLPLayout, MLPMemory, mlp_forward
 from millpond.fast.q_learners import MIN_ROWS_PER_THREAD, joined, run_together
-from millpond.fast.sac import (
-    METRICS,
-    AdamState,
-    MLPLayout,
-    MLPMemory,
-    SACBatches,
-    SACMemory,
-    SACSettings,
-    mlp_forward,
-    squash,
-    train_sac,
-)
+from millpond.fast.sac import METRICS, AdamState, SACBatches, SACMemory, SACSettings, squash, train_sac
 from millpond.fast.simd import WIDTH
 from millpond.learners.dqn import TransitionBatch
 from millpond.learners.flat_parameters import BETA1, BETA2, FlatParameters, RowOptimizer, step_sizes

@@ -71,6 +71,15 @@ def list_pixels(image: npt.NDArray[Any], scale: np.float32, where: Integers, val
 
 
 @compiled_fast
+def end_of_channel(where: Integers, first: int, count: int, limit: int) -> int:
+    """Return the first place after `first` whose pixel has an index of `limit` or more; `count` if there is none."""
+    last = first + 1
+    while last < count and where[last] < limit:
+        last += 1
+    return last
+
+
+@compiled_fast
 def convolve(
     where: Integers, values: Floats, count: int, height: int, width: int, weight: Floats, bias: Floats, padded: Floats
 ) -> None:
@@ -87,9 +96,7 @@ def convolve(
     row, first = width * filters, 0
     while first < count:
         channel = where[first] // area
-        last = first + 1
-        while last < count and where[last] < (channel + 1) * area:
-            last += 1
+        last = end_of_channel(where, first, count, (channel + 1) * area)
         for start in range(0, filters, WIDTH):
             at = channel * SIDE * SIDE * filters + start
             w0, w1, w2 = load_three(weight, at, filters)
@@ -145,9 +152,7 @@ def add_weight_gradient(
     area, before, row, first = height * width, margin(width), width * filters, 0
     while first < count:
         channel = where[first] // area
-        last = first + 1
-        while last < count and where[last] < (channel + 1) * area:
-            last += 1
+        last = end_of_channel(where, first, count, (channel + 1) * area)
         for start in range(0, filters, WIDTH):
             to = channel * SIDE * SIDE * filters + start
             w0, w1, w2 = load_three(out, to, filters)

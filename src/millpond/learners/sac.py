@@ -238,8 +238,7 @@ class SAC:
         action, log_prob = self.actor.sample(batch.observation, self.generator)
         q = self._q(_inputs(batch.observation, action), frozen=True).amin(0)
         loss = (alpha * log_prob - q).mean()
-        self.policy.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.policy.backward(loss)
         self.optimizers["policy"].step([self.learning_rate])
         return loss.detach(), log_prob.detach()
 
