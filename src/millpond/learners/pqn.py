@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from millpond.config.mixture import PQNConfig
-from millpond.devices import make_generator
+from millpond.devices import make_generator, saved
 from millpond.kernels.lambda_return import lambda_return_numba, lambda_return_torch
 from millpond.learners.collection import Collection, CollectionStorage
 from millpond.learners.collector import Epsilon, QCollector
@@ -204,7 +204,7 @@ class AgentGroup:
     def agent_state_dict(self, agent: int) -> dict[str, Any]:
         """Return the state of one agent, without its envs, whose state the vector has."""
         return {
-            "network": {name: tensor.clone() for name, tensor in self.networks[agent].state_dict().items()},
+            "network": {name: saved(tensor) for name, tensor in self.networks[agent].state_dict().items()},
             "optimizer": self.optimizer.row_state(agent),
             "epsilon": self.epsilons[agent].state_dict(),
             "generator": self.generators[agent].get_state(),

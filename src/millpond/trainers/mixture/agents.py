@@ -18,6 +18,7 @@ from torch import Tensor
 
 from millpond import fast
 from millpond.config import MixtureRecipe
+from millpond.devices import saved
 from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
 from millpond.formatting import plural
@@ -241,7 +242,7 @@ class BigAgent:
             "epsilon": self.epsilon.state_dict(),
             "sampler": self.sampler.bit_generator.state,
             "blocks": self.pond.order.state_dict(),
-            "replayed": self.replayed.clone(),
+            "replayed": saved(self.replayed),
             "exploration": None if actor is None else actor.generators[0].get_state(),
         }
 
