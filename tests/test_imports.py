@@ -59,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "fast": {"devices", "compiled", "threads", "losses", "envs", "policies", "rollout", "sizes", "learners"},
     "replay": {"devices", "errors", "formatting", "durable", "compiled", "envs"},
     "data": {"errors", "formatting", "safe_read", "durable", "replay"},
-    "rewards": {"devices", "compiled", "envs", "policies", "data"},
+    "rewards": {"errors", "devices", "compiled", "envs", "policies", "data"},
     "rollout": {"errors", "devices", "envs", "vector"},
     "learners": {"errors", "devices", "schedules", "kernels", "envs", "config", "vector", "policies", "replay"},
     "report": {"errors", "kinds", "formatting", "safe_read", "durable", "envs", "config", "record", "store", "planner"},
@@ -112,6 +112,7 @@ ALLOWED: dict[str, set[str]] = {
         "store",
         "planner",
         "policies",
+        "rewards",
         "replay",
         "rollout",
         "learners",
@@ -144,7 +145,22 @@ ALLOWED: dict[str, set[str]] = {
         "trainers",
         "experiments",
     },
+    "board": {
+        "errors",
+        "formatting",
+        "cpu",
+        "safe_read",
+        "durable",
+        "envs",
+        "config",
+        "record",
+        "store",
+        "report",
+        "trainers",
+        "sweep",
+    },
     "cli": {
+        "board",
         "devices",
         "record",
         "errors",
@@ -283,6 +299,7 @@ LIGHT = [
     ["recipes"],
     ["--help"],
     ["lake", "--help"],
+    ["board", "--help"],
 ]
 
 

@@ -27,11 +27,13 @@ from millpond.processor import check_bfloat16, cpu_name
 LIBRARIES = ("torch", "numpy", "numba", "pydantic", "gymnasium", "h5py", "safetensors", "lz4", "tensorboard", "rich")
 EXTRAS = {  # extra: its distribution, and its purpose
     "atari": ("ale-py", "the Atari emulator, Gravitar among its games (GPL-2.0)"),
+    "board": ("starlette", "the board in the browser"),
     "box2d": ("Box2D", "Box2D, for Gymnasium's LunarLander, BipedalWalker and CarRacing"),
     "metta": ("mettagrid", "the real MettaGrid"),
     "minatar": ("MinAtar", "MinAtar's five games"),
     "mujoco": ("mujoco", "MuJoCo, for Gymnasium's robots such as HalfCheetah"),
     "pettingzoo": ("pettingzoo", "multi-agent environments"),
+    "trackio": ("trackio", "logging to trackio, on this machine"),
     "wandb": ("wandb", "logging to Weights & Biases"),
     "dev": ("pytest", "tests and checks"),
 }

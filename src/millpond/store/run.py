@@ -80,6 +80,7 @@ class Run:
         self.metrics_path = folder / METRICS
         self.warnings_path = folder / WARNINGS
         self.tensorboard_path = folder / "tensorboard"
+        self.videos_path = folder / "videos"  # of evaluations, with log.videos
         self.checkpoints_path = folder / "checkpoints"
         self.report_path = folder / "report.html"
         self.starts_again = False  # resumed, but it had ended before it saved
