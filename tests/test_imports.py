@@ -112,7 +112,6 @@ ALLOWED: dict[str, set[str]] = {
         "store",
         "planner",
         "policies",
-        "rewards",
         "replay",
         "rollout",
         "learners",

@@ -263,8 +263,8 @@ class AgentGroup:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if len(state["agents"]) != self.agents:
             raise LearnerError(f"the saved group has {len(state['agents'])} agents, this one {self.agents}")
-        for agent, saved in enumerate(state["agents"]):
-            self.load_agent_state_dict(agent, saved)
+        for agent, state_of_agent in enumerate(state["agents"]):
+            self.load_agent_state_dict(agent, state_of_agent)
         self._pending = None
         if state["pending"] is not None:
             self.storage.load_state_dict(state["pending"])

@@ -333,10 +333,10 @@ def _training_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     lines += sentence(f"On the GPU, {rows_of}: {describe_cards(plan.device_bytes)}.")
     steps = plan.agent_steps_per_gradient // plan.accumulated_parts
     other = plan.device_bytes - training.total
-    limits = [f"{card} GB {largest_steps(training, steps, other, card):,}" for card in CARDS]
-    return lines + sentence(
-        f"Largest micro-batch in agent steps (trainer.max_minibatch_size), by card: {', '.join(limits)}."
-    )
+    each = plan.bptt_horizon * (plan.agent_steps_per_gradient // plan.minibatch_size)  # agent steps of a row
+    rows_by_card = {card: largest_steps(training, steps, other, card) // each for card in CARDS}
+    limits = ", ".join(f"{card} GB {rows * plan.bptt_horizon:,}" for card, rows in rows_by_card.items())
+    return lines + sentence(f"Largest trainer.max_minibatch_size by card: {limits}.")
 
 
 TEXT = KindText(
