@@ -14,6 +14,7 @@ MODULES = [
     "emulated_budgets.py",
     "emulated_transfers.py",
     "emulated_cores.py",
+    "emulated_graphs.py",
     "triton_kernels.py",
     "emulated_learners.py",
 ]

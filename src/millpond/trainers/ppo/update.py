@@ -23,7 +23,8 @@ from millpond.rollout.micro_batch import Advantages, MicroBatch, gather, newest
 from millpond.rollout.rows import Rows, by_row
 from millpond.rollout.sampling import Draw
 from millpond.threads import torch_threads
-from millpond.trainers.ppo.device_loss import DrawUploads, ppo_loss_on_device
+from millpond.trainers.ppo.device_loss import ppo_loss_on_device
+from millpond.trainers.ppo.device_update import DeviceUpdate
 from millpond.trainers.ppo.schedule_free import follow_value_scale
 
 POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum": 1}  # of the gradients, in the optimizers' moments
@@ -273,20 +274,44 @@ def train_minibatch(
     micro_batch_rows: int,
     device: torch.device,
     all_reduce: AllReduce | None = None,
-    uploads: DrawUploads | None = None,
+    on_device: DeviceUpdate | None = None,
 ) -> Step:
     """Compute the gradient of the drawn rows, in micro-batches of at most `micro_batch_rows`, and take one optimizer step.
 
     `all_reduce` sums a tensor over ranks: each rank divides by the valid steps of all, so that their gradients add up to
-    that of all rows together. On a device the draw and the coefficients are sent by `uploads`, in one copy.
+    that of all rows together. On a device `on_device` sends the draw and the coefficients.
     """
+    if on_device is not None:
+
+        def body(advantages: Advantages, coefficients: Coefficients, picked: Tensor, weight: Any) -> Trained:
+            picked = picked if rows.device == device else torch.from_numpy(draw.rows)
+            return _train(
+                updater, optimizer, rows, advantages, picked, weight, coefficients, micro_batch_rows, all_reduce
+            )
+
+        return Step(*on_device(draw, advantages, coefficients, body))
     picked = torch.from_numpy(draw.rows)
-    weight: Any = draw.weight
-    max_grad_norm: float | Tensor = coefficients.max_grad_norm
-    if uploads is not None:
-        sent, weight, numbers = uploads.send(draw, coefficients)
-        coefficients, max_grad_norm = replace(coefficients, on_device=numbers), numbers[-1]
-        picked = sent if rows.device == device else picked
+    return Step(
+        *_train(updater, optimizer, rows, advantages, picked, draw.weight, coefficients, micro_batch_rows, all_reduce)
+    )
+
+
+Trained = tuple[dict[str, Tensor], Tensor]  # metrics, valid steps
+
+
+def _train(
+    updater: GradientsOfRows,
+    optimizer: torch.optim.Optimizer,
+    rows: Rows,
+    advantages: Advantages,
+    picked: Tensor,
+    weight: Any,
+    coefficients: Coefficients,
+    micro_batch_rows: int,
+    all_reduce: AllReduce | None,
+) -> Trained:
+    """Train on the rows `picked` with their importance weights."""
+    device = updater.parameters[0].device
     valid_steps = advantages.valid_steps.index_select(0, picked.to(rows.device)).sum().to(device)
     if all_reduce is not None:
         all_reduce(valid_steps)
@@ -302,10 +327,10 @@ def train_minibatch(
         for share in updater.backward(rows, advantages, picked[some], weight[some], coefficients, valid_steps):
             for name, value in share.items():
                 metrics[name] = metrics[name] + value if name in metrics else value
+    numbers = coefficients.on_device
+    max_grad_norm = coefficients.max_grad_norm if numbers is None else numbers[-1]
     metrics["grad_norm"] = take_step(updater, optimizer, max_grad_norm, [*metrics.values()], all_reduce)
-    if uploads is not None:
-        uploads.release()
-    return Step(metrics, valid_steps)
+    return metrics, valid_steps
 
 
 def scale_of_minibatch(
