@@ -18,6 +18,7 @@ MODULES = [
     "emulated_report.py",
     "emulated_memory.py",
     "emulated_cores.py",
+    "emulated_graphs.py",
     "triton_kernels.py",
 ]
 HERE = Path(__file__).parent
