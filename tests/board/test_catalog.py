@@ -88,7 +88,23 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     half = make_run(inside, "half")
     shutil.rmtree(half / "checkpoints")
     (half / "checkpoints").symlink_to(outside)
-    assert set(listed(Catalog(inside))) == {"own", "again"}
+    (make_run(inside, "third") / "checkpoints" / "000000000004").symlink_to(outside)
+    (inside / "sweep" / "runs").mkdir(parents=True)
+    (inside / "sweep" / "sweep.json").write_text("{}")
+    (inside / "sweep" / "trials").symlink_to(outside)
+    catalog = Catalog(inside)
+    assert set(listed(catalog)) == {"own", "again"}
+    assert catalog.changes(0)["sweeps"] == []
+
+
+def test_config_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "private.yaml").write_text("env: {id: private}\n")
+    folder = make_run(tmp_path / "runs", "a")
+    (folder / "config.yaml").unlink()
+    (folder / "config.yaml").symlink_to(tmp_path / "private.yaml")
+    run = listed(Catalog(tmp_path / "runs"))["a"]
+    assert "private" not in json.dumps({**run, "note": ""})
+    assert "symbolic link" in run["note"]
 
 
 def test_reading_many_runs_is_spread_over_several_calls(tmp_path: Path) -> None:
