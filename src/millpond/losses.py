@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from millpond.devices import precise_dtype
+
 AllReduce = Callable[[Tensor], object]
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
@@ -57,6 +59,7 @@ class Coefficients:
     weights_value: bool = True
     log_ratio_clamp: float | None = None
     gtd: GTD | None = None  # None: the squared error to the targets
+    on_device: Tensor | None = None  # the numbers among them, of `trainers.ppo.device_loss.NUMBERS`; None on the CPU
 
 
 @dataclass(frozen=True)
@@ -164,12 +167,13 @@ def explained_variance(value: Tensor, target: Tensor, alive: Tensor, all_reduce:
 
 def mean_and_variance(values: Tensor, alive: Tensor, all_reduce: AllReduce | None = None) -> tuple[Tensor, Tensor]:
     """Return both over the valid steps. `all_reduce` sums a tensor over ranks in place: ranks share sums and counts."""
-    sums = torch.stack((alive.sum().double(), torch.where(alive, values, 0.0).sum().double()))
+    wide = precise_dtype(values.device)
+    sums = torch.stack((alive.sum().to(wide), torch.where(alive, values, 0.0).sum().to(wide)))
     if all_reduce is not None:
         all_reduce(sums)
     count = sums[0].clamp(min=1)
     mean = (sums[1] / count).to(values.dtype)
-    squares = torch.where(alive, (values - mean).square(), 0.0).sum().double()
+    squares = torch.where(alive, (values - mean).square(), 0.0).sum().to(wide)
     if all_reduce is not None:
         all_reduce(squares)
     return mean, (squares / count).to(values.dtype)

@@ -13,18 +13,29 @@ MODULES = [
     "emulated_run.py",
     "emulated_budgets.py",
     "emulated_transfers.py",
+    "emulated_learners.py",
+    "emulated_recipes.py",
+    "emulated_report.py",
     "emulated_cores.py",
     "triton_kernels.py",
-    "emulated_learners.py",
 ]
 HERE = Path(__file__).parent
+
+
+@pytest.mark.slow
+def test_slow_tests_of_modules_pass_in_a_separate_process() -> None:
+    run_in_separate_process("emulated_recipes.py", "-m", "slow")
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_module_passes_in_a_separate_process(module: str) -> None:
     if module == "triton_kernels.py":
         pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / module)]
+    run_in_separate_process(module)
+
+
+def run_in_separate_process(module: str, *options: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / module), *options]
     done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout or "100%" in done.stdout, done.stdout

@@ -21,16 +21,16 @@ class Budget(NamedTuple):
 BUDGETS: dict[str, dict[str, Budget]] = {
     # recipe: unit: launches, syncs, uploads, of them blocking, downloads
     "grid": {
-        "group step": Budget(71, 0.01, 1.1, 0, 1),
-        "update": Budget(3244, 0, 4, 4, 0),
+        "group step": Budget(24, 0.01, 1.1, 0, 1),
+        "update": Budget(381, 0, 1, 0, 0),
     },
     "metta": {
-        "group step": Budget(56, 0.01, 1.1, 0, 1),
-        "update": Budget(3239, 0, 4, 4, 0),
+        "group step": Budget(24, 0.01, 1.1, 0, 1),
+        "update": Budget(365, 0, 1, 0, 0),
     },
     "mettagrid": {
-        "group step": Budget(63, 1.1, 1.1, 0, 1),
-        "update": Budget(3459, 12, 4, 4, 0),
+        "group step": Budget(18, 0.01, 1.1, 0, 1),
+        "update": Budget(369, 0, 1, 0, 0),
     },
     "mixture": {
         "group step": Budget(19, 0, 1.3, 0.1, 1),
@@ -39,6 +39,6 @@ BUDGETS: dict[str, dict[str, Budget]] = {
     },
     "reward-online": {
         "group step": Budget(6.1, 0, 0.4, 0, 0.2),
-        "update": Budget(298, 0, 2, 0, 0),
+        "update": Budget(274, 0, 2, 0, 0),
     },
 }

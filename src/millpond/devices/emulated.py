@@ -20,8 +20,9 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from millpond.devices import EMULATED, DeviceError
-from millpond.devices.counts import count
+from millpond.devices.counts import count, count_work
 from millpond.devices.emulated_streams import host_waits, start_download, start_upload, used
+from millpond.devices.live_memory import HeldBlock, hold
 
 CPU = torch.device("cpu")
 # Operations that return a view, or memory that is not written: no kernel runs.
@@ -48,6 +49,7 @@ class EmulatedTensor(torch.Tensor):
     """A tensor of the emulated device; `host` has its numbers."""
 
     host: torch.Tensor
+    _held: HeldBlock | None  # for `live_memory`
 
     @staticmethod
     def __new__(cls, host: torch.Tensor) -> EmulatedTensor:
@@ -61,6 +63,7 @@ class EmulatedTensor(torch.Tensor):
             device=torch.device(EMULATED, 0),
         )
         made.host = host.detach() if host.requires_grad else host
+        made._held = hold(host)
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -79,7 +82,7 @@ class EmulatedTensor(torch.Tensor):
     def data(self, new: torch.Tensor) -> None:
         torch.Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
         assert isinstance(new, EmulatedTensor)
-        self.host = new.host
+        self.host, self._held = new.host, new._held
 
     def numpy(self, *, force: bool = False) -> Any:
         if force:
@@ -136,6 +139,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         host_kwargs["device"] = CPU
     host_kwargs.pop("pin_memory", None)
     result = func(*tree_map(_host, args), **host_kwargs)
+    if name not in COPIES and name not in WITHOUT_KERNEL and not func.is_view:
+        count_work(func, tree_map(_host, args), host_kwargs, result)
     written = _written(func, args, kwargs)
     if written is not None:
         return written
@@ -277,6 +282,11 @@ def is_pinned(tensor: torch.Tensor) -> bool:
 _registered = False
 _float64_is_refused = False
 _library: Any = None  # kept, so that its kernels stay registered
+
+
+def refuses_float64() -> bool:
+    """True within `refusing_float64`."""
+    return _float64_is_refused
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from millpond.policies.device_steps import normalised
+
 FLOOR = 0.01  # minimum deviation: a number that never changed must not explode when it first does
 CLIP = 5.0
 
@@ -32,6 +34,9 @@ class Normalizer(nn.Module):
         self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
 
     def forward(self, numbers: Tensor) -> Tensor:
+        if numbers.device.type != "cpu":
+            scaled: Tensor = normalised(numbers, self.mean, self.variance, FLOOR, self.clip)
+            return scaled
         deviation = self.variance.sqrt().clamp(min=FLOOR).to(numbers.dtype)
         return ((numbers - self.mean.to(numbers.dtype)) / deviation).clamp(-self.clip, self.clip)
 

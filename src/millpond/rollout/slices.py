@@ -232,13 +232,15 @@ class DeviceSlice:
         self._resets, self._centers, self._finals = False, False, 0
         self._final_places: Array = np.zeros(0, np.int64)  # in [T, R, a]
         self._is_open = False
+        self._copies: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # targets and sources, by dtype
 
     def act(self, actor: DeviceActor, generator: torch.Generator | None, t: int) -> tuple[Array, Any, Any]:
         tensors = self._send(actor)
         mask = tensors.get("action_mask")
         acted = actor.act_on_device(tensors["observation"], self.joined_state, mask, generator)
         if self._host_places is None:
-            self._put("action", t, acted.action)  # in the dtype that the envs take
+            place = self._places["action"][t]
+            place.copy_(acted.action.view(place.shape))  # in the dtype that the envs take
             return self._lane.down.fetch({"action": self._places["action"][t]})["action"], acted.log_prob, acted.value
         fetched = self._lane.down.fetch(
             {"action": acted.action, "log_prob": acted.log_prob.float(), "value": acted.value.float()}
@@ -261,11 +263,22 @@ class DeviceSlice:
             self._put(name, t, tensors[name])
         self._put("log_prob", t, log_prob)
         self._put("value", t, value)
+        self._write()
         self._lane.up.release()
 
     def _put(self, name: str, t: int, values: Tensor) -> None:
-        target = self._places[name][t]
-        target.copy_(values.view(target.shape))
+        self._put_at(self._places[name][t], values)
+
+    def _put_at(self, target: Tensor, values: Tensor) -> None:
+        targets, sources = self._copies.setdefault(target.dtype, ([], []))
+        targets.append(target)
+        sources.append(values.view(target.shape))
+
+    def _write(self) -> None:
+        """Write what was put, all arrays of a dtype together."""
+        for targets, sources in self._copies.values():
+            torch._foreach_copy_(targets, sources)
+        self._copies.clear()
 
     def store_outcome(self, t: int, terminated: Array) -> None:
         self._outcome_at, batch = t, self.batch
@@ -301,6 +314,7 @@ class DeviceSlice:
 
     def end_round(self, actor: DeviceActor, *, bootstraps: bool) -> None:
         tensors = self._send(actor)
+        self._write()
         if bootstraps:
             value = actor.value_on_device(tensors["observation"], self.joined_state)
             self._rows.write_row("next_value", self.row, value.view(self.agents))
@@ -327,8 +341,8 @@ class DeviceSlice:
         tensors = up.tensors
         if self._host_places is None and self._outcome_at >= 0:
             self._put("reward", self._outcome_at, tensors["reward"])
-            ends = self._places["ends"][:, self._outcome_at]
-            ends.copy_(tensors["ends"].view(ends.shape))
+            for place, ended in zip(self._places["ends"][:, self._outcome_at], tensors["ends"], strict=True):
+                self._put_at(place, ended)
             if self._centers:
                 self._put("reward_baseline", self._outcome_at, tensors["reward_baseline"])
         if self._finals:

@@ -8,7 +8,7 @@ from typing import Any
 
 from millpond.config import MixtureRecipe
 from millpond.config.check import flatten
-from millpond.config.mixture import SINGLE, frame_skip, longest_n_step, own_envs
+from millpond.config.mixture import SINGLE, frame_skip, longest_n_step, own_envs, state_shape
 from millpond.envs.spec import EnvSpec
 from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
 from millpond.planner.kind import Plan
@@ -122,7 +122,7 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None, vector: str = AT_T
     frame = observation = pond_record = lake_record = lake_frame = None
     measured = compressed = False
     if spec is not None:
-        schema = Schema.from_spec(spec)
+        schema = Schema.from_spec(spec, state_shape=state_shape(recipe))
         frame, compressed = spec.observation.nbytes, bool(schema.compressed)
         observation = frame * recipe.env.frame_stack
         lake_frame, measured = _stored_frame(recipe, spec, frame) if compressed else (float(frame), False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from millpond.config import MixtureRecipe
+from millpond.config.mixture import state_shape
 from millpond.formatting import box, exact_size, figures, number, plural, sentence, size
 from millpond.planner.kind import ComparisonRow, KindText
 from millpond.planner.mixture.numbers import MixturePlan
@@ -124,6 +126,9 @@ def _memory(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
         ("both observations in full", number(twice), f"two stacks of {stack}" if stack > 1 else "stored twice"),
         ("each frame once", number(plan.frame_bytes), f"{twice / plan.frame_bytes:g} times smaller"),
     ]
+    memory = state_shape(recipe)
+    if memory is not None and plan.mode != "single":
+        rows.append(("the agent's state", number(4 * prod(memory)), f"{recipe.policy.core}, stored with every step"))
     lines = ["", "Bytes per transition", *figures(rows)]
     lines += sentence(
         f"A million transitions: {size(twice * 1e6)} in full, {size(plan.frame_bytes * 1e6)} stored once."

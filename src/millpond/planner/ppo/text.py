@@ -6,6 +6,7 @@ from math import ceil
 
 from millpond.config import PPORecipe
 from millpond.config.check import flatten
+from millpond.config.reward_model import ONLINE
 from millpond.config.rules import as_override
 from millpond.config.schedules import schedules_of
 from millpond.config.style import STYLE_KEYS
@@ -35,6 +36,7 @@ def show_ppo(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         *_style(recipe),
         *_run(recipe, plan),
         *_schedules(recipe, plan),
+        *_reward_model(recipe, plan),
         *_rows_memory(recipe, plan),
         *_training_memory(recipe, plan),
     ]
@@ -252,6 +254,28 @@ def _schedules(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         change = f"{one.start:.3g}" if one.kind == "constant" else f"{one.start:.3g} to {one.end:.3g}"
         rows.append((one.path, change, ", ".join(parts)))
     return ["", "Schedules", *figures(rows)] if rows else []
+
+
+def _reward_model(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
+    """Say where rewards come from if they are not the env's, and what that costs."""
+    name, settings = recipe.ppo.reward_model, recipe.reward_model
+    if name is None:
+        return []
+    lines = ["", "Reward model (ppo.reward_model)"]
+    if name != ONLINE:
+        return lines + sentence(
+            f"Advantages are estimated from the rewards that run {name} predicts; it learns no more."
+        )
+    steps = settings.episodes_per_batch * settings.steps_per_episode
+    memory = "" if plan.reward_model_bytes is None else f"{size(plan.reward_model_bytes)}; "
+    shape = f"{settings.episodes_per_batch:,} episodes x {settings.steps_per_episode:,} steps = {steps:,} steps each"
+    rows = [
+        ("records in its store", number(settings.records), f"{memory}saved in every checkpoint"),
+        ("finished episodes to begin", number(settings.min_episodes), "until then the env's rewards count"),
+        ("updates per iteration", number(settings.updates), f"{settings.objective}, {shape}"),
+        ("updates in the run", number(settings.updates * plan.iterations), "at most"),
+    ]
+    return lines + figures(rows)
 
 
 def _rows_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:

@@ -26,7 +26,7 @@ from millpond.distributed import (
 )
 from millpond.formatting import sentence
 from millpond.loop import Address, LevelEnd, Loop, NonFiniteError
-from millpond.losses import mean_and_variance
+from millpond.losses import Coefficients, mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.planned import plan_over_ranks, share_of_rank
 from millpond.planner.ppo.advice import plain_reasons
@@ -59,7 +59,9 @@ from millpond.trainers.common.reporting import next_steps, report_at_end, summar
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.advantages import Estimator, estimate_advantages, refresh_advantages
 from millpond.trainers.ppo.build import autocast, make_actor, make_network, make_optimizer, make_updater, make_vector
+from millpond.trainers.ppo.device_loss import DrawUploads
 from millpond.trainers.ppo.measures import EVERY, gradient_is_due, observation_ranges, value_gradient_share
+from millpond.trainers.ppo.reward_model import OnlineRewardModel, make_reward_model
 from millpond.trainers.ppo.schedule_free import ScheduleFreeAdamW, averaged
 from millpond.trainers.ppo.scheduled import ScheduledSettings
 from millpond.trainers.ppo.update import Step, Updater, refresh_rows, train_minibatch, update_value_scale
@@ -112,6 +114,7 @@ class PPOTrainer:
                 state_shape,
                 ratio=recipe.ppo.recompute_advantage,
                 baseline=recipe.ppo.reward_centering is not None,
+                learned_reward=recipe.ppo.reward_model is not None,
             ),
             planned.buffer_rows,
             planned.bptt_horizon,
@@ -120,6 +123,7 @@ class PPOTrainer:
             "cpu" if recipe.trainer.cpu_offload else str(self.device),
             resets_state=recipe.ppo.reset_state,
         )
+        self.reward_model = make_reward_model(recipe, spec, self.rows, run, self.device)
         self.collector = Collector(
             self.vector,
             self.rows,
@@ -132,10 +136,14 @@ class PPOTrainer:
             zero_state=recipe.ppo.row_state == "zero",
             bootstraps_truncation=recipe.ppo.bootstrap_truncation and not recipe.ppo.ignore_truncation,
             bootstraps_row_end=recipe.ppo.row_end == "bootstrap",
+            next_observations=None if self.reward_model is None else self.reward_model.next_observations,
         )
         self.scheduled = ScheduledSettings(recipe, total.iterations)
         self.now = self.scheduled.at(0)  # settings of the current iteration
         self.advantages: Advantages  # of the current rows
+        self.coefficients: Coefficients  # of the current iteration
+        on_cpu = self.device.type == "cpu"
+        self.uploads = None if on_cpu else DrawUploads(planned.minibatch_segments, self.device)
         self.vector.reset(seeds[4])
 
         self.loop = self._make_loop()
@@ -147,16 +155,20 @@ class PPOTrainer:
             keep_every=recipe.checkpoint.keep_every,
         )
         self.parts = Parts(
-            weights={"policy": self.policy},
+            weights={
+                "policy": self.policy,
+                **({"reward": self.reward_model.network} if isinstance(self.reward_model, OnlineRewardModel) else {}),
+            },
             state={
                 "optimizer": self.optimizer,
                 "collector": PerRank(ranks, self.collector),
                 "vector": PerRank(ranks, VectorState(self.vector, seeds[4])),
                 "random": PerRank(ranks, RandomState(sampler=self.sampler)),
+                **({} if self.reward_model is None else {"reward_model": self.reward_model}),
                 "callbacks": self.callbacks,
             },
             values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
-            may_lack=("callbacks",),
+            may_lack=("callbacks", "reward_model"),
         )
         self._updates_of_epoch: list[tuple[Draw, Step]] = []  # of this update epoch, and the last one before it
         self.score: float | None = None
@@ -182,6 +194,7 @@ class PPOTrainer:
                     self.now = self.scheduled.at(self.loop.totals["iteration"])
                     collected = self._collect()
                     self.advantages = self._estimate()
+                    self.coefficients = self.now.coefficients(self.policy, self.rows)
                     self._measure(self.advantages)
                 elif self.recipe.ppo.recompute_advantage:
                     self.advantages = self._estimate_again()
@@ -231,6 +244,10 @@ class PPOTrainer:
         self.counters.agent_steps += collected.agent_steps
         self.counters.frames += collected.env_steps * self.vector.spec.frame_skip
         self.counters.episodes += len(collected.episodes)
+        if self.reward_model is not None:
+            with self.timer("reward_model"):
+                for name, value in self.reward_model.after_collection().items():
+                    self.loop.record(name, value)
         return collected
 
     def _acting_threads(self) -> int:
@@ -282,8 +299,7 @@ class PPOTrainer:
         if gradient_is_due(iteration) and self.recipe.policy.target is None and shared:
             rows = self._micro_batch_rows
             with torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
-                coefficients = self.now.coefficients(self.policy, self.rows)
-                share = value_gradient_share(self.policy, self.rows, advantages, coefficients, rows, self.device)
+                share = value_gradient_share(self.policy, self.rows, advantages, self.coefficients, rows, self.device)
             self.loop.record("value_gradient_share", share)
 
     def _draws(self) -> Iterator[Draw]:
@@ -313,10 +329,11 @@ class PPOTrainer:
                 self.rows,
                 advantages,
                 draw,
-                self.now.coefficients(self.policy, self.rows),
+                self.coefficients,
                 micro_batch_rows=self._micro_batch_rows,
                 device=self.device,
                 all_reduce=self.ranks.all_reduce,
+                uploads=self.uploads,
             )
         self.counters.updates += 1
         self._updates_of_epoch.append((draw, step))
