@@ -30,6 +30,12 @@ def test_episode_of_a_grid_is_its_states_actions_and_rewards(tmp_path: Path) -> 
     assert play(run.folder, best=False, seed=5)["actions"] == episode["actions"]
     agent, cells = len(episode["grid"]["cell_names"]) - 1, np.array(episode["grid"]["map"])
     moved = 0
+    directions = {"noop": (0, 0), "north": (-1, 0), "south": (1, 0), "west": (0, -1), "east": (0, 1)}
+    steps = episode["grid"]["steps"]
+    for before, after, actions in zip(steps[:-1], steps[1:], episode["actions"][:-1], strict=True):
+        for old, new, action in zip(before["agents"], after["agents"], actions, strict=True):
+            went = (new[0] - old[0], new[1] - old[1])
+            assert went in ((0, 0), directions[episode["action_names"][int(action)]])
     for step, action in zip(episode["grid"]["steps"], episode["actions"], strict=True):
         for row, column, code in step["cells"]:
             cells[row, column] = code
