@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "threads": {"cpu"},
     "devices": {"errors"},
     "kernels": {"devices"},
-    "losses": set(),
+    "losses": {"devices"},
     "recipes": set(),
     "envs": {"errors", "formatting", "compiled"},
     "config": {"errors", "formatting", "kinds", "sizes", "recipes", "envs", "schedules"},

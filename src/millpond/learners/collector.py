@@ -16,7 +16,7 @@ from millpond.devices.sending import Sender
 from millpond.devices.staging import BlockField, Downloads, Uploads
 from millpond.envs.env_batch import EpisodeStats
 from millpond.learners.collection import Collection, CollectionStorage, Final
-from millpond.learners.q_network import StackedQNetworks, with_mask
+from millpond.learners.q_network import QNetwork, StackedQNetworks, with_mask
 from millpond.schedules import linear
 from millpond.vector import Batch, FiniteCheck, Vector
 from millpond.vector.finite import is_finite
@@ -259,7 +259,8 @@ class QCollector:
         if not self.state.shape[2]:
             return self._q_values(together, observation)
         before = self.state[together, envs]
-        q, after = self.q.networks[together.start].step(observation[0], before[0])
+        network: QNetwork = self.q.networks[together.start]
+        q, after = network.step(observation[0], before[0])
         if t < self.storage.steps:
             self.storage.state[where] = before
             before[0] = after

@@ -75,12 +75,12 @@ class QNetwork(nn.Module):
         if self.core is not None:
             features, _ = self.core.step(features, self.initial_state(len(features), features.device))
         q: Tensor = self.output(self.hidden(features))
-        return q if self.quantiles == 1 else q.unflatten(-1, (self.actions, self.quantiles)).mean(-1)
+        return q if self.quantiles == 1 else q.view(len(q), self.actions, self.quantiles).mean(-1)
 
     def of_quantiles(self, observation: Tensor) -> Tensor:
         """observation [N, *obs] -> quantiles of the return of each action [N, actions, quantiles]."""
         q: Tensor = self.output(self.hidden(self.encoder(observation)))
-        return q.unflatten(-1, (self.actions, self.quantiles))
+        return q.view(len(q), self.actions, self.quantiles)
 
     @torch.no_grad()
     def pull(self, other: QNetwork, weight: float = 1.0) -> None:
@@ -90,9 +90,9 @@ class QNetwork(nn.Module):
         """
         theirs = dict(other.named_parameters())
         for name, own in self.named_parameters():
-            value = theirs[name]
+            value: Tensor = theirs[name]
             if name.startswith("output.") and other.quantiles > self.quantiles:
-                value = value.unflatten(0, (self.actions, other.quantiles)).mean(1)
+                value = value.view(self.actions, other.quantiles, *value.shape[1:]).mean(1)
             elif name.startswith("output.") and other.quantiles < self.quantiles:
                 value = value.repeat_interleave(self.quantiles, 0)
             own.lerp_(value, weight)
