@@ -9,6 +9,7 @@ import pytest
 
 import millpond
 from millpond.config import ConfigError
+from millpond.errors import MillpondError
 
 
 def test_plan_train_load_act(tmp_path: Path) -> None:
@@ -37,6 +38,9 @@ def test_settings_may_be_keywords_mappings_or_overrides() -> None:
     assert config == {"extends": "grid", "trainer": {"num_envs": 128}}, "it is left as it was"
     with pytest.raises(ConfigError, match=r"did you mean trainer\.num_envs"):
         millpond.plan({"extends": "grid", "trainer": {"num_env": 128}})
+    for wrong in ("seed=3", ["seed=3", 4], 4):
+        with pytest.raises(MillpondError, match=r"pass a list of texts|4 is not an override"):
+            millpond.plan("grid", wrong)  # type: ignore[arg-type]
 
 
 def test_acting_respects_the_action_mask(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ ALLOWED: dict[str, set[str]] = {
     "processor": {"errors", "durable"},
     "threads": {"cpu"},
     "devices": {"errors"},
-    "kernels": set(),
-    "losses": set(),
+    "kernels": {"devices"},
+    "losses": {"devices"},
     "recipes": set(),
     "envs": {"errors", "formatting", "compiled"},
     "config": {"errors", "formatting", "kinds", "sizes", "recipes", "envs", "schedules"},
@@ -57,9 +57,9 @@ ALLOWED: dict[str, set[str]] = {
     },
     "policies": {"errors", "devices", "envs", "sizes"},
     "fast": {"devices", "compiled", "threads", "losses", "envs", "policies", "rollout", "sizes", "learners"},
-    "replay": {"errors", "formatting", "durable", "compiled", "envs"},
+    "replay": {"devices", "errors", "formatting", "durable", "compiled", "envs"},
     "data": {"errors", "formatting", "safe_read", "durable", "replay"},
-    "rewards": {"devices", "compiled", "envs", "policies", "data"},
+    "rewards": {"errors", "devices", "compiled", "envs", "policies", "data"},
     "rollout": {"errors", "devices", "envs", "vector"},
     "learners": {"errors", "devices", "schedules", "kernels", "envs", "config", "vector", "policies", "replay"},
     "report": {"errors", "kinds", "formatting", "safe_read", "durable", "envs", "config", "record", "store", "planner"},
@@ -94,6 +94,7 @@ ALLOWED: dict[str, set[str]] = {
         "report",
     },
     "bench": {
+        "rewards",
         "errors",
         "devices",
         "kinds",
@@ -143,7 +144,22 @@ ALLOWED: dict[str, set[str]] = {
         "trainers",
         "experiments",
     },
+    "board": {
+        "errors",
+        "formatting",
+        "cpu",
+        "safe_read",
+        "durable",
+        "envs",
+        "config",
+        "record",
+        "store",
+        "report",
+        "trainers",
+        "sweep",
+    },
     "cli": {
+        "board",
         "devices",
         "record",
         "errors",
@@ -167,7 +183,7 @@ ALLOWED: dict[str, set[str]] = {
         "sweep",
         "bench",
     },
-    "__init__": {"config", "loop", "store", "distributed", "planner", "replay", "trainers"},
+    "__init__": {"config", "errors", "loop", "store", "distributed", "planner", "replay", "trainers"},
     "__main__": {"cli"},
 }
 
@@ -282,6 +298,7 @@ LIGHT = [
     ["recipes"],
     ["--help"],
     ["lake", "--help"],
+    ["board", "--help"],
 ]
 
 

@@ -69,9 +69,8 @@ def compare_vmap(name: str, agents: int, rounds: int) -> None:
     stacked, buffers = stack_module_state(networks)  # type: ignore[arg-type]
 
     def looped() -> None:
-        group.parameters.zero_grad()
         for agent, network in enumerate(networks):
-            network(observations[agent]).square().mean().backward()
+            group.parameters.backward(network(observations[agent]).square().mean(), agent)
 
     def vmapped() -> None:
         def one(parameters: dict[str, torch.Tensor], own: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:

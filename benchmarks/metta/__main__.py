@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.metta.page import write_page
 from benchmarks.metta.tasks import BATCH, SETTINGS, TASKS
 from benchmarks.zoo.results import path_of, read_results
-from benchmarks.zoo.training import result_of, train_millpond
+from benchmarks.zoo.training import result_of, train_here
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -28,10 +28,8 @@ def run(name: str, setting: str, seed: int, folder: Path, quick: bool) -> None:
     """Train and write the result."""
     task, chosen = TASKS[name], SETTINGS[setting]
     steps = BATCH if quick else task.steps
-    # `train_millpond` takes the task's recipe; here the setting names it
-    trained = train_millpond(
-        replace(task, recipe=chosen.recipe), seed, steps, None, 1, chosen.overrides(name), warm_up=False
-    )
+    # `train_here` takes the task's recipe; here the setting names it
+    trained = train_here(replace(task, recipe=chosen.recipe), seed, steps, chosen.overrides(name))
     result_of(trained, name, setting, seed, 1).write(folder)
 
 

@@ -211,6 +211,9 @@ def evaluate(
 
 def _merge_overrides(overrides: Overrides, settings: Mapping[str, Any]) -> dict[str, Any]:
     from millpond.config.load import parse_override
+    from millpond.errors import MillpondError
 
+    if isinstance(overrides, str) or not isinstance(overrides, Iterable):
+        raise MillpondError(f"overrides={overrides!r}: pass a list of texts or a mapping, such as ['ppo.gamma=0.9']")
     parsed = overrides if isinstance(overrides, Mapping) else dict(parse_override(text) for text in overrides)
     return {**parsed, **settings}

@@ -265,8 +265,28 @@ def test_refused_part_of_a_dict_is_named():
         ({"speed": [None, None], "kind": 1}, "part 'speed'"),
         ({"speed": [0.0, 0.0], "kind": None}, "part 'kind'"),
         ({"speed": [0.0, 0.0], "kind": 7}, "part 'kind'"),
-        ({"kind": 1}, "KeyError"),
+        ({"kind": 1}, "part 'speed' .*it has no 'speed'"),
         (None, "NoneType"),
     ):
         with pytest.raises(EnvError, match=part):
             layout.write(value, into)
+
+
+@pytest.mark.parametrize(
+    ("space", "wrong", "why"),
+    [
+        (spaces.Discrete(3), -1, "not a whole number from 0 to 2"),
+        (spaces.Discrete(3, start=-2), 1, "not a whole number from -2 to 0"),
+        (spaces.Discrete(3), 1.5, "not a whole number"),
+        (spaces.MultiDiscrete([2, 3]), np.array([-1, 0]), r"not from \[0, 0\] to \[1, 2\]"),
+        (spaces.MultiDiscrete([2, 3]), np.array([2, 0]), "a number is not from"),
+        (spaces.MultiDiscrete([2, 3], start=[4, 0]), np.array([1, 1]), r"from \[4, 0\] to \[5, 2\]"),
+    ],
+)
+def test_values_outside_a_choice_are_not_taken_for_others(space, wrong, why):
+    layout = ObservationLayout(space, "test")
+    into = np.zeros(layout.spec.shape, layout.spec.dtype)
+    with pytest.raises(EnvError, match=why):
+        layout.write(wrong, into)
+    for _ in range(20):
+        layout.write(space.sample(), into)

@@ -21,24 +21,24 @@ class Budget(NamedTuple):
 BUDGETS: dict[str, dict[str, Budget]] = {
     # recipe: unit: launches, syncs, uploads, of them blocking, downloads
     "grid": {
-        "group step": Budget(72, 0.01, 7.3, 7.3, 1.1),
-        "update": Budget(3253, 0, 4, 4, 0),
+        "group step": Budget(24, 0.01, 1.1, 0, 1),
+        "update": Budget(381, 0, 1, 0, 0),
     },
     "metta": {
-        "group step": Budget(59, 0.01, 7.6, 7.6, 1.2),
-        "update": Budget(3248, 0, 4, 4, 0),
+        "group step": Budget(24, 0.01, 1.1, 0, 1),
+        "update": Budget(365, 0, 1, 0, 0),
     },
     "mettagrid": {
-        "group step": Budget(64, 1.1, 7.1, 7.1, 1.1),
-        "update": Budget(3468, 12, 4, 4, 0),
+        "group step": Budget(18, 0.01, 1.1, 0, 1),
+        "update": Budget(369, 0, 1, 0, 0),
     },
     "mixture": {
-        "group step": Budget(23, 0.1, 6.4, 6.4, 1.4),
-        "update": Budget(204, 0, 0, 0, 0),
-        "BigAgent step": Budget(104, 1, 11, 11, 1),
+        "group step": Budget(19, 0, 1.3, 0.1, 1),
+        "update": Budget(163, 0, 0, 0, 0),
+        "BigAgent step": Budget(96, 0, 1, 0, 0),
     },
     "reward-online": {
-        "group step": Budget(6.1, 0, 2.7, 2.7, 0.2),
-        "update": Budget(343, 0, 13, 13, 0),
+        "group step": Budget(6.1, 0, 0.4, 0, 0.2),
+        "update": Budget(274, 0, 2, 0, 0),
     },
 }

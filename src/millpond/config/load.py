@@ -244,6 +244,10 @@ def _unknown_agents(source: PlainSource, values: Mapping[str, Any]) -> str:
 
 def parse_override(text: str) -> tuple[str, Any]:
     """Parse `trainer.batch_size=262_144` to key and value."""
+    if not isinstance(text, str):  # from Python
+        raise MillpondError(
+            f"{text!r} is not an override; write 'section.key=value', such as 'trainer.batch_size=262_144'"
+        )
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key or any(not part for part in key.split(".")):

@@ -20,7 +20,11 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from millpond.devices import EMULATED, DeviceError
-from millpond.devices.counts import count
+from millpond.devices.counts import Kind, count_work
+from millpond.devices.counts import count as add_to_counts
+from millpond.devices.emulated_graphs import note, require_allowed
+from millpond.devices.emulated_streams import host_waits, start_download, start_upload, used
+from millpond.devices.live_memory import HeldBlock, hold
 
 CPU = torch.device("cpu")
 # Operations that return a view, or memory that is not written: no kernel runs.
@@ -47,6 +51,7 @@ class EmulatedTensor(torch.Tensor):
     """A tensor of the emulated device; `host` has its numbers."""
 
     host: torch.Tensor
+    _held: HeldBlock | None  # for `live_memory`
 
     @staticmethod
     def __new__(cls, host: torch.Tensor) -> EmulatedTensor:
@@ -60,6 +65,7 @@ class EmulatedTensor(torch.Tensor):
             device=torch.device(EMULATED, 0),
         )
         made.host = host.detach() if host.requires_grad else host
+        made._held = hold(host)
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -78,7 +84,7 @@ class EmulatedTensor(torch.Tensor):
     def data(self, new: torch.Tensor) -> None:
         torch.Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
         assert isinstance(new, EmulatedTensor)
-        self.host = new.host
+        self.host, self._held = new.host, new._held
 
     def numpy(self, *, force: bool = False) -> Any:
         if force:
@@ -107,6 +113,12 @@ class EmulatedTensor(torch.Tensor):
         raise TypeError("a tensor of the emulated device cannot be saved; save its copy on the CPU")
 
 
+def count(kind: Kind, operation: str, nbytes: int = 0) -> None:
+    """Count what the device is asked to do; a captured graph refuses some of it."""
+    require_allowed(kind, operation)
+    add_to_counts(kind, operation, nbytes)
+
+
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operation on the CPU, and count what it would have been on a GPU."""
     name = func._schema.name.partition("::")[2]
@@ -121,15 +133,25 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     others = [tensor for tensor in tensors if not isinstance(tensor, EmulatedTensor)]
     target = kwargs.get("device")
     on_device = target is None or torch.device(target).type == EMULATED
+    if not func.is_view:
+        used([tensor.host for tensor in own if tensor is not args[0] or name != "copy_"])
     if name in COPIES:
         on_device = _count_copy(name, args, kwargs, on_device)
+        asynchronous = name == "copy_" and (kwargs.get("non_blocking") or (len(args) > 2 and bool(args[2])))
+        if asynchronous and _start_copy(args[0], args[1]):
+            return args[0]
     else:
         _count_kernel(func, name, args, own, others)
     host_kwargs = tree_map(_host, kwargs)
     if "device" in host_kwargs:
         host_kwargs["device"] = CPU
     host_kwargs.pop("pin_memory", None)
-    result = func(*tree_map(_host, args), **host_kwargs)
+    host_args = tree_map(_host, args)
+    result = func(*host_args, **host_kwargs)
+    if not func.is_view and name not in WITHOUT_KERNEL:
+        note(func, host_args, host_kwargs, result)
+        if name not in COPIES:
+            count_work(func, host_args, host_kwargs, result)
     written = _written(func, args, kwargs)
     if written is not None:
         return written
@@ -139,6 +161,23 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with torch.inference_mode(False):  # a view of an ordinary tensor is an ordinary tensor
             return tree_map(_wrap, result)
     return tree_map(_wrap, result)
+
+
+def _start_copy(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Start a copy between pinned memory and the device that the host does not wait for; return False if it has to wait."""
+    if isinstance(target, EmulatedTensor) == isinstance(source, EmulatedTensor):
+        return False
+    upload = isinstance(target, EmulatedTensor)
+    if not is_pinned(source if upload else target) or target.shape != source.shape:
+        return False
+    if upload and target.dtype == source.dtype and target.is_contiguous():
+        start_upload(_host(target), source)
+    elif upload:
+        start_upload(torch.empty_like(source), source)  # to a buffer of the device first
+        _host(target).copy_(source)
+    else:
+        start_download(target, _host(source).to(target.dtype))
+    return True
 
 
 def _count_copy(name: str, args: Any, kwargs: dict[str, Any], on_device: bool) -> bool:
@@ -151,6 +190,11 @@ def _count_copy(name: str, args: Any, kwargs: dict[str, Any], on_device: bool) -
         count("launch", name)
     elif from_device:
         count("download", name, source.nbytes)
+        asynchronous = target is not None and (kwargs.get("non_blocking") or (len(args) > 2 and bool(args[2])))
+        if target is None or not (asynchronous and is_pinned(target)):
+            host_waits()
+        if target is not None and target.dtype != source.dtype:
+            count("launch", "copy_ to another dtype")
     else:
         asynchronous = kwargs.get("non_blocking") or (len(args) > 2 and bool(args[2]))
         count("upload" if asynchronous and is_pinned(source) else "blocking upload", name, source.nbytes)
@@ -178,6 +222,7 @@ def _count_kernel(func: Any, name: str, args: Any, own: list[Any], others: list[
         )
     if name in SYNCING:
         count("sync", name)
+        host_waits()
     if name not in WITHOUT_KERNEL and not func.is_view and name != "_local_scalar_dense":
         count("launch", name)
 
@@ -219,8 +264,12 @@ def kernel(function: Function) -> Function:
         if not any(isinstance(value, EmulatedTensor) for value in tree_flatten((args, kwargs))[0]):
             return function(*args, **kwargs)
         count("launch", function.__name__)
+        used([value.host for value in tree_flatten((args, kwargs))[0] if isinstance(value, EmulatedTensor)])
+        host_args, host_kwargs = tree_map(_host, args), tree_map(_host, kwargs)
         with torch.no_grad():
-            return tree_map(_wrap, function(*tree_map(_host, args), **tree_map(_host, kwargs)))
+            result = function(*host_args, **host_kwargs)
+        note(function, host_args, host_kwargs, result)
+        return tree_map(_wrap, result)
 
     return launch  # type: ignore[return-value]
 
@@ -249,6 +298,11 @@ _float64_is_refused = False
 _library: Any = None  # kept, so that its kernels stay registered
 
 
+def refuses_float64() -> bool:
+    """True within `refusing_float64`."""
+    return _float64_is_refused
+
+
 @contextmanager
 def refusing_float64() -> Iterator[None]:
     """Within this context the device has no float64, like MPS."""
@@ -275,6 +329,7 @@ def register() -> None:
     class Module(_DummyBackendModule):
         def synchronize(self, device: Any = None) -> None:
             count("sync", "synchronize")
+            host_waits()
 
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
             return []

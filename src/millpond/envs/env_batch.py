@@ -49,6 +49,17 @@ class EnvError(MillpondError):
     """An environment cannot be made or used as requested; the message says why and what to do."""
 
 
+class NotInSpaceError(EnvError):
+    """An observation is not a value of the env's space. `what` describes it, whoever passed it."""
+
+    def __init__(self, env_id: str, what: str) -> None:
+        super().__init__(
+            f"env {env_id!r} returned {what}. "
+            f"Return a value of the space, or change observation_space; `millpond envs check {env_id}` checks it"
+        )
+        self.what = what
+
+
 @dataclass
 class Buffers:
     """Arrays of one batch of envs. All are C-contiguous, first axis envs, so that a slice of envs is a view."""

@@ -8,14 +8,15 @@ B values in a batch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.env_batch import EnvError
+from millpond.envs.env_batch import EnvError, NotInSpaceError
 from millpond.envs.families import LOOPED, family_of
 from millpond.envs.registry import REWARD_NAMES, make_env_batch
 from millpond.envs.spec import EnvSpec, Part
@@ -60,6 +61,7 @@ class EnvFormat:
                 f"{('B', *spec.shape)}{several}"
             )
         single = array.shape == spec.shape
+        _require_some(1 if single else len(array))
         return EncodedObservations(np.array(array[None] if single else array, spec.dtype), None, single)
 
     def decode(self, action: Array, single: bool) -> Any:
@@ -129,10 +131,12 @@ class SpaceFormat(EnvFormat):
         if self._mask_within and isinstance(observation, Mapping):
             observation, mask = observation["observation"], np.asarray(observation["action_mask"], np.bool_)
         single, batch = _count(observation, self._space, self.spec.id)
+        _require_some(batch)
         values = [observation] if single else [_pick(observation, self._space, index) for index in range(batch)]
         spec = self.spec.observation
         stored = np.zeros((len(values), *spec.shape), spec.dtype)
-        self.observations.write_all(values, stored)
+        with _passed_by_caller(self.spec.id):
+            self.observations.write_all(values, stored)
         return EncodedObservations(stored, mask if mask is None else mask.reshape(len(values), -1), single)
 
     def decode(self, action: Array, single: bool) -> Any:
@@ -160,12 +164,27 @@ class AgentsFormat(EnvFormat):
             observation = observation["observation"]
         shown = self.spec.observation
         stored, masks = np.zeros((1, *shown.shape), shown.dtype), np.zeros((1, self.spec.action.mask_size), np.bool_)
-        spaces.observation.write(number, observation, stored[0])
+        with _passed_by_caller(self.spec.id):
+            spaces.observation.write(number, observation, stored[0])
         spaces.action.write_mask(number, mask, masks[0], env_id=self.spec.id, env=0)
         return EncodedObservations(stored, masks if self.spec.action_masks else None, True)
 
     def decode_agent(self, agent: Any, action: Array) -> Any:
         return self._spaces.action.read(self._spaces.index[agent], action[0])
+
+
+@contextmanager
+def _passed_by_caller(env_id: str) -> Iterator[None]:
+    """Report observations that are not in the space as those of the caller, not of the env."""
+    try:
+        yield
+    except NotInSpaceError as error:
+        raise EnvError(f"{env_id}: predict was called with {error.what}") from error
+
+
+def _require_some(batch: int) -> None:
+    if not batch:
+        raise EnvError("a batch of 0 observations; pass at least one")
 
 
 def _inner(space: Any) -> list[tuple[Any, Any]] | None:

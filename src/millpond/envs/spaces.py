@@ -15,7 +15,7 @@ import gymnasium.spaces as gs
 import numpy as np
 import numpy.typing as npt
 
-from millpond.envs.env_batch import EnvError
+from millpond.envs.env_batch import EnvError, NotInSpaceError
 from millpond.envs.spec import ActionSpec, ObservationSpec, Part, PartKind
 
 Array = npt.NDArray[Any]
@@ -66,12 +66,12 @@ class Leaf:
         elif isinstance(space, gs.Discrete):
             self.shape = (int(space.n),)
             eye, start = np.eye(int(space.n), dtype=np.uint8), int(space.start)
-            self.encode = lambda value: np.asarray(eye[int(value) - start])
+            self.encode = lambda value: np.asarray(eye[option_of(value, start, len(eye))])
         elif isinstance(space, gs.MultiDiscrete):
             sizes, start_at = space.nvec.ravel(), space.start.ravel()
             self.shape = (int(sizes.sum()),)
-            ends = np.concatenate([[0], np.cumsum(sizes)[:-1]]) - start_at
-            self.encode = lambda value: one_hots(np.asarray(value).ravel() + ends, self.shape[0])
+            first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+            self.encode = lambda value: one_hots(options_of(value, start_at, sizes) + first, self.shape[0])
         elif isinstance(space, gs.MultiBinary):
             self.shape = tuple(space.shape)
             self.encode = np.asarray
@@ -85,9 +85,12 @@ class Leaf:
     def read(self, value: Any) -> Array:
         """Return this part of a value of the space, encoded; refuse what is not a value of its shape and kind."""
         found = value
-        try:
-            for key in self.path:
+        for key in self.path:
+            try:
                 found = found[key]
+            except (TypeError, LookupError) as error:
+                raise self.refusal(found, f"it has no {key!r}") from error
+        try:
             encoded = self.encode(found)
         except (TypeError, ValueError, LookupError) as error:
             raise self.refusal(found, f"{type(error).__name__}: {error}") from error
@@ -98,13 +101,28 @@ class Leaf:
             raise self.refusal(found, f"it does not fit into {self.dtype}" if numbers else "it is not made of numbers")
         return encoded
 
-    def refusal(self, value: Any, why: str) -> EnvError:
+    def refusal(self, value: Any, why: str) -> NotInSpaceError:
         """Return the error of an env that returned this value."""
-        part = f" as part {self.name!r} of an observation" if self.path else " as an observation"
-        return EnvError(
-            f"env {self.env_id!r} returned {describe_value(value)}{part}, which is not in its space {self.space}: {why}. "
-            f"Return a value of the space, or change observation_space; `millpond envs check {self.env_id}` checks it"
+        part = f"part {self.name!r} of an observation" if self.path else "an observation"
+        return NotInSpaceError(
+            self.env_id, f"{describe_value(value)} as {part}, which is not in its space {self.space}: {why}"
         )
+
+
+def option_of(value: Any, start: int, count: int) -> int:
+    """Return the index of a value of a Discrete space; refuse others, which would index from the end, or be cut."""
+    option = int(value) - start
+    if not 0 <= option < count or option + start != value:
+        raise ValueError(f"it is not a whole number from {start} to {start + count - 1}")
+    return option
+
+
+def options_of(value: Any, start: Array, count: Array) -> Array:
+    """Return the indices of a value of a MultiDiscrete space; refuse others, which would be options of the next choice."""
+    options: Array = np.asarray(value).ravel() - start
+    if (options < 0).any() or (options >= count).any():
+        raise ValueError(f"a number is not from {start.tolist()} to {(start + count - 1).tolist()}")
+    return options
 
 
 def one_number(value: Any) -> Array:

@@ -1,35 +1,25 @@
-"""Epsilon-greedy exploration, and collecting steps of PQN agents into memory that is preallocated on the device.
+"""Epsilon-greedy exploration, and collecting steps of PQN agents.
 
-A agents   T steps   E envs per agent   a agents evaluated together
+A agents   T steps   E envs per agent   a agents evaluated together   S state vectors   H hidden
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from millpond.devices.sending import Sender
+from millpond.devices.staging import BlockField, Downloads, Uploads
 from millpond.envs.env_batch import EpisodeStats
-from millpond.envs.spec import EnvSpec
-from millpond.learners.q_network import StackedQNetworks, with_mask
-from millpond.replay.schema import ACTION_MASK, Schema
-from millpond.replay.steps import Steps, validate
+from millpond.learners.collection import Collection, CollectionStorage, Final
+from millpond.learners.q_network import QNetwork, StackedQNetworks, with_mask
 from millpond.schedules import linear
 from millpond.vector import Batch, FiniteCheck, Vector
 from millpond.vector.finite import is_finite
-
-
-class Final(NamedTuple):
-    """The final observation of a step, and the mask of the actions that were allowed there; empty without masks."""
-
-    t: int
-    env: int
-    observation: np.ndarray[Any, Any]
-    mask: np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Epsilon:
@@ -88,136 +78,6 @@ def allowed_action(draw: Tensor, mask: Tensor) -> Tensor:
     return (so_far <= place.unsqueeze(-1)).sum(-1)
 
 
-@dataclass
-class Collection:
-    """The steps of one agent; views that are valid until the next collection begins.
-
-    `value` and `final_value` are the largest Q of each observation and, where truncated, of the final one.
-    `lost`: the env crashed and was restarted, so that this step was never taken. Masks have no columns if the environment
-    has none.
-    """
-
-    observation: Tensor  # [T, E, *observation]
-    action: Tensor  # [T, E] int32
-    reward: Tensor  # [T, E]
-    terminated: Tensor  # [T, E]
-    truncated: Tensor  # [T, E]
-    lost: Tensor  # [T, E]
-    value: Tensor  # [T, E]
-    final_value: Tensor  # [T, E]
-    action_mask: Tensor  # [T, E, actions]
-    next_value: Tensor  # [E]
-    epsilon: float
-    final_observation: np.ndarray[Any, Any]  # [K, *observation], of the steps in `has_final`, ordered by step, then env
-    final_action_mask: np.ndarray[Any, np.dtype[np.bool_]]  # [K, actions]
-    has_final: np.ndarray[Any, np.dtype[np.bool_]]  # [T, E]
-    episodes: list[EpisodeStats] = field(default_factory=list)
-
-    @property
-    def env_steps(self) -> int:
-        return self.reward.numel()
-
-    def as_steps(self, schema: Schema, *, agent: int = 0, round_number: int = 0, policy_version: int = 0) -> Steps:
-        """Return a copy as validated steps, for a pond or a lake of this schema.
-
-        If the schema stores single frames, the newest one of each stack [..., stack * planes, height, width] is taken.
-        A lost step counts as truncated, so that nothing leads from it into the next episode.
-        """
-        observation, final_observation = self.observation.cpu().numpy(), self.final_observation
-        frame = schema.observation[0].shape
-        if frame != observation.shape[2:]:
-            observation, final_observation = (each[..., -frame[0] :, :, :] for each in (observation, final_observation))
-        shown: Any = observation.copy()
-        final: Any = final_observation
-        if self.action_mask.shape[-1]:
-            shown = {"observation": shown, ACTION_MASK: self.action_mask.cpu().numpy().copy()}
-            final = {"observation": final, ACTION_MASK: self.final_action_mask}
-        steps = Steps(
-            observation=shown,
-            action=self.action.cpu().numpy().copy(),
-            reward=self.reward.cpu().numpy().copy(),
-            terminated=self.terminated.cpu().numpy().copy(),
-            truncated=self.truncated.cpu().numpy() | self.lost.cpu().numpy(),
-            final_observation=final,
-            has_final=self.has_final,
-            agent=agent,
-            round=round_number,
-            policy_version=policy_version,
-            epsilon=self.epsilon,
-        )
-        return validate(steps, schema, observation.shape[1])
-
-
-class CollectionStorage:
-    """The arrays of all agents' collections."""
-
-    NAMES = (
-        "observation",
-        "action",
-        "reward",
-        "terminated",
-        "truncated",
-        "lost",
-        "value",
-        "final_value",
-        "action_mask",
-    )
-
-    def __init__(self, spec: EnvSpec, agents: int, steps: int, envs: int, device: torch.device) -> None:
-        self.agents, self.steps, self.envs, self.device = agents, steps, envs, device
-        lead = (agents, steps, envs)
-
-        def zeros(dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(lead, dtype=dtype, device=device)
-
-        self.observation_dtype = np.dtype(spec.observation.dtype)
-        dtype = torch.from_numpy(np.empty(0, self.observation_dtype)).dtype
-        self.observation = torch.zeros((*lead, *spec.observation.shape), dtype=dtype, device=device)
-        self.action, self.reward = zeros(torch.int32), zeros()
-        self.terminated, self.truncated, self.lost = zeros(torch.bool), zeros(torch.bool), zeros(torch.bool)
-        self.value, self.final_value = zeros(), zeros()
-        self.next_value = torch.zeros((agents, envs), device=device)
-        actions = spec.action.mask_size if spec.action_masks else 0
-        self.action_mask = torch.zeros((*lead, actions), dtype=torch.bool, device=device)
-
-    def write(self, name: str, where: Any, values: np.ndarray[Any, Any] | Tensor) -> None:
-        """Write one field at `where`: an index of agents, steps and envs."""
-        target: Tensor = getattr(self, name)
-        if self.device.type == "cpu":  # with a few envs numpy takes a tenth of torch's time
-            target.numpy()[where] = values.numpy() if isinstance(values, Tensor) else values
-        else:
-            target[where] = torch.as_tensor(values).to(self.device)
-
-    def view(self, agent: int, epsilon: float, finals: list[Final], episodes: list[EpisodeStats]) -> Collection:
-        """Return one agent's collection. `finals` are ordered by t, then env."""
-        has_final = np.zeros((self.steps, self.envs), np.bool_)
-        for final in finals:
-            has_final[final.t, final.env] = True
-        none = np.empty((0, *self.observation.shape[3:]), self.observation_dtype)
-        no_mask = np.empty((0, self.action_mask.shape[-1]), np.bool_)
-        return Collection(
-            **{name: getattr(self, name)[agent] for name in self.NAMES},
-            next_value=self.next_value[agent],
-            epsilon=epsilon,
-            final_observation=np.stack([final.observation for final in finals]) if finals else none,
-            final_action_mask=np.stack([final.mask for final in finals]) if finals else no_mask,
-            has_final=has_final,
-            episodes=episodes,
-        )
-
-    def of_agent(self, agent: int) -> dict[str, Tensor]:
-        """Return the arrays of one agent [T, E, ...] by name."""
-        return {name: getattr(self, name)[agent] for name in (*self.NAMES, "next_value")}
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name).clone() for name in (*self.NAMES, "next_value")}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        for name in (*self.NAMES, "next_value"):
-            if name in state or name != "action_mask":  # states of earlier versions have no masks
-                getattr(self, name).copy_(state[name])
-
-
 class QCollector:
     """Fills a storage from the agents' vectors. If agents act one after the other, the envs of the others, if they have
     workers, step meanwhile."""
@@ -234,6 +94,10 @@ class QCollector:
         self._q_values = q if q_values is None else q_values
         self.agents = range(len(self.vectors))
         self.masks = storage.action_mask.shape[-1] > 0
+        self.state = torch.zeros_like(storage.state[:, 0])  # [A, E, S, H] of every env, before its next step
+        self.on_cpu = storage.device.type == "cpu"
+        self._transfers: dict[tuple[int, int], tuple[Uploads, Downloads]] = {}  # by first agent and first env
+        self._send = Sender(storage.device)
         self._finite = [FiniteCheck(v, name) for v, name in zip(vectors, names or [""] * len(vectors), strict=True)]
 
     def collect(self, epsilons: Sequence[Epsilon], generators: Sequence[torch.Generator]) -> list[Collection]:
@@ -243,6 +107,7 @@ class QCollector:
         """
         for check in self._finite:
             check.begin()
+        self.storage.begin()
         explore, random_action = self._draw_exploration(epsilons, generators)
         finals: list[list[Final]] = [[] for _ in self.agents]
         episodes: list[list[EpisodeStats]] = [[] for _ in self.agents]
@@ -253,6 +118,7 @@ class QCollector:
             raise
         if any(check.found for check in self._finite) or not self._storage_is_finite():
             self._raise_bad_numbers(episodes)
+        self.storage.send_outcomes()
         return [
             self.storage.view(agent, epsilon.value, finals[agent], episodes[agent])
             for agent, epsilon in enumerate(epsilons)
@@ -260,8 +126,8 @@ class QCollector:
 
     def _fill(
         self,
-        explore: np.ndarray[Any, Any],
-        random_action: np.ndarray[Any, Any],
+        explore: Any,
+        random_action: Any,
         finals: list[list[Final]],
         episodes: list[list[EpisodeStats]],
     ) -> None:
@@ -281,29 +147,26 @@ class QCollector:
 
     def _storage_is_finite(self) -> bool:
         """Return True if all observations and rewards of the collections are finite; one pass over each."""
-        reward, observation, check = self.storage.reward, self.storage.observation, self._finite[0]
-        if self.storage.device.type == "cpu":
-            finite = not check.sees_observations or check.finite_observations(observation.numpy())
-            return is_finite(reward.numpy()) and finite
-        if observation.is_floating_point():
-            return bool(torch.isfinite(reward).all() & torch.isfinite(observation).all())
-        finite = not check.sees_observations or check.finite_observations(observation.cpu().numpy())
-        return bool(torch.isfinite(reward).all()) and finite
+        host, check = self.storage.host, self._finite[0]
+        return is_finite(host["reward"]) and (
+            not check.sees_observations or check.finite_observations(host["observation"])
+        )
 
     def _raise_bad_numbers(self, episodes: list[list[EpisodeStats]]) -> None:
         """Look at every number of the collections, and raise for the first agent with one that is not finite."""
-        envs = np.arange(self.storage.envs)
+        envs, host = np.arange(self.storage.envs), self.storage.host
         for agent, check in enumerate(self._finite):
-            check.steps("reward", self.storage.reward[agent].cpu().numpy().T[:, :, None], envs)
-            check.steps("observation", self.storage.observation[agent].cpu().numpy().swapaxes(0, 1)[:, :, None], envs)
+            check.steps("reward", host["reward"][agent].T[:, :, None], envs)
+            check.steps("observation", host["observation"][agent].swapaxes(0, 1)[:, :, None], envs)
             for name in ("action", "terminated", "truncated"):
-                check.keep(name, getattr(self.storage, name)[agent].cpu().numpy().T[:, :, None], envs)
+                check.keep(name, host[name][agent].T[:, :, None], envs)
             check.raise_found(episodes[agent])
 
-    def _draw_exploration(
-        self, epsilons: Sequence[Epsilon], generators: Sequence[torch.Generator]
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Draw where each agent explores, and with which action: [A, T, E] each; with masks a number for `allowed_action`."""
+    def _draw_exploration(self, epsilons: Sequence[Epsilon], generators: Sequence[torch.Generator]) -> tuple[Any, Any]:
+        """Draw where each agent explores, and with which action: [A, T, E] each; with masks a number for `allowed_action`.
+
+        They are arrays on the CPU, and stay on a device.
+        """
         storage, actions = self.storage, self.q.networks[0].actions
         shape, explore, action = (storage.steps, storage.envs), [], []
         for generator, epsilon in zip(generators, epsilons, strict=True):
@@ -312,40 +175,107 @@ class QCollector:
                 action.append(torch.rand(shape, generator=generator, device=storage.device))
             else:
                 action.append(torch.randint(actions, shape, generator=generator, device=storage.device))
-        return torch.stack(explore).cpu().numpy(), torch.stack(action).cpu().numpy()
+        drawn = torch.stack(explore), torch.stack(action)
+        return (drawn[0].numpy(), drawn[1].numpy()) if self.on_cpu else drawn
 
     def _act(
         self,
         together: slice,
         t: int,
         batches: list[Batch],
-        explore: np.ndarray[Any, Any],
-        random_action: np.ndarray[Any, Any],
+        explore: Any,
+        random_action: Any,
     ) -> None:
         """Choose the actions of some agents and send them; after the last step, only compute values."""
-        storage, envs = self.storage, slice(batches[0].first, batches[0].last)
-        observation = torch.from_numpy(np.stack([batch.observation[:, 0] for batch in batches])).to(storage.device)
-        q, mask = self._q_values(together, observation), None
-        if self.masks:
-            mask = torch.from_numpy(np.stack([batch.action_mask[:, 0] for batch in batches])).to(storage.device)
-        value, best = best_actions(with_mask(q, mask))
-        if t == storage.steps:
-            storage.write("next_value", (together, envs), value)
+        envs = slice(batches[0].first, batches[0].last)
+        if t == self.storage.steps:
             for check, batch in zip(self._finite[together], batches, strict=True):
                 check.current(batch)
-            return
-        where = together, t, envs
+        act = self._act_on_cpu if self.on_cpu else self._act_on_device
+        action = act((together, t, envs), batches, explore, random_action)
+        if action is not None:
+            self.storage.host["action"][together, t, envs] = action
+            for batch, vector, actions in zip(batches, self.vectors[together], action, strict=True):
+                batch.action[:, 0] = actions
+                vector.send()
+
+    def _act_on_cpu(
+        self, where: tuple[slice, int, slice], batches: list[Batch], explore: Any, random_action: Any
+    ) -> np.ndarray[Any, Any] | None:
+        """Return actions [a, E] of a step, and store what they are chosen from; None after the last step."""
+        storage, (together, t, envs) = self.storage, where
+        observation = torch.from_numpy(np.stack([batch.observation[:, 0] for batch in batches]))
+        q, mask = self._step(where, observation), None
+        if self.masks:
+            mask = torch.from_numpy(np.stack([batch.action_mask[:, 0] for batch in batches]))
+        # With a few envs numpy takes a tenth of torch's time.
+        values = with_mask(q, mask).numpy()
+        value, best = values.max(-1), values.argmax(-1)
+        if t == storage.steps:
+            storage.next_value.numpy()[together, envs] = value
+            return None
         random = random_action[where]
         if mask is not None:
-            random = allowed_action(torch.from_numpy(random).to(storage.device), mask).cpu().numpy()
-            storage.write("action_mask", where, mask)
-        action = np.where(explore[where], random, best).astype(np.int32)
-        storage.write("observation", where, observation)
-        storage.write("value", where, value)
-        storage.write("action", where, action)
-        for batch, vector, actions in zip(batches, self.vectors[together], action, strict=True):
-            batch.action[:, 0] = actions
-            vector.send()
+            random = allowed_action(torch.from_numpy(random), mask).numpy()
+            storage.host["action_mask"][where] = mask.numpy()
+        storage.host["observation"][where] = observation.numpy()
+        storage.value.numpy()[where] = value
+        action: np.ndarray[Any, Any] = np.where(explore[where], random, best).astype(np.int32)
+        return action
+
+    def _act_on_device(
+        self, where: tuple[slice, int, slice], batches: list[Batch], explore: Any, random_action: Any
+    ) -> np.ndarray[Any, Any] | None:
+        """Do the same on a device: one copy there, and the actions back."""
+        storage, (together, t, envs) = self.storage, where
+        uploads, downloads = self._transfers_of(together, envs, batches)
+        uploads.open()
+        for agent, batch in enumerate(batches):
+            uploads.arrays["observation"][agent] = batch.observation[:, 0]
+            if self.masks:
+                uploads.arrays["action_mask"][agent] = batch.action_mask[:, 0]
+        uploads.send()
+        observation, mask = uploads.tensors["observation"], uploads.tensors.get("action_mask")
+        value, best = with_mask(self._step(where, observation), mask).max(-1)
+        if t == storage.steps:
+            storage.next_value[together, envs].copy_(value)
+            uploads.release()
+            return None
+        random = random_action[where] if mask is None else allowed_action(random_action[where], mask)
+        action = storage.action[where].copy_(torch.where(explore[where], random, best))
+        storage.value[where].copy_(value)
+        for name, sent in uploads.tensors.items():
+            getattr(storage, name)[where].copy_(sent)
+            storage.host[name][where] = uploads.arrays[name]
+        uploads.release()
+        return downloads.fetch({"action": action})["action"]
+
+    def _step(self, where: tuple[slice, int, slice], observation: Tensor) -> Tensor:
+        """Return Q [a, E, actions]; agents with memory, which act one after the other, store and advance their states.
+
+        After the last step states stay: the next collection begins with the same observations.
+        """
+        together, t, envs = where
+        if not self.state.shape[2]:
+            return self._q_values(together, observation)
+        before = self.state[together, envs]
+        network: QNetwork = self.q.networks[together.start]
+        q, after = network.step(observation[0], before[0])
+        if t < self.storage.steps:
+            self.storage.state[where] = before
+            before[0] = after
+        return q.unsqueeze(0)
+
+    def _transfers_of(self, together: slice, envs: slice, batches: list[Batch]) -> tuple[Uploads, Downloads]:
+        """Return the pinned memory of some agents' observations and actions in one group of envs."""
+        key = (together.start, envs.start)
+        if key not in self._transfers:
+            lead, device = (len(batches), envs.stop - envs.start), self.storage.device
+            names = ("observation", "action_mask") if self.masks else ("observation",)
+            hosts = {name: self.storage.host[name] for name in names}
+            fields = {name: BlockField((*lead, *array.shape[3:]), array.dtype) for name, array in hosts.items()}
+            self._transfers[key] = Uploads(fields, device), Downloads({"action": BlockField(lead, np.int32)}, device)
+        return self._transfers[key]
 
     def _store_outcome(self, agent: int, t: int, batch: Batch) -> list[Final]:
         """Store rewards and flags of step t; return the final observations of truncated and lost steps.
@@ -361,10 +291,17 @@ class QCollector:
             "lost": batch.restarted,
         }
         for name, values in columns.items():
-            storage.write(name, (agent, t, envs), values)
+            storage.host[name][agent, t, envs] = values
         ended = _where(truncated)
+        state = self.state[agent, envs]
         finals = [
-            Final(t, batch.first + env, batch.final_observation[env, 0].copy(), batch.final_action_mask[env, 0].copy())
+            Final(
+                t,
+                batch.first + env,
+                batch.final_observation[env, 0].copy(),
+                batch.final_action_mask[env, 0].copy(),
+                state[env].clone(),
+            )
             for env in ended
         ]
         if ended:
@@ -373,29 +310,24 @@ class QCollector:
             )
         for env in _where(batch.restarted):
             seen, mask = (
-                array[agent, t, batch.first + env].cpu().numpy().copy()
-                for array in (storage.observation, storage.action_mask)
+                storage.host[name][agent, t, batch.first + env].copy() for name in ("observation", "action_mask")
             )
-            finals.append(Final(t, batch.first + env, seen, mask))
+            finals.append(Final(t, batch.first + env, seen, mask, state[env].clone()))
+        if state.shape[1]:
+            begins = batch.terminated[:, 0] | batch.truncated[:, 0] | batch.restarted
+            state.masked_fill_(self._send({"begins": begins})["begins"].view(-1, 1, 1), 0)
         return finals
 
     def _value_finals(self, agent: int, finals: list[Final]) -> None:
         """Compute the values that truncated steps bootstrap from."""
         finals.sort(key=lambda final: final[:2])
-        if finals:
-            steps, envs, seen, masks = zip(*finals, strict=True)
-            q = self.q.networks[agent](torch.from_numpy(np.stack(seen)).to(self.storage.device))
-            mask = torch.from_numpy(np.stack(masks)).to(self.storage.device) if self.masks else None
-            self.storage.final_value[agent, list(steps), list(envs)] = with_mask(q, mask).amax(-1)
-
-
-def best_actions(q: Tensor) -> tuple[np.ndarray[Any, Any] | Tensor, np.ndarray[Any, Any]]:
-    """Return the largest Q [...] of Q [..., actions], where it is, and its action, an array; the first of equal ones."""
-    if q.device.type == "cpu":  # with a few envs numpy takes a tenth of torch's time
-        values = q.numpy()
-        return values.max(-1), values.argmax(-1)
-    value, best = q.max(-1)
-    return value, best.cpu().numpy()
+        if not finals:
+            return
+        steps, envs, seen, masks, states = zip(*finals, strict=True)
+        arrays = {"observation": np.stack(seen), "steps": np.array(steps), "envs": np.array(envs)}
+        sent = self._send(arrays | ({"mask": np.stack(masks)} if self.masks else {}))
+        q, _ = self.q.networks[agent].step(sent["observation"], torch.stack(states))
+        self.storage.final_value[agent, sent["steps"], sent["envs"]] = with_mask(q, sent.get("mask")).amax(-1)
 
 
 def _where(flags: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> list[int]:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from millpond.devices import saved
+
 ALIGNMENT = 16  # floats: 64 bytes
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 MIN_TRACTABLE_RHO = 5.0
@@ -44,6 +46,12 @@ class FlatParameters:
                 parameter.data = place
                 parameter.grad = self._view(self.grad, name)[row] if trained else None
                 parameter.requires_grad_(trained)
+        self._parameters = [[dict(network.named_parameters())[name] for name in self.shapes] for network in networks]
+        self._gradients: list[list[Tensor]] = []
+        if trained:
+            self._gradients = [
+                [self._view(self.grad, name)[row] for name in self.shapes] for row in range(len(networks))
+            ]
 
     def _view(self, matrix: Tensor, name: str) -> Tensor:
         """Return one parameter of all networks, [A, *shape]."""
@@ -54,13 +62,23 @@ class FlatParameters:
         """Return each parameter of all networks, [A, *shape], in the same memory; `put_gradients` takes their gradients."""
         return {name: self._view(self.data, name).detach().requires_grad_() for name in self.shapes}
 
+    @torch.no_grad()
     def put_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Copy gradients in the order of `stacked` into `grad`."""
-        for name, gradient in zip(self.shapes, gradients, strict=True):
-            self._view(self.grad, name).copy_(gradient)
+        torch._foreach_copy_([self._view(self.grad, name) for name in self.shapes], list(gradients))
 
-    def zero_grad(self) -> None:
-        self.grad.zero_()
+    def backward(self, loss: Tensor, row: int = 0) -> None:
+        """Compute the gradient of one network's loss and write it into its row of `grad`.
+
+        On a device this is one copy; autograd would add each parameter's gradient to zeros.
+        """
+        if loss.device.type == "cpu":
+            self.grad[row].zero_()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return
+        gradients = torch.autograd.grad(loss, self._parameters[row])
+        with torch.no_grad():
+            torch._foreach_copy_(self._gradients[row], list(gradients))
 
 
 def clip_rows(grad: Tensor, max_norm: float) -> Tensor:
@@ -144,8 +162,8 @@ class RowOptimizer:
 
     def row_state(self, row: int) -> dict[str, Any]:
         return {
-            "first": self.first[row].clone(),
-            "second": self.second[row].clone(),
+            "first": saved(self.first[row]),
+            "second": saved(self.second[row]),
             "updates": self.updates[row],
         }
 

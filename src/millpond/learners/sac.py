@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from millpond.devices import make_generator
+from millpond.devices import make_generator, saved
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.learners.dqn import TransitionBatch
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer
@@ -238,8 +238,7 @@ class SAC:
         action, log_prob = self.actor.sample(batch.observation, self.generator)
         q = self._q(_inputs(batch.observation, action), frozen=True).amin(0)
         loss = (alpha * log_prob - q).mean()
-        self.policy.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.policy.backward(loss)
         self.optimizers["policy"].step([self.learning_rate])
         return loss.detach(), log_prob.detach()
 
@@ -250,8 +249,8 @@ class SAC:
         }
         matrices = {"policy": self.policy.data, "critics": self.critics.data, "behind": self.target_parameters.data}
         return {
-            "matrices": {name: matrix.clone() for name, matrix in matrices.items()},
-            "log_alpha": self.log_alpha.clone(),
+            "matrices": {name: saved(matrix) for name, matrix in matrices.items()},
+            "log_alpha": saved(self.log_alpha),
             "optimizers": rows,
             "generator": self.generator.get_state(),
             "updates": self.updates,

@@ -22,6 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from millpond.policies import device_cores
+from millpond.policies.gates import gru_gates, gru_gates_backward, lstm_gates, lstm_gates_backward
+
 BLOCK = 1_024  # sequence steps per product of the backward pass: 2 MB of gates at H = 128
 
 
@@ -65,6 +68,11 @@ class LSTM(nn.Module):
 
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """features [B, H], state [B, 2, H] -> hidden [B, H], state [B, 2, H]."""
+        if features.device.type != "cpu":
+            stepped: tuple[Tensor, Tensor] = lstm_step(
+                *_in_dtype(features, self.w_input, self.w_hidden, self.bias), state
+            )
+            return stepped
         sums = F.linear(features, self.w_input, self.bias) + F.linear(state[:, 0], self.w_hidden)
         never = torch.zeros(state.shape[0], dtype=torch.bool, device=state.device)
         _, cell, hidden = lstm_gates(sums, state[:, 1], never)
@@ -112,6 +120,11 @@ class GRU(nn.Module):
 
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """features [B, H], state [B, 1, H] -> hidden [B, H], state [B, 1, H]."""
+        if features.device.type != "cpu":
+            stepped: tuple[Tensor, Tensor] = gru_step(
+                *_in_dtype(features, self.w_input, self.w_hidden, self.bias, self.bias_share), state
+            )
+            return stepped
         from_inputs = F.linear(features, self.w_input, self.bias)
         from_hidden = F.linear(state[:, 0], self.w_hidden)
         _, hidden = gru_gates(from_inputs, from_hidden, self.bias_share, state[:, 0])
@@ -157,6 +170,11 @@ def computing_dtype(features: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else features.dtype
 
 
+def _in_dtype(features: Tensor, *weights: Tensor) -> list[Tensor]:
+    dtype = computing_dtype(features)
+    return [tensor.to(dtype) for tensor in (features, *weights)]
+
+
 def blocks_backward(steps: int, batch: int, block: int = BLOCK) -> Iterator[tuple[int, int]]:
     """Yield ranges [start, stop) of steps, last first, of about `block` sequence steps each."""
     length = max(1, block // batch)
@@ -173,28 +191,6 @@ def states_before(hidden: Tensor, hidden0: Tensor, reset: Tensor, start: int, st
 # ---- LSTM, forward and backward
 
 
-def lstm_gates(sums: Tensor, cell_before: Tensor, reset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums [B, 4H] and the cell before [B, H] -> activated gates, cell, hidden."""
-    i, f, g, o = sums.chunk(4, 1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    cell = f * cell_before.masked_fill(reset[:, None], 0) + i.to(cell_before.dtype) * g
-    hidden = (o * cell.tanh()).to(sums.dtype)
-    return torch.cat((i, f, g, o), 1), cell, hidden
-
-
-def lstm_gates_backward(
-    gates: Tensor, cell_before: Tensor, cell: Tensor, reset: Tensor, d_hidden: Tensor, d_cell: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of hidden and cell [B, H] -> gradients of the sums [B, 4H] and of the cell before [B, H]."""
-    i, f, g, o = gates.to(cell.dtype).chunk(4, 1)
-    tanh_cell = cell.tanh()
-    d_cell = d_cell + d_hidden * o * (1 - tanh_cell * tanh_cell)
-    before = cell_before.masked_fill(reset[:, None], 0)
-    di, df = d_cell * g * i * (1 - i), d_cell * before * f * (1 - f)
-    dg, do = d_cell * i * (1 - g * g), d_hidden * tanh_cell * o * (1 - o)
-    return torch.cat((di, df, dg, do), 1), (d_cell * f).masked_fill(reset[:, None], 0)
-
-
 @torch.library.custom_op("millpond::lstm", mutates_args=())
 def lstm_unroll(
     inputs: Tensor, hidden0: Tensor, cell0: Tensor, reset: Tensor, w_input: Tensor, w_hidden: Tensor, bias: Tensor
@@ -202,6 +198,8 @@ def lstm_unroll(
     """inputs [T, B, I], hidden0 and cell0 [B, H], reset [T, B], weights [4H, I] and [4H, H], bias [4H]
     -> hidden [T, B, H], and for the backward pass gates [T, B, 4H] and cell [T, B, H].
     """
+    if inputs.device.type != "cpu":
+        return device_cores.lstm_rows(inputs, hidden0, cell0, reset, w_input, w_hidden, bias)
     steps, batch = reset.shape
     size = hidden0.shape[1]
     hidden = inputs.new_empty(steps, batch, size)
@@ -213,6 +211,19 @@ def lstm_unroll(
         gates[t].addmm_(hidden_before, w_hidden.t())
         gates[t], cell[t], hidden[t] = lstm_gates(gates[t], cell[t - 1] if t else cell0, reset[t])
     return hidden, gates, cell
+
+
+@torch.library.custom_op("millpond::lstm_step", mutates_args=())
+def lstm_step(
+    features: Tensor, w_input: Tensor, w_hidden: Tensor, bias: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """features [B, I], weights, bias, state [B, 2, H] -> hidden [B, H], state: a step on a device."""
+    return device_cores.lstm_step(features, state, w_input, w_hidden, bias)
+
+
+@lstm_step.register_fake
+def _(features: Tensor, w_input: Tensor, w_hidden: Tensor, bias: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    return features.new_empty(len(features), state.shape[-1]), torch.empty_like(state)
 
 
 @lstm_unroll.register_fake
@@ -241,6 +252,10 @@ def lstm_backward(
 
     Gradients of the gates are held for one block of steps at a time.
     """
+    if inputs.device.type != "cpu":
+        return device_cores.lstm_rows_backward(
+            d_output, hidden, gates, cell, inputs, hidden0, cell0, reset, w_input, w_hidden
+        )
     d_inputs = torch.empty_like(inputs)
     d_w_input, d_w_hidden = torch.zeros_like(w_input), torch.zeros_like(w_hidden)
     d_bias = torch.zeros_like(w_hidden[:, 0])
@@ -298,23 +313,6 @@ lstm_unroll.register_autograd(_lstm_gradients, setup_context=_save_lstm)
 # ---- GRU, forward and backward
 
 
-def gru_gates(from_inputs: Tensor, from_hidden: Tensor, bias: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums [B, 3H] twice, the candidate's bias [H], the hidden state before [B, H] -> saved gates [B, 4H], hidden."""
-    in_n, in_r, in_z = from_inputs.chunk(3, 1)
-    hid_r, hid_z, hid_n = from_hidden.chunk(3, 1)
-    r, z, share = (in_r + hid_r).sigmoid(), (in_z + hid_z).sigmoid(), hid_n + bias
-    n = (in_n + r * share).tanh()
-    return torch.cat((n, r, z, share), 1), n + z * (before - n)
-
-
-def gru_gates_backward(gates: Tensor, before: Tensor, d_hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of hidden [B, H] -> gradients of the sums [B, 4H], and of the hidden state before, past the gates."""
-    n, r, z, share = gates.chunk(4, 1)
-    dn = d_hidden * (1 - z) * (1 - n * n)
-    dz = d_hidden * (before - n) * z * (1 - z)
-    return torch.cat((dn, dn * share * r * (1 - r), dz, dn * r), 1), d_hidden * z
-
-
 @torch.library.custom_op("millpond::gru", mutates_args=())
 def gru_unroll(
     inputs: Tensor, hidden0: Tensor, reset: Tensor, w_input: Tensor, w_hidden: Tensor, bias: Tensor, bias_share: Tensor
@@ -322,6 +320,8 @@ def gru_unroll(
     """inputs [T, B, I], hidden0 [B, H], reset [T, B], weights [3H, I] and [3H, H], biases [3H] and [H]
     -> hidden [T, B, H], and for the backward pass gates [T, B, 4H].
     """
+    if inputs.device.type != "cpu":
+        return device_cores.gru_rows(inputs, hidden0, reset, w_input, w_hidden, bias, bias_share)
     steps, batch = reset.shape
     size = hidden0.shape[1]
     hidden = inputs.new_empty(steps, batch, size)
@@ -331,6 +331,21 @@ def gru_unroll(
         from_inputs, from_hidden = torch.addmm(bias, inputs[t], w_input.t()), torch.mm(before, w_hidden.t())
         gates[t], hidden[t] = gru_gates(from_inputs, from_hidden, bias_share, before)
     return hidden, gates
+
+
+@torch.library.custom_op("millpond::gru_step", mutates_args=())
+def gru_step(
+    features: Tensor, w_input: Tensor, w_hidden: Tensor, bias: Tensor, bias_share: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """features [B, I], weights, biases, state [B, 1, H] -> hidden [B, H], state: a step on a device."""
+    return device_cores.gru_step(features, state, w_input, w_hidden, bias, bias_share)
+
+
+@gru_step.register_fake
+def _(
+    features: Tensor, w_input: Tensor, w_hidden: Tensor, bias: Tensor, bias_share: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    return features.new_empty(len(features), state.shape[-1]), torch.empty_like(state)
 
 
 @gru_unroll.register_fake
@@ -353,6 +368,8 @@ def gru_backward(
     w_hidden: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of inputs, hidden0, w_input, w_hidden, bias, bias_share from that of the hidden states [T, B, H]."""
+    if inputs.device.type != "cpu":
+        return device_cores.gru_rows_backward(d_output, hidden, gates, inputs, hidden0, reset, w_input, w_hidden)
     size = hidden0.shape[1]
     d_inputs = torch.empty_like(inputs)
     d_w_input, d_w_hidden = torch.zeros_like(w_input), torch.zeros_like(w_hidden)

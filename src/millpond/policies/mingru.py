@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from millpond.policies import device_cores
 from millpond.policies.cores import computing_dtype
+from millpond.policies.gates import mingru_gates, positive
 
 LONGEST = 64  # steps: the usual row
 
@@ -50,6 +52,11 @@ class MinGRU(nn.Module):
 
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """features [B, H], state [B, L, H] -> output [B, H], state [B, L, H]."""
+        if features.device.type != "cpu":
+            dtype = computing_dtype(features)
+            weights, biases = ([one.to(dtype) for one in some] for some in (self.weights, self.biases))
+            stepped: tuple[Tensor, Tensor] = mingru_step(features.to(dtype), weights, biases, state)
+            return stepped
         after = []
         for weight, bias, before in zip(self.weights, self.biases, state.unbind(1), strict=True):
             keep, add, highway = mingru_gates(F.linear(features, weight, bias))
@@ -66,18 +73,6 @@ class MinGRU(nn.Module):
             before = before.to(dtype).contiguous()
             features = mingru_unroll(features, before, reset, weight.to(dtype), bias.to(dtype))[0]
         return features
-
-
-def mingru_gates(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums [..., 3H] -> share of the state that is kept, what is added to it, and the highway gate: each [..., H]."""
-    candidate, update, highway = sums.chunk(3, -1)
-    z = update.sigmoid()
-    return 1 - z, z * positive(candidate), highway.sigmoid()
-
-
-def positive(candidate: Tensor) -> Tensor:
-    """Return c + 0.5 where c >= 0, else sigmoid(c): continuous, increasing, positive."""
-    return torch.where(candidate >= 0, candidate + 0.5, candidate.sigmoid())
 
 
 def linear_scan(keep: Tensor, add: Tensor, before: Tensor) -> Tensor:
@@ -106,10 +101,26 @@ def mingru_unroll(
     """inputs [T, B, H], hidden0 [B, H], reset [T, B], weight [3H, H], bias [3H]
     -> output [T, B, H], and for the backward pass sums [T, B, 3H] and hidden [T, B, H].
     """
+    if inputs.device.type != "cpu":
+        return device_cores.mingru_rows(inputs, hidden0, reset, weight, bias)
     sums = F.linear(inputs, weight, bias)
     keep, add, highway = mingru_gates(sums)
     hidden = linear_scan(keep.masked_fill(reset[..., None], 0), add, hidden0)
     return torch.lerp(inputs, hidden, highway), sums, hidden
+
+
+@torch.library.custom_op("millpond::mingru_step", mutates_args=())
+def mingru_step(features: Tensor, weights: list[Tensor], biases: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+    """features [B, H], weights and biases of L layers, state [B, L, H] -> output [B, H], state: a step on a device."""
+    after = torch.empty_like(state)
+    for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        features = device_cores.mingru_step(features, state[:, layer], after[:, layer], weight, bias)
+    return features, after
+
+
+@mingru_step.register_fake
+def _(features: Tensor, weights: list[Tensor], biases: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(features), torch.empty_like(state)
 
 
 @mingru_unroll.register_fake
@@ -134,6 +145,8 @@ def mingru_backward(
 
         dh_t = s_t * dy_t + kept_{t+1} * dh_{t+1}
     """
+    if inputs.device.type != "cpu":
+        return device_cores.mingru_rows_backward(d_output, sums, hidden, inputs, hidden0, reset, weight)
     candidate, update, highway = sums.chunk(3, -1)
     z, s, n = update.sigmoid(), highway.sigmoid(), positive(candidate)
     kept = (1 - z).masked_fill(reset[..., None], 0)

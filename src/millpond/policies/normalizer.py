@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from millpond.policies.device_steps import normalised
+
 FLOOR = 0.01  # minimum deviation: a number that never changed must not explode when it first does
 CLIP = 5.0
 
@@ -32,6 +34,9 @@ class Normalizer(nn.Module):
         self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
 
     def forward(self, numbers: Tensor) -> Tensor:
+        if numbers.device.type != "cpu":
+            scaled: Tensor = normalised(numbers, self.mean, self.variance, FLOOR, self.clip)
+            return scaled
         deviation = self.variance.sqrt().clamp(min=FLOOR).to(numbers.dtype)
         return ((numbers - self.mean.to(numbers.dtype)) / deviation).clamp(-self.clip, self.clip)
 
@@ -42,17 +47,16 @@ class Normalizer(nn.Module):
         `all_reduce` sums a tensor over ranks in place, so that all ranks have the same statistics.
         """
         # Sums about the mean so far: additive over ranks, and exact if mean and deviation differ widely.
-        away = numbers.to(torch.float64) - self.mean
-        sums = torch.cat((away.new_full((1,), len(away)), away.sum(0), away.square().sum(0)))
+        away = numbers.to(self.mean.dtype) - self.mean.to(numbers.device)  # rows may be on another device
+        sums = torch.cat((away.new_full((1,), len(away)), away.sum(0), away.square().sum(0))).to(self.mean.device)
         if all_reduce is not None:
             all_reduce(sums)
         new, first, second = sums[0], *sums[1:].chunk(2)
         total = self.count + new
-        if total == 0:
-            return
-        shift = first / total
+        shift = first / total.clamp(min=1.0)
         before = self.variance * self.count
-        self.variance.copy_(((before + second) / total - shift.square()).clamp(min=0.0))
+        variance = ((before + second) / total.clamp(min=1.0) - shift.square()).clamp(min=0.0)
+        self.variance.copy_(torch.where(total > 0, variance, self.variance))  # without numbers nothing changes
         self.mean.add_(shift)
         self.count.copy_(total)
 

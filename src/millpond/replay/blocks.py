@@ -18,7 +18,7 @@ import torch
 from millpond.compiled import compiled
 from millpond.replay.draw import transition_plan, valid_blocks
 from millpond.replay.pond import Pond, PondBatch
-from millpond.replay.schema import FINAL
+from millpond.replay.schema import FINAL, TERMINATED, TRUNCATED
 from millpond.replay.transitions import NO_RECORD, RecordView, extent, next_record, run_of
 
 Array = np.ndarray[Any, Any]
@@ -40,11 +40,13 @@ class BlockBatch:
     """The steps of k blocks [N], one block after the other.
 
     `place` [N] is the place of each step in an array [T, k] that is read row by row; `last` [N]: it is its block's last step.
+    `bootstraps` [M]: the steps whose return needs the value of the next observation: truncated, or the last of a block.
     """
 
     steps: PondBatch
     place: torch.Tensor
     last: torch.Tensor
+    bootstraps: torch.Tensor
     shape: tuple[int, int]
 
 
@@ -55,11 +57,11 @@ def read_blocks(pond: Pond, blocks: Blocks, which: Array, length: int, *, stack:
     block, time = np.nonzero(inside)
     last = time + 1 == blocks.steps[which][block]
 
-    def send(array: Array) -> torch.Tensor:
-        return torch.from_numpy(array).to(pond.device)
-
+    flags = pond.view().flags[records[inside]]
+    bootstraps = np.flatnonzero((((flags & TRUNCATED) > 0) | last) & ((flags & TERMINATED) == 0))
     steps = pond.read_steps(records[inside], stack=stack)
-    return BlockBatch(steps, send(time * len(which) + block), send(last), (length, len(which)))
+    sent = pond.send({"place": time * len(which) + block, "last": last, "bootstraps": bootstraps})
+    return BlockBatch(steps, **sent, shape=(length, len(which)))
 
 
 def list_blocks(view: RecordView, length: int, *, stack: int = 1, offset: int = 0, newest: int | None = None) -> Blocks:

@@ -17,8 +17,11 @@ import numpy as np
 import torch
 
 from millpond.compiled import compiled
+from millpond.devices import saved, wide_dtype
+from millpond.devices.sending import Sender
 from millpond.formatting import plural
 from millpond.replay.draw import DrawnTransitions, draw_transitions, plan_at, transition_plan
+from millpond.replay.ring_view import RingView
 from millpond.replay.schema import (
     ACTION_MASK,
     COLUMNS,
@@ -81,43 +84,6 @@ def separate_masks(batch: PondBatch, *, stacked: bool) -> PondBatch:
     )
 
 
-@dataclass(frozen=True)
-class RingView:
-    """A pond's records as a `RecordView`, in the pond's memory: a record is the slot where it is stored.
-
-    `flags` are the pond's own, so that a view costs the same whatever the pond holds; it is valid until the next `add`.
-    """
-
-    flags: Array
-    runs: Runs
-    held: Array  # records in each run
-
-    @property
-    def num_records(self) -> int:
-        return int(self.held.sum())
-
-    def records(self, numbers: Array) -> Array:
-        """Return the slots of records that are counted run by run, the oldest first, whatever slot it has.
-
-        So a pond that was restored from a lake draws the transitions that it would have drawn before.
-        """
-        begin, ends, oldest = self.runs.begin, np.cumsum(self.held), self.runs.rings[:, 0]
-        if (oldest == ends - self.held).all():  # nothing has wrapped, and no slot is free
-            return numbers
-        run = np.searchsorted(ends, numbers, side="right")
-        first = begin[run]
-        age: Array = numbers - (ends - self.held)[run] + oldest[run] - first
-        slots: Array = first + age % (begin[run + 1] - first)
-        return slots
-
-    def later(self, records: Array, steps: Array) -> Array:
-        """Return the records that come so many steps after others of the same lane."""
-        run = np.searchsorted(self.runs.begin, records, side="right") - 1
-        begin = self.runs.begin[run]
-        following: Array = begin + (records - begin + steps) % (self.runs.begin[run + 1] - begin)
-        return following
-
-
 class Pond:
     """`init / add / sample / can_sample`. All memory is allocated by `init`."""
 
@@ -129,6 +95,7 @@ class Pond:
         for name, dtype in COLUMNS.items():
             self.fields[name] = _storage(Field(name, (), dtype), records, device)
         self.flags = np.zeros(records, np.uint8)
+        self.send = Sender(device)
         self.clear()
 
     @staticmethod
@@ -192,31 +159,36 @@ class Pond:
         flags = first * FIRST + steps.terminated * TERMINATED + steps.truncated * TRUNCATED + has_final * HAS_FINAL
         self.flags[slots] = flags
         self.flags[final_slots] = FINAL
-        for name, values in steps.columns().items():
-            self._put(name, slots, values)
-        for field in self.schema.observation:
-            column = self.schema.column(field)
-            self._put(column, slots, steps.observation[field.name])
-            if len(final_slots):
-                self._put(column, final_slots, steps.final_observation[field.name])
+        self._write(steps, slots, final_slots)
         self.heads, self._view = heads, None
+
+    def _write(self, steps: Steps, slots: Array, final_slots: Array) -> None:
+        """Write validated steps into slots [T, L], and their final observations into others [K]."""
+        columns, finals = {**steps.columns()}, {}
+        for field in self.schema.observation:
+            columns[self.schema.column(field)] = steps.observation[field.name]
+            if len(final_slots):
+                finals[self.schema.column(field)] = steps.final_observation[field.name]
+        if self.device.type == "cpu":  # with a few steps numpy takes a tenth of torch's time
+            for place, values_by_name in ((slots, columns), (final_slots, finals)):
+                for name, values in values_by_name.items():
+                    self.fields[name].numpy()[place] = values
+            return
+        sent = self.send(
+            {f"step/{name}": values for name, values in columns.items()}
+            | {f"final/{name}": values for name, values in finals.items()}
+            | {"slots": slots.reshape(-1), "final_slots": final_slots}
+        )
+        for path, values in sent.items():
+            kind, _, name = path.partition("/")
+            if name:
+                target, index = self.fields[name], sent["slots" if kind == "step" else "final_slots"]
+                target.index_copy_(0, index, values.view(len(index), *target.shape[1:]).to(target.dtype))
 
     def _slots(self, place: Array) -> Array:
         """Return the slots of places [.., L]: each lane has `ring_size` slots."""
         slots: Array = np.arange(self.lanes) * self.ring_size + place % self.ring_size
         return slots
-
-    def _index(self, slots: Array) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(slots.reshape(-1), np.int64)).to(self.device)
-
-    def _put(self, name: str, slots: Array, values: Array) -> None:
-        """Write values [..., *field] into slots [...]."""
-        target = self.fields[name]
-        if self.device.type == "cpu":  # with a few steps numpy takes a tenth of torch's time
-            target.numpy()[slots] = values
-        else:
-            source = torch.from_numpy(np.ascontiguousarray(values)).to(self.device, target.dtype)
-            target[self._index(slots)] = source.reshape(slots.size, *target.shape[1:])
 
     def view(self) -> RingView:
         """Return the current records, oldest first in each lane."""
@@ -295,7 +267,9 @@ class Pond:
 
     def rewards(self, slots: Array) -> Array:
         """Return the rewards stored in slots [n]."""
-        return self._take("reward", slots).cpu().numpy()
+        if self.device.type == "cpu":
+            return self.fields["reward"].numpy()[slots]
+        return self._take("reward", self.send({"slots": slots})["slots"]).cpu().numpy()
 
     def read_steps(self, records: Array, *, stack: int | None = None) -> PondBatch:
         """Return the transitions of one step that begin with these records [n], named by their slots, as `blocks` does."""
@@ -309,61 +283,80 @@ class Pond:
         return [*COLUMNS, *(field.name for field in self.schema.extra)]
 
     def _gather(self, drawn: DrawnTransitions, gamma: float, columns: Sequence[str], *, stacked: bool) -> PondBatch:
-        stack, n_step = drawn.observed.shape[1], drawn.path.shape[1]
-        if stack == 1:
-            now, then = (self._observations(records) for records in (drawn.observed, drawn.next_observed))
-        else:  # frames that both have are read once
-            windows = [drawn.observed, drawn.next_observed[:, -1:] if n_step == 1 else drawn.next_observed]
-            both = self._observations(np.concatenate(windows, axis=1))
-            now = {name: window[:, :stack] for name, window in both.items()}
-            then = {name: window[:, -stack:] for name, window in both.items()}
-        if not stacked:
-            now, then = ({name: window[:, 0] for name, window in each.items()} for each in (now, then))
-        first, single = drawn.path[:, 0], self.schema.single
-        terminated, truncated = np.empty(len(first), np.bool_), np.empty(len(first), np.bool_)
+        """Read transitions. Everything that the host has computed is sent to the device in one copy."""
+        stack, n_step, first, single = (
+            drawn.observed.shape[1],
+            drawn.path.shape[1],
+            drawn.path[:, 0],
+            self.schema.single,
+        )
+        ends = {name: np.empty(len(first), np.bool_) for name in ("terminated", "truncated")}
         discount = np.empty(len(first), np.float32)
         powers = np.float64(gamma) ** np.arange(n_step + 1)
-        find_ends(self.flags, drawn.path, drawn.steps, powers, terminated, truncated, discount)
+        find_ends(self.flags, drawn.path, drawn.steps, powers, ends["terminated"], ends["truncated"], discount)
+        windows = {"now": drawn.observed, "then": drawn.next_observed}
+        if stack > 1:  # frames that both have are read once
+            windows = {
+                "now": np.concatenate([drawn.observed, drawn.next_observed[:, -1 if n_step == 1 else 0 :]], axis=1)
+            }
+        arrays = {"first": first, "steps": drawn.steps, "discount": discount, **ends}
+        for name, records in windows.items():
+            missing = records == NO_RECORD
+            if missing.any():
+                arrays[f"{name}/missing"] = missing
+                records = np.maximum(records, 0)
+            arrays[name] = records
+        if n_step > 1:
+            arrays["path"] = np.maximum(drawn.path, 0)
+            wide = np.float64 if wide_dtype(self.device) == torch.float64 else np.float32
+            arrays["weight"] = (powers[:n_step] * (drawn.path != NO_RECORD)).astype(wide)
+        sent = self.send(arrays)
+        observed = {name: self._observations(sent[name], sent.get(f"{name}/missing")) for name in windows}
+        if stack > 1:
+            both = observed["now"]
+            observed["now"] = {name: window[:, :stack] for name, window in both.items()}
+            observed["then"] = {name: window[:, -stack:] for name, window in both.items()}
+        if not stacked:
+            observed = {time: {name: window[:, 0] for name, window in of.items()} for time, of in observed.items()}
+        now, then = observed["now"], observed["then"]
         return PondBatch(
             observation=now["observation"] if single else now,
             next_observation=then["observation"] if single else then,
-            action=self._take(self.schema.action.name, first),
-            reward=self._rewards(drawn.path, powers[:n_step]),
-            terminated=self._send(terminated),
-            truncated=self._send(truncated),
-            discount=self._send(discount),
-            steps=self._send(drawn.steps),
-            column={name: self._take(name, first) for name in columns},
+            action=self._take(self.schema.action.name, sent["first"]),
+            reward=self._rewards(sent),
+            terminated=sent["terminated"],
+            truncated=sent["truncated"],
+            discount=sent["discount"],
+            steps=sent["steps"],
+            column={name: self._take(name, sent["first"]) for name in columns},
         )
 
-    def _take(self, name: str, slots: Array) -> torch.Tensor:
+    def _take(self, name: str, slots: torch.Tensor) -> torch.Tensor:
         """Return the values [..., *field] of slots [...]."""
         source = self.fields[name]
         if self.device.type == "cpu":
-            return torch.from_numpy(source.numpy().take(slots, axis=0))
-        return source.index_select(0, self._index(slots)).view(*slots.shape, *source.shape[1:])
+            return torch.from_numpy(source.numpy().take(slots.numpy(), axis=0))
+        return source.index_select(0, slots.reshape(-1)).view(*slots.shape, *source.shape[1:])
 
-    def _rewards(self, path: Array, weight: Array) -> torch.Tensor:
-        """Return the sums [n] of the rewards of paths [n, n_step], each step with its weight."""
-        if len(weight) == 1:
-            return self._take("reward", path[:, 0])
-        weights = torch.from_numpy(weight * (path != NO_RECORD)).to(self.device)
-        return (self._take("reward", np.maximum(path, 0)).double() * weights).sum(1).float()
+    def _rewards(self, sent: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return the sums [n] of the rewards of paths [n, n_step], each step with its weight; or those of single steps."""
+        if "path" not in sent:
+            return self._take("reward", sent["first"])
+        weight = sent["weight"]
+        return (self._take("reward", sent["path"]).to(weight.dtype) * weight).sum(1).float()
 
-    def _observations(self, records: Array) -> dict[str, torch.Tensor]:
-        """Return observations [n, k, ...] of records [n, k]; zeros where there is none."""
-        missing = records == NO_RECORD
-        some_missing = missing.any()
-        slots = np.maximum(records, 0) if some_missing else records
+    def _observations(self, slots: torch.Tensor, missing: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """Return observations [n, k, ...] of slots [n, k]; zeros where they are `missing` [n, k]."""
         observed = {}
         for field in self.schema.observation:
-            observed[field.name] = self._take(self.schema.column(field), slots)
-            if some_missing:
-                observed[field.name][self._send(missing)] = 0
+            frames = observed[field.name] = self._take(self.schema.column(field), slots)
+            if missing is None:
+                continue
+            if self.device.type == "cpu":
+                frames[missing] = 0
+            else:  # an index by booleans would be a sync
+                frames.masked_fill_(missing.view(*missing.shape, *[1] * (frames.dim() - 2)), 0)
         return observed
-
-    def _send(self, array: Array) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as tensors: safe to load with `weights_only=True`."""
@@ -378,7 +371,7 @@ class Pond:
             "next_episode": np.array(episodes.next_episode),
             "runs": np.empty(0, np.int64) if self._runs is None else self._runs,
         }
-        fields = {name: tensor.clone() for name, tensor in self.fields.items()}
+        fields = {name: saved(tensor) for name, tensor in self.fields.items()}
         return {"fields": fields, "host": {name: torch.from_numpy(array.copy()) for name, array in host.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,9 +19,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from millpond.devices.graphs import Replayed
 from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import ActionSpec
+from millpond.rollout.following import FollowingObservations
 from millpond.rollout.rows import Rows
+from millpond.rollout.slices import DeviceSlice, HostSlice, Lane, Slice
 from millpond.vector import Batch, FiniteCheck, Vector
 from millpond.vector.finite import is_finite
 
@@ -76,8 +80,10 @@ class Actor(Protocol):
 class PolicyActor:
     """Acts with any policy on any device."""
 
-    def __init__(self, policy: PlayablePolicy, device: torch.device | str) -> None:
-        self.policy, self.device = policy, torch.device(device)
+    def __init__(self, policy: PlayablePolicy, device: torch.device | str, *, captures: bool = False) -> None:
+        """`captures`: acting for the same memory again and again is captured as a graph."""
+        self.policy, self.device, self.captures = policy, torch.device(device), captures
+        self._replayed: dict[Any, Replayed[Any]] = {}
 
     def freeze_weights(self) -> None:
         """Do nothing."""
@@ -85,15 +91,41 @@ class PolicyActor:
     def act(
         self, observation: Array, state: Tensor, action_mask: Array | None, generator: torch.Generator | None
     ) -> Acted:
-        with torch.inference_mode():
-            mask = None if action_mask is None else self._tensor(action_mask)
-            acted = self.policy.act(self._tensor(observation), state, action_mask=mask, generator=generator)
-            state.copy_(acted.state)
+        mask = None if action_mask is None else self._tensor(action_mask)
+        acted = self.act_on_device(self._tensor(observation), state, mask, generator)
         return Acted(acted.action.cpu().numpy(), acted.log_prob, acted.value)
 
     def value(self, observation: Array, state: Tensor) -> Tensor:
+        return self.value_on_device(self._tensor(observation), state)
+
+    def act_on_device(
+        self, observation: Tensor, state: Tensor, action_mask: Tensor | None, generator: torch.Generator | None
+    ) -> Any:
+        """Do the same for tensors of the device, which stay there."""
         with torch.inference_mode():
-            return self.policy.value(self._tensor(observation), state).float()
+            acted = self.policy.act(observation, state, action_mask=action_mask, generator=generator)
+            state.copy_(acted.state)
+            return acted
+
+    def act_in_place(
+        self,
+        place: Any,
+        observation: Tensor,
+        state: Tensor,
+        action_mask: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> Any:
+        """Do the same for tensors that are in the same memory at every call with a `place`; so are the results."""
+        if not self.captures:
+            return self.act_on_device(observation, state, action_mask, generator)
+        if place not in self._replayed:
+            work = partial(self.act_on_device, observation, state, action_mask, generator)
+            self._replayed[place] = Replayed(self.device, work, generator)
+        return self._replayed[place]()
+
+    def value_on_device(self, observation: Tensor, state: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self.policy.value(observation, state).float()
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -132,33 +164,6 @@ class _Round(NamedTuple):
         return self.first_row + self.num_envs * rows.rows_per_env
 
 
-class _Slice:
-    """Envs that step together in a round: their batch, rows and states.
-
-    A vector returns the same batch, with new contents, at every turn. What does not change between turns is computed here,
-    once: with a few small envs it would take longer than the policy.
-    """
-
-    def __init__(self, batch: Batch, rows: Rows, row: int, state: Tensor) -> None:
-        self.batch, self.row = batch, row
-        self.agents = batch.reward.shape
-        self.action_shape = batch.action.shape
-        # [n * A, ...] of the same memory: a vector's arrays are contiguous
-        self.observation = _joined(batch.observation)
-        self.mask = _joined(batch.action_mask) if batch.action_mask.shape[-1] else None
-        self.state, self.joined_state = state, state.flatten(0, 1)  # [n, A, S, H], and [n * A, S, H] of the same memory
-        self.remembers = state.numel() > 0
-        self.alive = np.zeros(self.agents, bool)  # when they acted; only if rewards are centred
-        self._rows, self._places = rows, rows.places(row, batch.num_envs)
-
-    def write(self, name: str, t: int, values: Array | Tensor) -> None:
-        """Write [n, A, ...] at time `t`."""
-        if self._places is None:
-            self._rows.write(name, self.row, t, values)
-        else:
-            self._places[name][t] = values.numpy() if isinstance(values, Tensor) else values
-
-
 class Collector:
     """Steps a vector with an actor and writes what happens into rows."""
 
@@ -176,13 +181,18 @@ class Collector:
         zero_state: bool = False,
         bootstraps_truncation: bool = True,
         bootstraps_row_end: bool = True,
+        next_observations: FollowingObservations | None = None,
     ) -> None:
-        """`zero_state`: every row begins with a state of zeros. Values that nothing bootstraps from are not computed."""
+        """`zero_state`: every row begins with a state of zeros. Values that nothing bootstraps from are not computed.
+
+        `next_observations` gets the observations after steps that rows do not store.
+        """
         self.vector, self.rows, self.actor, self.num_rows = vector, rows, actor, num_rows
         self.device = torch.device(device)
         self.generator = generator
         self.zero_state = zero_state
         self.bootstraps_truncation, self.bootstraps_row_end = bootstraps_truncation, bootstraps_row_end
+        self.next_observations = next_observations
         self.phase: Phase = phase or (lambda name: nullcontext())
         self._infer: AbstractContextManager[Any] = nullcontext()  # phases of the current round
         self._store: AbstractContextManager[Any] = nullcontext()
@@ -195,6 +205,7 @@ class Collector:
         self.first_top_up = 0  # first env of the next top-up round
         self.kept_rows = 0  # surplus rows of the last iteration, at the front of the buffer
         self._surplus_from = 0
+        self._lanes: dict[tuple[int, int, bool], Lane] = {}  # by group and its size; for a policy on a device
         self._finite = FiniteCheck(vector)
         self._action = vector.spec.action
         self._rounds: list[_Round] = []  # of this collection
@@ -212,6 +223,8 @@ class Collector:
         done = Collected()
         self._finite.begin()
         self._rounds.clear()
+        if self.next_observations is not None:
+            self.next_observations.clear()
         self.rows.following[:], self._latest_row[:] = -1, -1
         try:
             self._fill(done)
@@ -278,7 +291,7 @@ class Collector:
         horizon, count = self.rows.horizon, len(turns)
         self._rounds.append(_Round(first_row, first_env, turns.num_envs))
         step, self._infer, self._store = self.phase("step"), self.phase("infer"), self.phase("store")
-        slices: list[_Slice] = []
+        slices: list[Slice] = []
         for t in range(horizon + 1):
             for index in range(count):
                 with step:
@@ -288,7 +301,7 @@ class Collector:
                     self._outcome(envs, t - 1, done)
                 else:
                     row = first_row + (batch.first - first_env) % self.vector.num_envs * self.rows.rows_per_env
-                    envs = _Slice(batch, self.rows, row, self.state[batch.first : batch.last])
+                    envs = self._slice(batch, row, index, whole=turns is self.vector)
                     slices.append(envs)
                     if self.zero_state:
                         envs.state.zero_()
@@ -301,8 +314,25 @@ class Collector:
                     with step:
                         turns.send()
                 else:
-                    self._bootstrap(batch, envs)
+                    self._finite.current(batch)
+                    if self.next_observations is not None:
+                        self.next_observations.after_rows(envs.row, batch.first, batch.observation)
+                    with self._infer:
+                        envs.end_round(self.actor, bootstraps=self.bootstraps_row_end)
         turns.end_round()
+
+    def _slice(self, batch: Batch, row: int, index: int, *, whole: bool) -> Slice:
+        """Return the group number `index` of a round as envs that fill the rows from `row` on.
+
+        `whole`: the round is of all envs, so that the same groups come again; those of a top-up change.
+        """
+        state = self.state[batch.first : batch.last]
+        if self.device.type == "cpu":
+            return HostSlice(batch, self.rows, row, state)
+        place = index, batch.num_envs, whole
+        if place not in self._lanes:
+            self._lanes[place] = Lane(batch, self.rows, state)
+        return DeviceSlice(batch, self.rows, row, state, self._lanes[place], place if whole else None)
 
     def _link(self, batch: Batch, first_row: int) -> None:
         """Note in which rows the envs of a batch continue: from `first_row` on, unless they were restarted."""
@@ -314,28 +344,20 @@ class Collector:
             self.rows.following[before[links] + agent] = rows[links] + agent
         before[:] = rows
 
-    def _act(self, envs: _Slice, t: int, done: Collected) -> None:
+    def _act(self, envs: Slice, t: int, done: Collected) -> None:
         batch = envs.batch
-        mask = envs.mask
         with self._infer:
-            action, log_prob, value = self.actor.act(envs.observation, envs.joined_state, mask, self.generator)
+            action, log_prob, value = envs.act(self.actor, self.generator, t)
         action = action.reshape(envs.action_shape)
         put_actions(self._action, action, batch.action)
         with self._store:
-            write = envs.write
-            write("observation", t, batch.observation)
-            write("action", t, action)
-            if mask is not None:
-                write("action_mask", t, batch.action_mask)
-            write("alive", t, batch.alive)
-            write("log_prob", t, log_prob.reshape(envs.agents))
-            write("value", t, value.reshape(envs.agents))
+            envs.store(t, action, log_prob, value)
         if self.reward_centering is not None:
             envs.alive[...] = batch.alive
         done.env_steps += envs.agents[0]
         done.agent_steps += int(np.count_nonzero(batch.alive))
 
-    def _outcome(self, envs: _Slice, t: int, done: Collected) -> None:
+    def _outcome(self, envs: Slice, t: int, done: Collected) -> None:
         batch = envs.batch
         terminated = batch.terminated
         if np.count_nonzero(batch.restarted):  # a fraction of the cost of any()
@@ -343,9 +365,7 @@ class Collector:
             done.dropped_agent_steps += self.rows.drop(envs.row, batch.restarted, t + 1)
             terminated = terminated | batch.restarted[:, None]
         with self._store:
-            envs.write("reward", t, batch.reward)
-            envs.write("terminated", t, terminated)
-            envs.write("truncated", t, batch.truncated)
+            envs.store_outcome(t, terminated)
             if self.reward_centering is not None:
                 self._center(envs, t, self.reward_centering)
         if batch.episodes:
@@ -353,11 +373,13 @@ class Collector:
         truncated = np.count_nonzero(batch.truncated)
         if truncated and self.bootstraps_truncation:
             with self._infer:
-                self._value_final_observations(batch, envs.row, t)
+                self._value_final_observations(envs, t)
+        if self.next_observations is not None:
+            self.next_observations.after_ends(envs.row, t, terminated | batch.truncated, batch.final_observation)
         if envs.remembers and self.rows.resets_state and (truncated or np.count_nonzero(terminated)):
-            envs.state[torch.from_numpy(terminated | batch.truncated).to(self.device)] = 0.0
+            envs.reset_state(terminated | batch.truncated)
 
-    def _center(self, envs: _Slice, t: int, share: float) -> None:
+    def _center(self, envs: Slice, t: int, share: float) -> None:
         """Store the mean reward of each agent before this step, and move it towards this reward.
 
             mean <- mean + share * (r - mean)
@@ -370,26 +392,14 @@ class Collector:
         counts = envs.alive & ~batch.restarted[:, None]
         mean += np.where(counts, np.float32(share) * (batch.reward - mean), np.float32(0.0))
 
-    def _value_final_observations(self, batch: Batch, row: int, t: int) -> None:
+    def _value_final_observations(self, envs: Slice, t: int) -> None:
         """Store the values of true final observations, with the states before the reset, for truncated steps."""
+        batch = envs.batch
         where = np.argwhere(batch.truncated)  # [k, 2]: env, agent
         env, agent = where[:, 0], where[:, 1]
-        state = self.state[batch.first : batch.last][env, agent]
         observation = np.ascontiguousarray(batch.final_observation[env, agent])
         self._finite.final(observation, batch.first + env, agent)
-        value = self.actor.value(observation, state)
-        final = np.zeros(batch.truncated.shape, np.float32)
-        final[env, agent] = value.cpu().numpy()
-        self.rows.write("final_value", row, t, final)
-
-    def _bootstrap(self, batch: Batch, envs: _Slice) -> None:
-        """Store the value of the observation that begins the next row."""
-        self._finite.current(batch)
-        if not self.bootstraps_row_end:
-            return
-        with self._infer:
-            value = self.actor.value(envs.observation, envs.joined_state)
-        self.rows.write_row("next_value", envs.row, value.view(batch.reward.shape))
+        envs.value_finals(self.actor, env, agent, observation, t)
 
     def state_dict(self) -> dict[str, Any]:
         """Return recurrent states, surplus rows, and the first env of the next top-up round."""
@@ -409,13 +419,6 @@ class Collector:
         self.generator.set_state(state["generator"])
         if "average_reward" in state:  # checkpoints of earlier versions have none
             self.average_reward[...] = state["average_reward"].numpy()
-
-
-def _joined(array: Array) -> Array:
-    """[n, A, ...] -> [n * A, ...], the same memory."""
-    joined = array.reshape(-1, *array.shape[2:])
-    assert np.may_share_memory(joined, array), "the arrays of a vector are contiguous"
-    return joined
 
 
 def put_actions(spec: ActionSpec, drawn: Array, into: Array) -> None:

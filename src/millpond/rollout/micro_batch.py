@@ -78,13 +78,14 @@ def newest(unrolled: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
 
 
 def gather(
-    rows: Rows, advantages: Advantages, picked: Tensor, weight: npt.NDArray[np.float32], device: torch.device
+    rows: Rows, advantages: Advantages, picked: Tensor, weight: npt.NDArray[np.float32] | Tensor, device: torch.device
 ) -> MicroBatch:
     """Gather the rows `picked` [b] with importance weights [b] onto a device."""
     names = [name for name in GATHERED if name in rows.fields]
     batch, picked = rows.sequences(names, picked, device), picked.to(rows.device)
     raw, scaled = (as_sequences(array, picked, device) for array in (advantages.raw, advantages.scaled))
-    row_weight = torch.from_numpy(weight).to(device).repeat_interleave(rows.agents_per_row)
+    on_device = weight if isinstance(weight, Tensor) else torch.from_numpy(weight).to(device)
+    row_weight = on_device.repeat_interleave(rows.agents_per_row)
     return MicroBatch(
         observation=batch.pop("observation"),
         action=batch["action"],

@@ -3,7 +3,8 @@
     R rows   T horizon   A agents of an env   a agents of a row: A if a row is an env, 1 if it is an agent
 
 Every array is [R, T, a, ...] (or [R, a, ...] if it belongs to the whole row). One env fills `A // a` consecutive rows at a
-time, so that [n, A, ...] of n neighbouring envs is a reshape of their rows at a time step.
+time, so that [n, A, ...] of n neighbouring envs is a reshape of their rows at a time step. On a device time is first in
+memory, so that this reshape is one piece of it, and sequences are gathered as networks read them.
 """
 
 from __future__ import annotations
@@ -46,16 +47,22 @@ class Rows:
         self.device = torch.device(device)
         self.fields = {field.name: field for field in fields}
         self.arrays: dict[str, Tensor] = {}
+        on_cpu = self.device.type == "cpu"
         for field in fields:
             time = (horizon,) if field.per_step else ()
-            shape = (rows, *time, agents_per_row, *field.shape)
-            self.arrays[field.name] = torch.zeros(shape, dtype=TORCH[field.dtype], device=self.device)
+            lead = (rows, *time) if on_cpu else (*time, rows)
+            shape, dtype = (*lead, agents_per_row, *field.shape), TORCH[field.dtype]
+            array = torch.zeros(shape, dtype=dtype, device=self.device)
+            self.arrays[field.name] = array.transpose(0, 1) if field.per_step and not on_cpu else array
+        if not on_cpu:  # written together
+            self._ends = torch.zeros((2, horizon, rows, agents_per_row), dtype=torch.bool, device=self.device)
+            self.arrays["terminated"], self.arrays["truncated"] = (end.transpose(0, 1) for end in self._ends)
         self.following = np.full(
             rows, -1
         )  # the row in which the agents of a row went on in the same collection; -1: none
         # On the CPU also as NumPy arrays of the same memory, whose small slices cost a fraction of torch's.
         self._views: dict[str, Array] | None = (
-            {name: tensor.numpy() for name, tensor in self.arrays.items()} if self.device.type == "cpu" else None
+            {name: tensor.numpy() for name, tensor in self.arrays.items()} if on_cpu else None
         )
 
     def __getitem__(self, name: str) -> Tensor:
@@ -75,7 +82,7 @@ class Rows:
         else:
             target = self.arrays[name][first_row : first_row + count, t]
             tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
-            target.copy_(tensor.reshape(target.shape), non_blocking=True)
+            target.copy_(tensor.reshape(target.shape))
 
     def places(self, first_row: int, num_envs: int) -> dict[str, Array] | None:
         """Return views [T, n, A, ...] of the rows that n neighbouring envs fill from `first_row` on; None on a device.
@@ -94,6 +101,18 @@ class Rows:
                     else rows[:, :, 0].reshape(self.horizon, num_envs, self.num_agents, *field.shape)
                 )
         return views
+
+    def device_places(self, first_row: int, num_envs: int) -> dict[str, Tensor]:
+        """Return views [T, n * rows_per_env, a, ...] of the same rows on a device; none if the rows are on the CPU.
+
+        `ends` [2, T, ...] are terminated and truncated together.
+        """
+        if self._views is not None:
+            return {}
+        some = slice(first_row, first_row + num_envs * self.rows_per_env)
+        per_step = (name for name, field in self.fields.items() if field.per_step)
+        places = {name: self.arrays[name].transpose(0, 1)[:, some] for name in per_step}
+        return {**places, "ends": self._ends[:, :, some]}
 
     def write_row(self, name: str, first_row: int, values: Tensor) -> None:
         """Write [n, A, ...] that belong to whole rows."""
@@ -156,7 +175,10 @@ class Rows:
 
 def as_sequences(array: Tensor, rows: Tensor, device: torch.device) -> Tensor:
     """[R, T, a, ...] and rows [b] -> [b * a, T, ...] on `device`, with time first in memory."""
-    time_first = array.index_select(0, rows).to(device).transpose(0, 1).contiguous()
+    if array.device.type == "cpu":
+        time_first = array.index_select(0, rows).to(device).transpose(0, 1).contiguous()
+    else:
+        time_first = array.transpose(0, 1).index_select(1, rows).to(device)
     return time_first.flatten(1, 2).transpose(0, 1)
 
 

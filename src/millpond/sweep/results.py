@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 RESULTS, TABLE, BEST, WINNERS = "results.json", "table.txt", "best.yaml", "winner.json"
+FEW_FOR_IMPORTANCE = 20  # finished trials with which shares say little; docs/sweeps.md
 MAX_REASONS = 5
 
 
@@ -138,7 +139,9 @@ def show_results(results: Mapping[str, Any]) -> list[str]:
     lines += ["", *_show_winner(results, metric)]
     if results["importance"]:
         shares = ", ".join(f"{key} {share:.0%}" for key, share in results["importance"].items())
-        lines += sentence(f"Importance (PED-ANOVA): {shares}.", 0)
+        finished = sum(trial["state"] == "finished" for trial in trials)
+        few = ", too few to rely on" if finished < FEW_FOR_IMPORTANCE else ""
+        lines += sentence(f"Importance (PED-ANOVA of {plural(finished, 'finished trial')}{few}): {shares}.", 0)
     failed = [trial for trial in results["trials"] if trial["state"] == "failed"]
     lines += [line for trial in failed for line in sentence(f"Trial {trial['number']} failed: {trial['reason']}", 0)]
     lines += _show_refused(results["refused"])
@@ -170,8 +173,9 @@ def _show_winner(results: Mapping[str, Any], metric: str) -> list[str]:
         return sentence(f"{text}; not run on fresh seeds yet, so this figure is that of the luckiest.", 0)
     fresh = _mean(winner["fresh_score"], winner["fresh_low"], winner["fresh_high"])
     count = len(winner["fresh"])
-    left = "" if winner["confirmed"] else f" of {results['settings']['final_seeds']}"
-    return sentence(f"{text}; {metric} {fresh} over {count}{left} fresh {'seed' if count == 1 else 'seeds'}.", 0)
+    wanted = results["settings"]["final_seeds"]
+    seeds = plural(count, "fresh seed") if winner["confirmed"] else f"{count} of {plural(wanted, 'fresh seed')}"
+    return sentence(f"{text}; {metric} {fresh} over {seeds}.", 0)
 
 
 def _show_refused(refused: list[dict[str, Any]]) -> list[str]:

@@ -21,6 +21,7 @@ from types import FrameType
 from millpond.config.draft import load_draft
 from millpond.durable import FileLock, replace_json
 from millpond.errors import MillpondError
+from millpond.planner.estimate import duration
 from millpond.safe_read import read_json_object
 from millpond.sweep.folder import FIRST_FRESH_SEED, Session, SweepFolder, SweepSettings, TrialRecord
 from millpond.sweep.points import Cost, PointRefused, SweepPoint, check_point
@@ -144,8 +145,10 @@ class SweepWorker:
                 rules[str(error)] += 1
                 continue
             expected = None if point.cost.seconds is None else point.cost.seconds * self.settings.seeds
-            if left is not None and expected is not None and expected > left - self._reserve(trials, point.cost):
-                rule = f"{expected / 3600:.2g} h expected, and {max(0.0, left) / 3600:.2g} h are left"
+            reserve = self._reserve(trials, point.cost)
+            if left is not None and expected is not None and expected > left - reserve:
+                rule = f"{duration(expected)} expected; of the {duration(max(0.0, left))} that were left, "
+                rule += f"{duration(reserve)} were kept for the winner on fresh seeds"
                 self.study.failed(number, rule)
                 rules["too long"] += 1
                 if rules["too long"] >= MAX_REFUSED // 10:

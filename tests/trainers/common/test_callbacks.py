@@ -118,11 +118,28 @@ def test_exception_ends_the_run_with_a_checkpoint_and_is_raised(tmp_path: Path, 
         (("entropy", 1.0), "the run records 'entropy' itself"),
         (("updates", 1.0), "the run records 'updates' itself"),
         (("own", float("nan")), "a record holds finite numbers"),
+        (("own", "fast"), r"record\('own', 'fast'\): a record holds numbers"),
+        (("own", [1.0, 2.0]), "a record holds numbers"),
+        (("own", torch.zeros(2)), "a record holds numbers"),
+        ((" ", 1.0), "a name is printable text"),
+        (("two\nlines", 1.0), "a name is printable text"),
+        ((3, 1.0), "a name is printable text"),
     ],
 )
 def test_metric_that_cannot_be_recorded_is_refused(tmp_path: Path, arguments: Any, says: str) -> None:
     with pytest.raises(MillpondError, match=says):
         train(tmp_path, lambda event: event.record(*arguments))
+
+
+class Misspelled:
+    def on_start(self, event: millpond.Event) -> None: ...
+
+    def on_iteraton(self, event: millpond.Event) -> None: ...
+
+
+def test_method_that_would_never_be_called_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MillpondError, match="method on_iteraton, which is never called; did you mean on_iteration"):
+        train(tmp_path, [Misspelled()])
 
 
 def test_class_in_place_of_an_object_is_refused(tmp_path: Path) -> None:

@@ -94,6 +94,17 @@ def test_observation_of_another_shape_is_refused_with_the_space(tmp_path: Path) 
             policy.predict(wrong)
 
 
+def test_wrong_observations_are_those_of_the_caller_and_empty_batches_are_refused(tmp_path: Path) -> None:
+    run = train(tmp_path, env=custom_envs.make_strange, settings={"env.options": {"shown": "a discrete"}})
+    policy = run.policy()
+    with pytest.raises(EnvError, match=r"^object:|^tests\..*predict was called with 77 \(int\) as an observation"):
+        policy.predict(77)
+    with pytest.raises(EnvError, match="a batch of 0 observations"):
+        policy.predict(np.zeros(0, np.int64))
+    with pytest.raises(RunError, match="episodes='3' must be a whole number"):
+        millpond.evaluate(policy, episodes="3")  # type: ignore[arg-type]
+
+
 class Masked(Ball):
     """Shows its mask beside the observation, which allows one action."""
 

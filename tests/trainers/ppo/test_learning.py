@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.learning.late_reward import SETTINGS, share_right
 from millpond.config import load
 from tests.support.ppo_runs import RECIPES, SHORT_RECALL, train_recipe
 
@@ -62,6 +63,15 @@ def test_large_returns_prevent_learning_if_the_value_trains_the_core(tmp_path: P
 
 def test_benchmark_recipes_are_valid() -> None:
     paths = sorted(RECIPES.glob("*.yaml"))
-    assert {path.stem for path in paths} == {"breakout", "cartpole", "pendulum", "recall", "truncation"}
+    assert {path.stem for path in paths} == {"breakout", "cartpole", "late_reward", "pendulum", "recall", "truncation"}
     for path in paths:
         assert load(path).recipe.description
+
+
+@pytest.mark.slow
+def test_credit_passes_the_end_of_a_row_only_if_it_bootstraps_from_a_stored_state(tmp_path: Path) -> None:
+    """The first of 16 steps decides, the last pays, and rows have 8 steps."""
+    right = {setting: share_right(setting, 1, 16, 60, tmp_path) for setting in SETTINGS}
+    assert right.pop("ppo.style=millpond") > 0.9
+    assert set(right) == {"ppo.row_state=zero", "ppo.row_end=zero", "ppo.style=puffer"}
+    assert all(0.2 < share < 0.8 for share in right.values()), right

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from millpond.envs.spec import TOKEN_PADDING, Part
+from millpond.policies.encoders import device_sums
 from millpond.policies.errors import PolicyError
 from millpond.policies.parts import check_largest
 
@@ -39,6 +40,8 @@ def _real_tokens(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @torch.library.custom_op("millpond::token_sum", mutates_args=())
 def token_sum(tokens: Tensor, where: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """tokens [N, M, 3], where [256, H], low and high [F * 16, H] -> [N, H]."""
+    if tokens.device.type != "cpu":
+        return device_sums.token_sum(tokens, where, low, high)  # it checks the features itself
     summed = where.new_zeros(tokens.shape[0], where.shape[1])
     for block, out in zip(torch.split(tokens, BLOCK), torch.split(summed, BLOCK), strict=True):
         n, place, at_low, at_high = _real_tokens(block)
@@ -56,6 +59,8 @@ def token_sum_backward(
     d_sum: Tensor, tokens: Tensor, where: Tensor, low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the three tables from that of the sums [N, H]."""
+    if tokens.device.type != "cpu":
+        return device_sums.token_sum_backward(d_sum, tokens, where, low, high)
     d_where, d_low, d_high = torch.zeros_like(where), torch.zeros_like(low), torch.zeros_like(high)
     for block, d_out in zip(torch.split(tokens, BLOCK), torch.split(d_sum, BLOCK), strict=True):
         n, place, at_low, at_high = _real_tokens(block)
@@ -128,7 +133,8 @@ class TokenEncoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         last = self.low.shape[0] // 16 - 1
-        features = tokens[:, :, 1].masked_fill(tokens[:, :, 0] == TOKEN_PADDING, 0)
-        check_largest(features, last, check_features, f"a token's feature is above {last}, the largest known")
+        if tokens.device.type == "cpu":
+            features = tokens[:, :, 1].masked_fill(tokens[:, :, 0] == TOKEN_PADDING, 0)
+            check_largest(features, last, check_features, f"a token's feature is above {last}, the largest known")
         summed: Tensor = self.linear(self.look_up(tokens, self.where, self.low, self.high))
         return summed

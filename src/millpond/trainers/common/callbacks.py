@@ -15,6 +15,7 @@ before `on_start` when the run is resumed. It consists of plain values, arrays a
 
 from __future__ import annotations
 
+import difflib
 import math
 import warnings
 from collections import Counter
@@ -68,7 +69,12 @@ class Event:
 
     def record(self, name: str, value: float) -> None:
         """Add a metric to this iteration's record: to `metrics.jsonl`, TensorBoard, the report and `run.metrics()`."""
-        number = float(value)
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise MillpondError(f"record({name!r}): a name is printable text, such as 'watch/speed'")
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last of a tensor of several numbers
+            raise MillpondError(f"record({name!r}, {value!r:.60}): a record holds numbers") from error
         if self.name not in RECORDING:
             raise MillpondError(f"record({name!r}) is for on_iteration and on_evaluation, not for on_{self.name}")
         if name in COUNTERS or name in self.metrics:
@@ -98,6 +104,7 @@ def as_callbacks(callbacks: Any) -> tuple[Any, ...]:
             raise MillpondError(
                 f"callback {callback!r:.80} is neither a function nor an object with one of the methods {methods}"
             )
+        _refuse_near_misses(callback)
         has = [name for name in STATE_METHODS if callable(getattr(callback, name, None))]
         if len(has) == 1:
             missing = next(name for name in STATE_METHODS if name not in has)
@@ -118,6 +125,17 @@ def _stateful(callbacks: Iterable[Any]) -> dict[str, Stateful]:
             seen[name] += 1
             named[name if seen[name] == 1 else f"{name} {seen[name]}"] = callback
     return named
+
+
+def _refuse_near_misses(callback: Any) -> None:
+    """Refuse a method whose name is nearly that of an event, since it would never be called."""
+    known = {f"on_{name}" for name in EVENTS}
+    for name in dir(callback):
+        near = difflib.get_close_matches(name, known - set(dir(callback)), n=1, cutoff=0.85)
+        if name.startswith("on_") and name not in known and near:
+            raise MillpondError(
+                f"callback {type(callback).__name__} has a method {name}, which is never called; did you mean {near[0]}?"
+            )
 
 
 def _handlers(callback: Any) -> dict[str, Callable[[Event], object]]:

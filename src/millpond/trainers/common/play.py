@@ -222,8 +222,8 @@ def evaluate_run(
     `deterministic`  None: as the recipe acts (`eval.deterministic`)
     """
     _require_gif(render)
-    if episodes < 1:
-        raise RunError(f"episodes={episodes} must be at least 1")
+    if not isinstance(episodes, int | np.integer) or episodes < 1:
+        raise RunError(f"episodes={episodes!r} must be a whole number, at least 1")
     if isinstance(run, LoadedPolicy):
         policy = run
     else:

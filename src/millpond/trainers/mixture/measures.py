@@ -86,6 +86,7 @@ class Diversity:
     """Return the share of actions in which two agents differ: the mean over pairs, on a fixed set of observations.
 
     These are taken from the first collections, equally many of every agent. Arguments are those of this rank's agents.
+    Agents with memory see each as the first of an episode.
     """
 
     def __init__(self, device: str, agents: int, ranks: Ranks = ALONE) -> None:
@@ -98,7 +99,7 @@ class Diversity:
             share = max(1, DIVERSITY_OBSERVATIONS // self.agents)
             picked = []
             for collection in collections:
-                flat = collection.observation.flatten(0, 1)
+                flat = torch.from_numpy(collection.host["observation"]).flatten(0, 1)
                 picked.append(flat[torch.linspace(0, len(flat) - 1, min(share, len(flat))).long()])
             of_ranks = self.ranks.all_gather_bytes(tree_to_bytes(torch.cat(picked)))
             self.observation = torch.cat([tree_from_bytes(data, "observations") for data in of_ranks]).to(self.device)

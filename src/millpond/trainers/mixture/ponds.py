@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from millpond.config import MixtureRecipe
-from millpond.config.mixture import longest_n_step
+from millpond.config.mixture import longest_n_step, state_shape
 from millpond.distributed import ALONE, Ranks
 from millpond.planner import MixturePlan
 from millpond.replay import Lake, LakeError, Schema, Steps, Writer
@@ -51,7 +51,10 @@ def steps_per_append(num_steps: int, lanes: int, acknowledge_every: int) -> int:
 
 
 class Ponds:
-    """A pond and a writer for each stream of this rank. Call `open` once before adding."""
+    """A pond and a writer for each stream of this rank. Call `open` once before adding.
+
+    These ponds are in the memory of the CPU: steps come from envs, and the lake is on disk.
+    """
 
     def __init__(
         self,
@@ -61,15 +64,12 @@ class Ponds:
         num_steps: int,
         acknowledge_every: int,
         collections_per_pour: int,
-        device: torch.device,
         savable: bool,
         ranks: Ranks = ALONE,
     ) -> None:
         self.lake, self.streams, self.savable, self.ranks = lake, streams, savable, ranks
         self.collections_per_pour = collections_per_pour
-        self.ponds = [
-            Pond.init(lake.schema, each.pond_records, lanes=each.lanes, device=device, guarded=True) for each in streams
-        ]
+        self.ponds = [Pond.init(lake.schema, each.pond_records, lanes=each.lanes, guarded=True) for each in streams]
         self._steps_per_append = [steps_per_append(num_steps, each.lanes, acknowledge_every) for each in streams]
         self._writers: list[Writer] = []
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="pour")
@@ -204,7 +204,8 @@ def make_ponds(recipe: MixtureRecipe, plan: MixturePlan, folder: Path, ranks: Ra
     if plan.mode == "single":
         return None
     spec = make_spec(recipe.env, stacked=False)
-    lake = Lake.create(folder, Schema.from_spec(spec), max_bytes=recipe.lake.max_bytes)
+    schema = Schema.from_spec(spec, state_shape=state_shape(recipe))
+    lake = Lake.create(folder, schema, max_bytes=recipe.lake.max_bytes)
     agents = agents_of_rank(ranks, plan.agents)
     streams = [StreamConfig(agent_name(number), plan.envs_per_agent, plan.pond_rows) for number in agents]
     if plan.own_envs and ranks.first:
@@ -215,7 +216,6 @@ def make_ponds(recipe: MixtureRecipe, plan: MixturePlan, folder: Path, ranks: Ra
         num_steps=recipe.pqn.num_steps,
         acknowledge_every=recipe.lake.acknowledge_every,
         collections_per_pour=plan.collections_per_pour,
-        device=torch.device(recipe.device),
         savable=spec.savable,
         ranks=ranks,
     )
@@ -287,6 +287,11 @@ class BigPond:
             self.pond = Pond.init(self.lake.schema, self.plan.big_pond_rows, lanes=lanes, device=self.device)
         return self.pond
 
+    def send(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        """Return an array on the pond's device; the host does not wait."""
+        assert self.pond is not None
+        return self.pond.send({"array": np.ascontiguousarray(array)})["array"]
+
     def sample(
         self, count: int, rng: np.random.Generator, part: slice = slice(None), *, n_step: int, gamma: float
     ) -> list[PondBatch]:
@@ -314,11 +319,17 @@ class BigPond:
             offset=self.order.offset(self.recipe.dqn.block_steps),
         )
 
-    def next_blocks(self, transitions: int) -> BlockBatch:
-        """Return the next blocks, with at least so many steps: all blocks once, in a random order, then all again."""
+    def next_blocks(self, transitions: int | None = None, *, blocks: int = 0) -> BlockBatch:
+        """Return the next blocks: so many `blocks`, or as many as have at least so many `transitions`.
+
+        All blocks are returned once, in a random order, then all again.
+        """
         if self.pond is None:
             raise LakeError("the BigPond is empty: fill it or add to it before sampling")
-        which = self.order.take(self._blocks.steps, transitions)
+        if transitions is None:
+            which = self.order.take(np.ones(len(self._blocks), np.int64), blocks)
+        else:
+            which = self.order.take(self._blocks.steps, transitions)
         return read_blocks(self.pond, self._blocks, which, self.recipe.dqn.block_steps, stack=self.stack)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from millpond.config import MixtureRecipe
@@ -93,11 +94,12 @@ def gather_by_name(ranks: Ranks, own: dict[str, Any]) -> dict[str, Any]:
 def collection_stats(collection: Collection) -> dict[str, Any]:
     """Return the numbers of a collection that are recorded."""
     episodes = [(episode.returns[0], episode.length, episode.info) for episode in collection.episodes]
+    reward, terminated = (torch.from_numpy(collection.host[name]) for name in ("reward", "terminated"))
     return {
         "env_steps": collection.env_steps,
-        "reward": collection.reward.mean(),
-        "reward_std": collection.reward.std(correction=0),
-        "termination_rate": collection.terminated.float().mean(),
+        "reward": reward.mean(),
+        "reward_std": reward.std(correction=0),
+        "termination_rate": terminated.float().mean(),
         "episodes": episodes,
     }
 

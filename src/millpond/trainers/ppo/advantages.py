@@ -13,6 +13,7 @@ import torch
 
 from millpond.config.ppo import NormalizeAdvantage, PPOConfig
 from millpond.kernels.advantage import advantage_numba, advantage_torch
+from millpond.kernels.scan import advantage_scan, chains_of
 from millpond.losses import AllReduce, explained_variance, normalise
 from millpond.rollout.micro_batch import Advantages
 from millpond.rollout.rows import Rows
@@ -96,6 +97,8 @@ def refresh_advantages(
 def inputs_of(rows: Rows, some: slice | torch.Tensor, estimator: Estimator) -> dict[str, Any]:
     """Return the arrays [R, T, a] of some rows from which the recursion is computed."""
     arrays: dict[str, Any] = {name: rows[name][some] for name in INPUTS}
+    if "learned_reward" in rows.fields:
+        arrays["reward"] = rows["learned_reward"][some]
     if "reward_baseline" in rows.fields:
         arrays["reward"] = arrays["reward"] - rows["reward_baseline"][some]
     if estimator.ignore_truncation:
@@ -129,8 +132,16 @@ def _advantage(rows: Rows, num_rows: int, estimator: Estimator) -> torch.Tensor:
     if rows.device.type == "cpu":
         advantage_numba(**{name: array.numpy() for name, array in arrays.items()}, **numbers, out=advantage.numpy())
     else:
-        advantage.copy_(advantage_torch(**arrays, **numbers))
+        _scan_on_device(arrays, numbers, advantage)
     return advantage
+
+
+def _scan_on_device(arrays: dict[str, Any], numbers: dict[str, Any], advantage: torch.Tensor) -> None:
+    following, chains = numbers.pop("following", None), None
+    if following is not None:
+        chains = torch.from_numpy(chains_of(following)).to(advantage.device)
+    ratio = arrays.pop("ratio", None)
+    advantage_scan(*(arrays[name] for name in INPUTS), ratio, chains, **numbers, advantage=advantage)
 
 
 def _finished(advantages: Advantages, rows: Rows, estimator: Estimator, all_reduce: AllReduce | None) -> Advantages:
@@ -140,5 +151,5 @@ def _finished(advantages: Advantages, rows: Rows, estimator: Estimator, all_redu
     return replace(
         advantages,
         scaled=normalise(raw, alive, all_reduce) if estimator.normalize == "iteration" else raw,
-        priority=raw.abs().sum(dim=(1, 2)).double().cpu().numpy() if estimator.prioritized else None,
+        priority=raw.abs().sum(dim=(1, 2)).cpu().double().numpy() if estimator.prioritized else None,
     )

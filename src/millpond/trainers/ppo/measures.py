@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from millpond.devices import precise_dtype
 from millpond.envs.spec import ObservationSpec
 from millpond.losses import Coefficients
 from millpond.policies.normalizer import FLOOR
@@ -59,18 +60,20 @@ def observation_ranges(rows: Rows, num_rows: int, spec: ObservationSpec) -> dict
 
 def _sample(rows: Rows, num_rows: int, spec: ObservationSpec) -> Tensor:
     """Return observations [N, *observation] of steps at equal distances; those of agents that were not alive are replaced."""
-    observation, alive = (rows[name][:num_rows].flatten(0, 2) for name in ("observation", "alive"))
+    steps = num_rows * rows.horizon * rows.agents_per_row
     count = max(32, min(MAX_STEPS, MAX_NUMBERS // int(np.prod(spec.shape, dtype=np.int64))))
-    stride = len(alive) // count | 1  # odd, so that it is no multiple of the length of rows or of short episodes
-    observation, alive = observation[::stride], alive[::stride]
+    stride = steps // count | 1  # odd, so that it is no multiple of the length of rows or of short episodes
+    shape = num_rows, rows.horizon, rows.agents_per_row
+    at = torch.from_numpy(np.stack(np.unravel_index(np.arange(0, steps, stride), shape))).to(rows.device).unbind()
+    observation, alive = rows["observation"][at], rows["alive"][at]
     first = observation.index_select(0, alive.int().argmax().view(1))
     return torch.where(alive.view(-1, *[1] * len(spec.shape)), observation, first)
 
 
 def _ranges(numbers: Tensor) -> Tensor:
-    """[N, D] -> [D]: the largest minus the smallest value, in float64, in which no difference of floats overflows."""
+    """[N, D] -> [D]: the largest minus the smallest value, if possible in float64, in which no difference overflows."""
     low, high = torch.aminmax(numbers.byte() if numbers.dtype == torch.bool else numbers, dim=0)
-    return high.double() - low.double()
+    return high.to(precise_dtype(high.device)) - low.to(precise_dtype(low.device))
 
 
 def value_gradient_share(
@@ -100,4 +103,6 @@ def value_gradient_share(
 
 
 def _flat(gradients: tuple[Tensor | None, ...]) -> Tensor:
-    return torch.cat([gradient.flatten().double() for gradient in gradients if gradient is not None])
+    return torch.cat(
+        [gradient.flatten().to(precise_dtype(gradient.device)) for gradient in gradients if gradient is not None]
+    )

@@ -26,7 +26,7 @@ from millpond.distributed import (
 )
 from millpond.formatting import sentence
 from millpond.loop import Address, LevelEnd, Loop, NonFiniteError
-from millpond.losses import mean_and_variance
+from millpond.losses import Coefficients, mean_and_variance
 from millpond.planner import PPOPlan, plan_loaded
 from millpond.planner.planned import plan_over_ranks, share_of_rank
 from millpond.planner.ppo.advice import plain_reasons
@@ -58,8 +58,18 @@ from millpond.trainers.common.policy import LoadedPolicy
 from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.advantages import Estimator, estimate_advantages, refresh_advantages
-from millpond.trainers.ppo.build import autocast, make_actor, make_network, make_optimizer, make_updater, make_vector
+from millpond.trainers.ppo.build import (
+    autocast,
+    make_actor,
+    make_network,
+    make_optimizer,
+    make_updater,
+    make_vector,
+    prepare_device,
+)
+from millpond.trainers.ppo.device_update import DeviceUpdate, hold_learning_rate_on_device, require_constant_decay
 from millpond.trainers.ppo.measures import EVERY, gradient_is_due, observation_ranges, value_gradient_share
+from millpond.trainers.ppo.reward_model import OnlineRewardModel, make_reward_model
 from millpond.trainers.ppo.schedule_free import ScheduleFreeAdamW, averaged
 from millpond.trainers.ppo.scheduled import ScheduledSettings
 from millpond.trainers.ppo.update import Step, Updater, refresh_rows, train_minibatch, update_value_scale
@@ -98,7 +108,10 @@ class PPOTrainer:
         policy.value_trains_core = recipe.ppo.value_trains_core
         self.policy = policy
         begin_with_weights(ranks, {"policy": policy}, weights_from)
-        self.optimizer = make_optimizer(recipe.ppo, self.policy)
+        prepare_device(recipe.trainer, self.device)
+        self.optimizer = make_optimizer(
+            recipe.ppo, self.policy, capturable=recipe.trainer.graphs and self.device.type != "cpu"
+        )
         self.updater = make_updater(policy, recipe.trainer, self.device)
         self.network = make_network(policy, recipe.trainer, self.device)  # the same policy, to refresh values with
         actor = make_actor(policy, recipe.trainer, self.device)
@@ -112,6 +125,7 @@ class PPOTrainer:
                 state_shape,
                 ratio=recipe.ppo.recompute_advantage,
                 baseline=recipe.ppo.reward_centering is not None,
+                learned_reward=recipe.ppo.reward_model is not None,
             ),
             planned.buffer_rows,
             planned.bptt_horizon,
@@ -120,6 +134,7 @@ class PPOTrainer:
             "cpu" if recipe.trainer.cpu_offload else str(self.device),
             resets_state=recipe.ppo.reset_state,
         )
+        self.reward_model = make_reward_model(recipe, spec, self.rows, run, self.device)
         self.collector = Collector(
             self.vector,
             self.rows,
@@ -132,10 +147,18 @@ class PPOTrainer:
             zero_state=recipe.ppo.row_state == "zero",
             bootstraps_truncation=recipe.ppo.bootstrap_truncation and not recipe.ppo.ignore_truncation,
             bootstraps_row_end=recipe.ppo.row_end == "bootstrap",
+            next_observations=None if self.reward_model is None else self.reward_model.next_observations,
         )
         self.scheduled = ScheduledSettings(recipe, total.iterations)
         self.now = self.scheduled.at(0)  # settings of the current iteration
         self.advantages: Advantages  # of the current rows
+        self.coefficients: Coefficients  # of the current iteration
+        self.on_device: DeviceUpdate | None = None
+        if self.device.type != "cpu":
+            captures = recipe.trainer.graphs and ranks.all_reduce is None  # else only acting is captured
+            self.on_device = DeviceUpdate(planned.minibatch_segments, self.device, captures=captures)
+            if captures:
+                require_constant_decay(self.now.scheduled)
         self.vector.reset(seeds[4])
 
         self.loop = self._make_loop()
@@ -147,16 +170,20 @@ class PPOTrainer:
             keep_every=recipe.checkpoint.keep_every,
         )
         self.parts = Parts(
-            weights={"policy": self.policy},
+            weights={
+                "policy": self.policy,
+                **({"reward": self.reward_model.network} if isinstance(self.reward_model, OnlineRewardModel) else {}),
+            },
             state={
                 "optimizer": self.optimizer,
                 "collector": PerRank(ranks, self.collector),
                 "vector": PerRank(ranks, VectorState(self.vector, seeds[4])),
                 "random": PerRank(ranks, RandomState(sampler=self.sampler)),
+                **({} if self.reward_model is None else {"reward_model": self.reward_model}),
                 "callbacks": self.callbacks,
             },
             values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
-            may_lack=("callbacks",),
+            may_lack=("callbacks", "reward_model"),
         )
         self._updates_of_epoch: list[tuple[Draw, Step]] = []  # of this update epoch, and the last one before it
         self.score: float | None = None
@@ -168,6 +195,8 @@ class PPOTrainer:
             restore_over_ranks(ranks, self.checkpoints, self.parts)
             if isinstance(self.optimizer, ScheduleFreeAdamW):
                 self.optimizer.to_training_point()
+        if self.on_device is not None and self.on_device.captures:
+            hold_learning_rate_on_device(self.optimizer, self.device)
 
     def _make_sinks(self) -> list[Sink]:
         checks = ppo_checks(self.recipe, self.vector.spec, self.plan.num_envs)
@@ -182,6 +211,7 @@ class PPOTrainer:
                     self.now = self.scheduled.at(self.loop.totals["iteration"])
                     collected = self._collect()
                     self.advantages = self._estimate()
+                    self.coefficients = self.now.coefficients(self.policy, self.rows)
                     self._measure(self.advantages)
                 elif self.recipe.ppo.recompute_advantage:
                     self.advantages = self._estimate_again()
@@ -231,6 +261,10 @@ class PPOTrainer:
         self.counters.agent_steps += collected.agent_steps
         self.counters.frames += collected.env_steps * self.vector.spec.frame_skip
         self.counters.episodes += len(collected.episodes)
+        if self.reward_model is not None:
+            with self.timer("reward_model"):
+                for name, value in self.reward_model.after_collection().items():
+                    self.loop.record(name, value)
         return collected
 
     def _acting_threads(self) -> int:
@@ -282,8 +316,7 @@ class PPOTrainer:
         if gradient_is_due(iteration) and self.recipe.policy.target is None and shared:
             rows = self._micro_batch_rows
             with torch_in_one_thread() if self.device.type == "cpu" else nullcontext():
-                coefficients = self.now.coefficients(self.policy, self.rows)
-                share = value_gradient_share(self.policy, self.rows, advantages, coefficients, rows, self.device)
+                share = value_gradient_share(self.policy, self.rows, advantages, self.coefficients, rows, self.device)
             self.loop.record("value_gradient_share", share)
 
     def _draws(self) -> Iterator[Draw]:
@@ -313,10 +346,11 @@ class PPOTrainer:
                 self.rows,
                 advantages,
                 draw,
-                self.now.coefficients(self.policy, self.rows),
+                self.coefficients,
                 micro_batch_rows=self._micro_batch_rows,
                 device=self.device,
                 all_reduce=self.ranks.all_reduce,
+                on_device=self.on_device,
             )
         self.counters.updates += 1
         self._updates_of_epoch.append((draw, step))
@@ -364,7 +398,7 @@ class PPOTrainer:
         """Describe the update that gave a number that is not finite. Values on a device are read later, at an epoch's end."""
         updates = self._updates_of_epoch
         back = 0 if isinstance(error.address, str) else self.loop.address["minibatch"] - error.address["minibatch"]
-        number, rate = self.counters.updates - back, self.optimizer.param_groups[0]["lr"]
+        number, rate = self.counters.updates - back, float(self.optimizer.param_groups[0]["lr"])
         if not updates:
             return Learning("ppo", rate, f"update {number:,}")
         at = len(updates) - 1 - back

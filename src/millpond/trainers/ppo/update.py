@@ -14,8 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +23,8 @@ from millpond.rollout.micro_batch import Advantages, MicroBatch, gather, newest
 from millpond.rollout.rows import Rows, by_row
 from millpond.rollout.sampling import Draw
 from millpond.threads import torch_threads
+from millpond.trainers.ppo.device_loss import ppo_loss_on_device
+from millpond.trainers.ppo.device_update import DeviceUpdate
 from millpond.trainers.ppo.schedule_free import follow_value_scale
 
 POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum": 1}  # of the gradients, in the optimizers' moments
@@ -77,11 +77,13 @@ class GradientsOfRows(Protocol):
         rows: Rows,
         advantages: Advantages,
         picked: Tensor,
-        weight: npt.NDArray[np.float32],
+        weight: Any,
         coefficients: Coefficients,
         valid_steps: Tensor,
     ) -> list[dict[str, Tensor]]:
         """Add the gradients of the rows `picked` [b] to `parameters`; return the metrics of each share of them.
+
+        Their importance weights [b] are an array, or a tensor on the device.
 
         Means are over `valid_steps`, those of the whole minibatch, so that metrics and gradients of all shares add up. If
         the rows have a `ratio`, the policy's newest ratios and values are written back to them.
@@ -95,10 +97,10 @@ class GradientsOfRows(Protocol):
     ) -> list[dict[str, Tensor]]:
         """Do the same for shares of rows that are gathered already. Their observations are taken."""
 
-    def clip(self, max_norm: float) -> Tensor:
+    def clip(self, max_norm: Any) -> Tensor:
         """Scale gradients down to `max_norm` if their norm is larger; return the norm before."""
 
-    def clip_and_step(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+    def clip_and_step(self, optimizer: torch.optim.Optimizer, max_norm: Any) -> Tensor:
         """Clip the gradients and take a step of the optimizer; return their norm before."""
 
 
@@ -124,7 +126,7 @@ class Updater:
         rows: Rows,
         advantages: Advantages,
         picked: Tensor,
-        weight: npt.NDArray[np.float32],
+        weight: Any,
         coefficients: Coefficients,
         valid_steps: Tensor,
     ) -> list[dict[str, Tensor]]:
@@ -156,7 +158,8 @@ class Updater:
         with self.autocast():
             unrolled = unroll_micro_batch(self.unroll, micro_batch)
             if coefficients.gtd is not None:  # the loss of the squared error has no weight
-                loss = unrolled_loss(unrolled, micro_batch, replace(coefficients, vf_coef=0.0), valid_steps)
+                without_value = replace(coefficients, vf_coef=0.0, on_device=None)
+                loss = unrolled_loss(unrolled, micro_batch, without_value, valid_steps)
                 assert rows is not None
                 assert picked is not None
                 total, metrics = self._gtd_loss(unrolled, micro_batch, coefficients, valid_steps, rows, picked)
@@ -192,13 +195,22 @@ class Updater:
         metrics = {"value_loss": error, "gtd_aux_loss": aux.detach()}
         return coefficients.vf_coef * critic + gtd.aux_coef * aux, metrics
 
-    def clip(self, max_norm: float) -> Tensor:
-        return nn.utils.clip_grad_norm_(self.parameters, max_norm)
+    def clip(self, max_norm: float | Tensor) -> Tensor:
+        if self.device.type == "cpu":
+            return nn.utils.clip_grad_norm_(self.parameters, float(max_norm))
+        return clip_together([parameter.grad for parameter in self.parameters if parameter.grad is not None], max_norm)
 
-    def clip_and_step(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+    def clip_and_step(self, optimizer: torch.optim.Optimizer, max_norm: float | Tensor) -> Tensor:
         norm = self.clip(max_norm)
         optimizer.step()
         return norm
+
+
+def clip_together(grads: list[Tensor], max_norm: float | Tensor) -> Tensor:
+    """Do what `clip_grad_norm_` does, for all gradients in a few launches."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 def unroll_micro_batch(unroll: Callable[..., Any], micro_batch: MicroBatch) -> Any:
@@ -218,6 +230,20 @@ def unrolled_loss(unrolled: Any, micro_batch: MicroBatch, coefficients: Coeffici
     def scaled(numbers: Tensor, scale: Scale | None) -> Tensor:
         return numbers.t() if scale is None else scale.normalise(numbers.t())
 
+    if coefficients.on_device is not None:
+        return ppo_loss_on_device(
+            unrolled.log_prob.float().t(),
+            micro_batch.log_prob.t(),
+            scaled(micro_batch.advantage, coefficients.advantage_scale),
+            scaled(unrolled.value.float(), coefficients.value_scale),
+            scaled(micro_batch.value, coefficients.value_scale),
+            scaled(micro_batch.target, coefficients.value_scale),
+            unrolled.entropy.float().t(),
+            micro_batch.weight.t(),
+            coefficients.on_device,
+            valid_steps,
+            weights_value=coefficients.weights_value,
+        )
     return ppo_loss(
         unrolled.log_prob.float().t(),
         micro_batch.log_prob.t(),
@@ -248,17 +274,49 @@ def train_minibatch(
     micro_batch_rows: int,
     device: torch.device,
     all_reduce: AllReduce | None = None,
+    on_device: DeviceUpdate | None = None,
 ) -> Step:
     """Compute the gradient of the drawn rows, in micro-batches of at most `micro_batch_rows`, and take one optimizer step.
 
     `all_reduce` sums a tensor over ranks: each rank divides by the valid steps of all, so that their gradients add up to
-    that of all rows together.
+    that of all rows together. On a device `on_device` sends the draw and the coefficients.
     """
+    if on_device is not None:
+
+        def body(advantages: Advantages, coefficients: Coefficients, picked: Tensor, weight: Any) -> Trained:
+            picked = picked if rows.device == device else torch.from_numpy(draw.rows)
+            return _train(
+                updater, optimizer, rows, advantages, picked, weight, coefficients, micro_batch_rows, all_reduce
+            )
+
+        return Step(*on_device(draw, advantages, coefficients, body))
     picked = torch.from_numpy(draw.rows)
-    valid_steps = advantages.valid_steps.index_select(0, picked.to(rows.device)).sum().to(device)
+    return Step(
+        *_train(updater, optimizer, rows, advantages, picked, draw.weight, coefficients, micro_batch_rows, all_reduce)
+    )
+
+
+Trained = tuple[dict[str, Tensor], Tensor]  # metrics, valid steps
+
+
+def _train(
+    updater: GradientsOfRows,
+    optimizer: torch.optim.Optimizer,
+    rows: Rows,
+    advantages: Advantages,
+    picked: Tensor,
+    weight: Any,
+    coefficients: Coefficients,
+    micro_batch_rows: int,
+    all_reduce: AllReduce | None,
+) -> Trained:
+    """Train on the rows `picked` with their importance weights."""
+    device = updater.parameters[0].device
+    own_steps = advantages.valid_steps.index_select(0, picked.to(rows.device)).sum().to(device)
+    # Over ranks: each divides by the same number, and the sum is divided by all valid steps, which come in the same message.
+    divisor = own_steps.clamp(min=1)
     if all_reduce is not None:
-        all_reduce(valid_steps)
-    valid_steps = valid_steps.clamp(min=1)
+        divisor = torch.full_like(own_steps, len(picked) * rows.horizon * rows.agents_per_row)
     if advantages.per_minibatch:
         scale = scale_of_minibatch(rows, advantages, picked, device, all_reduce)
         coefficients = replace(coefficients, advantage_scale=scale)
@@ -267,11 +325,16 @@ def train_minibatch(
     metrics = dict[str, Tensor]()
     for first in range(0, len(picked), micro_batch_rows):
         some = slice(first, first + micro_batch_rows)
-        for share in updater.backward(rows, advantages, picked[some], draw.weight[some], coefficients, valid_steps):
+        for share in updater.backward(rows, advantages, picked[some], weight[some], coefficients, divisor):
             for name, value in share.items():
                 metrics[name] = metrics[name] + value if name in metrics else value
-    metrics["grad_norm"] = take_step(updater, optimizer, coefficients.max_grad_norm, [*metrics.values()], all_reduce)
-    return Step(metrics, valid_steps)
+    numbers = coefficients.on_device
+    max_grad_norm = coefficients.max_grad_norm if numbers is None else numbers[-1]
+    values, summed = [*metrics.values()], None
+    if all_reduce is not None:
+        summed = all_reduce, own_steps, divisor
+    metrics["grad_norm"] = take_step(updater, optimizer, max_grad_norm, values, summed)
+    return metrics, own_steps.clamp(min=1)
 
 
 def scale_of_minibatch(
@@ -304,22 +367,33 @@ def refresh_rows(
 def take_step(
     updater: GradientsOfRows,
     optimizer: torch.optim.Optimizer,
-    max_grad_norm: float,
+    max_grad_norm: float | Tensor,
     metrics: list[Tensor],
-    all_reduce: AllReduce | None = None,
+    summed: tuple[AllReduce, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Clip the gradients, take one optimizer step, and return their norm. Gradients and metrics are summed over ranks."""
+    """Clip the gradients, take one optimizer step, and return their norm.
+
+    With `summed`, a function, valid steps and divisor of this rank, gradients and metrics become the means over the valid
+    steps of all ranks, and the valid steps those of all.
+    """
     # Waking other threads takes longer than these operations.
     with torch_threads(1) if updater.parameters[0].device.type == "cpu" else nullcontext():
-        if all_reduce is not None:
+        if summed is not None:
+            all_reduce, own_steps, divisor = summed
             gradients = [parameter.grad for parameter in updater.parameters if parameter.grad is not None]
-            _all_reduce_together(all_reduce, [*gradients, *metrics])
+            _all_reduce_together(all_reduce, [*gradients, *metrics], own_steps, divisor)
         return updater.clip_and_step(optimizer, max_grad_norm)
 
 
-def _all_reduce_together(all_reduce: AllReduce, tensors: list[Tensor]) -> None:
-    """Sum many tensors over ranks in one message: there are dozens of small ones, and each message has a cost."""
-    joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+def _all_reduce_together(all_reduce: AllReduce, tensors: list[Tensor], own_steps: Tensor, divisor: Tensor) -> None:
+    """Turn tensors, divided by `divisor` on each rank, into means over the valid steps of all ranks, in one message.
+
+    There are dozens of small tensors, and each message has a cost.
+    """
+    joined = torch.cat([*(tensor.detach().reshape(-1) for tensor in tensors), own_steps.detach().view(1).float()])
     all_reduce(joined)
-    for tensor, summed in zip(tensors, torch.split(joined, [tensor.numel() for tensor in tensors]), strict=True):
-        tensor.detach().copy_(summed.view_as(tensor))
+    own_steps.copy_(joined[-1])
+    joined.mul_(divisor / joined[-1].clamp(min=1))
+    sizes = [tensor.numel() for tensor in tensors]
+    for tensor, mean in zip(tensors, torch.split(joined[:-1], sizes), strict=True):
+        tensor.detach().copy_(mean.view_as(tensor))

@@ -17,7 +17,6 @@ from millpond.config.mixture import DQNConfig
 from millpond.devices import make_generator
 from millpond.distributed import ALONE
 from millpond.envs.env_batch import EpisodeStats
-from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
 from millpond.learners import DQN, SAC, Epsilon, QNetwork, epsilon_greedy
 from millpond.learners.sac import SACActor
@@ -27,7 +26,8 @@ from millpond.replay.schema import Schema
 from millpond.replay.steps import PROVENANCE, Steps
 from millpond.rewards import objectives
 from millpond.rewards.batches import StepSampler
-from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch
+from millpond.rewards.network import RewardNetwork, StepBatch
+from millpond.rewards.own_episodes import env_inputs, env_step_batch
 from millpond.rollout.collector import put_actions
 from millpond.store import Run
 from millpond.trainers.common.backend import VectorSizes, choose_vector, keeping_random_state, time_network
@@ -37,29 +37,6 @@ from millpond.trainers.common.play import Evaluation, evaluate
 from millpond.trainers.reward.setup import AGENT_HIDDEN_SIZE, make_player
 from millpond.vector import BackendChoice, FiniteCheck
 from millpond.vector.finite import is_finite
-
-
-def env_inputs(spec: EnvSpec) -> RewardInputs:
-    """Inputs of a reward network for an environment: its observation as a flat vector."""
-    action = spec.action
-    if action.kind in ("multidiscrete", "mixed"):
-        raise MillpondError(
-            f"{spec.id} has several actions per step; full mode supports one choice, or continuous ones"
-        )
-    if spec.action_masks:
-        raise MillpondError(f"{spec.id} masks actions; full mode supports only environments without action masks")
-    numbers = int(np.prod(spec.observation.shape, dtype=np.int64))
-    width = action.sizes[0] if action.kind == "discrete" else int(np.prod(action.shape, dtype=np.int64))
-    return RewardInputs(numbers, width)
-
-
-def pond_step_batch(observation: Tensor, action: Tensor, next_observation: Tensor, inputs: RewardInputs) -> StepBatch:
-    """Transitions of a pond [N, ...] as inputs of a reward network."""
-    if not action.is_floating_point():
-        action = torch.nn.functional.one_hot(action.long().flatten(), inputs.action)
-    return StepBatch(
-        observation.flatten(1).float(), action.flatten(1).float(), next_observation.flatten(1).float(), {}, {}
-    )
 
 
 class PondBatches:
@@ -83,24 +60,27 @@ class PondBatches:
 
     def loss(self, rng: np.random.Generator) -> Tensor:
         """Sample a batch and compute its loss."""
-        device = self.pond.device
         episodes, steps = self.sampler(rng)
-        reward = self.network.outputs(self._batch(episodes, steps)).view(steps.shape)
-        target = torch.from_numpy(self.mean_return[episodes].astype(np.float32)).to(device)
-        valid = None
-        if not self.sampler.always_filled:
-            valid = torch.from_numpy(self.sampler.valid_steps(episodes)).to(device)
+        sent = self._send(episodes, steps)
+        reward = self.network.outputs(self._batch(sent)).view(steps.shape)
         if self.network.objective == "rrd":
-            return objectives.rrd_loss(reward, target, valid)
-        length = torch.from_numpy(self.lengths[episodes].astype(np.float32)).to(device)
-        return objectives.lrd_loss(reward, target, length, valid)
+            return objectives.rrd_loss(reward, sent["target"], sent.get("valid"))
+        return objectives.lrd_loss(reward, sent["target"], sent["length"], sent.get("valid"))
 
-    def _batch(self, episodes: Any, steps: Any) -> StepBatch:
+    def _send(self, episodes: Any, steps: Any) -> dict[str, Tensor]:
+        """Send the records of sampled steps [B, K] and what the losses need to the pond's device, in one copy."""
         first = self._start[episodes][:, None]
-        records = (self._view.later(first, steps + k).reshape(-1) for k in (0, 1))
-        now, after = (torch.from_numpy(at).to(self.pond.device) for at in records)
-        frames = self.pond.fields["observation/observation"]
-        return pond_step_batch(frames[now], self.pond.fields["action"][now], frames[after], self.network.inputs)
+        arrays = {name: self._view.later(first, steps + k).reshape(-1) for k, name in enumerate(("now", "after"))}
+        arrays["target"] = self.mean_return[episodes].astype(np.float32)
+        arrays["length"] = self.lengths[episodes].astype(np.float32)
+        if not self.sampler.always_filled:
+            arrays["valid"] = self.sampler.valid_steps(episodes)
+        return self.pond.send(arrays)
+
+    def _batch(self, sent: dict[str, Tensor]) -> StepBatch:
+        frames, now, after = self.pond.fields["observation/observation"], sent["now"], sent["after"]
+        action = self.pond.fields["action"].index_select(0, now)
+        return env_step_batch(frames.index_select(0, now), action, frames.index_select(0, after), self.network.inputs)
 
     def skip(self, rng: np.random.Generator) -> None:
         """Take as many numbers from the generator as one batch does."""
@@ -108,7 +88,7 @@ class PondBatches:
 
     def sample(self, rng: np.random.Generator) -> dict[str, Tensor]:
         """The next batch as tensors, for a dump."""
-        batch = self._batch(*self.sampler(rng))
+        batch = self._batch(self._send(*self.sampler(rng)))
         return {"observation": batch.observation, "action": batch.action, "next_observation": batch.next_observation}
 
 
@@ -231,7 +211,8 @@ class RewardAgent:
 
     def observations(self) -> Tensor:
         """Return the observations of the last `act`, [T x E, D]."""
-        return torch.from_numpy(self._acted["observation"]).to(self.device).flatten(0, 1).flatten(1).float()
+        sent = self.pond.send({"observation": self._acted["observation"]})
+        return sent["observation"].flatten(0, 1).flatten(1).float()
 
     def reward_stats(self) -> dict[str, float]:
         """Return metrics of the last `act`, for the record."""
@@ -289,7 +270,7 @@ class RewardAgent:
         return self.rng.uniform(action.low, action.high, (envs, *action.shape)).astype(action.dtype)
 
     def _actions(self, observation: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        tensor = torch.from_numpy(observation).to(self.device)
+        tensor = self.pond.send({"observation": observation})["observation"]
         if isinstance(self.learner, SAC):
             action = self.learner.act(tensor)
         else:
@@ -306,7 +287,7 @@ class RewardAgent:
         reward = None
         if agent.learn_from == "predicted":
             with torch.no_grad():
-                steps = pond_step_batch(batch.observation, batch.action, batch.next_observation, self.inputs)
+                steps = env_step_batch(batch.observation, batch.action, batch.next_observation, self.inputs)
                 reward = reward_network.reward(steps)
         self.epsilon.advance(1)
         metrics = self.learner.update(batch, reward)
