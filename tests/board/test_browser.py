@@ -49,7 +49,12 @@ def test_curves_appear_and_hostile_names_do_nothing(tmp_path: Path, page: Any) -
     (tmp_path / HOSTILE / "board.json").write_text('{"tags": ["<script>document.title=1</script>"], "note": ""}')
     with board(tmp_path) as served:
         page.get(served.address)
-        wait(page, f"{CURVES.replace('?? []', '')}?.length === 3")
+        wait(page, f"({CURVES}).length === 2")  # of the environment that trains
+        page.execute_script(
+            "const select = document.querySelector('select[aria-label=environment]'); select.value = '';"
+            "select.dispatchEvent(new Event('change'))"
+        )
+        wait(page, f"({CURVES}).length === 3")
         assert page.execute_script("return document.querySelectorAll('tr[data-run]').length") == 3
         assert HOSTILE in page.execute_script("return document.querySelector('.list').textContent")
         assert page.execute_script("return document.querySelectorAll('img, .list script').length") == 0

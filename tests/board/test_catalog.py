@@ -59,10 +59,9 @@ def test_run_whose_process_died_is_listed_as_failed(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "a", state="running")
     catalog = Catalog(tmp_path)
     assert listed(catalog)["a"]["state"] == "running"
-    values = json.loads((folder / "state.json").read_text())
-    stamp = (folder / "state.json").stat()
-    values["process"]["started"] = values["process"]["started"][:-1] + "?"
-    (folder / "state.json").write_text(json.dumps(values))
+    text, stamp = (folder / "state.json").read_text(), (folder / "state.json").stat()
+    started = json.loads(text)["process"]["started"]
+    (folder / "state.json").write_text(text.replace(started, started[:-1] + "?"))  # of the same size
     os.utime(folder / "state.json", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     assert listed(catalog)["a"]["state"] == "failed"
 
@@ -88,7 +87,23 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     half = make_run(inside, "half")
     shutil.rmtree(half / "checkpoints")
     (half / "checkpoints").symlink_to(outside)
-    assert set(listed(Catalog(inside))) == {"own", "again"}
+    (make_run(inside, "third") / "checkpoints" / "000000000004").symlink_to(outside)
+    (inside / "sweep" / "runs").mkdir(parents=True)
+    (inside / "sweep" / "sweep.json").write_text("{}")
+    (inside / "sweep" / "trials").symlink_to(outside)
+    catalog = Catalog(inside)
+    assert set(listed(catalog)) == {"own", "again"}
+    assert catalog.changes(0)["sweeps"] == []
+
+
+def test_config_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "private.yaml").write_text("env: {id: private}\n")
+    folder = make_run(tmp_path / "runs", "a")
+    (folder / "config.yaml").unlink()
+    (folder / "config.yaml").symlink_to(tmp_path / "private.yaml")
+    run = listed(Catalog(tmp_path / "runs"))["a"]
+    assert "private" not in json.dumps({**run, "note": ""})
+    assert "symbolic link" in run["note"]
 
 
 def test_reading_many_runs_is_spread_over_several_calls(tmp_path: Path) -> None:

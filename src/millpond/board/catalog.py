@@ -26,6 +26,7 @@ from millpond.config.yaml import parse, read_mapping, read_text
 from millpond.errors import MillpondError
 from millpond.formatting import printable
 from millpond.report.comparison import NOT_LEARNING
+from millpond.safe_read import require_regular
 from millpond.store import RunRow
 from millpond.store.folder import CONFIG, METRICS, WARNINGS, is_run
 from millpond.store.listing import read_row
@@ -214,7 +215,8 @@ class Catalog:
                 if is_run(path):
                     yield path, None
                 elif (inner := path / "runs").is_dir():
-                    sweep = self._name(path) if (path / SWEEP).is_file() else None
+                    parts = (path / SWEEP, path / "trials", path / "sessions")
+                    sweep = self._name(path) if parts[0].is_file() and all(map(self.inside, parts)) else None
                     if sweep is not None:
                         sweeps[sweep] = path
                     yield from ((run, sweep) for run in self._children(inner) if is_run(run))
@@ -232,13 +234,15 @@ class Catalog:
 
     def _read(self, entry: RunEntry) -> None:
         self.version += 1
-        if not self.inside(entry.folder / "checkpoints"):
+        checkpoints = entry.folder / "checkpoints"
+        if not all(map(self.inside, (checkpoints, *_links(checkpoints)))):
             return  # a link to elsewhere: nothing of this run is shown
         try:
             entry.row = read_row(entry.folder)
         except (MillpondError, OSError):
             return  # it is being removed
         try:
+            require_regular(entry.folder / CONFIG)
             entry.settings = read_settings(entry.folder / CONFIG)
         except MillpondError:
             entry.settings = {}
@@ -263,6 +267,15 @@ def read_settings(path: Path) -> dict[str, Any]:
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> Any:
     return parse(text, CONFIG) if len(text) < MAX_SECTION else None
+
+
+def _links(folder: Path) -> list[Path]:
+    """Return the symbolic links in a folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(folder, entry.name) for entry in entries if entry.is_symlink()]
+    except OSError:
+        return []
 
 
 def _stamps(folder: Path) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 MAX_CONFIG = 1 << 18  # bytes that are sent
 MAX_ROWS = 100  # evaluations, checkpoints, warnings
-MAX_DIFFERENCES = 100
+MAX_DIFFERENCES, ABSENT = 100, "-"
 LAKE, REPORT = "lake", "report.html"
 
 
@@ -105,16 +105,17 @@ def evaluations(records: RunRecords) -> list[dict[str, float | None]]:
 
 
 def differences(entries: Sequence[RunEntry]) -> list[dict[str, Any]]:
-    """Return the settings in which runs differ, with the value of each; the seed last."""
-    everything: dict[str, list[Any]] = {}
-    for entry in entries:
-        for key in entry.settings:
-            everything.setdefault(key, [])
-    rows = [(key, [_value(entry.settings, key) for entry in entries]) for key in everything]
-    rows = [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+    """Return the settings that all runs have, with different values; what is not learned from, such as the seed, last.
+
+    A run without a readable config has none of them.
+    """
+    known = [entry.settings for entry in entries if entry.settings]
+    keys = [key for key in known[0] if all(key in settings for settings in known)] if known else []
+    rows = [(key, [_value(entry.settings, key) for entry in entries]) for key in keys]
+    rows = [(key, values) for key, values in rows if len({value for value in values if value != ABSENT}) > 1]
     rows.sort(key=lambda row: row[0].startswith(NOT_LEARNING))
     return [{"key": key, "values": values} for key, values in rows[:MAX_DIFFERENCES]]
 
 
 def _value(settings: Mapping[str, Any], key: str) -> str:
-    return str(show_value(settings[key]))[:200] if key in settings else "-"
+    return str(show_value(settings[key]))[:200] if key in settings else ABSENT

@@ -1,7 +1,7 @@
 // The page: what the address names is shown, and what changes is asked for every two seconds while the page is visible.
 
 import { bytes, get, h, number, replace } from "./dom.js";
-import { overview } from "./overview.js";
+import { overview, usage } from "./overview.js";
 import { runPage } from "./run.js";
 import { sweepPage, sweepList } from "./sweep.js";
 
@@ -49,6 +49,7 @@ async function readRuns() {
 
 async function readMachine() {
   const machine = await get("/api/machine");
+  usage.runs = machine.runs;
   const { memory, disk } = machine;
   replace(document.getElementById("machine"),
     h("span", { title: "cores in use" }, `${machine.busy_cores === null ? "?" : machine.busy_cores.toFixed(1)} of ${machine.cores_in_all} cores`),

@@ -1,7 +1,7 @@
 // The first page: the best run of each environment and if it still learns, the list of runs, and the curves of selected ones.
 
 import { draw, forget, spark, traces } from "./charts.js";
-import { age, get, h, number, replace } from "./dom.js";
+import { age, bytes, get, h, number, replace } from "./dom.js";
 
 const MOST = 12, FIRST_ROWS = 60, MORE_ROWS = 200;
 const TRENDS = { improving: ["↗", "still improving"], flat: ["→", "flat"], worse: ["↘", "getting worse"], new: ["", "too few records"] };
@@ -10,6 +10,8 @@ const ORDERS = {
   return: (run) => -(run.return ?? -Infinity), best: (run) => -(run.best ?? run.return ?? -Infinity), age: (run) => -run.since,
   speed: (run) => -(run.speed ?? 0), steps: (run) => -(run.steps ?? 0), name: (run) => run.name,
 };
+
+export const usage = { runs: {} }; // cores and memory of running runs on this machine
 
 const lowerIsBetter = (run) => (run.headline ?? "").includes("loss");
 const figure = (run) => run.best ?? run.return;
@@ -151,7 +153,8 @@ export function overview(main, runs) {
     const now = all.filter((run) => run.state === "running").sort((a, b) => b.since - a.since);
     if (!now.length) return null;
     return h("div", { class: "card" }, h("span", { class: "quiet" }, `training now: ${now.length}`), now.slice(0, 3).map((run) =>
-      h("span", { class: "now" }, h("a", { href: address(run.id) }, run.name), h("b", {}, number(run.return)), trend(run), spark(run.spark))));
+      h("span", { class: "now" }, h("a", { href: address(run.id) }, run.name), h("b", {}, number(run.return)), trend(run),
+        usage.runs[run.id] ? h("span", { class: "quiet" }, `${usage.runs[run.id].cores.toFixed(1)} cores, ${bytes(usage.runs[run.id].memory)}`) : null, spark(run.spark))));
   }
 
   function pick(id) {

@@ -4,10 +4,32 @@ import { colour, draw, forget, plain } from "./charts.js";
 import { get, h, number, replace } from "./dom.js";
 import { address } from "./overview.js";
 
+const MOST_SWEEPS = 30; // of the list
+
 export function sweepList(main, sweeps) {
-  const list = h("ul", { class: "plain" });
-  main.append(h("section", { class: "panel" }, h("h2", {}, "Sweeps"), list));
-  return { update() { replace(list, sweeps().map((name) => h("li", {}, h("a", { href: `#/sweep/${encodeURIComponent(name)}` }, name)))); } };
+  const rows = h("tbody"), seen = new Map();
+  main.append(h("section", { class: "panel" }, h("h2", {}, "Sweeps"), h("div", { class: "scroll" }, h("table", {},
+    h("thead", {}, h("tr", {}, ["sweep", "recipe", "trials", "running", "best", "on fresh seeds", "hours"].map((text) => h("th", {}, text)))), rows))));
+  let gone = false;
+  return {
+    async update() {
+      for (const name of sweeps().slice(0, MOST_SWEEPS)) {
+        const sweep = await get("/api/sweep", { sweep: name }, { fresh: !seen.has(name) });
+        if (gone) return;
+        if (sweep !== null) seen.set(name, sweep);
+      }
+      replace(rows, [...seen].map(([name, sweep]) => h("tr", {}, h("td", {}, h("a", { href: `#/sweep/${encodeURIComponent(name)}` }, name)), cells(sweep).map((text) => h("td", {}, text)))));
+    },
+    leave() { gone = true; },
+  };
+}
+
+function cells({ settings, trials, winner, hours, problems }) {
+  if (!settings) return [problems.join("; ")];
+  const running = trials.filter((trial) => trial.state === "running").length;
+  return [settings.recipe, `${trials.length} of ${settings.trials} x ${settings.seeds} seeds`, running || "–",
+    winner ? `${number(winner.score)} (trial ${winner.trial})` : "–", winner?.fresh_score === undefined || winner.fresh_score === null ? "–" : number(winner.fresh_score),
+    `${number(hours.spent, 3)}${hours.planned ? ` of ${number(hours.planned, 3)}` : ""}`];
 }
 
 export function sweepPage(main, name) {
