@@ -15,6 +15,8 @@ MODULES = [
     "emulated_transfers.py",
     "emulated_cores.py",
     "emulated_graphs.py",
+    "emulated_equality.py",
+    pytest.param("emulated_equality.py -m slow", marks=pytest.mark.slow),
     "triton_kernels.py",
     "emulated_learners.py",
 ]
@@ -25,7 +27,8 @@ HERE = Path(__file__).parent
 def test_module_passes_in_a_separate_process(module: str) -> None:
     if module == "triton_kernels.py":
         pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / module)]
+    file, *options = module.split()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / file), *options]
     done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout or "100%" in done.stdout, done.stdout
